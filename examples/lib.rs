@@ -1,0 +1,1 @@
+//! Small programs a newcomer reads and runs. This library holds only what they share.

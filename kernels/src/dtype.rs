@@ -1,0 +1,144 @@
+//! What a tensor's elements are, and which Rust type holds each.
+//!
+//! F32 is the working type. BF16 and F16 are for storage and casts. F64 is for checking: any device may
+//! store it, only the CPU computes with it. U8, I32 and I64 hold labels, bytes and counters.
+
+use std::fmt;
+
+pub use half::{bf16, f16};
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float: what is computed with.
+    F32,
+    /// bfloat16: storage and casts.
+    BF16,
+    /// IEEE half: storage and casts.
+    F16,
+    /// 64-bit float: for checking, computed with on the CPU alone.
+    F64,
+    /// Unsigned byte.
+    U8,
+    /// 32-bit integer.
+    I32,
+    /// 64-bit integer.
+    I64,
+}
+
+impl DType {
+    /// Every dtype, in the order the documentation lists them.
+    pub const ALL: [DType; 7] = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U8, DType::I32, DType::I64];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::U8 => 1,
+            DType::BF16 | DType::F16 => 2,
+            DType::F32 | DType::I32 => 4,
+            DType::F64 | DType::I64 => 8,
+        }
+    }
+
+    /// Whether the type has a fractional part.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::BF16 | DType::F16 | DType::F64)
+    }
+
+    /// The name used everywhere a dtype is printed.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::F64 => "f64",
+            DType::U8 => "u8",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that a tensor can hold: plain bytes, every bit pattern a value.
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + fmt::Debug + 'static {
+    /// The dtype that this type is stored as.
+    const DTYPE: DType;
+    /// The nearest value of this type (ties to even, integers saturate and drop the fraction).
+    fn from_f64(value: f64) -> Self;
+    /// The value as f64 (I64 beyond 2⁵³ rounds).
+    fn to_f64(self) -> f64;
+}
+
+macro_rules! element {
+    ($($rust:ty => $dtype:ident, $from:expr, $to:expr;)*) => {$(
+        impl sealed::Sealed for $rust {}
+        impl Element for $rust {
+            const DTYPE: DType = DType::$dtype;
+            #[inline]
+            fn from_f64(value: f64) -> Self {
+                ($from)(value)
+            }
+            #[inline]
+            fn to_f64(self) -> f64 {
+                ($to)(self)
+            }
+        }
+    )*};
+}
+
+element! {
+    f32 => F32, |v: f64| v as f32, |v: f32| f64::from(v);
+    bf16 => BF16, bf16::from_f64, bf16::to_f64;
+    f16 => F16, f16::from_f64, f16::to_f64;
+    f64 => F64, |v: f64| v, |v: f64| v;
+    u8 => U8, |v: f64| v as u8, |v: u8| f64::from(v);
+    i32 => I32, |v: f64| v as i32, |v: i32| f64::from(v);
+    i64 => I64, |v: f64| v as i64, |v: i64| v as f64;
+}
+
+/// Runs `$body` with `$T` bound to the Rust type of the dtype `$dtype`.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = $crate::dtype::bf16;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = $crate::dtype::f16;
+                $body
+            }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;

@@ -1,0 +1,27 @@
+//! Tensors that live on a device, the one door between devices, and the math on them.
+//!
+//! Knows nothing of ranks or training. Where to start reading: `tensor.rs`, then `transfer.rs`, then any file of
+//! `ops/`.
+
+pub mod device;
+pub mod dtype;
+pub mod error;
+mod math;
+pub mod memory;
+pub mod ops;
+mod philox;
+pub mod random;
+pub mod shape;
+pub mod simd;
+mod storage;
+pub mod stream;
+mod tensor;
+pub mod threads;
+pub mod transfer;
+
+pub use device::Device;
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use random::Random;
+pub use shape::Shape;
+pub use tensor::{Destination, Tensor};

@@ -1,0 +1,321 @@
+//! What every operation does before its math: checks the operands, brings them to one device (or refuses), and enters
+//! their memory. Errors name the operation, the operand, and the caller's line.
+//!
+//! ```text
+//! let mut call = Call::new("relu");
+//! let out = call.writes("out", out);            // operand 0 decides where operands meet
+//! let x = call.reads("x", x);
+//! call.same_shape(x, out)?;
+//! let placed = call.in_versions(&FLOATS)?.place()?;
+//! let [mut out, x] = placed.enter([out, x])?;   // then out.elements_mut::<f32>(), x.elements::<f32>()
+//! …
+//! placed.finish()                               // an output that the policy moved goes back
+//! ```
+
+use std::borrow::Cow;
+use std::panic::Location;
+
+use crate::error::{Error, NoVersion, Result, Site};
+use crate::storage::Borrow;
+use crate::transfer::{self, Asked};
+use crate::{DType, Device, Element, Tensor};
+
+/// The most operands an operation has.
+const OPERANDS_MAX: usize = 10;
+
+/// Which versions of an operation there are: the dtypes its math runs in, by kind of device.
+#[derive(Debug)]
+pub(crate) struct Versions {
+    pub(crate) cpu: &'static [DType],
+    pub(crate) cuda: &'static [DType],
+}
+
+/// The math in f32 everywhere, and in f64 on the CPU, for checking.
+pub(crate) const FLOATS: Versions = Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32] };
+
+/// One operand by its position in the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot(usize);
+
+#[derive(Clone, Copy)]
+struct Operand<'a> {
+    role: &'static str,
+    tensor: &'a Tensor,
+    writes: bool,
+    /// May be the very same elements as this other operand, which the operation then updates in place.
+    in_place_with: Option<Slot>,
+}
+
+/// An operation being called: its operands, not yet brought together.
+pub(crate) struct Call<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) at: Site,
+    operands: [Option<Operand<'a>>; OPERANDS_MAX],
+    count: usize,
+}
+
+impl<'a> Call<'a> {
+    #[track_caller]
+    pub(crate) fn new(op: &'static str) -> Call<'a> {
+        Call { op, at: Location::caller(), operands: [None; OPERANDS_MAX], count: 0 }
+    }
+
+    fn push(&mut self, role: &'static str, tensor: &'a Tensor, writes: bool) -> Slot {
+        self.operands[self.count] = Some(Operand { role, tensor, writes, in_place_with: None });
+        self.count += 1;
+        Slot(self.count - 1)
+    }
+
+    /// Adds an operand that is only read.
+    pub(crate) fn reads(&mut self, role: &'static str, tensor: &'a Tensor) -> Slot {
+        self.push(role, tensor, false)
+    }
+
+    /// Adds an operand that is written (and may be read).
+    pub(crate) fn writes(&mut self, role: &'static str, tensor: &'a Tensor) -> Slot {
+        self.push(role, tensor, true)
+    }
+
+    /// Adds an operand that may be absent.
+    pub(crate) fn reads_some(&mut self, role: &'static str, tensor: Option<&'a Tensor>) -> Option<Slot> {
+        tensor.map(|tensor| self.reads(role, tensor))
+    }
+
+    /// Adds a written operand that may be absent.
+    pub(crate) fn writes_some(&mut self, role: &'static str, tensor: Option<&'a Tensor>) -> Option<Slot> {
+        tensor.map(|tensor| self.writes(role, tensor))
+    }
+
+    /// `input` may be exactly the elements of `output`: the operation then works in place.
+    pub(crate) fn may_be_in_place(&mut self, input: Slot, output: Slot) {
+        if let Some(operand) = &mut self.operands[input.0] {
+            operand.in_place_with = Some(output);
+        }
+    }
+
+    fn operand(&self, slot: Slot) -> &Operand<'a> {
+        self.operands[slot.0].as_ref().expect("a slot comes from push")
+    }
+
+    pub(crate) fn tensor(&self, slot: Slot) -> &'a Tensor {
+        self.operand(slot).tensor
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Operand<'a>> {
+        self.operands[..self.count].iter().flatten()
+    }
+
+    /// An error about one operand.
+    pub(crate) fn misfit(&self, slot: Slot, expected: impl Into<String>, hint: impl Into<String>) -> Error {
+        let operand = self.operand(slot);
+        Error::Operand {
+            op: self.op,
+            operand: Box::new(operand.tensor.as_operand(operand.role)),
+            expected: expected.into(),
+            hint: hint.into(),
+            at: self.at,
+        }
+    }
+
+    /// An error about a number or an element.
+    pub(crate) fn bad_value(&self, what: impl Into<String>, expected: impl Into<String>, got: String) -> Error {
+        Error::Value { op: self.op, what: what.into(), expected: expected.into(), got, at: self.at }
+    }
+
+    /// The operand has exactly these dimensions; `meaning` says what they are, as in `[rows of mat1, columns of mat2]`.
+    pub(crate) fn has_shape(&self, slot: Slot, dims: &[usize], meaning: &str) -> Result<()> {
+        if self.tensor(slot).shape().dims() == dims {
+            return Ok(());
+        }
+        Err(self.misfit(slot, format!("shape {dims:?}, that is {meaning}"), "Reshape, slice or transpose it to fit."))
+    }
+
+    /// The operand has as many dimensions as `N`; gives their lengths.
+    pub(crate) fn dims<const N: usize>(&self, slot: Slot, meaning: &str) -> Result<[usize; N]> {
+        <[usize; N]>::try_from(self.tensor(slot).shape().dims())
+            .map_err(|_| self.misfit(slot, format!("{N} dimensions, {meaning}"), "Reshape it."))
+    }
+
+    /// Two operands have the same dimensions.
+    pub(crate) fn same_shape(&self, slot: Slot, other: Slot) -> Result<()> {
+        let wanted = self.tensor(other).shape();
+        if self.tensor(slot).shape() == wanted {
+            return Ok(());
+        }
+        let role = self.operand(other).role;
+        Err(self.misfit(slot, format!("shape {wanted}, as {role} has"), "Reshape or slice one of them."))
+    }
+
+    /// Two operands have the same dtype.
+    pub(crate) fn same_dtype(&self, slot: Slot, other: Slot) -> Result<()> {
+        let wanted = self.tensor(other).dtype();
+        if self.tensor(slot).dtype() == wanted {
+            return Ok(());
+        }
+        let role = self.operand(other).role;
+        Err(self.misfit(
+            slot,
+            format!("dtype {wanted}, as {role} has"),
+            format!("Cast it with .to_dtype(DType::{wanted:?})."),
+        ))
+    }
+
+    /// The operand has one of these dtypes.
+    pub(crate) fn has_dtype(&self, slot: Slot, dtypes: &[DType]) -> Result<()> {
+        if dtypes.contains(&self.tensor(slot).dtype()) {
+            return Ok(());
+        }
+        let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+        Err(self.misfit(slot, format!("dtype {}", names.join(" or ")), "Cast it with .to_dtype(…)."))
+    }
+
+    /// The operand's elements lie row by row.
+    pub(crate) fn row_major(&self, slot: Slot) -> Result<()> {
+        if self.tensor(slot).is_transposed() {
+            return Err(self.misfit(
+                slot,
+                "row-major elements, got a transposed view",
+                "Call .contiguous() on it first.",
+            ));
+        }
+        Ok(())
+    }
+
+    /// All operands lie row by row.
+    pub(crate) fn all_row_major(&self) -> Result<()> {
+        (0..self.count).try_for_each(|index| self.row_major(Slot(index)))
+    }
+
+    /// Operands 0, 1 … are one elementwise family: same shape and dtype as operand 0, row-major.
+    pub(crate) fn elementwise(&self, slots: &[Slot]) -> Result<()> {
+        for &slot in slots {
+            self.same_shape(slot, slots[0])?;
+            self.same_dtype(slot, slots[0])?;
+            self.row_major(slot)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the operands to one device under the policy in force; `math` is the operand whose dtype the math runs
+    /// in, and `versions` says for which dtypes there is a version where.
+    pub(crate) fn place(self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
+        let mut roles = [("", self.tensor(Slot(0))); OPERANDS_MAX];
+        for (entry, operand) in roles.iter_mut().zip(self.all()) {
+            *entry = (operand.role, operand.tensor);
+        }
+        let device = transfer::meeting_place(self.op, &roles[..self.count], self.at)?;
+        let there = if device == Device::Cpu { versions.cpu } else { versions.cuda };
+        if !device.runs_host_code() || !there.contains(&self.tensor(math).dtype()) {
+            return Err(self.no_version(math, device, versions));
+        }
+        let mut tensors = [const { None }; OPERANDS_MAX];
+        for (place, operand) in tensors.iter_mut().zip(self.all()) {
+            let tensor = operand.tensor;
+            *place = Some(if tensor.device() == device {
+                Cow::Borrowed(tensor)
+            } else {
+                Cow::Owned(transfer::cross(tensor, device, self.op, Asked::ByPolicy, self.at)?)
+            });
+        }
+        Ok(Placed { call: self, device, tensors })
+    }
+
+    fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
+        let operand = self.operand(math);
+        let mut operand = operand.tensor.as_operand(operand.role);
+        operand.tensor.device = device;
+        let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" and ");
+        let cuda = if versions.cuda.is_empty() || !device.runs_host_code() {
+            "none on cuda".to_string()
+        } else {
+            format!("{} on cuda", names(versions.cuda))
+        };
+        let supported = format!("{} on cpu, {cuda}", names(versions.cpu));
+        Error::NoVersion(Box::new(NoVersion { op: self.op, operand, supported, at: self.at }))
+    }
+}
+
+/// An operation whose operands are all on one device.
+pub(crate) struct Placed<'a> {
+    pub(crate) call: Call<'a>,
+    pub(crate) device: Device,
+    tensors: [Option<Cow<'a, Tensor>>; OPERANDS_MAX],
+}
+
+impl Placed<'_> {
+    pub(crate) fn tensor(&self, slot: Slot) -> &Tensor {
+        self.tensors[slot.0].as_deref().expect("a slot comes from push")
+    }
+
+    /// Enters the memory of all operands in `slots`, which are all that the call has.
+    pub(crate) fn enter<const N: usize>(&self, slots: [Slot; N]) -> Result<[Lent<'_>; N]> {
+        let mut lent = [const { Lent(None) }; N];
+        for (place, slot) in lent.iter_mut().zip(slots) {
+            *place = self.enter_one(slot)?;
+        }
+        Ok(lent)
+    }
+
+    /// As `enter`, for an operand that may be absent.
+    pub(crate) fn enter_some(&self, slot: Option<Slot>) -> Result<Option<Lent<'_>>> {
+        slot.map(|slot| self.enter_one(slot)).transpose()
+    }
+
+    fn enter_one(&self, slot: Slot) -> Result<Lent<'_>> {
+        let operand = self.call.operand(slot);
+        let tensor = self.tensor(slot);
+        for index in (0..self.call.count).filter(|&index| index != slot.0) {
+            let other_operand = self.call.operand(Slot(index));
+            let other = self.tensor(Slot(index));
+            if !(operand.writes || other_operand.writes) || !tensor.shares_memory_with(other) {
+                continue;
+            }
+            let same = tensor.byte_range() == other.byte_range();
+            if same && operand.in_place_with == Some(Slot(index)) {
+                return Ok(Lent(None));
+            }
+            let allowed = same && other_operand.in_place_with == Some(slot);
+            if !allowed {
+                let (writer, reader) = if operand.writes { (operand, other_operand) } else { (other_operand, operand) };
+                return Err(Error::Overlap {
+                    op: self.call.op,
+                    first: Box::new(writer.tensor.as_operand(writer.role)),
+                    second: Box::new(reader.tensor.as_operand(reader.role)),
+                    at: self.call.at,
+                });
+            }
+        }
+        tensor.storage().mark_used();
+        tensor.borrow(operand.role, operand.writes, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
+    }
+
+    /// Brings outputs that the policy moved back to where the caller has them. The borrows must be gone.
+    pub(crate) fn finish(self) -> Result<()> {
+        for (operand, moved) in self.call.all().zip(&self.tensors) {
+            if let (true, Some(Cow::Owned(moved))) = (operand.writes, moved) {
+                transfer::copy_into(operand.tensor, moved, self.call.op, Asked::ByPolicy, self.call.at)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An operand's memory, entered; or nothing, when it is the same as an output that is entered already.
+pub(crate) struct Lent<'a>(Option<Borrow<'a>>);
+
+impl Lent<'_> {
+    /// The elements, unless the operand is the output itself.
+    pub(crate) fn unless_in_place<T: Element>(&self) -> Option<&[T]> {
+        self.0.as_ref().map(Borrow::elements)
+    }
+
+    /// The elements of an operand that cannot be in place.
+    pub(crate) fn elements<T: Element>(&self) -> &[T] {
+        self.unless_in_place().expect("only operands declared with may_be_in_place are ever in place")
+    }
+
+    /// The elements of an output.
+    pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
+        self.0.as_mut().expect("outputs are never in place of another").elements_mut()
+    }
+}

@@ -1,0 +1,33 @@
+//! What the tests of operations share: sizes worth trying, fresh random inputs, comparison with f64.
+
+use crate::random::Random;
+use crate::{DType, Device, Tensor};
+
+/// Empty, one, odd, around SIMD widths and blocks, and large enough for every thread.
+pub(crate) const SIZES: [usize; 12] = [0, 1, 2, 7, 15, 16, 17, 63, 255, 1025, 4099, 100_003];
+
+/// Fresh standard normals: the seed is printed by a failing assertion through the values alone, so tests name theirs.
+pub(crate) fn random_f32(count: usize, seed: u64) -> Vec<f32> {
+    let tensor = Tensor::randn(&[count], DType::F32, Device::Cpu, &mut Random::new(seed)).unwrap();
+    tensor.to_vec().unwrap()
+}
+
+/// A tensor on the CPU.
+pub(crate) fn cpu<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
+    Tensor::from_slice(data, shape, Device::Cpu).unwrap()
+}
+
+/// Every element within `bound(reference)` of the f64 reference; NaN must meet NaN, infinity the same infinity.
+#[track_caller]
+pub(crate) fn assert_close(got: &[f32], reference: &[f64], bound: impl Fn(usize, f64) -> f64) {
+    assert_eq!(got.len(), reference.len());
+    for (index, (&got, &reference)) in got.iter().zip(reference).enumerate() {
+        let same = f64::from(got) == reference || (got.is_nan() && reference.is_nan());
+        let error = (f64::from(got) - reference).abs();
+        assert!(
+            same || error <= bound(index, reference),
+            "element {index}: got {got:e}, reference {reference:e}, error {error:e}, bound {:e}",
+            bound(index, reference)
+        );
+    }
+}

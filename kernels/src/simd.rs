@@ -1,0 +1,93 @@
+//! One binary for every x86-64: each hot loop is compiled three times (plain, AVX2 with FMA, AVX-512) and the widest
+//! that this processor has is chosen at run time.
+//!
+//! The results do not depend on the choice: the loops use explicit `mul_add`, and sums keep a fixed number of lanes.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Which instructions may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// What every processor of the architecture has.
+    Baseline = 1,
+    /// AVX2 and FMA.
+    Avx2 = 2,
+    /// AVX-512 (F, BW, DQ, VL) besides.
+    Avx512 = 3,
+}
+
+/// The widest level that this processor has.
+#[inline]
+pub fn level() -> Level {
+    static FOUND: AtomicU8 = AtomicU8::new(0);
+    match FOUND.load(Ordering::Relaxed) {
+        0 => {
+            let found = detect();
+            FOUND.store(found as u8, Ordering::Relaxed);
+            found
+        }
+        1 => Level::Baseline,
+        2 => Level::Avx2,
+        _ => Level::Avx512,
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Level {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match (avx2, avx512) {
+        (true, true) => Level::Avx512,
+        (true, false) => Level::Avx2,
+        _ => Level::Baseline,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Level {
+    Level::Baseline
+}
+
+/// Declares a function whose body is compiled once for every level: `multiversion! { fn name[T: Bound](args) { … } }`.
+/// The brackets hold type parameters and may be empty. What the body calls must be `#[inline(always)]` to take part.
+macro_rules! multiversion {
+    (
+        $(#[$meta:meta])*
+        $vis:vis fn $name:ident [$($param:ident : $bound:path),*] ($($arg:ident : $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+    ) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn body<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx512<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+                    body::<$($param),*>($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma,f16c")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx2<$($param: $bound),*>($($arg: $ty),*) $(-> $ret)? {
+                    body::<$($param),*>($($arg),*)
+                }
+                match $crate::simd::level() {
+                    // SAFETY: `level` found these features on this processor.
+                    $crate::simd::Level::Avx512 => return unsafe { avx512::<$($param),*>($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::simd::Level::Avx2 => return unsafe { avx2::<$($param),*>($($arg),*) },
+                    $crate::simd::Level::Baseline => {}
+                }
+            }
+            body::<$($param),*>($($arg),*)
+        }
+    };
+}
+pub(crate) use multiversion;

@@ -1,0 +1,261 @@
+//! Constructors. Each takes a device, or inherits it (with the dtype) from a tensor: `zeros_like`, `new_zeros` …
+
+use std::panic::Location;
+
+use super::Tensor;
+use crate::dtype::with_element;
+use crate::error::{Error, Result, Site, TensorInfo};
+use crate::random::Random;
+use crate::storage::{Origin, Storage};
+use crate::{DType, Device, Element, Shape};
+
+/// Makes a tensor and lets `fill` write its elements, which the host can reach.
+pub(super) fn filled<T: Element>(
+    op: &'static str,
+    shape: &[usize],
+    device: Device,
+    origin: Origin,
+    at: Site,
+    fill: impl FnOnce(&mut [T]),
+) -> Result<Tensor> {
+    let tensor = Tensor::allocate(checked(op, shape, at)?, T::DTYPE, device, origin, op, at)?;
+    fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
+    Ok(tensor)
+}
+
+/// `Shape::new` with the constructor's name and line in the error.
+fn checked(op: &'static str, shape: &[usize], at: Site) -> Result<Shape> {
+    Shape::new(shape).map_err(|error| match error {
+        Error::Value { what, expected, got, .. } => Error::Value { op, what, expected, got, at },
+        other => other,
+    })
+}
+
+/// `value` as a `T`, or an error if an integer type cannot hold it.
+fn exact<T: Element>(op: &'static str, value: f64, at: Site) -> Result<T> {
+    let converted = T::from_f64(value);
+    if T::DTYPE.is_float() || converted.to_f64() == value {
+        return Ok(converted);
+    }
+    let (what, expected) = ("value".into(), format!("a whole number that {} holds", T::DTYPE));
+    Err(Error::Value { op, what, expected, got: value.to_string(), at })
+}
+
+impl Tensor {
+    /// Elements of unspecified value: for outputs that are written before they are read.
+    #[track_caller]
+    pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        let at = Location::caller();
+        Tensor::allocate(checked("empty", shape, at)?, dtype, device, Origin::Computed, "empty", at)
+    }
+
+    /// All zeros.
+    #[track_caller]
+    pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        let at = Location::caller();
+        let tensor = Tensor::allocate(checked("zeros", shape, at)?, dtype, device, Origin::Computed, "zeros", at)?;
+        if !tensor.storage.block().is_fresh() {
+            // The zero of every dtype is all zero bits.
+            tensor.borrow("tensor", true, "zeros", at)?.elements_mut::<u8>().fill(0);
+        }
+        Ok(tensor)
+    }
+
+    /// All ones.
+    #[track_caller]
+    pub fn ones(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+        Tensor::full_of("ones", shape, 1.0, dtype, device, Location::caller())
+    }
+
+    /// All `value`, which an integer dtype must be able to hold.
+    #[track_caller]
+    pub fn full(shape: &[usize], value: f64, dtype: DType, device: Device) -> Result<Tensor> {
+        Tensor::full_of("full", shape, value, dtype, device, Location::caller())
+    }
+
+    fn full_of(
+        op: &'static str,
+        shape: &[usize],
+        value: f64,
+        dtype: DType,
+        device: Device,
+        at: Site,
+    ) -> Result<Tensor> {
+        with_element!(dtype, T => {
+            let value = exact::<T>(op, value, at)?;
+            filled::<T>(op, shape, device, Origin::Computed, at, |elements| elements.fill(value))
+        })
+    }
+
+    /// 0, 1, 2 … `count` − 1. The dtype must hold `count` − 1 exactly if it is an integer.
+    #[track_caller]
+    pub fn arange(count: usize, dtype: DType, device: Device) -> Result<Tensor> {
+        let at = Location::caller();
+        with_element!(dtype, T => {
+            exact::<T>("arange", count.saturating_sub(1) as f64, at)?;
+            filled::<T>("arange", &[count], device, Origin::Computed, at, |elements| {
+                for (index, element) in elements.iter_mut().enumerate() {
+                    *element = T::from_f64(index as f64);
+                }
+            })
+        })
+    }
+
+    /// Uniform in [0, 1), of a float dtype. The same bits on every device and for every thread count.
+    #[track_caller]
+    pub fn rand(shape: &[usize], dtype: DType, device: Device, random: &mut Random) -> Result<Tensor> {
+        Tensor::drawn("rand", shape, dtype, device, random, Location::caller())
+    }
+
+    /// Standard normal, of a float dtype. The same bits on every device and for every thread count.
+    #[track_caller]
+    pub fn randn(shape: &[usize], dtype: DType, device: Device, random: &mut Random) -> Result<Tensor> {
+        Tensor::drawn("randn", shape, dtype, device, random, Location::caller())
+    }
+
+    fn drawn(
+        op: &'static str,
+        shape: &[usize],
+        dtype: DType,
+        device: Device,
+        random: &mut Random,
+        at: Site,
+    ) -> Result<Tensor> {
+        let normal = op == "randn";
+        let value_error = || {
+            let (what, expected) = ("dtype".into(), "a float dtype (use randint for whole numbers)".into());
+            Error::Value { op, what, expected, got: dtype.to_string(), at }
+        };
+        if !dtype.is_float() {
+            return Err(value_error());
+        }
+        let shape = checked(op, shape, at)?;
+        device.check_usable(op, at)?;
+        let draw = random.next_draw();
+        with_element!(dtype, T => {
+            filled::<T>(op, &shape, device, Origin::Computed, at, |elements| draw.fill(normal, elements))
+        })
+    }
+
+    /// Whole numbers uniform in 0..`bound`, as U8, I32 or I64.
+    #[track_caller]
+    pub fn randint(bound: u32, shape: &[usize], dtype: DType, device: Device, random: &mut Random) -> Result<Tensor> {
+        let at = Location::caller();
+        if dtype.is_float() {
+            return Err(Error::value("randint", "dtype", "u8, i32 or i64", dtype));
+        }
+        let highest = f64::from(bound) - 1.0;
+        with_element!(dtype, T => {
+            if bound == 0 || T::from_f64(highest).to_f64() != highest {
+                return Err(Error::value("randint", "bound", format!("1 to what {dtype} holds"), bound));
+            }
+            let shape = checked("randint", shape, at)?;
+            device.check_usable("randint", at)?;
+            let draw = random.next_draw();
+            filled::<T>("randint", &shape, device, Origin::Computed, at, |elements| draw.fill_below(bound, elements))
+        })
+    }
+
+    /// The elements of `data` in the given shape. The data is the host's; on another device this uploads it.
+    #[track_caller]
+    pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
+        let at = Location::caller();
+        let checked = checked("from_slice", shape, at)?;
+        if checked.count() != data.len() {
+            return Err(Error::value(
+                "from_slice",
+                "number of elements",
+                format!("{} for the shape {checked}", checked.count()),
+                data.len(),
+            ));
+        }
+        device.check_usable("from_slice", at)?;
+        let here = filled::<T>("from_slice", shape, Device::Cpu, Origin::HostData, at, |elements| {
+            elements.copy_from_slice(data);
+        })?;
+        here.to_at(device, "from_slice", at)
+    }
+
+    /// One number, as a tensor without dimensions.
+    #[track_caller]
+    pub fn scalar<T: Element>(value: T, device: Device) -> Result<Tensor> {
+        Tensor::from_slice(&[value], &[], device)
+    }
+
+    /// Zeros in pinned host memory, which copies to and from a device overlap computing with. Needs a device.
+    #[track_caller]
+    pub fn zeros_pinned(shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let at = Location::caller();
+        let shape = checked("zeros_pinned", shape, at)?;
+        Device::Cuda(0).check_usable("zeros_pinned", at)?;
+        let info = TensorInfo { name: None, dtype, shape, device: Device::Cpu };
+        let bytes = shape.count() * dtype.bytes();
+        let storage = Storage::new(Device::Cpu, bytes, Origin::HostData, true, info, "zeros_pinned", at)?;
+        let tensor = Tensor { storage, offset: 0, shape, dtype, transposed: false, name: None };
+        tensor.borrow("tensor", true, "zeros_pinned", at)?.elements_mut::<u8>().fill(0);
+        Ok(tensor)
+    }
+}
+
+/// The same, with device and dtype inherited: what helper tensors inside a model should be made by.
+impl Tensor {
+    /// Unspecified elements, like this tensor in shape, dtype and device.
+    #[track_caller]
+    pub fn empty_like(&self) -> Result<Tensor> {
+        Tensor::empty(&self.shape, self.dtype, self.device())
+    }
+
+    /// Zeros like this tensor in shape, dtype and device.
+    #[track_caller]
+    pub fn zeros_like(&self) -> Result<Tensor> {
+        Tensor::zeros(&self.shape, self.dtype, self.device())
+    }
+
+    /// Ones like this tensor in shape, dtype and device.
+    #[track_caller]
+    pub fn ones_like(&self) -> Result<Tensor> {
+        Tensor::ones(&self.shape, self.dtype, self.device())
+    }
+
+    /// `value` everywhere, like this tensor in shape, dtype and device.
+    #[track_caller]
+    pub fn full_like(&self, value: f64) -> Result<Tensor> {
+        Tensor::full(&self.shape, value, self.dtype, self.device())
+    }
+
+    /// Uniform in [0, 1), like this tensor in shape, dtype and device.
+    #[track_caller]
+    pub fn rand_like(&self, random: &mut Random) -> Result<Tensor> {
+        Tensor::rand(&self.shape, self.dtype, self.device(), random)
+    }
+
+    /// Standard normal, like this tensor in shape, dtype and device.
+    #[track_caller]
+    pub fn randn_like(&self, random: &mut Random) -> Result<Tensor> {
+        Tensor::randn(&self.shape, self.dtype, self.device(), random)
+    }
+
+    /// Unspecified elements of another shape, with this tensor's dtype and device.
+    #[track_caller]
+    pub fn new_empty(&self, shape: &[usize]) -> Result<Tensor> {
+        Tensor::empty(shape, self.dtype, self.device())
+    }
+
+    /// Zeros of another shape, with this tensor's dtype and device.
+    #[track_caller]
+    pub fn new_zeros(&self, shape: &[usize]) -> Result<Tensor> {
+        Tensor::zeros(shape, self.dtype, self.device())
+    }
+
+    /// Ones of another shape, with this tensor's dtype and device.
+    #[track_caller]
+    pub fn new_ones(&self, shape: &[usize]) -> Result<Tensor> {
+        Tensor::ones(shape, self.dtype, self.device())
+    }
+
+    /// `value` everywhere in another shape, with this tensor's dtype and device.
+    #[track_caller]
+    pub fn new_full(&self, shape: &[usize], value: f64) -> Result<Tensor> {
+        Tensor::full(shape, value, self.dtype, self.device())
+    }
+}

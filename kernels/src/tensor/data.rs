@@ -1,0 +1,163 @@
+//! Between tensors and the host's data: `to`, `to_dtype`, `copy_from`, `to_vec`, `item`, and slices lent to a closure.
+//! What crosses a device on the way goes through the door in `transfer.rs`.
+
+use std::panic::Location;
+
+use super::Tensor;
+use crate::error::{Error, NoVersion, Result, Site};
+use crate::transfer::{self, Asked};
+use crate::{DType, Device, Element, ops};
+
+/// Where `to` brings a tensor: a device, or a device and a dtype.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    device: Device,
+    dtype: Option<DType>,
+}
+
+impl From<Device> for Destination {
+    fn from(device: Device) -> Destination {
+        Destination { device, dtype: None }
+    }
+}
+
+impl From<(Device, DType)> for Destination {
+    fn from((device, dtype): (Device, DType)) -> Destination {
+        Destination { device, dtype: Some(dtype) }
+    }
+}
+
+impl Tensor {
+    /// This tensor on another device (`to(Device::Cuda(0))`), or on a device in a dtype (`to((device, DType::BF16))`).
+    /// Itself if nothing changes, else a copy that keeps the name. With both, the narrower dtype crosses.
+    #[track_caller]
+    pub fn to(&self, destination: impl Into<Destination>) -> Result<Tensor> {
+        let Destination { device, dtype } = destination.into();
+        let dtype = dtype.unwrap_or(self.dtype);
+        if dtype.bytes() < self.dtype.bytes() {
+            self.to_dtype(dtype)?.to_at(device, "to", Location::caller())
+        } else {
+            self.to_at(device, "to", Location::caller())?.to_dtype(dtype)
+        }
+    }
+
+    pub(crate) fn to_at(&self, device: Device, op: &'static str, at: Site) -> Result<Tensor> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        transfer::cross(self, device, op, Asked::Explicitly, at)
+    }
+
+    /// This tensor in `dtype`: itself if it is that already, else a copy on the same device. Floats round to the
+    /// nearest, ties to even; floats to integers drop the fraction and saturate, NaN becomes 0.
+    #[track_caller]
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if self.dtype == dtype {
+            return Ok(self.clone());
+        }
+        let mut copy = ops::cast(self, dtype)?;
+        copy.name = self.name.clone();
+        Ok(copy)
+    }
+
+    /// Copies the elements of `source` into this tensor: same dtype and shape, any two devices.
+    #[track_caller]
+    pub fn copy_from(&self, source: &Tensor) -> Result<()> {
+        let at = Location::caller();
+        self.check_copy_from(source, "copy_from", at)?;
+        transfer::copy_into(self, source, "copy_from", Asked::Explicitly, at)
+    }
+
+    pub(crate) fn check_copy_from(&self, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
+        let refuse = |expected: String, hint: &str| {
+            let operand = Box::new(source.as_operand("source"));
+            Err(Error::Operand { op, operand, expected, hint: hint.to_string(), at })
+        };
+        if source.dtype != self.dtype {
+            return refuse(format!("the target's dtype, {}", self.dtype), "Cast it with .to_dtype(…) first.");
+        }
+        if source.shape != self.shape {
+            return refuse(format!("the target's shape, {}", self.shape), "Reshape or slice one of them.");
+        }
+        if source.transposed != self.transposed {
+            return refuse("the target's layout".into(), "One is a transposed view: call .contiguous() on it first.");
+        }
+        if self.shares_memory_with(source) {
+            let (first, second) = (Box::new(self.as_operand("target")), Box::new(source.as_operand("source")));
+            return Err(Error::Overlap { op, first, second, at });
+        }
+        Ok(())
+    }
+
+    /// The elements in order, as a vector of the tensor's own Rust type.
+    #[track_caller]
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let at = Location::caller();
+        self.check_element::<T>("to_vec", at)?;
+        let here = transfer::on_host(self, "to_vec", at)?.contiguous()?;
+        let borrow = here.borrow("x", false, "to_vec", at)?;
+        self.storage.mark_used();
+        Ok(borrow.elements::<T>().to_vec())
+    }
+
+    /// The only element. On a GPU this waits for everything before it: for logging, not for the inner loop. Every
+    /// call is counted with its line.
+    #[track_caller]
+    pub fn item(&self) -> Result<f64> {
+        let at = Location::caller();
+        if self.count() != 1 {
+            let hint = "Reduce it first (ops::sum, ops::mean), or read it whole with to_vec.";
+            return Err(self.misfit("item", "exactly one element".into(), hint));
+        }
+        let here = transfer::scalar(self, at)?;
+        self.storage.mark_used();
+        let borrow = here.borrow("x", false, "item", at)?;
+        crate::dtype::with_element!(self.dtype, T => Ok(borrow.elements::<T>()[0].to_f64()))
+    }
+
+    /// Lends the elements in memory order (that of the transpose for a transposed matrix) to `look`. The tensor
+    /// must be in host memory.
+    #[track_caller]
+    pub fn with_slice<T: Element, R>(&self, look: impl FnOnce(&[T]) -> R) -> Result<R> {
+        let at = Location::caller();
+        self.check_element::<T>("with_slice", at)?;
+        self.check_on_host("with_slice", at)?;
+        self.storage.mark_used();
+        let borrow = self.borrow("x", false, "with_slice", at)?;
+        Ok(look(borrow.elements()))
+    }
+
+    /// Lends the elements in memory order to `change` for writing. The tensor must be in host memory.
+    #[track_caller]
+    pub fn with_slice_mut<T: Element, R>(&self, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
+        let at = Location::caller();
+        self.check_element::<T>("with_slice_mut", at)?;
+        self.check_on_host("with_slice_mut", at)?;
+        self.storage.mark_used();
+        let mut borrow = self.borrow("x", true, "with_slice_mut", at)?;
+        Ok(change(borrow.elements_mut()))
+    }
+
+    fn check_element<T: Element>(&self, op: &'static str, at: Site) -> Result<()> {
+        if T::DTYPE == self.dtype {
+            return Ok(());
+        }
+        let hint = format!("Ask for {}, or cast with .to_dtype(DType::{:?}) first.", self.dtype, T::DTYPE);
+        let operand = Box::new(self.as_operand("x"));
+        Err(Error::Operand { op, operand, expected: format!("dtype {}", T::DTYPE), hint, at })
+    }
+
+    fn check_on_host(&self, op: &'static str, at: Site) -> Result<()> {
+        if self.device() == Device::Cpu {
+            return Ok(());
+        }
+        let hint = "Copy it with .to(Device::Cpu) first.".to_string();
+        let operand = Box::new(self.as_operand("x"));
+        Err(Error::Operand { op, operand, expected: "host memory".into(), hint, at })
+    }
+
+    pub(crate) fn no_version(&self, op: &'static str, supported: &str, at: Site) -> Error {
+        let operand = self.as_operand("x");
+        Error::NoVersion(Box::new(NoVersion { op, operand, supported: supported.to_string(), at }))
+    }
+}

@@ -1,0 +1,138 @@
+//! Views: other shapes of the same memory. No view copies; `contiguous` copies only what is seen transposed.
+
+use std::ops::Range;
+use std::panic::Location;
+
+use super::Tensor;
+use crate::dtype::with_element;
+use crate::error::{Error, Result};
+use crate::storage::Origin;
+use crate::{Element, Shape, threads};
+
+impl Tensor {
+    /// The same elements in another shape of as many. A transposed matrix has to be made `contiguous` first.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
+        let shape = Shape::new(shape)?;
+        if shape.count() != self.count() {
+            return Err(self.misfit(
+                "reshape",
+                format!("{} elements for {shape}", shape.count()),
+                "Name another shape.",
+            ));
+        }
+        self.need_row_major("reshape")?;
+        Ok(Tensor { shape, ..self.clone() })
+    }
+
+    /// All elements in one dimension.
+    #[track_caller]
+    pub fn flatten(&self) -> Result<Tensor> {
+        self.reshape(&[self.count()])
+    }
+
+    /// The indices `range` of the outermost dimension: rows of a matrix, elements of a vector.
+    #[track_caller]
+    pub fn slice(&self, range: Range<usize>) -> Result<Tensor> {
+        let Some(&rows) = self.shape.first() else {
+            return Err(self.misfit("slice", "at least one dimension".into(), "A scalar has no rows to slice."));
+        };
+        if range.start > range.end || range.end > rows {
+            return Err(Error::value("slice", "range", format!("within 0..{rows} of {self}"), format!("{range:?}")));
+        }
+        self.need_row_major("slice")?;
+        let row_elements: usize = self.shape[1..].iter().product();
+        let mut dims = [0; crate::shape::RANK_MAX];
+        dims[..self.shape.rank()].copy_from_slice(&self.shape);
+        dims[0] = range.len();
+        let shape = Shape::new(&dims[..self.shape.rank()])?;
+        Ok(Tensor { offset: self.offset + range.start * row_elements, shape, ..self.clone() })
+    }
+
+    /// One index of the outermost dimension, which goes away.
+    #[track_caller]
+    pub fn index(&self, index: usize) -> Result<Tensor> {
+        let rows = self.shape.first().copied().unwrap_or(0);
+        if index >= rows {
+            return Err(Error::value("index", "index", format!("below {rows} for {self}"), index));
+        }
+        let row = self.slice(index..index + 1)?;
+        row.reshape(&self.shape[1..])
+    }
+
+    /// The matrix transposed, without a copy. The matrix products take it as it is; for the rest, `contiguous`.
+    #[track_caller]
+    pub fn t(&self) -> Result<Tensor> {
+        let [rows, columns] = self.shape[..] else {
+            return Err(self.misfit("t", "a matrix (two dimensions)".into(), "Reshape it to two dimensions first."));
+        };
+        Ok(Tensor { shape: Shape::new(&[columns, rows])?, transposed: !self.transposed, ..self.clone() })
+    }
+
+    /// This tensor if it is row-major, else a row-major copy on the same device.
+    #[track_caller]
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if !self.transposed {
+            return Ok(self.clone());
+        }
+        let at = Location::caller();
+        if !self.device().runs_host_code() {
+            return Err(self.no_version("contiguous", "any dtype on cpu", at));
+        }
+        let origin = Origin::Computed;
+        let mut copy = Tensor::allocate(self.shape, self.dtype, self.device(), origin, "contiguous", at)?;
+        let source = self.borrow("x", false, "contiguous", at)?;
+        let mut target = copy.borrow("out", true, "contiguous", at)?;
+        let [rows, columns] = self.shape[..] else { unreachable!("only a matrix is ever transposed") };
+        with_element!(self.dtype, T => {
+            transpose_copy::<T>(target.elements_mut(), source.elements(), rows, columns)
+        });
+        drop(target);
+        self.storage.mark_used();
+        copy.name = self.name.clone();
+        Ok(copy)
+    }
+
+    #[track_caller]
+    fn need_row_major(&self, op: &'static str) -> Result<()> {
+        if self.transposed {
+            return Err(self.misfit(
+                op,
+                "row-major elements, got a transposed view".into(),
+                "Call .contiguous() first.",
+            ));
+        }
+        Ok(())
+    }
+
+    #[track_caller]
+    pub(super) fn misfit(&self, op: &'static str, expected: String, hint: &str) -> Error {
+        Error::Operand {
+            op,
+            operand: Box::new(self.as_operand("x")),
+            expected,
+            hint: hint.to_string(),
+            at: Location::caller(),
+        }
+    }
+}
+
+/// `out[r][c] = x[c][r]` for an `out` of `rows` × `columns`, in square blocks that stay in the first cache.
+fn transpose_copy<T: Element>(out: &mut [T], x: &[T], rows: usize, columns: usize) {
+    const BLOCK: usize = 32;
+    if columns == 0 {
+        return;
+    }
+    threads::split_mut(out, BLOCK * columns, |first, out| {
+        let first_row = first / columns;
+        for row_block in (0..out.len() / columns).step_by(BLOCK) {
+            for column_block in (0..columns).step_by(BLOCK) {
+                for row in row_block..(row_block + BLOCK).min(out.len() / columns) {
+                    for column in column_block..(column_block + BLOCK).min(columns) {
+                        out[row * columns + column] = x[column * rows + first_row + row];
+                    }
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,223 @@
+//! The pool that operations on the CPU share: as many threads as the affinity mask has cores, the caller among them.
+//!
+//! Work is cut by shape, not by chance: piece `i` of an operation goes to the same thread each time, which finds its
+//! part of the last result in its own cache. A caller that finds the pool taken does its work alone; results are
+//! the same, since no result depends on the cut. A worker spins for some microseconds before it sleeps, because
+//! the next operation of a training step is never far.
+
+mod pool;
+
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock};
+
+use self::pool::Pool;
+use crate::error::{Error, Result};
+use crate::transfer;
+
+/// The most threads a pool may have.
+pub const COUNT_MAX: usize = 1024;
+/// Below this many elements a simple loop is not worth waking anybody for.
+pub(crate) const PARALLEL_MIN: usize = 1 << 15;
+
+static POOL: RwLock<Option<Pool>> = RwLock::new(None);
+
+/// How many threads operations on the CPU use. By default the cores in the affinity mask.
+pub fn count() -> usize {
+    with_pool(Pool::count)
+}
+
+/// Uses `count` threads from now on, each free to move between cores. Waits for operations under way.
+#[track_caller]
+pub fn set_count(count: usize) -> Result<()> {
+    replace(count, false)
+}
+
+/// Uses `count` threads from now on, each kept on one core of the affinity mask, the calling thread on the first:
+/// for measuring, and for ranks that share a machine. Waits for operations under way.
+#[track_caller]
+pub fn set_count_pinned(count: usize) -> Result<()> {
+    replace(count, true)
+}
+
+#[track_caller]
+fn replace(count: usize, pinned: bool) -> Result<()> {
+    if count == 0 || count > COUNT_MAX {
+        return Err(Error::value("threads", "count", format!("1 to {COUNT_MAX}"), count));
+    }
+    *POOL.write().unwrap_or_else(PoisonError::into_inner) = Some(Pool::new(count, pinned));
+    Ok(())
+}
+
+fn with_pool<R>(look: impl FnOnce(&Pool) -> R) -> R {
+    loop {
+        if let Some(pool) = POOL.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            return look(pool);
+        }
+        let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
+        if slot.is_none() {
+            *slot = Some(Pool::new(pool::affinity_cores().len().clamp(1, COUNT_MAX), false));
+        }
+    }
+}
+
+/// Starts a thread that inherits this thread's transfer rules: policy, phase, scopes and ledger.
+pub fn spawn<R: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> R + Send + 'static,
+) -> std::io::Result<std::thread::JoinHandle<R>> {
+    std::thread::Builder::new().name(name.to_string()).spawn(transfer::inherit(body))
+}
+
+/// Runs `body(0)` … `body(pieces - 1)`, spread over the pool, and returns when all are done.
+pub(crate) fn run(pieces: usize, body: impl Fn(usize) + Sync) {
+    if pieces <= 1 {
+        (0..pieces).for_each(body);
+    } else {
+        with_pool(|pool| pool.run(pieces, &body));
+    }
+}
+
+/// The `index`-th of `pieces` nearly equal cuts of `0..len`, on multiples of `grain`.
+pub(crate) fn cut(len: usize, grain: usize, pieces: usize, index: usize) -> Range<usize> {
+    let grains = len.div_ceil(grain);
+    let edge = |i: usize| (grains * i / pieces * grain).min(len);
+    edge(index)..edge(index + 1)
+}
+
+/// How many pieces a loop over `len` elements is worth, if one may be cut at multiples of `grain` alone.
+fn pieces(len: usize, grain: usize) -> usize {
+    if len < PARALLEL_MIN { 1 } else { count().min(len.div_ceil(grain)).max(1) }
+}
+
+/// Runs `body` on cuts of `0..len` at multiples of `grain`, in parallel where that pays.
+pub(crate) fn split(len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
+    let pieces = pieces(len, grain);
+    run(pieces, |index| body(cut(len, grain, pieces, index)));
+}
+
+/// Runs `body(first, part)` on cuts of `out` at multiples of `grain`; `first` is where the part starts.
+pub(crate) fn split_mut<T: Send>(out: &mut [T], grain: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+    let parts = Parts::new(out);
+    split(parts.len, grain, |range| {
+        // SAFETY: `split` hands out ranges that do not overlap, each once.
+        body(range.start, unsafe { parts.get(range) })
+    });
+}
+
+/// As `split_mut`, for two slices of the same length.
+pub(crate) fn split_mut2<A: Send, B: Send>(
+    a: &mut [A],
+    b: &mut [B],
+    grain: usize,
+    body: impl Fn(usize, &mut [A], &mut [B]) + Sync,
+) {
+    let (a, b) = (Parts::new(a), Parts::new(b));
+    assert_eq!(a.len, b.len);
+    split(a.len, grain, |range| {
+        // SAFETY: `split` hands out ranges that do not overlap, each once; both slices are as long.
+        let (a, b) = unsafe { (a.get(range.clone()), b.get(range.clone())) };
+        body(range.start, a, b);
+    });
+}
+
+/// As `split_mut`, for three slices of the same length.
+pub(crate) fn split_mut3<A: Send, B: Send, C: Send>(
+    a: &mut [A],
+    b: &mut [B],
+    c: &mut [C],
+    grain: usize,
+    body: impl Fn(usize, &mut [A], &mut [B], &mut [C]) + Sync,
+) {
+    let (a, b, c) = (Parts::new(a), Parts::new(b), Parts::new(c));
+    assert!(a.len == b.len && b.len == c.len);
+    split(a.len, grain, |range| {
+        // SAFETY: `split` hands out ranges that do not overlap, each once; the slices are as long.
+        let (a, b, c) = unsafe { (a.get(range.clone()), b.get(range.clone()), c.get(range.clone())) };
+        body(range.start, a, b, c);
+    });
+}
+
+/// Copies `source` to `target`, in parallel where that pays.
+pub(crate) fn copy(target: &mut [u8], source: &[u8]) {
+    const GRAIN_BYTES: usize = 4096;
+    split_mut(target, GRAIN_BYTES, |first, part| part.copy_from_slice(&source[first..first + part.len()]));
+}
+
+/// A mutable slice from which threads take parts that do not overlap.
+struct Parts<'a, T> {
+    start: *mut T,
+    len: usize,
+    _whole: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the parts are `&mut [T]` of disjoint ranges, which threads may hold when T is Send.
+unsafe impl<T: Send> Sync for Parts<'_, T> {}
+
+impl<'a, T> Parts<'a, T> {
+    fn new(whole: &'a mut [T]) -> Parts<'a, T> {
+        Parts { start: whole.as_mut_ptr(), len: whole.len(), _whole: std::marker::PhantomData }
+    }
+
+    /// # Safety
+    /// No two live parts may overlap.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn get(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the slice by the assertion; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn cuts_cover_everything_once_and_lie_on_grains(len in 0usize..5000, grain in 1usize..70, pieces in 1usize..20) {
+            let mut next = 0;
+            for index in 0..pieces {
+                let range = cut(len, grain, pieces, index);
+                prop_assert_eq!(range.start, next);
+                prop_assert!(range.end == len || range.end % grain == 0);
+                next = range.end;
+            }
+            prop_assert_eq!(next, len);
+        }
+    }
+
+    #[test]
+    fn every_piece_runs_once_also_from_many_callers_and_nested() {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let mut out = vec![0u32; PARALLEL_MIN + 17];
+                        split_mut(&mut out, 64, |first, part| {
+                            run(3, |_| {});
+                            for (offset, value) in part.iter_mut().enumerate() {
+                                *value += (first + offset) as u32;
+                            }
+                        });
+                        assert!(out.iter().enumerate().all(|(index, &value)| value == index as u32));
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_in_a_piece_reaches_the_caller_and_the_pool_lives_on() {
+        let outcome = std::panic::catch_unwind(|| run(16, |piece| assert_ne!(piece, 15, "piece fifteen")));
+        assert!(outcome.is_err());
+        let sum = std::sync::atomic::AtomicUsize::new(0);
+        run(16, |piece| _ = sum.fetch_add(piece, std::sync::atomic::Ordering::Relaxed));
+        assert_eq!(sum.into_inner(), 120);
+    }
+
+    #[test]
+    fn a_count_of_zero_is_refused() {
+        assert!(set_count(0).unwrap_err().to_string().contains("expected 1 to 1024, got 0"));
+    }
+}

@@ -1,0 +1,242 @@
+//! A fork-join pool: the caller posts one job to the workers it needs, does its own share, and waits for theirs.
+//!
+//! Each worker has a mailbox: IDLE, POSTED (a job lies in it) or ASLEEP. The caller writes the job, then POSTED; the
+//! worker takes it, runs its share and counts the job's `open` down. The caller returns only when `open` is zero, so
+//! everything a job points to outlives its use.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use super::cut;
+
+const IDLE: u8 = 0;
+const POSTED: u8 = 1;
+const ASLEEP: u8 = 2;
+const CLOSED: u8 = 3;
+
+/// How long a thread spins before it sleeps: longer than the gap between two operations of a training step.
+const SPIN: Duration = Duration::from_micros(40);
+
+#[derive(Debug)]
+pub(super) struct Pool {
+    workers: Vec<Worker>,
+    /// Held by the caller whose job is running.
+    busy: Mutex<()>,
+    /// Spinning only pays while every thread has a core to itself.
+    spins: bool,
+}
+
+#[derive(Debug)]
+struct Worker {
+    mailbox: Arc<Mailbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One line of cache for each worker, so that posting to one does not disturb the others.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Mailbox {
+    state: AtomicU8,
+    job: UnsafeCell<Option<Job>>,
+}
+
+// SAFETY: the state hands the cell over: the caller writes it only while IDLE or ASLEEP, the worker reads it only
+// after it saw POSTED (acquire), and sets IDLE when it is done with it.
+unsafe impl Sync for Mailbox {}
+// SAFETY: as above; what the job points to is shared by `Sync` references (see `Job`).
+unsafe impl Send for Mailbox {}
+
+/// One worker's share of a job. The pointers are good until `open` has been counted down for this worker.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    shared: *const Shared<'static>,
+    /// Which of `sharers` this worker is; 0 is the caller.
+    sharer: usize,
+}
+
+struct Shared<'a> {
+    body: &'a (dyn Fn(usize) + Sync),
+    pieces: usize,
+    sharers: usize,
+    /// Workers that have not finished yet.
+    open: AtomicUsize,
+    caller: Thread,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl Shared<'_> {
+    fn run_share(&self, sharer: usize) {
+        for piece in cut(self.pieces, 1, self.sharers, sharer) {
+            (self.body)(piece);
+        }
+    }
+}
+
+impl Pool {
+    pub(super) fn new(count: usize, pinned: bool) -> Pool {
+        let cores = affinity_cores();
+        let spins = count <= cores.len().max(1);
+        if pinned && let Some(&core) = cores.first() {
+            pin(core);
+        }
+        let start = |index: usize| {
+            let mailbox = Arc::new(Mailbox { state: AtomicU8::new(IDLE), job: UnsafeCell::new(None) });
+            let theirs = mailbox.clone();
+            let core = (pinned && !cores.is_empty()).then(|| cores[index % cores.len()]);
+            let body = move || {
+                if let Some(core) = core {
+                    pin(core);
+                }
+                serve(&theirs, spins);
+            };
+            let thread = std::thread::Builder::new().name(format!("ddp-math-{index}")).spawn(body).ok()?;
+            Some(Worker { mailbox, thread: Some(thread) })
+        };
+        // Where the system grants fewer threads than asked, those there are do the work.
+        Pool { workers: (1..count).map_while(start).collect(), busy: Mutex::new(()), spins }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    pub(super) fn run(&self, pieces: usize, body: &(dyn Fn(usize) + Sync)) {
+        let sharers = self.count().min(pieces);
+        let guard = match self.busy.try_lock() {
+            Ok(guard) => Some(guard),
+            // A panic passed through `run` after every worker had finished: the pool is sound.
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if guard.is_none() || sharers == 1 {
+            return (0..pieces).for_each(body);
+        }
+        let shared = Shared {
+            body,
+            pieces,
+            sharers,
+            open: AtomicUsize::new(sharers - 1),
+            caller: std::thread::current(),
+            panic: Mutex::new(None),
+        };
+        for (index, worker) in self.workers.iter().take(sharers - 1).enumerate() {
+            worker.post(Job { shared: std::ptr::from_ref(&shared).cast(), sharer: index + 1 });
+        }
+        let own = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run_share(0)));
+        wait_until(self.spins, || shared.open.load(Ordering::SeqCst) == 0);
+        drop(guard);
+        let theirs = shared.panic.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(payload) = own.err().or(theirs) {
+            std::panic::resume_unwind(payload);
+        }
+    }
+}
+
+/// Waits for `done`, spinning first, then asleep. Whoever makes `done` true unparks this thread afterwards; an unpark
+/// that comes before `park` makes it return at once, so none is lost.
+fn wait_until(spins: bool, done: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !done() {
+        if spins && since.elapsed() < SPIN {
+            for _ in 0..16 {
+                std::hint::spin_loop();
+            }
+            continue;
+        }
+        std::thread::park();
+    }
+}
+
+impl Worker {
+    fn post(&self, job: Job) {
+        // SAFETY: the mailbox is IDLE or ASLEEP: its last job was counted down before `run` returned, and `busy`
+        // is held, so nobody else posts.
+        unsafe { *self.mailbox.job.get() = Some(job) };
+        if self.mailbox.state.swap(POSTED, Ordering::AcqRel) == ASLEEP
+            && let Some(thread) = &self.thread
+        {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            worker.mailbox.state.store(CLOSED, Ordering::Release);
+            if let Some(thread) = worker.thread.take() {
+                thread.thread().unpark();
+                // A worker catches every panic of the jobs it runs; if it still died there is nothing to save.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// A worker's life.
+fn serve(mailbox: &Mailbox, spins: bool) {
+    loop {
+        let since = Instant::now();
+        loop {
+            match mailbox.state.load(Ordering::Acquire) {
+                POSTED => break,
+                CLOSED => return,
+                IDLE if spins && since.elapsed() < SPIN => {
+                    for _ in 0..16 {
+                        std::hint::spin_loop();
+                    }
+                }
+                IDLE => {
+                    let _ = mailbox.state.compare_exchange(IDLE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
+                }
+                _ => std::thread::park(),
+            }
+        }
+        // SAFETY: POSTED was seen with acquire, so the job is written and nobody writes until it is counted down.
+        let Some(Job { shared, sharer }) = (unsafe { *mailbox.job.get() }) else { continue };
+        // SAFETY: the caller keeps `shared` alive until `open` is zero, which needs the count-down below.
+        let shared = unsafe { &*shared };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run_share(sharer)));
+        if let Err(payload) = outcome {
+            shared.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+        }
+        // IDLE before the count-down: after it the next job may be posted at any moment.
+        let closed = mailbox.state.compare_exchange(POSTED, IDLE, Ordering::AcqRel, Ordering::Acquire).is_err();
+        let caller = shared.caller.clone();
+        // Nothing of the job may be touched after this. Waking a caller that is awake costs no system call.
+        if shared.open.fetch_sub(1, Ordering::SeqCst) == 1 {
+            caller.unpark();
+        }
+        if closed {
+            return;
+        }
+    }
+}
+
+/// The cores this process may run on.
+pub(super) fn affinity_cores() -> Vec<usize> {
+    // SAFETY: the set is plain bits, all zero is a value of it, and the call writes no more than its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
+        }
+        set
+    };
+    // SAFETY: every index is below the number of bits in the set.
+    (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
+}
+
+/// Keeps the calling thread on one core. A refusal by the system changes nothing but speed.
+fn pin(core: usize) {
+    // SAFETY: as in `affinity_cores`; the core came from there.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}

@@ -1,0 +1,227 @@
+//! THE door between devices. Every byte that crosses goes through this file: `to`, `copy_from`, asynchronous and
+//! peer copies, `item`, `to_vec`. Each crossing is checked against the rules in force and booked in the ledger with
+//! the caller's line.
+//!
+//! The rules belong to a thread and nest (`policy.rs`):
+//! * `with_policy`: what happens to operands on different devices: refuse (the default), warn and move, or move.
+//! * `forbid_transfers`: inside, a transfer that was not `announced` is an error, even an explicit one.
+//! * `in_phase`: the part of the run that the ledger books under.
+
+mod hints;
+mod ledger;
+mod policy;
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+pub use hints::Hint;
+pub use ledger::{Kind, Ledger, Row};
+pub(crate) use policy::with_rules;
+pub use policy::{Phase, Policy, announced, forbid_transfers, in_phase, inherit, policy, with_ledger, with_policy};
+
+use self::ledger::{Circumstances, Key};
+use crate::error::{DeviceMismatch, Error, ForbiddenTransfer, Place, Result, Site};
+use crate::storage::Origin;
+use crate::stream::{Event, Stream};
+use crate::{Device, Tensor};
+
+/// Who asked for a crossing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// A call of the user's: `to`, `copy_from` …
+    Explicitly,
+    /// The policy, for an operand of an operation.
+    ByPolicy,
+}
+
+/// Checks one crossing against the rules in force, without booking it.
+fn check(op: &'static str, tensor: &Tensor, target: Device, at: Site) -> Result<()> {
+    with_rules(|rules| match rules.forbidden_since {
+        Some(scope) if rules.announced.is_none() => Err(Error::ForbiddenTransfer(Box::new(ForbiddenTransfer {
+            op,
+            tensor: tensor.info(),
+            target,
+            bytes: tensor.bytes(),
+            scope,
+            at,
+        }))),
+        _ => Ok(()),
+    })
+}
+
+/// Books one crossing that has happened.
+fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
+    let storage = tensor.storage();
+    let made_only_to_move = (storage.origin == Origin::Computed && !storage.was_used()).then_some(storage.made_at);
+    let came_from_target = match storage.origin {
+        Origin::Arrived(from, by) if from == target => Some(by),
+        _ => None,
+    };
+    let source = tensor.device();
+    with_rules(|rules| {
+        let key = Key {
+            kind: Kind::between(source, target),
+            phase: rules.phase,
+            source,
+            target,
+            implicit: asked == Asked::ByPolicy,
+            site: at,
+        };
+        let seen = Circumstances {
+            bytes: tensor.bytes(),
+            announced: rules.announced,
+            pageable: !pinned && (source == Device::Cpu || target == Device::Cpu),
+            made_only_to_move,
+            came_from_target,
+        };
+        rules.ledger.book(key, seen);
+    });
+}
+
+/// A copy of `tensor` on `target`, which is another device.
+pub(crate) fn cross(tensor: &Tensor, target: Device, op: &'static str, asked: Asked, at: Site) -> Result<Tensor> {
+    debug_assert_ne!(tensor.device(), target);
+    target.check_usable(op, at)?;
+    check(op, tensor, target, at)?;
+    let copy = tensor.empty_for_arrival(target, op, at)?;
+    copy_bytes(&copy, tensor, op, at)?;
+    book(tensor, target, tensor.is_pinned(), asked, at);
+    Ok(copy)
+}
+
+/// Copies the elements of `source` into `target`: same dtype, shape and layout, any two devices.
+pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, asked: Asked, at: Site) -> Result<()> {
+    let crosses = target.device() != source.device();
+    if crosses {
+        check(op, source, target.device(), at)?;
+    }
+    copy_bytes(target, source, op, at)?;
+    if crosses {
+        book(source, target.device(), source.is_pinned() || target.is_pinned(), asked, at);
+    } else {
+        source.storage().mark_used();
+    }
+    target.storage().mark_used();
+    Ok(())
+}
+
+/// The bytes themselves, between memories that the host can reach. CUDA devices add their copies here.
+fn copy_bytes(target: &Tensor, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
+    let reads = source.borrow("source", false, op, at)?;
+    let mut writes = target.borrow("target", true, op, at)?;
+    crate::threads::copy(writes.elements_mut::<u8>(), reads.elements::<u8>());
+    Ok(())
+}
+
+/// The elements of `tensor` as the host sees them, for `to_vec` and `save`: a download when it lives elsewhere.
+pub(crate) fn on_host(tensor: &Tensor, op: &'static str, at: Site) -> Result<Tensor> {
+    match tensor.device() {
+        Device::Cpu => Ok(tensor.clone()),
+        _ => cross(tensor, Device::Cpu, op, Asked::Explicitly, at),
+    }
+}
+
+/// The one element of `tensor`. Counted on every device, so that a loop that reads it is found before it meets a GPU.
+pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<Tensor> {
+    let source = tensor.device();
+    let crosses = source != Device::Cpu;
+    if crosses {
+        check("item", tensor, Device::Cpu, at)?;
+    }
+    let here = if crosses {
+        let here = tensor.empty_for_arrival(Device::Cpu, "item", at)?;
+        copy_bytes(&here, tensor, "item", at)?;
+        here
+    } else {
+        tensor.clone()
+    };
+    with_rules(|rules| {
+        let key =
+            Key { kind: Kind::ScalarRead, phase: rules.phase, source, target: Device::Cpu, implicit: false, site: at };
+        let bytes = if crosses { tensor.bytes() } else { 0 };
+        rules.ledger.book(key, Circumstances { bytes, announced: rules.announced, ..Circumstances::default() });
+    });
+    Ok(here)
+}
+
+/// Where the operands of one operation meet under the policy in force, or the error that names them all.
+/// Operand 0 is the accumulator or output.
+pub(crate) fn meeting_place(op: &'static str, operands: &[(&'static str, &Tensor)], at: Site) -> Result<Device> {
+    let first = operands[0].1.device();
+    if operands.iter().all(|(_, tensor)| tensor.device() == first) {
+        return Ok(first);
+    }
+    let refused = |rules: &policy::Rules| {
+        rules.policy == Policy::Forbid || (rules.forbidden_since.is_some() && rules.announced.is_none())
+    };
+    if with_rules(refused) {
+        let operands = operands.iter().map(|(role, tensor)| tensor.as_operand(role)).collect();
+        return Err(Error::DeviceMismatch(Box::new(DeviceMismatch { op, operands, at })));
+    }
+    let accelerator = operands.iter().map(|(_, tensor)| tensor.device()).find(|device| device.is_accelerator());
+    let target = if first.is_accelerator() { first } else { accelerator.unwrap_or(first) };
+    if policy() == Policy::Warn {
+        warn_once(op, operands, target, at);
+    }
+    Ok(target)
+}
+
+/// One warning a source line, through `tracing` if the program listens to it, else on standard error.
+fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Device, at: Site) {
+    static WARNED: Mutex<Option<HashSet<(&str, u32, u32)>>> = Mutex::new(None);
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !warned.get_or_insert_default().insert((at.file(), at.line(), at.column())) {
+        return;
+    }
+    let movers: Vec<String> = operands
+        .iter()
+        .filter(|(_, tensor)| tensor.device() != target)
+        .map(|(role, tensor)| tensor.as_operand(role).to_string())
+        .collect();
+    let text = format!(
+        "{op}: moved {} to {target} at {}; said once for this line, counted in the ledger each time",
+        movers.join(", "),
+        Place(at)
+    );
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        eprintln!("warning: {text}");
+    }
+}
+
+/// A copy that may still be running. Its tensors stay alive and in use until it is known to be done.
+#[derive(Debug)]
+#[must_use = "a copy in flight is waited for with wait(), or by a stream that waits for its event"]
+pub struct PendingCopy {
+    done: Event,
+    _source: Tensor,
+    _target: Tensor,
+}
+
+impl PendingCopy {
+    /// Blocks until the copy is done.
+    pub fn wait(self) -> Result<()> {
+        self.done.synchronize()
+    }
+
+    /// Whether the copy is done.
+    pub fn is_done(&self) -> bool {
+        self.done.is_done()
+    }
+
+    /// The event after the copy, for streams to wait for.
+    pub fn event(&self) -> &Event {
+        &self.done
+    }
+}
+
+/// Starts copying `source` into `target` on `stream`: same dtype and shape, any two devices. Between memories of
+/// the host the copy is done on return.
+#[track_caller]
+pub fn copy_async(target: &Tensor, source: &Tensor, stream: &Stream) -> Result<PendingCopy> {
+    let at = std::panic::Location::caller();
+    target.check_copy_from(source, "copy_async", at)?;
+    copy_into(target, source, "copy_async", Asked::Explicitly, at)?;
+    Ok(PendingCopy { done: stream.record()?, _source: source.clone(), _target: target.clone() })
+}
