@@ -12,8 +12,13 @@ pub(crate) fn random_f32(count: usize, seed: u64) -> Vec<f32> {
     tensor.to_vec().unwrap()
 }
 
-/// A tensor on the CPU.
-pub(crate) fn cpu<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
+/// An f32 tensor on the CPU.
+pub(crate) fn cpu(data: &[f32], shape: &[usize]) -> Tensor {
+    cpu_of(data, shape)
+}
+
+/// A tensor of any dtype on the CPU.
+pub(crate) fn cpu_of<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
 }
 
