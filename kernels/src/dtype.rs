@@ -7,6 +7,8 @@ use std::fmt;
 
 pub use half::{bf16, f16};
 
+use crate::error::{Error, Result, Site};
+
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -104,6 +106,18 @@ element! {
     u8 => U8, |v: f64| v as u8, |v: u8| f64::from(v);
     i32 => I32, |v: f64| v as i32, |v: i32| f64::from(v);
     i64 => I64, |v: f64| v as i64, |v: i64| v as f64;
+}
+
+/// `value` as a `T`, or an error if an integer type cannot hold it.
+pub(crate) fn exact<T: Element>(op: &'static str, value: f64, at: Site) -> Result<T> {
+    let converted = T::from_f64(value);
+    // I64 ends at 2⁶³ − 1, which as f64 is 2⁶³ again.
+    let beyond = T::DTYPE == DType::I64 && value >= 9_223_372_036_854_775_808.0;
+    if T::DTYPE.is_float() || (converted.to_f64() == value && !beyond) {
+        return Ok(converted);
+    }
+    let (what, expected) = ("value".into(), format!("a whole number that {} holds", T::DTYPE));
+    Err(Error::Value { op, what, expected, got: value.to_string(), at })
 }
 
 /// Runs `$body` with `$T` bound to the Rust type of the dtype `$dtype`.

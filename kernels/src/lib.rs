@@ -8,6 +8,7 @@ pub mod dtype;
 pub mod error;
 mod math;
 pub mod memory;
+pub mod npy;
 pub mod ops;
 mod philox;
 pub mod random;

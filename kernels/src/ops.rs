@@ -3,12 +3,54 @@
 //!
 //! What all do before their math stands in `call.rs`; the elementwise loops in `loops.rs`.
 
+mod accuracy;
+mod adamw;
+mod add;
+mod addmm;
+mod axpy;
 mod call;
 mod cast;
+mod causal_mask;
+mod chunks;
+mod cross_entropy;
+mod dropout;
+mod fill;
+mod float;
+mod gelu;
+mod grad_norm;
+mod linear;
 mod loops;
+mod matmul;
+mod mse;
+mod mul;
+mod nonfinite;
 mod relu;
+mod scale;
+mod sgd;
+mod shares;
+mod sum;
+mod targets;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use cast::cast;
+pub use accuracy::accuracy;
+pub use adamw::{AdamwConstants, AdamwScalars, adamw};
+pub use add::{add, add_into};
+pub use addmm::{addmm, addmm_into};
+pub use axpy::axpy;
+pub use cast::{cast, cast_into};
+pub use causal_mask::{causal_mask, causal_mask_into};
+pub use chunks::{Chunk, ChunkTable, QUANTUM};
+pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
+pub use dropout::{DropoutKey, dropout, dropout_into};
+pub use fill::{fill_into, zero};
+pub use gelu::{Gelu, gelu, gelu_backward_into, gelu_into};
+pub use grad_norm::{clip_scale, grad_norm_partials};
+pub use linear::{Activation, Below, linear_backward_input_into, linear_backward_weight_into, linear_into};
+pub use mse::mse_into;
+pub use mul::{mul, mul_into};
+pub use nonfinite::mark_nonfinite;
 pub use relu::{relu, relu_backward_into, relu_into};
+pub use scale::{scale, scale_into};
+pub use sgd::{SgdConstants, SgdScalars, sgd};
+pub use sum::{mean, mean_into, sum, sum_into};

@@ -1,7 +1,7 @@
 //! The pool that operations on the CPU share: as many threads as the affinity mask has cores, the caller among them.
 //!
-//! Work is cut by shape, not by chance: piece `i` of an operation goes to the same thread each time, which finds its
-//! part of the last result in its own cache. A caller that finds the pool taken does its work alone; results are
+//! Piece `i` of an operation is first of all the same thread's each time, which finds its part of the last result in its
+//! own cache; a thread that is done helps one that is behind. A caller that finds the pool taken does its work alone; results are
 //! the same, since no result depends on the cut. A worker spins for some microseconds before it sleeps, because
 //! the next operation of a training step is never far.
 
@@ -84,9 +84,19 @@ pub(crate) fn cut(len: usize, grain: usize, pieces: usize, index: usize) -> Rang
     edge(index)..edge(index + 1)
 }
 
+/// Pieces for each thread in a long loop, so that one that is held up can be helped.
+const PIECES_PER_THREAD: usize = 4;
+
 /// How many pieces a loop over `len` elements is worth, if one may be cut at multiples of `grain` alone.
 fn pieces(len: usize, grain: usize) -> usize {
-    if len < PARALLEL_MIN { 1 } else { count().min(len.div_ceil(grain)).max(1) }
+    if len < PARALLEL_MIN {
+        return 1;
+    }
+    let threads = count();
+    if threads == 1 {
+        return 1;
+    }
+    (threads * PIECES_PER_THREAD).min(len / (PARALLEL_MIN / 4)).clamp(1, len.div_ceil(grain))
 }
 
 /// Runs `body` on cuts of `0..len` at multiples of `grain`, in parallel where that pays.
@@ -100,6 +110,16 @@ pub(crate) fn split_mut<T: Send>(out: &mut [T], grain: usize, body: impl Fn(usiz
     let parts = Parts::new(out);
     split(parts.len, grain, |range| {
         // SAFETY: `split` hands out ranges that do not overlap, each once.
+        body(range.start, unsafe { parts.get(range) })
+    });
+}
+
+/// As `split_mut`, into a number of pieces that the caller chose.
+pub(crate) fn split_mut_in<T: Send>(out: &mut [T], grain: usize, pieces: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+    let parts = Parts::new(out);
+    run(pieces, |index| {
+        let range = cut(parts.len, grain, pieces, index);
+        // SAFETY: the cuts of `0..len` do not overlap, and each index runs once.
         body(range.start, unsafe { parts.get(range) })
     });
 }

@@ -217,7 +217,7 @@ impl<'a> Call<'a> {
                 Cow::Owned(transfer::cross(tensor, device, self.op, Asked::ByPolicy, self.at)?)
             });
         }
-        Ok(Placed { call: self, device, tensors })
+        Ok(Placed { call: self, tensors })
     }
 
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
@@ -238,7 +238,6 @@ impl<'a> Call<'a> {
 /// An operation whose operands are all on one device.
 pub(crate) struct Placed<'a> {
     pub(crate) call: Call<'a>,
-    pub(crate) device: Device,
     tensors: [Option<Cow<'a, Tensor>>; OPERANDS_MAX],
 }
 
@@ -261,7 +260,14 @@ impl Placed<'_> {
         slot.map(|slot| self.enter_one(slot)).transpose()
     }
 
-    fn enter_one(&self, slot: Slot) -> Result<Lent<'_>> {
+    /// Enters an output that this operation has just made.
+    pub(crate) fn enter_new<'b>(&self, out: &'b Tensor) -> Result<Lent<'b>> {
+        out.storage().mark_used();
+        out.borrow("out", true, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
+    }
+
+    /// Enters the memory of one operand.
+    pub(crate) fn enter_one(&self, slot: Slot) -> Result<Lent<'_>> {
         let operand = self.call.operand(slot);
         let tensor = self.tensor(slot);
         for index in (0..self.call.count).filter(|&index| index != slot.0) {

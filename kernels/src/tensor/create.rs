@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use super::Tensor;
-use crate::dtype::with_element;
+use crate::dtype::{exact, with_element};
 use crate::error::{Error, Result, Site, TensorInfo};
 use crate::random::Random;
 use crate::storage::{Origin, Storage};
@@ -29,16 +29,6 @@ fn checked(op: &'static str, shape: &[usize], at: Site) -> Result<Shape> {
         Error::Value { what, expected, got, .. } => Error::Value { op, what, expected, got, at },
         other => other,
     })
-}
-
-/// `value` as a `T`, or an error if an integer type cannot hold it.
-fn exact<T: Element>(op: &'static str, value: f64, at: Site) -> Result<T> {
-    let converted = T::from_f64(value);
-    if T::DTYPE.is_float() || converted.to_f64() == value {
-        return Ok(converted);
-    }
-    let (what, expected) = ("value".into(), format!("a whole number that {} holds", T::DTYPE));
-    Err(Error::Value { op, what, expected, got: value.to_string(), at })
 }
 
 impl Tensor {

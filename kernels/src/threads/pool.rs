@@ -1,4 +1,5 @@
-//! A fork-join pool: the caller posts one job to the workers it needs, does its own share, and waits for theirs.
+//! A fork-join pool: the caller posts one job to the workers it needs, does its own share, helps where somebody is
+//! behind (a core may be taken by another program), and waits for the rest.
 //!
 //! Each worker has a mailbox: IDLE, POSTED (a job lies in it) or ASLEEP. The caller writes the job, then POSTED; the
 //! worker takes it, runs its share and counts the job's `open` down. The caller returns only when `open` is zero, so
@@ -24,6 +25,8 @@ const SPIN: Duration = Duration::from_micros(40);
 #[derive(Debug)]
 pub(super) struct Pool {
     workers: Vec<Worker>,
+    /// How far each sharer's pieces are taken, the caller's first.
+    taken: Vec<Taken>,
     /// Held by the caller whose job is running.
     busy: Mutex<()>,
     /// Spinning only pays while every thread has a core to itself.
@@ -35,6 +38,11 @@ struct Worker {
     mailbox: Arc<Mailbox>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// How many of one sharer's pieces are taken. On a line of its own: every sharer counts here all the time.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Taken(AtomicUsize);
 
 /// One line of cache for each worker, so that posting to one does not disturb the others.
 #[derive(Debug)]
@@ -62,6 +70,7 @@ struct Shared<'a> {
     body: &'a (dyn Fn(usize) + Sync),
     pieces: usize,
     sharers: usize,
+    taken: &'a [Taken],
     /// Workers that have not finished yet.
     open: AtomicUsize,
     caller: Thread,
@@ -69,9 +78,18 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
+    /// Runs the pieces of `sharer`, then those that others have not come to yet.
     fn run_share(&self, sharer: usize) {
-        for piece in cut(self.pieces, 1, self.sharers, sharer) {
-            (self.body)(piece);
+        for step in 0..self.sharers {
+            let owner = (sharer + step) % self.sharers;
+            let theirs = cut(self.pieces, 1, self.sharers, owner);
+            loop {
+                let piece = theirs.start + self.taken[owner].0.fetch_add(1, Ordering::Relaxed);
+                if piece >= theirs.end {
+                    break;
+                }
+                (self.body)(piece);
+            }
         }
     }
 }
@@ -97,7 +115,9 @@ impl Pool {
             Some(Worker { mailbox, thread: Some(thread) })
         };
         // Where the system grants fewer threads than asked, those there are do the work.
-        Pool { workers: (1..count).map_while(start).collect(), busy: Mutex::new(()), spins }
+        let workers: Vec<Worker> = (1..count).map_while(start).collect();
+        let taken = (0..=workers.len()).map(|_| Taken::default()).collect();
+        Pool { workers, taken, busy: Mutex::new(()), spins }
     }
 
     pub(super) fn count(&self) -> usize {
@@ -115,10 +135,13 @@ impl Pool {
         if guard.is_none() || sharers == 1 {
             return (0..pieces).for_each(body);
         }
+        // Posting makes these visible to the workers.
+        self.taken.iter().take(sharers).for_each(|taken| taken.0.store(0, Ordering::Relaxed));
         let shared = Shared {
             body,
             pieces,
             sharers,
+            taken: &self.taken,
             open: AtomicUsize::new(sharers - 1),
             caller: std::thread::current(),
             panic: Mutex::new(None),

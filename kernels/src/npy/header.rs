@@ -1,0 +1,376 @@
+//! The header of an `.npy` file: a Python dict literal with the keys `descr`, `fortran_order` and `shape`. A parser of
+//! just that, and the exact bytes that numpy writes. Nothing here recurses, and nothing is allocated by what a
+//! header claims; what is wrong comes back as a sentence for `Error::BadFile`.
+
+use crate::shape::RANK_MAX;
+use crate::{DType, Shape};
+
+/// What every file begins with; two bytes of version follow.
+pub(super) const MAGIC: &[u8; 6] = b"\x93NUMPY";
+/// numpy pads its headers so that the elements start on a multiple of this.
+const ALIGNMENT: usize = 64;
+/// numpy leaves room for the first dimension to grow to this many digits.
+const GROWTH_DIGITS: usize = 21;
+/// How much of a strange header an error repeats.
+const SHOWN_BYTES_MAX: usize = 40;
+
+/// What the elements of a file are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// As what they are held here.
+    pub(super) dtype: DType,
+    /// Whether their bytes come in the other order than this machine's.
+    pub(super) swapped: bool,
+    /// Whether they are booleans: bytes that are 0 or 1.
+    pub(super) boolean: bool,
+}
+
+/// A header, understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) stored: Stored,
+    /// Whether the first index varies fastest.
+    pub(super) fortran_order: bool,
+    pub(super) shape: Shape,
+}
+
+impl Header {
+    /// Understands the header's text, the part after its length.
+    pub(super) fn parse(text: &[u8]) -> Result<Header, String> {
+        let mut literal = Literal { text, position: 0 };
+        let (mut stored, mut fortran_order, mut shape) = (None, None, None);
+        literal.expect(b'{', "a dict")?;
+        while !literal.accept(b'}') {
+            let key = literal.string("a key")?;
+            literal.expect(b':', "a colon after the key")?;
+            let repeated = match key {
+                b"descr" => stored.replace(Stored::parse(literal.descr()?)?).is_some(),
+                b"fortran_order" => fortran_order.replace(literal.boolean()?).is_some(),
+                b"shape" => shape.replace(literal.shape()?).is_some(),
+                _ => return Err(format!("its header has the unknown key '{}'", shown(key))),
+            };
+            if repeated {
+                return Err(format!("its header has the key '{}' twice", shown(key)));
+            }
+            if !literal.accept(b',') {
+                literal.expect(b'}', "a comma or the end of the dict")?;
+                break;
+            }
+        }
+        literal.end()?;
+        let missing = |key: &str| format!("its header lacks the key '{key}'");
+        Ok(Header {
+            stored: stored.ok_or_else(|| missing("descr"))?,
+            fortran_order: fortran_order.ok_or_else(|| missing("fortran_order"))?,
+            shape: shape.ok_or_else(|| missing("shape"))?,
+        })
+    }
+
+    /// How many bytes the elements take.
+    pub(super) fn data_bytes(&self) -> usize {
+        // A shape's bytes fit the machine at every dtype.
+        self.shape.count() * self.stored.dtype.bytes()
+    }
+}
+
+/// How numpy spells a dtype, or `None` for bfloat16, which it does not have.
+pub(super) fn descr(dtype: DType) -> Option<&'static str> {
+    let little = cfg!(target_endian = "little");
+    Some(match dtype {
+        DType::F32 => ["'>f4'", "'<f4'"][usize::from(little)],
+        DType::F16 => ["'>f2'", "'<f2'"][usize::from(little)],
+        DType::F64 => ["'>f8'", "'<f8'"][usize::from(little)],
+        DType::I32 => ["'>i4'", "'<i4'"][usize::from(little)],
+        DType::I64 => ["'>i8'", "'<i8'"][usize::from(little)],
+        DType::U8 => "'|u1'",
+        DType::BF16 => return None,
+    })
+}
+
+/// Everything before the elements, byte for byte as numpy writes it. `shape` is the array's, whatever the order.
+pub(super) fn written(descr: &str, fortran_order: bool, shape: &[usize]) -> Vec<u8> {
+    let order = if fortran_order { "True" } else { "False" };
+    let dims = match shape {
+        [one] => format!("({one},)"),
+        _ => format!("({})", shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+    };
+    let mut text = format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': {dims}, }}");
+    let growing = if fortran_order { shape.last() } else { shape.first() };
+    let room = growing.map_or(0, |dim| GROWTH_DIGITS - dim.to_string().len());
+    let prelude_bytes = MAGIC.len() + 2 + 2;
+    let end = prelude_bytes + text.len() + room + 1;
+    text.push_str(&" ".repeat(room + ALIGNMENT - end % ALIGNMENT));
+    text.push('\n');
+    // Eight dimensions of at most 19 digits stay far below the 64 KiB of a version 1 header.
+    let length = (text.len() as u16).to_le_bytes();
+    [MAGIC.as_slice(), &[1, 0], &length, text.as_bytes()].concat()
+}
+
+impl Stored {
+    fn parse(descr: &[u8]) -> Result<Stored, String> {
+        let (order, kind) = match descr {
+            [order @ (b'<' | b'>' | b'=' | b'|'), kind @ ..] => (*order, kind),
+            kind => (b'=', kind),
+        };
+        let dtype = match kind {
+            b"f4" => DType::F32,
+            b"f2" => DType::F16,
+            b"f8" => DType::F64,
+            b"u1" | b"b1" => DType::U8,
+            b"i4" => DType::I32,
+            b"i8" => DType::I64,
+            _ => return Err(unsupported(&format!("'{}'", shown(descr)), kind.first().copied())),
+        };
+        if dtype.bytes() == 1 {
+            return Ok(Stored { dtype, swapped: false, boolean: kind == b"b1" });
+        }
+        let swapped = match order {
+            b'<' => cfg!(target_endian = "big"),
+            b'>' => cfg!(target_endian = "little"),
+            b'=' => false,
+            _ => return Err(format!("its dtype '{}' has no byte order: expected < or >, got |", shown(descr))),
+        };
+        Ok(Stored { dtype, swapped, boolean: false })
+    }
+}
+
+fn unsupported(dtype: &str, kind: Option<u8>) -> String {
+    let why = match kind {
+        Some(b'O') => " Objects are pickled Python, which is never run here.",
+        Some(b'V') => " If these raw bytes are bfloat16, widen them before saving.",
+        _ => "",
+    };
+    format!(
+        "its dtype is {dtype}; supported are f2, f4, f8, u1, i4, i8 and b1, in either byte order.{why} Save it as one \
+         of those: np.save(path, a.astype('float32'))"
+    )
+}
+
+/// The start of `bytes`, printable.
+fn shown(bytes: &[u8]) -> String {
+    let cut = if bytes.len() > SHOWN_BYTES_MAX { "…" } else { "" };
+    format!("{}{cut}", bytes[..bytes.len().min(SHOWN_BYTES_MAX)].escape_ascii())
+}
+
+/// A reader of the few kinds of Python literals that a header is made of.
+struct Literal<'a> {
+    text: &'a [u8],
+    position: usize,
+}
+
+impl<'a> Literal<'a> {
+    fn skip_space(&mut self) {
+        while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.text.get(self.position) {
+            self.position += 1;
+        }
+    }
+
+    /// The next byte after space, without taking it.
+    fn peek(&mut self) -> Option<u8> {
+        self.skip_space();
+        self.text.get(self.position).copied()
+    }
+
+    fn accept(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        self.position += usize::from(found);
+        found
+    }
+
+    fn refuse<T>(&mut self, expected: &str) -> Result<T, String> {
+        self.skip_space();
+        let rest = &self.text[self.position..];
+        let got = if rest.is_empty() { "its end".to_string() } else { format!("\"{}\"", shown(rest)) };
+        Err(format!("byte {} of its header: expected {expected}, got {got}", self.position))
+    }
+
+    fn expect(&mut self, byte: u8, what: &str) -> Result<(), String> {
+        if self.accept(byte) { Ok(()) } else { self.refuse(what) }
+    }
+
+    /// Nothing but space is left.
+    fn end(&mut self) -> Result<(), String> {
+        if self.peek().is_none() { Ok(()) } else { self.refuse("nothing after the dict") }
+    }
+
+    /// What stands between single or double quotes. No name in a header needs an escape.
+    fn string(&mut self, what: &str) -> Result<&'a [u8], String> {
+        let Some(quote @ (b'\'' | b'"')) = self.peek() else { return self.refuse(&format!("{what} in quotes")) };
+        let inside = &self.text[self.position + 1..];
+        match inside.iter().position(|&byte| byte == quote || byte == b'\\' || byte == b'\n') {
+            Some(length) if inside[length] == quote => {
+                self.position += length + 2;
+                Ok(&inside[..length])
+            }
+            _ => self.refuse(&format!("{what} in quotes, without escapes")),
+        }
+    }
+
+    fn descr(&mut self) -> Result<&'a [u8], String> {
+        match self.peek() {
+            Some(b'[' | b'(') => {
+                let dtype = shown(&self.text[self.position..]);
+                Err(unsupported(&format!("structured, {dtype}"), None))
+            }
+            _ => self.string("a dtype"),
+        }
+    }
+
+    fn boolean(&mut self) -> Result<bool, String> {
+        self.skip_space();
+        let rest = &self.text[self.position..];
+        let word_bytes = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
+        let value = match &rest[..word_bytes] {
+            b"True" => true,
+            b"False" => false,
+            _ => return self.refuse("True or False"),
+        };
+        self.position += word_bytes;
+        Ok(value)
+    }
+
+    /// A tuple of whole numbers: `()`, `(3,)`, `(2, 3)`.
+    fn shape(&mut self) -> Result<Shape, String> {
+        let mut dims = [0; RANK_MAX];
+        let mut rank = 0;
+        self.expect(b'(', "the shape as a tuple, as in (2, 3)")?;
+        let mut comma = true;
+        while !self.accept(b')') {
+            if !comma {
+                return self.refuse("a comma or the end of the shape");
+            }
+            if rank == RANK_MAX {
+                return Err(format!("its shape has more than {RANK_MAX} dimensions, the most that are supported"));
+            }
+            dims[rank] = self.dimension()?;
+            rank += 1;
+            comma = self.accept(b',');
+        }
+        if rank == 1 && !comma {
+            return Err(format!("its shape is ({0}), a number in Python: expected ({0},)", dims[0]));
+        }
+        let dims = &dims[..rank];
+        Shape::new(dims).map_err(|_| format!("its shape {dims:?} has more elements than this machine can address"))
+    }
+
+    fn dimension(&mut self) -> Result<usize, String> {
+        self.skip_space();
+        let rest = &self.text[self.position..];
+        let digits = &rest[..rest.iter().take_while(|byte| byte.is_ascii_digit()).count()];
+        if digits.is_empty() || (digits.len() > 1 && digits[0] == b'0') {
+            return self.refuse("a dimension, a whole number from 0 on");
+        }
+        let value = digits
+            .iter()
+            .try_fold(0_usize, |value, digit| value.checked_mul(10)?.checked_add(usize::from(digit - b'0')));
+        let Some(value) = value else {
+            return Err(format!("its shape has the dimension {}, beyond what this machine can address", shown(digits)));
+        };
+        self.position += digits.len();
+        // Python 2 wrote its long integers with a suffix.
+        self.position += usize::from(self.text.get(self.position) == Some(&b'L'));
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Header, String> {
+        Header::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn every_spelling_that_python_gives_the_same_dict_is_read() {
+        let expected = Header {
+            stored: Stored { dtype: DType::F32, swapped: false, boolean: false },
+            fortran_order: false,
+            shape: Shape::new(&[2, 3]).unwrap(),
+        };
+        for text in [
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }",
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}      \n",
+            "{\"shape\":(2,3,),\"descr\":\"<f4\",\"fortran_order\":False}",
+            " {\n 'fortran_order' : False ,\t'shape' : ( 2L , 3L ) , 'descr' : '=f4' , } \n",
+            "{'descr': 'f4', 'fortran_order': False, 'shape': (2, 3)}",
+        ] {
+            assert_eq!(parsed(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let of_shape = |shape: &str| format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+        let of_descr = |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}");
+        for (text, named) in [
+            (String::new(), "expected a dict, got its end"),
+            ("{}".into(), "lacks the key 'descr'"),
+            ("{'descr': '<f4', 'shape': ()}".into(), "lacks the key 'fortran_order'"),
+            ("{'descr': '<f4', 'descr': '<f4'}".into(), "'descr' twice"),
+            ("{'flavour': 1}".into(), "unknown key 'flavour'"),
+            ("{'descr' '<f4'}".into(), "a colon"),
+            ("{'descr': '<f4' 'shape': ()}".into(), "a comma or the end"),
+            ("{,}".into(), "a key in quotes"),
+            ("{'descr': '<f4', 'fortran_order': 0, 'shape': ()}".into(), "True or False, got \"0"),
+            ("{'descr': '<f4', 'fortran_order': Falsehood, 'shape': ()}".into(), "True or False"),
+            (of_shape("(2, 3"), "a dimension, a whole number from 0 on, got \"}\""),
+            (of_shape("(2 3)"), "a comma or the end of the shape"),
+            (of_shape("(,)"), "a dimension"),
+            (of_shape("(-1,)"), "a dimension, a whole number from 0 on, got \"-1,)"),
+            (of_shape("(03,)"), "a dimension"),
+            (of_shape("(3.0,)"), "a comma or the end of the shape"),
+            (of_shape("(3)"), "(3), a number in Python"),
+            (of_shape("[3]"), "a tuple"),
+            (of_shape("((((((((3))))))))"), "a dimension"),
+            (of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)"), "more than 8 dimensions"),
+            (of_shape("(99999999999999999999999,)"), "99999999999999999999999, beyond"),
+            (of_shape("(4294967296, 4294967296)"), "more elements than this machine"),
+            (of_shape("(0, 18446744073709551615, 2)"), "more elements than this machine"),
+            (of_shape("(2,)") + "x", "nothing after the dict"),
+            (of_shape("(2,)") + "\0", "nothing after the dict, got \"\\x00\""),
+            (of_descr("'<i2'"), "'<i2'; supported are f2, f4, f8, u1, i4, i8 and b1"),
+            (of_descr("'<u4'"), "astype('float32')"),
+            (of_descr("'<c8'"), "'<c8'"),
+            (of_descr("'<U3'"), "'<U3'"),
+            (of_descr("'|O'"), "'|O'; supported are f2, f4, f8, u1, i4, i8 and b1, in either byte order. Objects are"),
+            (of_descr("'|V2'"), "bfloat16"),
+            (of_descr("'|f4'"), "no byte order"),
+            (of_descr("''"), "''; supported"),
+            (of_descr("[('x', '<f4'), ('y', '<f4')]"), "structured, [('x', '<f4'), ('y', '<f4')], "),
+            (of_descr("('<f4', (2,))"), "structured"),
+            (of_descr("'<f4"), "'<f4, '; supported"),
+            (of_descr("'<f4\\n'"), "without escapes"),
+        ] {
+            let problem = parsed(&text).unwrap_err();
+            assert!(problem.contains(named), "{text}\n  gave: {problem}\n  without: {named}");
+        }
+        // The length of what a header holds does not make the message long.
+        assert!(parsed(&of_descr(&format!("'{}'", "x".repeat(60_000)))).unwrap_err().len() < 300);
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_at_its_first_bracket() {
+        for bracket in ["(", "[", "{"] {
+            assert!(parsed(&format!("{{'shape': {}", bracket.repeat(60_000))).is_err());
+            assert!(parsed(&format!("{{'descr': {}", bracket.repeat(60_000))).is_err());
+            assert!(parsed(&bracket.repeat(60_000)).is_err());
+        }
+    }
+
+    #[test]
+    fn either_byte_order_and_booleans_are_told_apart() {
+        for (text, dtype, swapped, boolean) in [
+            ("<f8", DType::F64, false, false),
+            (">f8", DType::F64, true, false),
+            (">f2", DType::F16, true, false),
+            (">i4", DType::I32, true, false),
+            ("=i8", DType::I64, false, false),
+            ("|u1", DType::U8, false, false),
+            (">u1", DType::U8, false, false),
+            ("|b1", DType::U8, false, true),
+        ] {
+            assert_eq!(Stored::parse(text.as_bytes()), Ok(Stored { dtype, swapped, boolean }), "{text}");
+        }
+    }
+}

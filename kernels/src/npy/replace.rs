@@ -1,0 +1,72 @@
+//! Writing a file so that nobody ever sees half of it: under another name beside it, made durable, then renamed. Until
+//! the rename the old file stands as it was; a failure removes the half-written one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// How many taken names are passed over: left by runs that were killed, in containers even under the same process id.
+const NAMES_TRIED_MAX: usize = 1000;
+
+/// Lets `write` fill a new file and puts it in the place of `path`. A link is followed; the old file's permissions
+/// stay.
+pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<()> {
+    let failed = |doing: &'static str| move |source| Error::Io { path: path.to_path_buf(), doing, source };
+    let old = match fs::metadata(path) {
+        Ok(old) => Some(old),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(failed("looking at it")(error)),
+    };
+    if let Some(old) = &old {
+        super::check_regular(path, old)?;
+        if old.permissions().readonly() {
+            return Err(failed("replacing it")(io::Error::new(io::ErrorKind::PermissionDenied, "it is read-only")));
+        }
+    }
+    let target = if old.is_some() { fs::canonicalize(path).map_err(failed("following it"))? } else { path.into() };
+    let directory = match target.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    };
+    let (mut file, beside) = create_beside(directory).map_err(failed("creating a file beside it"))?;
+    let attempt = (|| {
+        if let Some(old) = &old {
+            file.set_permissions(old.permissions()).map_err(failed("setting its permissions"))?;
+        }
+        write(&mut file).map_err(failed("writing"))?;
+        file.sync_all().map_err(failed("making it durable"))?;
+        fs::rename(&beside, &target).map_err(failed("putting it in its place"))
+    })();
+    if attempt.is_err() {
+        // The first error is the one to report; a file that cannot be removed changes nothing about it.
+        let _ = fs::remove_file(&beside);
+        return attempt;
+    }
+    match File::open(directory).and_then(|directory| directory.sync_all()) {
+        // Some file systems cannot sync a directory: there the rename is as durable as it gets.
+        Err(error) if !matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Err(failed("making its new name durable")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn create_beside(directory: &Path) -> io::Result<(File, PathBuf)> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut tried = 0;
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let beside = directory.join(format!(".unfinished-{}-{number}.tmp", std::process::id()));
+        match OpenOptions::new().write(true).create_new(true).open(&beside) {
+            Ok(file) => return Ok((file, beside)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists || tried == NAMES_TRIED_MAX => {
+                return Err(error);
+            }
+            Err(_) => tried += 1,
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! axpy: `y += a x`, each element by one fused multiply-add, so one rounding. `a` is rounded to the dtype first.
+
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::ops::call::{Call, FLOATS, Lent};
+use crate::ops::loops::{Binary, GRAIN};
+use crate::simd::multiversion;
+use crate::threads;
+use crate::{DType, Tensor};
+
+/// `apply(y, x)` is `y + a x`.
+#[derive(Clone, Copy)]
+struct Axpy<T>(T);
+
+macro_rules! axpy_for {
+    ($($T:ty),*) => {$(
+        impl Binary<$T> for Axpy<$T> {
+            #[inline(always)]
+            fn apply(self, y: $T, x: $T) -> $T {
+                self.0.mul_add(x, y)
+            }
+        }
+    )*};
+}
+axpy_for!(f32, f64);
+
+/// `y += a x`. `x` may not be `y`: that is `scale_into(y, y, 1.0 + a)`.
+#[track_caller]
+pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
+    let mut call = Call::new("axpy");
+    let y = call.writes("y", y);
+    let x = call.reads("x", x);
+    call.elementwise(&[y, x])?;
+    let placed = call.place(y, &FLOATS)?;
+    {
+        let [mut lent_y, x] = placed.enter([y, x])?;
+        match placed.tensor(y).dtype() {
+            DType::F32 => update::<f32, _>(&mut lent_y, &x, Axpy(a as f32)),
+            _ => update::<f64, _>(&mut lent_y, &x, Axpy(a)),
+        }
+    }
+    placed.finish()
+}
+
+/// `y[i] = f(y[i], x[i])`.
+fn update<T: Element, F: Binary<T>>(y: &mut Lent<'_>, x: &Lent<'_>, f: F) {
+    let x = x.elements::<T>();
+    threads::split_mut(y.elements_mut::<T>(), GRAIN, |first, y| update_part(y, &x[first..first + y.len()], f));
+}
+
+multiversion! {
+    fn update_part[T: Element, F: Binary<T>](y: &mut [T], x: &[T], f: F) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = f.apply(*y, x);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{SIZES, cpu, cpu_of, random_f32};
+
+    #[test]
+    fn every_element_is_rounded_once_for_every_size() {
+        for size in SIZES {
+            let (y, x) = (random_f32(size, 51), random_f32(size, 52));
+            let expected: Vec<f32> = y.iter().zip(&x).map(|(y, x)| (-0.3f32).mul_add(*x, *y)).collect();
+            let y = cpu(&y, &[size]);
+            axpy(&y, -0.3, &cpu(&x, &[size])).unwrap();
+            assert_eq!(y.to_vec::<f32>().unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn f64_is_computed_in_f64() {
+        let y = cpu_of(&[1.0f64, -2.0], &[2]);
+        axpy(&y, 0.1, &cpu_of(&[3.0, 0.7], &[2])).unwrap();
+        assert_eq!(y.to_vec::<f64>().unwrap(), [0.1f64.mul_add(3.0, 1.0), 0.1f64.mul_add(0.7, -2.0)]);
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_or_overlap_are_named() {
+        let y = cpu(&[1.0, 2.0], &[2]);
+        let error = axpy(&y, 1.0, &cpu(&[0.0; 3], &[3])).unwrap_err().to_string();
+        assert!(error.contains("axpy: x f32[3] on cpu: expected shape [2], as y has"), "{error}");
+        let error = axpy(&y, 1.0, &cpu_of(&[0i32; 2], &[2])).unwrap_err().to_string();
+        assert!(error.contains("axpy: x i32[2] on cpu: expected dtype f32, as y has"), "{error}");
+        let error = axpy(&y, 1.0, &y).unwrap_err().to_string();
+        assert!(error.contains("axpy: y f32[2] on cpu and x f32[2] on cpu share memory"), "{error}");
+    }
+}

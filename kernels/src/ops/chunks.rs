@@ -1,0 +1,227 @@
+//! Which elements of the flat arenas an optimizer works on: a table of chunks, and how threads share them.
+//!
+//! A table may cover a part only (under ZeRO-1: this rank's slice of every bucket). Work is counted in quanta of
+//! [`QUANTUM`] elements from each chunk's start, the last of a chunk being shorter: the grid on which threads share
+//! it, and on which `grad_norm_partials` sums. The grid depends on the table alone, never on the threads.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::ops::call::{Call, Slot};
+use crate::ops::shares::Shares;
+use crate::threads;
+
+/// Elements of a quantum.
+pub const QUANTUM: usize = 1024;
+
+/// A range of a flat buffer, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Where it starts.
+    pub offset: usize,
+    /// How many elements.
+    pub len: usize,
+    /// Whether weight decay applies to it.
+    pub decay: bool,
+}
+
+impl Chunk {
+    /// Its elements' indices in the buffer.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
+/// Chunks in ascending order that do not overlap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkTable {
+    chunks: Vec<Chunk>,
+    /// How many quanta come before each chunk, and at the end how many there are.
+    quanta_before: Vec<usize>,
+}
+
+impl ChunkTable {
+    /// Checks that the chunks are in order and do not overlap.
+    #[track_caller]
+    pub fn new(chunks: Vec<Chunk>) -> Result<ChunkTable> {
+        let (mut end, mut quanta) = (0usize, 0usize);
+        let mut quanta_before = vec![0];
+        for (index, chunk) in chunks.iter().enumerate() {
+            if chunk.offset < end {
+                let expected = format!("at least {end}, where the chunk before it ends");
+                return Err(Error::value("chunks", format!("chunks[{index}].offset"), expected, chunk.offset));
+            }
+            let Some(next) = chunk.offset.checked_add(chunk.len) else {
+                let got = format!("{} + {}", chunk.offset, chunk.len);
+                let expected = format!("at most {}", usize::MAX);
+                return Err(Error::value("chunks", format!("chunks[{index}].offset + len"), expected, got));
+            };
+            end = next;
+            // At most as many quanta as elements, and those are counted by `end`: no overflow.
+            quanta += chunk.len.div_ceil(QUANTUM);
+            quanta_before.push(quanta);
+        }
+        Ok(ChunkTable { chunks, quanta_before })
+    }
+
+    /// One chunk: the first `len` elements.
+    pub fn whole(len: usize, decay: bool) -> ChunkTable {
+        ChunkTable { chunks: vec![Chunk { offset: 0, len, decay }], quanta_before: vec![0, len.div_ceil(QUANTUM)] }
+    }
+
+    /// The chunks.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// How many elements the chunks hold together.
+    pub fn elements(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.len).sum()
+    }
+
+    /// How many quanta: the length of `grad_norm_partials`' output.
+    pub fn quanta(&self) -> usize {
+        self.quanta_before[self.chunks.len()]
+    }
+
+    /// Where the last chunk ends: the least length of a buffer that the table fits.
+    pub fn end(&self) -> usize {
+        self.chunks.last().map_or(0, |chunk| chunk.range().end)
+    }
+
+    /// The quanta in order, each a piece of one chunk.
+    pub fn pieces(&self) -> impl Iterator<Item = Chunk> + '_ {
+        self.pieces_of(0..self.quanta())
+    }
+
+    fn pieces_of(&self, quanta: Range<usize>) -> impl Iterator<Item = Chunk> + '_ {
+        self.runs_of(quanta).flat_map(|run| {
+            let piece = move |start: usize| Chunk {
+                offset: run.offset + start,
+                len: QUANTUM.min(run.len - start),
+                decay: run.decay,
+            };
+            (0..run.len).step_by(QUANTUM).map(piece)
+        })
+    }
+
+    /// The elements of these quanta, in runs as long as the chunks allow.
+    fn runs_of(&self, quanta: Range<usize>) -> impl Iterator<Item = Chunk> + '_ {
+        let first = self.quanta_before.partition_point(|&before| before <= quanta.start).saturating_sub(1);
+        let chunks = self.chunks[first.min(self.chunks.len())..].iter().zip(&self.quanta_before[first..]);
+        chunks.take_while(move |(_, before)| **before < quanta.end).map(move |(chunk, &before)| {
+            let start = quanta.start.saturating_sub(before) * QUANTUM;
+            let end = chunk.len.min((quanta.end - before).saturating_mul(QUANTUM));
+            Chunk { offset: chunk.offset + start, len: end - start, decay: chunk.decay }
+        })
+    }
+
+    /// Refuses a flat buffer that is not one-dimensional or ends before the last chunk does.
+    pub(crate) fn check_fits(&self, call: &Call<'_>, buffer: Slot) -> Result<()> {
+        let [len] = call.dims(buffer, "a flat buffer")?;
+        if self.end() > len {
+            let expected = format!("at least {} elements, where the last chunk ends", self.end());
+            return Err(call.misfit(buffer, expected, "Make the chunk table for this buffer."));
+        }
+        Ok(())
+    }
+
+    /// Runs `body(run, parts)` over all chunks, shared among the threads: `parts` are the run's elements of `slices`.
+    /// `body` must not depend on where runs are cut.
+    pub(crate) fn update<T: Send, const N: usize>(
+        &self,
+        slices: [&mut [T]; N],
+        body: impl Fn(Chunk, [&mut [T]; N]) + Sync,
+    ) {
+        let shares = slices.map(Shares::new);
+        threads::split(self.quanta() * QUANTUM, QUANTUM, |range| {
+            for run in self.runs_of(range.start / QUANTUM..range.end / QUANTUM) {
+                // SAFETY: `split` gives every quantum to one thread, once, and quanta do not overlap, because
+                // chunks do not: `new` checked it, and nothing changes a table.
+                let parts = shares.each_ref().map(|share| unsafe { share.part(run.range()) });
+                body(run, parts);
+            }
+        });
+    }
+
+    /// `out[i] = make(piece i)` for every quantum, shared among the threads.
+    pub(crate) fn each_quantum<U: Send>(&self, out: &mut [U], make: impl Fn(Chunk) -> U + Sync) {
+        assert_eq!(out.len(), self.quanta());
+        let shares = Shares::new(out);
+        threads::split(self.quanta() * QUANTUM, QUANTUM, |range| {
+            let quanta = range.start / QUANTUM..range.end / QUANTUM;
+            // SAFETY: `split` hands out ranges that do not overlap, and so are those divided by the grain.
+            let out = unsafe { shares.part(quanta.clone()) };
+            for (out, piece) in out.iter_mut().zip(self.pieces_of(quanta)) {
+                *out = make(piece);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn table(parts: &[(usize, usize)]) -> ChunkTable {
+        let mut offset = 0;
+        let chunk = |&(gap, len): &(usize, usize)| {
+            let chunk = Chunk { offset: offset + gap, len, decay: len % 2 == 0 };
+            offset += gap + len;
+            chunk
+        };
+        ChunkTable::new(parts.iter().map(chunk).collect()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn quanta_cover_every_chunk_once_in_order_however_they_are_cut(
+            parts in prop::collection::vec((0usize..50, 0usize..5000), 0..8), cuts in 1usize..9,
+        ) {
+            let table = table(&parts);
+            let pieces: Vec<Chunk> = table.pieces().collect();
+            prop_assert_eq!(pieces.len(), table.quanta());
+            let covered: Vec<usize> = pieces.iter().flat_map(Chunk::range).collect();
+            let wanted: Vec<usize> = table.chunks().iter().flat_map(Chunk::range).collect();
+            prop_assert_eq!(&covered, &wanted);
+            prop_assert_eq!(covered.len(), table.elements());
+            let runs = (0..cuts).map(|index| threads::cut(table.quanta(), 1, cuts, index));
+            let again: Vec<usize> = runs.flat_map(|quanta| table.runs_of(quanta)).flat_map(|run| run.range()).collect();
+            prop_assert_eq!(&again, &wanted);
+            for piece in pieces {
+                let home = table.chunks().iter().find(|chunk| chunk.range().contains(&piece.offset)).unwrap();
+                prop_assert_eq!((piece.offset - home.offset) % QUANTUM, 0);
+                prop_assert!(piece.range().end == home.range().end || piece.len == QUANTUM);
+                prop_assert_eq!(piece.decay, home.decay);
+            }
+        }
+    }
+
+    #[test]
+    fn an_update_visits_each_element_once_and_leaves_the_gaps() {
+        let table = table(&[(3, 40_000), (7, 0), (0, 1), (1000, 70_001)]);
+        let (mut a, mut b) = (vec![0u8; table.end() + 5], vec![0u8; table.end() + 5]);
+        table.update([&mut a, &mut b], |run, parts| {
+            for part in parts {
+                assert_eq!(part.len(), run.len);
+                part.iter_mut().for_each(|count| *count += 1);
+            }
+        });
+        for (index, (&a, &b)) in a.iter().zip(&b).enumerate() {
+            let inside = table.chunks().iter().any(|chunk| chunk.range().contains(&index));
+            assert_eq!((a, b), (u8::from(inside), u8::from(inside)), "{index}");
+        }
+    }
+
+    #[test]
+    fn chunks_that_overlap_or_overflow_are_refused_by_index() {
+        let chunk = |offset, len| Chunk { offset, len, decay: false };
+        let error = ChunkTable::new(vec![chunk(0, 10), chunk(9, 1)]).unwrap_err().to_string();
+        assert!(error.contains("chunks[1].offset: expected at least 10"), "{error}");
+        let error = ChunkTable::new(vec![chunk(5, usize::MAX)]).unwrap_err().to_string();
+        assert!(error.contains("chunks[0].offset + len: expected at most 18446744073709551615, got 5 + "), "{error}");
+        assert_eq!(ChunkTable::new(Vec::new()).unwrap().quanta(), 0);
+        assert_eq!(ChunkTable::whole(2049, true).quanta(), 3);
+    }
+}

@@ -1,0 +1,223 @@
+//! cross_entropy: softmax cross-entropy of class indices and its gradient in one go, with PyTorch's semantics: class
+//! weights, label smoothing, rows to ignore. Losses are by row and not averaged (`reduction="none"`).
+//!
+//! With z = x − max x, s = Σ eᶻ, y the target, w the class weights, W = Σ w and a = label_smoothing:
+//!
+//! ```text
+//! loss    = (1 − a) w_y (ln s − z_y) + a/C Σ_c w_c (ln s − z_c)
+//! dloss/dx_c = ((1 − a) w_y + a/C W) eᶻ_c/s − (1 − a) w_y [c = y] − a/C w_c
+//! ```
+//!
+//! Few classes: sixteen rows at a time, transposed, so that SIMD lanes are rows. Many: row by row, lanes are classes.
+//! Which of the two depends on C alone, and what becomes of a row on that row alone.
+
+mod narrow;
+#[cfg(test)]
+mod tests;
+mod wide;
+
+use crate::error::Result;
+use crate::ops::call::{Call, FLOATS, Lent};
+use crate::ops::float::{Float, lane_sum};
+use crate::ops::shares::Shares;
+use crate::ops::targets::{Targets, check_operands};
+use crate::{DType, Tensor, threads};
+
+/// An element here costs as much as this many of a simple loop: what makes threads pay earlier.
+const COST: usize = 4;
+
+/// What [`cross_entropy`] writes. All of the logits' dtype.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropyOut<'a> {
+    /// The loss of each row, (B), not averaged; 0 for ignored rows.
+    pub losses: &'a Tensor,
+    /// The gradient of the sum of losses by the logits, times `gradient_scale`, (B, C). May be the logits themselves.
+    pub dlogits: Option<&'a Tensor>,
+    /// The class weight of each row's target, (B), 0 for ignored rows: their sum is what PyTorch's mean divides by.
+    pub weights: Option<&'a Tensor>,
+}
+
+/// How [`cross_entropy`] counts. The default is PyTorch's.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropyOptions<'a> {
+    /// Rows with this target count for nothing.
+    pub ignore_index: Option<i64>,
+    /// How much of the target's probability is spread over all classes, 0 to 1.
+    pub label_smoothing: f64,
+    /// How much each class counts, (C), of the logits' dtype.
+    pub class_weights: Option<&'a Tensor>,
+    /// Multiplies the gradient, not the losses: 1 / (global batch) for a mean.
+    pub gradient_scale: f64,
+}
+
+impl Default for CrossEntropyOptions<'_> {
+    fn default() -> Self {
+        CrossEntropyOptions { ignore_index: Some(-100), label_smoothing: 0.0, class_weights: None, gradient_scale: 1.0 }
+    }
+}
+
+/// Softmax cross-entropy of `logits` (B, C) with `targets` (B; u8, i32 or i64): losses, and on request their gradient.
+/// Nothing is written if a target is neither a class nor `ignore_index`. A row with NaN or +∞ gives NaN.
+#[track_caller]
+pub fn cross_entropy(
+    logits: &Tensor,
+    targets: &Tensor,
+    out: CrossEntropyOut<'_>,
+    options: &CrossEntropyOptions<'_>,
+) -> Result<()> {
+    let mut call = Call::new("cross_entropy");
+    let losses = call.writes("losses", out.losses);
+    let logits = call.reads("logits", logits);
+    let targets = call.reads("targets", targets);
+    let dlogits = call.writes_some("dlogits", out.dlogits);
+    let weights = call.writes_some("weights", out.weights);
+    let class_weights = call.reads_some("class_weights", options.class_weights);
+    let [rows, classes] = check_operands(&call, logits, targets)?;
+    for by_row in [Some(losses), weights].into_iter().flatten() {
+        call.has_shape(by_row, &[rows], "one for each row of logits")?;
+        call.same_dtype(by_row, logits)?;
+    }
+    call.elementwise(&[logits, dlogits.unwrap_or(logits)])?;
+    if let Some(dlogits) = dlogits {
+        call.may_be_in_place(logits, dlogits);
+    }
+    if let Some(class_weights) = class_weights {
+        call.has_shape(class_weights, &[classes], "one weight for each class")?;
+        call.same_dtype(class_weights, logits)?;
+    }
+    if !(0.0..=1.0).contains(&options.label_smoothing) {
+        return Err(call.bad_value("label_smoothing", "0 to 1", options.label_smoothing.to_string()));
+    }
+    let placed = call.place(logits, &FLOATS)?;
+    {
+        let [mut losses, lent_logits, lent_targets] = placed.enter([losses, logits, targets])?;
+        let (mut dlogits, mut weights) = (placed.enter_some(dlogits)?, placed.enter_some(weights)?);
+        let class_weights = placed.enter_some(class_weights)?;
+        let targets = Targets::of(&lent_targets, placed.tensor(targets).dtype());
+        targets.check("cross_entropy", classes, options.ignore_index)?;
+        let inputs = (&lent_logits, targets, class_weights.as_ref());
+        let outputs = (&mut losses, dlogits.as_mut(), weights.as_mut());
+        match placed.tensor(logits).dtype() {
+            DType::F32 => run::<f32>(classes, inputs, outputs, options),
+            _ => run::<f64>(classes, inputs, outputs, options),
+        }
+    }
+    placed.finish()
+}
+
+/// What all rows share.
+#[derive(Clone, Copy)]
+struct Problem<'a, T> {
+    /// (B, C); nothing if they are in `dlogits`, to be overwritten.
+    logits: Option<&'a [T]>,
+    /// (B)
+    targets: Targets<'a>,
+    ignore_index: Option<i64>,
+    /// (C)
+    class_weights: Option<&'a [T]>,
+    classes: usize,
+    smooths: bool,
+    /// 1 − label_smoothing
+    target_share: T,
+    /// label_smoothing / C
+    class_share: T,
+    /// Σ class_weights
+    weight_sum: T,
+    gradient_scale: T,
+}
+
+/// The outputs of some consecutive rows.
+struct Rows<'a, T> {
+    /// Which row of the batch is the first.
+    first: usize,
+    losses: &'a mut [T],
+    dlogits: Option<&'a mut [T]>,
+    weights: Option<&'a mut [T]>,
+}
+
+/// The factors of one row's gradient: `dx_c = softmax eᶻ_c − class w_c − target [c = y]`.
+#[derive(Clone, Copy)]
+struct Factors<T> {
+    softmax: T,
+    class: T,
+    target: T,
+}
+
+impl<T: Float> Problem<'_, T> {
+    #[inline(always)]
+    fn class(&self, row: usize) -> Option<usize> {
+        self.targets.class(row, self.ignore_index)
+    }
+
+    #[inline(always)]
+    fn weight(&self, class: usize) -> T {
+        self.class_weights.map_or(T::ONE, |weights| weights[class])
+    }
+
+    /// The loss, from ln s, z of the target, its weight, and Σ w z if labels are smoothed.
+    #[inline(always)]
+    fn loss(&self, log_sum: T, target_z: T, weight: T, weighted_z: T) -> T {
+        let target = self.target_share * (weight * (log_sum - target_z));
+        // Not added when it is absent: 0 × ∞ would be NaN. Both of its terms are positive, so nothing cancels.
+        if self.smooths {
+            self.class_share.fused(self.weight_sum.fused(log_sum, T::ZERO - weighted_z), target)
+        } else {
+            target
+        }
+    }
+
+    #[inline(always)]
+    fn factors(&self, sum: T, weight: T) -> Factors<T> {
+        let target = self.target_share * weight;
+        let total = if self.smooths { self.class_share.fused(self.weight_sum, target) } else { target };
+        Factors {
+            softmax: self.gradient_scale * total / sum,
+            class: self.gradient_scale * self.class_share,
+            target: self.gradient_scale * target,
+        }
+    }
+}
+
+fn run<T: Float>(
+    classes: usize,
+    (logits, targets, class_weights): (&Lent<'_>, Targets<'_>, Option<&Lent<'_>>),
+    (losses, dlogits, weights): (&mut Lent<'_>, Option<&mut Lent<'_>>, Option<&mut Lent<'_>>),
+    options: &CrossEntropyOptions<'_>,
+) {
+    let class_weights = class_weights.map(|lent| lent.elements::<T>());
+    let smooths = options.label_smoothing > 0.0;
+    let problem = Problem {
+        logits: logits.unless_in_place(),
+        targets,
+        ignore_index: options.ignore_index,
+        class_weights,
+        classes,
+        smooths,
+        target_share: T::from_f64(1.0 - options.label_smoothing),
+        class_share: T::from_f64(options.label_smoothing / classes as f64),
+        weight_sum: class_weights.filter(|_| smooths).map_or(T::from_f64(classes as f64), lane_sum),
+        gradient_scale: T::from_f64(options.gradient_scale),
+    };
+    let losses = losses.elements_mut::<T>();
+    let rows = losses.len();
+    let losses = Shares::new(losses);
+    let dlogits = dlogits.map(|lent| Shares::new(lent.elements_mut::<T>()));
+    let weights = weights.map(|lent| Shares::new(lent.elements_mut::<T>()));
+    let is_narrow = classes <= narrow::CLASSES_MAX;
+    let grain = if is_narrow { narrow::GROUP } else { 1 };
+    let row_cost = classes * COST;
+    threads::split(rows * row_cost, grain * row_cost, |range| {
+        let range = range.start / row_cost..range.end / row_cost;
+        // SAFETY: `split` hands out ranges that do not overlap, on multiples of a row's cost: every row goes to one
+        // thread, once, and the parts are those rows'.
+        let mut rows = unsafe {
+            Rows {
+                first: range.start,
+                losses: losses.part(range.clone()),
+                dlogits: dlogits.as_ref().map(|share| share.part(range.start * classes..range.end * classes)),
+                weights: weights.as_ref().map(|share| share.part(range.clone())),
+            }
+        };
+        if is_narrow { narrow::rows(&problem, &mut rows) } else { wide::rows(&problem, &mut rows) }
+    });
+}

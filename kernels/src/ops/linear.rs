@@ -1,0 +1,561 @@
+//! linear: `y = activation(x·Wᵀ + b)` with W as PyTorch keeps it, `[out, in]`, and the three products of its backward.
+//!
+//! Letters: B rows of the batch, I inputs, O outputs. Backward goes down with the gradient at the *pre-activation* of each
+//! layer: `linear_backward_input_into` folds in the derivative of the activation of the layer BELOW, so no gradient is
+//! ever written before its activation's derivative is applied. Bias, activation and derivative are applied to each tile
+//! of a product while it is in the cache of the thread that made it.
+
+use crate::error::Result;
+use crate::ops::addmm::AddScaled;
+use crate::ops::call::{Call, FLOATS, Lent, Placed, Slot};
+use crate::ops::gelu::{Gelu, GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad};
+use crate::ops::loops::{Binary, Unary};
+use crate::ops::matmul::{self, AsIs, Finish, Matrix, Tile};
+use crate::ops::relu::{Relu, ReluGrad};
+use crate::simd::multiversion;
+use crate::{DType, Tensor, threads};
+
+/// What a layer applies to `x·Wᵀ + b`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    Identity,
+    /// max(z, 0).
+    Relu,
+    /// z·Φ(z), by tanh or erf.
+    Gelu(Gelu),
+}
+
+/// The activation of the layer below, whose derivative is folded into the gradient that goes down to it.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Below<'a> {
+    /// No activation there (or it is applied elsewhere).
+    #[default]
+    Identity,
+    /// relu there; its output (or input), `[B, I]`.
+    Relu(&'a Tensor),
+    /// gelu there; its input, `[B, I]`.
+    Gelu(Gelu, &'a Tensor),
+}
+
+/// `y = activation(x·Wᵀ + bias)`. `pre_activation` receives `x·Wᵀ + bias`, which gelu's backward needs.
+///
+/// `y [B, O]`, `x [B, I]`, `weight [O, I]`, `bias [O]`, `pre_activation [B, O]`.
+#[track_caller]
+pub fn linear_into(
+    y: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    activation: Activation,
+    pre_activation: Option<&Tensor>,
+) -> Result<()> {
+    let mut call = Call::new("linear");
+    let y = call.writes("y", y);
+    let x = call.reads("x", x);
+    let weight = call.reads("weight", weight);
+    let bias = call.reads_some("bias", bias);
+    let pre = call.writes_some("pre_activation", pre_activation);
+    let [rows, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
+    let [outputs, _] = call.dims::<2>(weight, "[outputs, inputs]")?;
+    call.has_shape(weight, &[outputs, inputs], "[outputs, columns of x]")?;
+    call.has_shape(y, &[rows, outputs], "[rows of x, rows of weight]")?;
+    check_same(&call, x, &[Some(y), Some(weight), bias, pre])?;
+    if let Some(bias) = bias {
+        call.has_shape(bias, &[outputs], "[rows of weight]")?;
+    }
+    if let Some(pre) = pre {
+        call.same_shape(pre, y)?;
+    }
+    let placed = call.place(x, &FLOATS)?;
+    match placed.tensor(x).dtype() {
+        DType::F32 => forward::<f32>(&placed, [y, x, weight], bias, pre, activation, [rows, inputs, outputs])?,
+        _ => forward::<f64>(&placed, [y, x, weight], bias, pre, activation, [rows, inputs, outputs])?,
+    }
+    placed.finish()
+}
+
+/// `dx = (dy·W) ⊙ f'(below)`: the gradient at the pre-activation of the layer below.
+///
+/// `dx [B, I]`, `dy [B, O]` (the gradient at this layer's pre-activation), `weight [O, I]`.
+#[track_caller]
+pub fn linear_backward_input_into(dx: &Tensor, dy: &Tensor, weight: &Tensor, below: Below<'_>) -> Result<()> {
+    let mut call = Call::new("linear_backward_input");
+    let dx = call.writes("dx", dx);
+    let dy = call.reads("dy", dy);
+    let weight = call.reads("weight", weight);
+    let saved = match below {
+        Below::Identity => None,
+        Below::Relu(saved) | Below::Gelu(_, saved) => Some(call.reads("below", saved)),
+    };
+    let [rows, outputs] = call.dims::<2>(dy, "[rows, outputs]")?;
+    let [_, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
+    call.has_shape(weight, &[outputs, inputs], "[columns of dy, inputs]")?;
+    call.has_shape(dx, &[rows, inputs], "[rows of dy, columns of weight]")?;
+    check_same(&call, dy, &[Some(dx), Some(weight), saved])?;
+    if let Some(saved) = saved {
+        call.same_shape(saved, dx)?;
+    }
+    let placed = call.place(dy, &FLOATS)?;
+    match placed.tensor(dy).dtype() {
+        DType::F32 => backward_input::<f32>(&placed, [dx, dy, weight], saved, below, [rows, inputs, outputs])?,
+        _ => backward_input::<f64>(&placed, [dx, dy, weight], saved, below, [rows, inputs, outputs])?,
+    }
+    placed.finish()
+}
+
+/// `dw = dyᵀ·x` and `db = Σ rows of dy`, or added to what is there with `accumulate`.
+///
+/// `dw [O, I]`, `db [O]`, `dy [B, O]`, `x [B, I]`. Rows of `db` are summed in blocks of 64, in order, so the bits do not
+/// depend on the number of threads.
+#[track_caller]
+pub fn linear_backward_weight_into(
+    dw: &Tensor,
+    db: Option<&Tensor>,
+    dy: &Tensor,
+    x: &Tensor,
+    accumulate: bool,
+) -> Result<()> {
+    let mut call = Call::new("linear_backward_weight");
+    let dw = call.writes("dw", dw);
+    let dy = call.reads("dy", dy);
+    let x = call.reads("x", x);
+    let db = call.writes_some("db", db);
+    let [rows, outputs] = call.dims::<2>(dy, "[rows, outputs]")?;
+    let [_, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
+    call.has_shape(x, &[rows, inputs], "[rows of dy, inputs]")?;
+    call.has_shape(dw, &[outputs, inputs], "[columns of dy, columns of x]")?;
+    check_same(&call, dy, &[Some(dw), Some(x), db])?;
+    if let Some(db) = db {
+        call.has_shape(db, &[outputs], "[columns of dy]")?;
+    }
+    let placed = call.place(dy, &FLOATS)?;
+    match placed.tensor(dy).dtype() {
+        DType::F32 => backward_weight::<f32>(&placed, [dw, dy, x], db, accumulate, [rows, inputs, outputs])?,
+        _ => backward_weight::<f64>(&placed, [dw, dy, x], db, accumulate, [rows, inputs, outputs])?,
+    }
+    placed.finish()
+}
+
+/// Every operand has the dtype of `first` and is row-major.
+fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<()> {
+    call.row_major(first)?;
+    for &slot in others.iter().flatten() {
+        call.same_dtype(slot, first)?;
+        call.row_major(slot)?;
+    }
+    Ok(())
+}
+
+fn forward<T: Layer>(
+    placed: &Placed<'_>,
+    slots: [Slot; 3],
+    bias: Option<Slot>,
+    pre: Option<Slot>,
+    activation: Activation,
+    [rows, inputs, outputs]: [usize; 3],
+) -> Result<()> {
+    let [mut y, x, weight] = placed.enter(slots)?;
+    let bias = placed.enter_some(bias)?;
+    let mut pre = placed.enter_some(pre)?;
+    let finish = Forward {
+        bias: bias.as_ref().map(Lent::elements),
+        activation,
+        pre: pre.as_mut().map(|pre| Aside { start: pre.elements_mut::<T>().as_mut_ptr(), stride: outputs }),
+    };
+    let x = Matrix::new(x.elements::<T>(), rows, inputs, false);
+    let weight = Matrix::new(weight.elements::<T>(), outputs, inputs, false);
+    matmul::product(y.elements_mut(), x, weight.t(), T::ONE, T::ZERO, &finish);
+    Ok(())
+}
+
+fn backward_input<T: Layer>(
+    placed: &Placed<'_>,
+    slots: [Slot; 3],
+    saved: Option<Slot>,
+    below: Below<'_>,
+    [rows, inputs, outputs]: [usize; 3],
+) -> Result<()> {
+    let [mut dx, dy, weight] = placed.enter(slots)?;
+    let saved = placed.enter_some(saved)?;
+    let dy = Matrix::new(dy.elements::<T>(), rows, outputs, false);
+    let weight = Matrix::new(weight.elements::<T>(), outputs, inputs, false);
+    let dx = dx.elements_mut();
+    match &saved {
+        None => matmul::product(dx, dy, weight, T::ONE, T::ZERO, &AsIs),
+        Some(saved) => {
+            let finish = FoldBelow { below, saved: saved.elements::<T>(), stride: inputs };
+            matmul::product(dx, dy, weight, T::ONE, T::ZERO, &finish);
+        }
+    }
+    Ok(())
+}
+
+fn backward_weight<T: Layer>(
+    placed: &Placed<'_>,
+    slots: [Slot; 3],
+    db: Option<Slot>,
+    accumulate: bool,
+    [rows, inputs, outputs]: [usize; 3],
+) -> Result<()> {
+    let [mut dw, dy, x] = placed.enter(slots)?;
+    let db = placed.enter_some(db)?;
+    let existing_scale = if accumulate { T::ONE } else { T::ZERO };
+    let gradients = dy.elements::<T>();
+    let dy = Matrix::new(gradients, rows, outputs, false);
+    let x = Matrix::new(x.elements::<T>(), rows, inputs, false);
+    matmul::product(dw.elements_mut(), dy.t(), x, T::ONE, existing_scale, &AsIs);
+    if let Some(mut db) = db {
+        add_rows(db.elements_mut::<T>(), gradients, accumulate);
+    }
+    Ok(())
+}
+
+/// Rows added up before their sum joins the others: the rounding error grows with B/64 + 64, not with B.
+const ROW_BLOCK: usize = 64;
+/// Columns at a time: their block sums stay in registers and the first cache.
+const COLUMN_BLOCK: usize = 64;
+
+/// `db = Σ rows of dy`, added to what is there with `accumulate`.
+fn add_rows<T: Layer>(db: &mut [T], dy: &[T], accumulate: bool) {
+    let outputs = db.len();
+    let pieces = if dy.len() < threads::PARALLEL_MIN { 1 } else { threads::count() };
+    threads::split_mut_in(db, COLUMN_BLOCK, pieces, |first, db| {
+        if !accumulate {
+            db.fill(T::ZERO);
+        }
+        for (index, db) in db.chunks_mut(COLUMN_BLOCK).enumerate() {
+            let first = first + index * COLUMN_BLOCK;
+            for block in dy.chunks(ROW_BLOCK * outputs) {
+                T::add_block(db, &block[first..], outputs);
+            }
+        }
+    });
+}
+
+/// What the tiles need of a type: the loops over rows, compiled for each SIMD level.
+trait Layer: AddScaled {
+    /// `z = activation(z + bias)` for a row; `z + bias` also goes to `pre`.
+    fn activate(z: &mut [Self], bias: Option<&[Self]>, activation: Activation, pre: Option<&mut [Self]>);
+    /// `dx = dx · f'(saved)` for a row.
+    fn fold(dx: &mut [Self], saved: &[Self], below: Below<'_>);
+    /// Adds the sum of the rows in `block`, `stride` apart, to `sums`.
+    fn add_block(sums: &mut [Self], block: &[Self], stride: usize);
+}
+
+macro_rules! layer_for {
+    ($T:ident, $add:ident, $map:ident, $fold:ident, $block:ident) => {
+        multiversion! {
+            fn $add[](z: &mut [$T], bias: &[$T]) {
+                for (z, &bias) in z.iter_mut().zip(bias) {
+                    *z += bias;
+                }
+            }
+        }
+        multiversion! {
+            fn $map[F: Unary<$T>](z: &mut [$T], f: F) {
+                for z in z {
+                    *z = f.apply(*z);
+                }
+            }
+        }
+        multiversion! {
+            fn $fold[F: Binary<$T>](dx: &mut [$T], saved: &[$T], f: F) {
+                for (dx, &saved) in dx.iter_mut().zip(saved) {
+                    *dx = f.apply(*dx, saved);
+                }
+            }
+        }
+        multiversion! {
+            fn $block[](sums: &mut [$T], block: &[$T], stride: usize) {
+                let mut block_sums = [0.0; COLUMN_BLOCK];
+                let width = sums.len();
+                for row in block.chunks(stride) {
+                    for (sum, &value) in block_sums[..width].iter_mut().zip(&row[..width]) {
+                        *sum += value;
+                    }
+                }
+                for (sum, &block_sum) in sums.iter_mut().zip(&block_sums) {
+                    *sum += block_sum;
+                }
+            }
+        }
+        impl Layer for $T {
+            fn activate(z: &mut [$T], bias: Option<&[$T]>, activation: Activation, pre: Option<&mut [$T]>) {
+                if let Some(bias) = bias {
+                    $add(z, bias);
+                }
+                if let Some(pre) = pre {
+                    pre.copy_from_slice(z);
+                }
+                match activation {
+                    Activation::Identity => {}
+                    Activation::Relu => $map(z, Relu),
+                    Activation::Gelu(Gelu::Tanh) => $map(z, GeluTanh),
+                    Activation::Gelu(Gelu::Erf) => $map(z, GeluErf),
+                }
+            }
+            fn fold(dx: &mut [$T], saved: &[$T], below: Below<'_>) {
+                match below {
+                    Below::Identity => {}
+                    Below::Relu(_) => $fold(dx, saved, ReluGrad),
+                    Below::Gelu(Gelu::Tanh, _) => $fold(dx, saved, GeluTanhGrad),
+                    Below::Gelu(Gelu::Erf, _) => $fold(dx, saved, GeluErfGrad),
+                }
+            }
+            fn add_block(sums: &mut [$T], block: &[$T], stride: usize) {
+                $block(sums, block, stride);
+            }
+        }
+    };
+}
+layer_for!(f32, add_f32, map_f32, fold_f32, block_f32);
+layer_for!(f64, add_f64, map_f64, fold_f64, block_f64);
+
+/// A second output that tiles are copied to.
+struct Aside<T> {
+    start: *mut T,
+    stride: usize,
+}
+
+// SAFETY: tiles do not overlap, so the parts of the second output written for them do not either.
+unsafe impl<T: Send> Sync for Aside<T> {}
+
+/// Bias, activation, and the pre-activation kept aside.
+struct Forward<'a, T> {
+    bias: Option<&'a [T]>,
+    activation: Activation,
+    pre: Option<Aside<T>>,
+}
+
+impl<T: Layer> Finish<T> for Forward<'_, T> {
+    fn finish(&self, mut tile: Tile<'_, T>) {
+        let columns = tile.columns.clone();
+        let bias = self.bias.map(|bias| &bias[columns.clone()]);
+        for row in tile.rows.clone() {
+            let pre = self.pre.as_ref().map(|pre| {
+                // SAFETY: the pre-activation has the output's shape (checked) and is entered for writing; this row
+                // of this tile is inside it and no other tile has it.
+                unsafe {
+                    let first = pre.start.add(row * pre.stride + columns.start);
+                    std::slice::from_raw_parts_mut(first, columns.len())
+                }
+            });
+            T::activate(tile.row(row), bias, self.activation, pre);
+        }
+    }
+}
+
+/// The derivative of the activation below.
+struct FoldBelow<'a, T> {
+    below: Below<'a>,
+    saved: &'a [T],
+    stride: usize,
+}
+
+impl<T: Layer> Finish<T> for FoldBelow<'_, T> {
+    fn finish(&self, mut tile: Tile<'_, T>) {
+        for row in tile.rows.clone() {
+            let first = row * self.stride + tile.columns.start;
+            let saved = &self.saved[first..first + tile.columns.len()];
+            T::fold(tile.row(row), saved, self.below);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{assert_close, cpu, random_f32};
+    use crate::ops::{gelu_backward_into, gelu_into, relu_backward_into, relu_into};
+
+    /// Batch, inputs, outputs: a training step's, odd ones, one, and empty.
+    const SIZES: [[usize; 3]; 7] =
+        [[128, 100, 70], [33, 65, 129], [1, 5, 3], [5, 1, 1], [0, 4, 3], [200, 3, 10], [4, 0, 3]];
+
+    fn activations() -> [Activation; 4] {
+        [Activation::Identity, Activation::Relu, Activation::Gelu(Gelu::Tanh), Activation::Gelu(Gelu::Erf)]
+    }
+
+    /// x·Wᵀ + b in f64, with the sum of the magnitudes that were added for each element.
+    fn pre_activations(
+        x: &[f32],
+        w: &[f32],
+        bias: &[f32],
+        [rows, inputs, outputs]: [usize; 3],
+    ) -> (Vec<f64>, Vec<f64>) {
+        let mut sums = Vec::new();
+        let mut magnitudes = Vec::new();
+        for row in 0..rows {
+            for out in 0..outputs {
+                let terms = (0..inputs).map(|i| f64::from(x[row * inputs + i]) * f64::from(w[out * inputs + i]));
+                sums.push(f64::from(bias[out]) + terms.clone().sum::<f64>());
+                magnitudes.push(f64::from(bias[out]).abs() + terms.map(f64::abs).sum::<f64>());
+            }
+        }
+        (sums, magnitudes)
+    }
+
+    #[test]
+    fn forward_agrees_with_f64_and_its_activation_with_the_separate_operation() {
+        for (seed, sizes) in SIZES.into_iter().enumerate() {
+            let [rows, inputs, outputs] = sizes;
+            let seed = 10 * seed as u64;
+            let (x, w) = (random_f32(rows * inputs, seed), random_f32(outputs * inputs, seed + 1));
+            let bias = random_f32(outputs, seed + 2);
+            let (reference, magnitudes) = pre_activations(&x, &w, &bias, sizes);
+            let (x, w, bias) = (cpu(&x, &[rows, inputs]), cpu(&w, &[outputs, inputs]), cpu(&bias, &[outputs]));
+            for activation in activations() {
+                let y = x.new_empty(&[rows, outputs]).unwrap();
+                let z = y.empty_like().unwrap();
+                linear_into(&y, &x, &w, Some(&bias), activation, Some(&z)).unwrap();
+                // One rounding a product, one a sum, one for the bias.
+                let bound = |index: usize, _: f64| (inputs + 2) as f64 * 2f64.powi(-24) * magnitudes[index];
+                assert_close(&z.to_vec::<f32>().unwrap(), &reference, bound);
+                let separate = match activation {
+                    Activation::Identity => z.clone(),
+                    Activation::Relu => {
+                        let out = z.empty_like().unwrap();
+                        relu_into(&out, &z).unwrap();
+                        out
+                    }
+                    Activation::Gelu(kind) => {
+                        let out = z.empty_like().unwrap();
+                        gelu_into(&out, &z, kind).unwrap();
+                        out
+                    }
+                };
+                assert_eq!(y.to_vec::<f32>().unwrap(), separate.to_vec::<f32>().unwrap(), "{activation:?} {sizes:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_gradient_below_is_dy_times_w_times_the_derivative_there() {
+        for (seed, [rows, inputs, outputs]) in SIZES.into_iter().enumerate() {
+            let seed = 100 + 10 * seed as u64;
+            let (dy, w) = (random_f32(rows * outputs, seed), random_f32(outputs * inputs, seed + 1));
+            let saved = cpu(&random_f32(rows * inputs, seed + 2), &[rows, inputs]);
+            let (dy, w) = (cpu(&dy, &[rows, outputs]), cpu(&w, &[outputs, inputs]));
+            let plain = saved.empty_like().unwrap();
+            linear_backward_input_into(&plain, &dy, &w, Below::Identity).unwrap();
+            let zero = saved.zeros_like().unwrap();
+            let product = crate::ops::addmm(&zero, &dy, &w, 1.0, 0.0).unwrap();
+            assert_eq!(plain.to_vec::<f32>().unwrap(), product.to_vec::<f32>().unwrap());
+            for below in [Below::Relu(&saved), Below::Gelu(Gelu::Tanh, &saved), Below::Gelu(Gelu::Erf, &saved)] {
+                let folded = saved.empty_like().unwrap();
+                linear_backward_input_into(&folded, &dy, &w, below).unwrap();
+                let separate = saved.empty_like().unwrap();
+                match below {
+                    Below::Gelu(kind, z) => gelu_backward_into(&separate, &plain, z, kind).unwrap(),
+                    _ => relu_backward_into(&separate, &plain, &saved).unwrap(),
+                }
+                assert_eq!(folded.to_vec::<f32>().unwrap(), separate.to_vec::<f32>().unwrap(), "{below:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn weight_and_bias_gradients_agree_with_f64_and_accumulate() {
+        for (seed, [rows, inputs, outputs]) in SIZES.into_iter().enumerate() {
+            let seed = 200 + 10 * seed as u64;
+            let (dy, x) = (random_f32(rows * outputs, seed), random_f32(rows * inputs, seed + 1));
+            let at = |v: &[f32], index: usize| f64::from(v[index]);
+            let (mut dw, mut dw_magnitudes) = (vec![0.0; outputs * inputs], vec![0.0; outputs * inputs]);
+            let (mut db, mut db_magnitudes) = (vec![0.0; outputs], vec![0.0; outputs]);
+            for row in 0..rows {
+                for out in 0..outputs {
+                    let gradient = at(&dy, row * outputs + out);
+                    db[out] += gradient;
+                    db_magnitudes[out] += gradient.abs();
+                    for i in 0..inputs {
+                        let term = gradient * at(&x, row * inputs + i);
+                        dw[out * inputs + i] += term;
+                        dw_magnitudes[out * inputs + i] += term.abs();
+                    }
+                }
+            }
+            let (dy, x) = (cpu(&dy, &[rows, outputs]), cpu(&x, &[rows, inputs]));
+            let got_dw = x.new_full(&[outputs, inputs], f64::NAN).unwrap();
+            let got_db = x.new_full(&[outputs], f64::NAN).unwrap();
+            for times in [1.0, 2.0] {
+                linear_backward_weight_into(&got_dw, Some(&got_db), &dy, &x, times > 1.0).unwrap();
+                let scaled = |values: &[f64]| values.iter().map(|v| times * v).collect::<Vec<_>>();
+                // One rounding a product and a sum, and one more for each time it is added to what is there.
+                let bound = |magnitude: f64| (rows as f64 + 2.0 * times) * 2f64.powi(-24) * times * magnitude;
+                assert_close(&got_dw.to_vec::<f32>().unwrap(), &scaled(&dw), |i, _| bound(dw_magnitudes[i]));
+                assert_close(&got_db.to_vec::<f32>().unwrap(), &scaled(&db), |i, _| bound(db_magnitudes[i]));
+            }
+        }
+    }
+
+    #[test]
+    fn the_bits_do_not_depend_on_the_number_of_threads() {
+        let before = threads::count();
+        let (rows, inputs, outputs) = (256, 300, 200);
+        let x = cpu(&random_f32(rows * inputs, 1), &[rows, inputs]);
+        let dy = cpu(&random_f32(rows * outputs, 2), &[rows, outputs]);
+        let w = cpu(&random_f32(outputs * inputs, 3), &[outputs, inputs]);
+        let bits = |count: usize| {
+            threads::set_count(count).unwrap();
+            let (y, dx) = (dy.empty_like().unwrap(), x.empty_like().unwrap());
+            let (dw, db) = (w.empty_like().unwrap(), x.new_empty(&[outputs]).unwrap());
+            linear_into(&y, &x, &w, None, Activation::Gelu(Gelu::Erf), None).unwrap();
+            linear_backward_input_into(&dx, &dy, &w, Below::Relu(&x)).unwrap();
+            linear_backward_weight_into(&dw, Some(&db), &dy, &x, false).unwrap();
+            [y, dx, dw, db].map(|t| t.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>())
+        };
+        let alone = bits(1);
+        for count in [2, 3, 5] {
+            assert!(bits(count) == alone, "{count} threads");
+        }
+        threads::set_count(before).unwrap();
+    }
+
+    #[test]
+    fn derivatives_agree_with_finite_differences_in_f64() {
+        let mut random = crate::Random::new(9);
+        let mut randn = |shape: &[usize]| Tensor::randn(shape, DType::F64, crate::Device::Cpu, &mut random).unwrap();
+        let (x, w, bias, above) = (randn(&[3, 4]), randn(&[5, 4]), randn(&[5]), randn(&[3, 5]));
+        // loss = Σ above ⊙ gelu(x·Wᵀ + b)
+        let loss = |x: &Tensor, w: &Tensor, bias: &Tensor| -> f64 {
+            let y = above.empty_like().unwrap();
+            linear_into(&y, x, w, Some(bias), Activation::Gelu(Gelu::Erf), None).unwrap();
+            let (y, above) = (y.to_vec::<f64>().unwrap(), above.to_vec::<f64>().unwrap());
+            y.iter().zip(&above).map(|(y, above)| y * above).sum()
+        };
+        let (y, z, dz) = (above.empty_like().unwrap(), above.empty_like().unwrap(), above.empty_like().unwrap());
+        linear_into(&y, &x, &w, Some(&bias), Activation::Gelu(Gelu::Erf), Some(&z)).unwrap();
+        gelu_backward_into(&dz, &above, &z, Gelu::Erf).unwrap();
+        let (dx, dw, db) = (x.empty_like().unwrap(), w.empty_like().unwrap(), bias.empty_like().unwrap());
+        linear_backward_input_into(&dx, &dz, &w, Below::Identity).unwrap();
+        linear_backward_weight_into(&dw, Some(&db), &dz, &x, false).unwrap();
+        for (parameter, gradient) in [(&x, &dx), (&w, &dw), (&bias, &db)] {
+            let gradient = gradient.to_vec::<f64>().unwrap();
+            for (index, &gradient) in gradient.iter().enumerate() {
+                let step = 1e-5;
+                let moved = |by: f64| {
+                    parameter.with_slice_mut::<f64, _>(|values| values[index] += by).unwrap();
+                    loss(&x, &w, &bias)
+                };
+                let difference = (moved(step) - moved(-2.0 * step)) / (2.0 * step);
+                moved(step);
+                // Central differences err by step²·f‴/6 (below 1e-9 here) and by 1e-16·|loss|/step (below 1e-9).
+                assert!((difference - gradient).abs() < 1e-8, "{difference} against {gradient}");
+            }
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_named() {
+        let (x, w) = (cpu(&[0.0; 6], &[2, 3]), cpu(&[0.0; 8], &[4, 2]).named("fc1.weight"));
+        let y = x.new_empty(&[2, 4]).unwrap();
+        let error = linear_into(&y, &x, &w, None, Activation::Relu, None).unwrap_err().to_string();
+        assert!(error.contains(r#"weight "fc1.weight" f32[4, 2] on cpu: expected shape [4, 3]"#), "{error}");
+        let error = linear_backward_weight_into(&w, None, &y, &x.slice(0..1).unwrap(), false).unwrap_err().to_string();
+        assert!(error.contains("x f32[1, 3] on cpu: expected shape [2, 3], that is [rows of dy, inputs]"), "{error}");
+        let error = linear_backward_input_into(&x, &y, &w, Below::Identity).unwrap_err().to_string();
+        assert!(error.contains("dx f32[2, 3] on cpu: expected shape [2, 2]"), "{error}");
+    }
+}
