@@ -51,8 +51,9 @@ impl Tensor {
                 at,
             });
         };
-        let here = transfer::on_host(self, "save_npy", at)?;
+        // Saved is used: it was not made only to be moved here.
         self.storage().mark_used();
+        let here = transfer::on_host(self, "save_npy", at)?;
         // As numpy has it: an array that lies the same in both orders (a row, a column, nothing) is row-major.
         let fortran_order = self.is_transposed() && self.shape().iter().all(|&dim| dim > 1);
         let header = header::written(descr, fortran_order, self.shape());

@@ -251,7 +251,11 @@ impl Registry {
         let mut left: Vec<LeftBehind> = elsewhere
             .map(|Entry { tensor, .. }| {
                 let (bytes, made_at) = (tensor.bytes(), tensor.storage().made_at);
-                LeftBehind { live: LiveTensor { tensor: tensor.info(), bytes, made_at }, registered: true, way_out: WayOut::Move(home) }
+                LeftBehind {
+                    live: LiveTensor { tensor: tensor.info(), bytes, made_at },
+                    registered: true,
+                    way_out: WayOut::Move(home),
+                }
             })
             .collect();
         for device in Device::usable().into_iter().filter(|&device| device != home) {
@@ -369,7 +373,11 @@ impl fmt::Display for Registry {
         let shape = |entry: &Entry| entry.tensor.shape().to_string();
         let shape_width = self.entries.iter().map(|entry| shape(entry).len()).max().unwrap_or(0).max("shape".len());
         let (name, dims) = ("name", "shape");
-        writeln!(f, "{:<11}{name:<width$}  {:<7}{dims:<shape_width$}  {:<9}{:>10}", "role", "dtype", "device", "bytes")?;
+        writeln!(
+            f,
+            "{:<11}{name:<width$}  {:<7}{dims:<shape_width$}  {:<9}{:>10}",
+            "role", "dtype", "device", "bytes"
+        )?;
         for (device, entries) in self.by_device() {
             for entry in &entries {
                 let Entry { name, role, tensor, .. } = entry;
@@ -558,7 +566,8 @@ on cpu: 4 tensors, 292 B
 
     #[test]
     fn edits_are_counted() {
-        for (one, other, count) in [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("w", "w", 0)] {
+        for (one, other, count) in [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("w", "w", 0)]
+        {
             assert_eq!((edits(one, other), edits(other, one)), (count, count), "{one} {other}");
         }
     }

@@ -39,6 +39,8 @@ pub(crate) struct Storage {
     pinned: bool,
     /// Whether any operation has used the contents since they were made; a transfer does not count.
     used: AtomicBool,
+    /// Whether any operation or copy has changed the contents since they were made.
+    changed: AtomicBool,
     in_use: Mutex<Vec<Use>>,
 }
 
@@ -73,6 +75,7 @@ impl Storage {
             made_at: at,
             pinned,
             used: AtomicBool::new(false),
+            changed: AtomicBool::new(false),
             in_use: Mutex::new(Vec::new()),
         }))
     }
@@ -99,6 +102,15 @@ impl Storage {
 
     pub(crate) fn mark_used(&self) {
         self.used.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn was_changed(&self) -> bool {
+        self.changed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mark_changed(&self) {
+        self.used.store(true, Ordering::Relaxed);
+        self.changed.store(true, Ordering::Relaxed);
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<Use>> {

@@ -48,6 +48,19 @@ fn replace(count: usize, pinned: bool) -> Result<()> {
     Ok(())
 }
 
+/// The cores in this process's affinity mask, as it was when they were first asked for (before anything was pinned).
+pub fn cores() -> &'static [usize] {
+    static CORES: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
+    CORES.get_or_init(pool::affinity_cores)
+}
+
+/// Keeps the calling thread on the `index`-th of `cores()`, counted round. A refusal by the system changes only speed.
+pub fn pin_current(index: usize) {
+    if let Some(&core) = cores().get(index % cores().len().max(1)) {
+        pool::pin(core);
+    }
+}
+
 fn with_pool<R>(look: impl FnOnce(&Pool) -> R) -> R {
     loop {
         if let Some(pool) = POOL.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
@@ -55,7 +68,7 @@ fn with_pool<R>(look: impl FnOnce(&Pool) -> R) -> R {
         }
         let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
         if slot.is_none() {
-            *slot = Some(Pool::new(pool::affinity_cores().len().clamp(1, COUNT_MAX), false));
+            *slot = Some(Pool::new(cores().len().clamp(1, COUNT_MAX), false));
         }
     }
 }

@@ -52,12 +52,14 @@ fn check(op: &'static str, tensor: &Tensor, target: Device, at: Site) -> Result<
 /// Books one crossing that has happened.
 fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
     let storage = tensor.storage();
-    let made_only_to_move = (storage.origin == Origin::Computed && !storage.was_used()).then_some(storage.made_at);
+    let source = tensor.device();
+    let unused = source == Device::Cpu && storage.origin == Origin::Computed && !storage.was_used();
+    let made_only_to_move = unused.then_some(storage.made_at);
     let came_from_target = match storage.origin {
-        Origin::Arrived(from, by) if from == target => Some(by),
+        // Changed since: what goes back is news (trained weights being saved, say).
+        Origin::Arrived(from, by) if from == target && !storage.was_changed() => Some(by),
         _ => None,
     };
-    let source = tensor.device();
     with_rules(|rules| {
         let key = Key {
             kind: Kind::between(source, target),
@@ -101,7 +103,7 @@ pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, aske
     } else {
         source.storage().mark_used();
     }
-    target.storage().mark_used();
+    target.storage().mark_changed();
     Ok(())
 }
 

@@ -148,8 +148,17 @@ fn unsupported(dtype: &str, kind: Option<u8>) -> String {
 
 /// The start of `bytes`, printable.
 fn shown(bytes: &[u8]) -> String {
-    let cut = if bytes.len() > SHOWN_BYTES_MAX { "…" } else { "" };
-    format!("{}{cut}", bytes[..bytes.len().min(SHOWN_BYTES_MAX)].escape_ascii())
+    let mut shown = String::new();
+    for &byte in bytes.iter().take(SHOWN_BYTES_MAX) {
+        match byte {
+            b' '..=b'~' => shown.push(char::from(byte)),
+            _ => shown.extend(std::ascii::escape_default(byte).map(char::from)),
+        }
+    }
+    if bytes.len() > SHOWN_BYTES_MAX {
+        shown.push('…');
+    }
+    shown
 }
 
 /// A reader of the few kinds of Python literals that a header is made of.
@@ -210,7 +219,9 @@ impl<'a> Literal<'a> {
         match self.peek() {
             Some(b'[' | b'(') => {
                 let dtype = shown(&self.text[self.position..]);
-                Err(unsupported(&format!("structured, {dtype}"), None))
+                Err(format!(
+                    "its dtype is structured: {dtype}. Save each field as an array of its own: np.save(path, a['name'])"
+                ))
             }
             _ => self.string("a dtype"),
         }
@@ -337,7 +348,7 @@ mod tests {
             (of_descr("'|V2'"), "bfloat16"),
             (of_descr("'|f4'"), "no byte order"),
             (of_descr("''"), "''; supported"),
-            (of_descr("[('x', '<f4'), ('y', '<f4')]"), "structured, [('x', '<f4'), ('y', '<f4')], "),
+            (of_descr("[('x', '<f4'), ('y', '<f4')]"), "structured: [('x', '<f4'), ('y', '<f4')], '"),
             (of_descr("('<f4', (2,))"), "structured"),
             (of_descr("'<f4"), "'<f4, '; supported"),
             (of_descr("'<f4\\n'"), "without escapes"),

@@ -1,28 +1,12 @@
 //! axpy: `y += a x`, each element by one fused multiply-add, so one rounding. `a` is rounded to the dtype first.
 
-use crate::dtype::Element;
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS, Lent};
-use crate::ops::loops::{Binary, GRAIN};
+use crate::ops::call::{Call, FLOATS};
+use crate::ops::float::Float;
+use crate::ops::loops::GRAIN;
 use crate::simd::multiversion;
 use crate::threads;
 use crate::{DType, Tensor};
-
-/// `apply(y, x)` is `y + a x`.
-#[derive(Clone, Copy)]
-struct Axpy<T>(T);
-
-macro_rules! axpy_for {
-    ($($T:ty),*) => {$(
-        impl Binary<$T> for Axpy<$T> {
-            #[inline(always)]
-            fn apply(self, y: $T, x: $T) -> $T {
-                self.0.mul_add(x, y)
-            }
-        }
-    )*};
-}
-axpy_for!(f32, f64);
 
 /// `y += a x`. `x` may not be `y`: that is `scale_into(y, y, 1.0 + a)`.
 #[track_caller]
@@ -35,23 +19,21 @@ pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     {
         let [mut lent_y, x] = placed.enter([y, x])?;
         match placed.tensor(y).dtype() {
-            DType::F32 => update::<f32, _>(&mut lent_y, &x, Axpy(a as f32)),
-            _ => update::<f64, _>(&mut lent_y, &x, Axpy(a)),
+            DType::F32 => update(lent_y.elements_mut(), a as f32, x.elements()),
+            _ => update(lent_y.elements_mut(), a, x.elements()),
         }
     }
     placed.finish()
 }
 
-/// `y[i] = f(y[i], x[i])`.
-fn update<T: Element, F: Binary<T>>(y: &mut Lent<'_>, x: &Lent<'_>, f: F) {
-    let x = x.elements::<T>();
-    threads::split_mut(y.elements_mut::<T>(), GRAIN, |first, y| update_part(y, &x[first..first + y.len()], f));
+fn update<T: Float>(y: &mut [T], a: T, x: &[T]) {
+    threads::split_mut(y, GRAIN, |first, y| update_part(y, a, &x[first..first + y.len()]));
 }
 
 multiversion! {
-    fn update_part[T: Element, F: Binary<T>](y: &mut [T], x: &[T], f: F) {
+    fn update_part[T: Float](y: &mut [T], a: T, x: &[T]) {
         for (y, &x) in y.iter_mut().zip(x) {
-            *y = f.apply(*y, x);
+            *y = a.fused(x, *y);
         }
     }
 }

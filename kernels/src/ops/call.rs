@@ -225,12 +225,12 @@ impl<'a> Call<'a> {
         let mut operand = operand.tensor.as_operand(operand.role);
         operand.tensor.device = device;
         let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" and ");
-        let cuda = if versions.cuda.is_empty() || !device.runs_host_code() {
-            "none on cuda".to_string()
-        } else {
-            format!("{} on cuda", names(versions.cuda))
-        };
-        let supported = format!("{} on cpu, {cuda}", names(versions.cpu));
+        let mut supported = format!("{} on cpu", names(versions.cpu));
+        // Where no GPU can be used there is no use in saying what one could do.
+        if Device::best().is_accelerator() {
+            let cuda = if versions.cuda.is_empty() { "nothing".to_string() } else { names(versions.cuda) };
+            supported = format!("{supported}, {cuda} on cuda");
+        }
         Error::NoVersion(Box::new(NoVersion { op: self.op, operand, supported, at: self.at }))
     }
 }
@@ -262,7 +262,7 @@ impl Placed<'_> {
 
     /// Enters an output that this operation has just made.
     pub(crate) fn enter_new<'b>(&self, out: &'b Tensor) -> Result<Lent<'b>> {
-        out.storage().mark_used();
+        out.storage().mark_changed();
         out.borrow("out", true, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
     }
 
@@ -291,7 +291,11 @@ impl Placed<'_> {
                 });
             }
         }
-        tensor.storage().mark_used();
+        if operand.writes {
+            tensor.storage().mark_changed();
+        } else {
+            tensor.storage().mark_used();
+        }
         tensor.borrow(operand.role, operand.writes, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
     }
 

@@ -8,8 +8,8 @@
 //! dloss/dx_c = ((1 − a) w_y + a/C W) eᶻ_c/s − (1 − a) w_y [c = y] − a/C w_c
 //! ```
 //!
-//! Few classes: sixteen rows at a time, transposed, so that SIMD lanes are rows. Many: row by row, lanes are classes.
-//! Which of the two depends on C alone, and what becomes of a row on that row alone.
+//! Few classes: a group of rows at a time (`narrow.rs`). Many: row by row, in blocks (`wide.rs`). Which of the two
+//! depends on C alone, and what becomes of a row on that row alone.
 
 mod narrow;
 #[cfg(test)]
@@ -175,6 +175,20 @@ impl<T: Float> Problem<'_, T> {
             class: self.gradient_scale * self.class_share,
             target: self.gradient_scale * target,
         }
+    }
+
+    /// eᶻ of one row becomes its gradient.
+    #[inline(always)]
+    fn finish_gradient(&self, row: &mut [T], class: usize, factors: Factors<T>) {
+        match self.class_weights {
+            _ if !self.smooths => row.iter_mut().for_each(|e| *e = *e * factors.softmax),
+            None => row.iter_mut().for_each(|e| *e = e.fused(factors.softmax, T::ZERO - factors.class)),
+            Some(weights) => {
+                let offsets = weights.iter().map(|&weight| T::ZERO - factors.class * weight);
+                row.iter_mut().zip(offsets).for_each(|(e, offset)| *e = e.fused(factors.softmax, offset));
+            }
+        }
+        row[class] = row[class] - factors.target;
     }
 }
 

@@ -5,9 +5,9 @@
 //! the column: not of the rank that holds the sample, nor of how the batch is cut. So any number of ranks drops the
 //! same elements, and nothing need be kept for the backward pass: it is the same call, on dy.
 
-use crate::dtype::Element;
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS};
+use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;
 use crate::philox::philox4x32;
 use crate::simd::multiversion;
@@ -34,7 +34,7 @@ pub struct DropoutKey<'a> {
 
 /// [`dropout_into`] with a new tensor for its output.
 #[track_caller]
-pub fn dropout(x: &Tensor, probability: f64, key: &DropoutKey) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, probability: f64, key: &DropoutKey<'_>) -> Result<Tensor> {
     let out = x.empty_like()?;
     dropout_into(&out, x, probability, key)?;
     Ok(out)
@@ -46,7 +46,7 @@ pub fn dropout(x: &Tensor, probability: f64, key: &DropoutKey) -> Result<Tensor>
 ///
 /// An element is kept when a uniform multiple of 2⁻²⁴ is at least `probability`.
 #[track_caller]
-pub fn dropout_into(out: &Tensor, x: &Tensor, probability: f64, key: &DropoutKey) -> Result<()> {
+pub fn dropout_into(out: &Tensor, x: &Tensor, probability: f64, key: &DropoutKey<'_>) -> Result<()> {
     let mut call = Call::new("dropout");
     let out = call.writes("out", out);
     let x = call.reads("x", x);
@@ -124,19 +124,7 @@ impl Pattern {
     }
 }
 
-/// What numbers an element may be here.
-trait Scalable: Element + std::ops::Mul<Output = Self> {}
-impl Scalable for f32 {}
-impl Scalable for f64 {}
-
-fn drop_rows<T: Scalable>(
-    out: &mut [T],
-    x: Option<&[T]>,
-    columns: usize,
-    first_row: u64,
-    pattern: Pattern,
-    scale: T,
-) {
+fn drop_rows<T: Float>(out: &mut [T], x: Option<&[T]>, columns: usize, first_row: u64, pattern: Pattern, scale: T) {
     threads::split_mut(out, GRAIN, |first, out| {
         // One block more than a grain fills, since a part may begin inside a block.
         let mut bits = [[0; 4]; GRAIN / 4 + 1];
@@ -166,10 +154,10 @@ multiversion! {
 }
 
 multiversion! {
-    fn keep[T: Scalable](out: &mut [T], bits: &[u32], kept_from: i32, scale: T) {
+    fn keep[T: Float](out: &mut [T], bits: &[u32], kept_from: i32, scale: T) {
         for (out, &bits) in out.iter_mut().zip(bits) {
             let kept = *out * scale;
-            *out = if (bits >> 8) as i32 >= kept_from { kept } else { T::default() };
+            *out = if (bits >> 8) as i32 >= kept_from { kept } else { T::ZERO };
         }
     }
 }
@@ -213,7 +201,8 @@ mod tests {
             let kept = |index: usize| {
                 let (row, column) = (first_row + (index / columns) as u64, index % columns);
                 let word = 1 << 31 | layer << 8 | (row >> 32) as u32;
-                let block = philox4x32([(column / 4) as u32, row as u32, word, step], [seed as u32, (seed >> 32) as u32]);
+                let block =
+                    philox4x32([(column / 4) as u32, row as u32, word, step], [seed as u32, (seed >> 32) as u32]);
                 f64::from(crate::philox::uniform(block[column % 4])) >= probability
             };
             let expected: Vec<f32> =
@@ -255,7 +244,7 @@ mod tests {
         let y = dropped(&x, &[2, 2], 0.0, 1, 1, [0, 0]);
         assert_eq!(y.iter().map(|y| y.to_bits()).collect::<Vec<_>>(), x.map(f32::to_bits));
         let y = dropped(&[f32::NAN; 64], &[64], 0.5, 1, 1, [0, 0]);
-        assert!(y.iter().any(|y| y.is_nan()) && y.iter().any(|&y| y == 0.0));
+        assert!(y.iter().any(|y| y.is_nan()) && y.contains(&0.0));
     }
 
     #[test]

@@ -4,9 +4,8 @@ use crate::dtype::{exact, with_element};
 use crate::error::Result;
 use crate::ops::call::Call;
 use crate::ops::cast::EVERY_DTYPE;
-use crate::ops::loops;
-use crate::threads;
-use crate::{DType, Element, Tensor};
+use crate::ops::loops::GRAIN;
+use crate::{Tensor, threads};
 
 /// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds it.
 #[track_caller]
@@ -23,7 +22,7 @@ pub fn fill_into(out: &Tensor, value: f64) -> Result<()> {
         let [mut lent_out] = placed.enter([out])?;
         with_element!(placed.tensor(out).dtype(), T => {
             let value = exact::<T>(op, value, at)?;
-            loops::write_apart::<T>(lent_out.elements_mut(), |_, part| part.fill(value));
+            threads::split_mut(lent_out.elements_mut::<T>(), GRAIN, |_, part| part.fill(value));
         });
     }
     placed.finish()
@@ -52,8 +51,8 @@ fn fill_bytes(op: &'static str, out: &Tensor) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
     use crate::ops::testing::{SIZES, cpu, cpu_of};
+    use crate::{DType, Device, Element};
 
     #[test]
     fn every_dtype_and_size_is_filled_and_zeroed() {

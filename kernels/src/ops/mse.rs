@@ -6,9 +6,9 @@
 //!
 //! Squares are added in f64, in 8 lanes that are then added pairwise, whatever the SIMD level: the same bits always.
 
-use crate::dtype::Element;
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS, Lent};
+use crate::ops::float::Float;
 use crate::ops::loops::{self, Binary};
 use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN};
@@ -20,10 +20,7 @@ const LANES: usize = 8;
 #[derive(Clone, Copy)]
 struct ScaledDifference<T>(T);
 
-impl<T> Binary<T> for ScaledDifference<T>
-where
-    T: std::ops::Sub<Output = T> + std::ops::Mul<Output = T> + Copy + Send + Sync,
-{
+impl<T: Float> Binary<T> for ScaledDifference<T> {
     #[inline(always)]
     fn apply(self, pred: T, target: T) -> T {
         self.0 * (pred - target)
@@ -62,22 +59,24 @@ pub fn mse_into(
         match placed.tensor(pred).dtype() {
             DType::F32 => {
                 let slope = ScaledDifference((2.0 * grad_scale) as f32);
-                all_rows::<f32, _>(&mut losses, dpred.as_mut(), &lent_pred, &target, slope);
+                all_rows::<f32>(&mut losses, dpred.as_mut(), &lent_pred, &target, slope);
             }
             _ => {
                 let slope = ScaledDifference(2.0 * grad_scale);
-                all_rows::<f64, _>(&mut losses, dpred.as_mut(), &lent_pred, &target, slope);
+                all_rows::<f64>(&mut losses, dpred.as_mut(), &lent_pred, &target, slope);
             }
         }
     }
     placed.finish()
 }
 
-fn all_rows<T, F>(losses: &mut Lent<'_>, mut dpred: Option<&mut Lent<'_>>, pred: &Lent<'_>, target: &Lent<'_>, slope: F)
-where
-    T: Number,
-    F: Binary<T>,
-{
+fn all_rows<T: Float>(
+    losses: &mut Lent<'_>,
+    mut dpred: Option<&mut Lent<'_>>,
+    pred: &Lent<'_>,
+    target: &Lent<'_>,
+    slope: ScaledDifference<T>,
+) {
     {
         let pred = match (pred.unless_in_place::<T>(), &mut dpred) {
             (Some(pred), _) => pred,
@@ -87,11 +86,11 @@ where
         sum_rows(losses.elements_mut::<T>(), pred, target.elements::<T>());
     }
     if let Some(dpred) = dpred {
-        loops::binary::<T, F>(dpred, pred, target, slope);
+        loops::binary::<T, _>(dpred, pred, target, slope);
     }
 }
 
-fn sum_rows<T: Number>(losses: &mut [T], pred: &[T], target: &[T]) {
+fn sum_rows<T: Float>(losses: &mut [T], pred: &[T], target: &[T]) {
     let features = pred.len() / losses.len().max(1);
     let pieces = if pred.len() < PARALLEL_MIN { 1 } else { threads::count().min(losses.len()) };
     threads::split_mut_in(losses, 1, pieces, |first, losses| {
@@ -102,22 +101,18 @@ fn sum_rows<T: Number>(losses: &mut [T], pred: &[T], target: &[T]) {
     });
 }
 
-/// An element whose differences are of its own type.
-trait Number: Element + std::ops::Sub<Output = Self> {}
-impl<T: Element + std::ops::Sub<Output = T>> Number for T {}
-
 multiversion! {
-    fn squared_distance[T: Number](pred: &[T], target: &[T]) -> f64 {
+    fn squared_distance[T: Float](pred: &[T], target: &[T]) -> f64 {
         let mut lanes = [0f64; LANES];
         let ((pred, pred_rest), (target, target_rest)) = (pred.as_chunks::<LANES>(), target.as_chunks::<LANES>());
         for (pred, target) in pred.iter().zip(target) {
             for lane in 0..LANES {
-                let difference = (pred[lane] - target[lane]).to_f64();
+                let difference = (pred[lane] - target[lane]).widened();
                 lanes[lane] = difference.mul_add(difference, lanes[lane]);
             }
         }
         for (lane, (&pred, &target)) in lanes.iter_mut().zip(pred_rest.iter().zip(target_rest)) {
-            let difference = (pred - target).to_f64();
+            let difference = (pred - target).widened();
             *lane = difference.mul_add(difference, *lane);
         }
         let [a, b, c, d, e, f, g, h] = lanes;

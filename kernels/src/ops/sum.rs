@@ -4,9 +4,9 @@
 //! 1024 elements goes into 32 lanes (element i into lane i mod 32), which are added pairwise; runs of whole blocks, at
 //! most 256 runs of equal length, add their blocks in order; and the runs are added in order.
 
-use crate::dtype::Element;
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS};
+use crate::ops::float::Float;
 use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN};
 use crate::{DType, Tensor};
@@ -67,7 +67,7 @@ fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
 }
 
 /// The sum in the order that this file's head describes.
-fn total<T: Element>(x: &[T]) -> f64 {
+fn total<T: Float>(x: &[T]) -> f64 {
     let run_len = x.len().div_ceil(BLOCK).div_ceil(RUNS_MAX) * BLOCK;
     if run_len == 0 {
         return 0.0;
@@ -85,18 +85,18 @@ fn total<T: Element>(x: &[T]) -> f64 {
 }
 
 multiversion! {
-    fn run_total[T: Element](x: &[T]) -> f64 {
+    fn run_total[T: Float](x: &[T]) -> f64 {
         let mut sum = 0.0;
         for block in x.chunks(BLOCK) {
             let mut lanes = [0f64; LANES];
             let (whole, rest) = block.as_chunks::<LANES>();
             for elements in whole {
                 for (lane, element) in lanes.iter_mut().zip(elements) {
-                    *lane += element.to_f64();
+                    *lane += element.widened();
                 }
             }
             for (lane, element) in lanes.iter_mut().zip(rest) {
-                *lane += element.to_f64();
+                *lane += element.widened();
             }
             sum += pairwise(lanes);
         }
@@ -104,8 +104,9 @@ multiversion! {
     }
 }
 
-/// The lanes' sum: the upper half onto the lower, until one is left.
-#[inline(always)]
+/// The lanes' sum: the upper half onto the lower, until one is left. Kept out of line, because LLVM would otherwise
+/// break the lanes of the loop before it into pieces that suit these additions (twice the time).
+#[inline(never)]
 fn pairwise(mut lanes: [f64; LANES]) -> f64 {
     let mut width = LANES / 2;
     while width > 0 {

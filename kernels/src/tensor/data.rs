@@ -133,7 +133,7 @@ impl Tensor {
         let at = Location::caller();
         self.check_element::<T>("with_slice_mut", at)?;
         self.check_on_host("with_slice_mut", at)?;
-        self.storage.mark_used();
+        self.storage.mark_changed();
         let mut borrow = self.borrow("x", true, "with_slice_mut", at)?;
         Ok(change(borrow.elements_mut()))
     }

@@ -96,7 +96,7 @@ impl Shared<'_> {
 
 impl Pool {
     pub(super) fn new(count: usize, pinned: bool) -> Pool {
-        let cores = affinity_cores();
+        let cores = super::cores();
         let spins = count <= cores.len().max(1);
         if pinned && let Some(&core) = cores.first() {
             pin(core);
@@ -240,7 +240,7 @@ fn serve(mailbox: &Mailbox, spins: bool) {
     }
 }
 
-/// The cores this process may run on.
+/// The cores that the calling thread may run on.
 pub(super) fn affinity_cores() -> Vec<usize> {
     // SAFETY: the set is plain bits, all zero is a value of it, and the call writes no more than its size.
     let set = unsafe {
@@ -255,7 +255,7 @@ pub(super) fn affinity_cores() -> Vec<usize> {
 }
 
 /// Keeps the calling thread on one core. A refusal by the system changes nothing but speed.
-fn pin(core: usize) {
+pub(super) fn pin(core: usize) {
     // SAFETY: as in `affinity_cores`; the core came from there.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

@@ -16,7 +16,7 @@ const LOOP_COUNT_MIN: u64 = 8;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Hint {
-    /// Data left a device and came back to it.
+    /// Data left a device and came back to it unchanged.
     PingPong {
         /// The device it left and returned to.
         home: Device,
@@ -72,21 +72,32 @@ impl Hint {
     }
 }
 
+/// `once`, `2 times` …
+struct Times(u64);
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 1 { f.write_str("once") } else { write!(f, "{} times", self.0) }
+    }
+}
+
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Hint::PingPong { home, left_at, returned_at, count } => write!(
                 f,
-                "ping-pong: data left {home} at {} and came back to it at {}, {count} times. Keep it on {home}.",
+                "ping-pong: data left {home} at {} and came back to it unchanged at {}, {}. Keep it on {home}.",
                 Place(left_at),
-                Place(returned_at)
+                Place(returned_at),
+                Times(*count)
             ),
             Hint::MadeOnlyToMove { made_at, moved_at, target, count } => write!(
                 f,
-                "made only to be moved: made at {}, moved to {target} at {} before anything used it, {count} times. \
+                "made only to be moved: made at {}, moved to {target} at {} before anything used it, {}. \
                  Make it there: pass Device::{target:?} to the constructor.",
                 Place(made_at),
-                Place(moved_at)
+                Place(moved_at),
+                Times(*count)
             ),
             Hint::ScalarReadsInStep { at, count } => write!(
                 f,

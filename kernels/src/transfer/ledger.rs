@@ -95,7 +95,7 @@ pub(crate) struct Circumstances {
     pub(crate) pageable: bool,
     /// The tensor was made here by a constructor and never used before it was moved.
     pub(crate) made_only_to_move: Option<Site>,
-    /// The tensor had come from the very device it goes to, by this line.
+    /// The tensor had come from the very device it goes to, by this line, and nothing changed it meanwhile.
     pub(crate) came_from_target: Option<Site>,
 }
 
@@ -110,6 +110,19 @@ pub(crate) struct Sums {
     pub(crate) made_at: Option<Site>,
     pub(crate) returned_count: u64,
     pub(crate) came_by: Option<Site>,
+}
+
+impl Sums {
+    fn add(&mut self, other: &Sums) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        self.announced = self.announced.or(other.announced);
+        self.pageable_count += other.pageable_count;
+        self.made_only_to_move_count += other.made_only_to_move_count;
+        self.made_at = self.made_at.or(other.made_at);
+        self.returned_count += other.returned_count;
+        self.came_by = self.came_by.or(other.came_by);
+    }
 }
 
 /// One line of the ledger.
@@ -153,6 +166,11 @@ impl Ledger {
         OF_PROCESS.get_or_init(Ledger::new).clone()
     }
 
+    /// The book that transfers of this thread go into now.
+    pub fn current() -> Arc<Ledger> {
+        super::policy::with_rules(|rules| rules.ledger.clone())
+    }
+
     pub(crate) fn book(&self, key: Key, seen: Circumstances) {
         let mut rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let sums = rows.entry(key).or_default();
@@ -174,6 +192,17 @@ impl Ledger {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sorted: Vec<(Key, Sums)> = rows.iter().map(|(key, sums)| (*key, *sums)).collect();
         drop(rows);
+        // Two calls on one source line are one row for people.
+        let line =
+            |key: &Key| (key.phase, key.kind, key.source, key.target, key.implicit, key.site.file(), key.site.line());
+        sorted.sort_by_key(|(key, _)| (line(key), key.site.column()));
+        sorted.dedup_by(|(key, sums), (kept, kept_sums)| {
+            let same = line(key) == line(kept);
+            if same {
+                kept_sums.add(sums);
+            }
+            same
+        });
         sorted.sort_by_key(|(key, sums)| (key.phase, std::cmp::Reverse(sums.bytes), key.site, key.kind, key.source));
         sorted
     }

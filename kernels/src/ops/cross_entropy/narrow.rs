@@ -1,5 +1,6 @@
-//! Few classes: a group of rows is transposed into a block in which SIMD lanes are rows. Each lane adds up its own row,
-//! class by class, so its result is the same in any place of any group.
+//! Few classes: a group of rows at a time, so that what costs most fills SIMD lanes although a row does not: the
+//! exponentials of all their logits in one loop, then the logarithms of all their sums. Maxima and sums are by row,
+//! class by class, so a row's result is the same in any place of any group.
 
 use super::{Problem, Rows};
 use crate::ops::float::Float;
@@ -8,139 +9,128 @@ use crate::simd::multiversion;
 /// Rows at a time: the lanes of the widest SIMD registers.
 pub(super) const GROUP: usize = 16;
 
-/// Up to this many classes the block stays in the first cache and rows are too short to fill lanes by themselves.
+/// Up to this many classes; beyond, a row fills lanes by itself.
 pub(super) const CLASSES_MAX: usize = 64;
 
 /// One number a row.
-type Lanes<T> = [T; GROUP];
+type ByRow<T> = [T; GROUP];
 
 multiversion! {
     pub(super) fn rows[T: Float](problem: &Problem<'_, T>, rows: &mut Rows<'_, T>) {
-        let mut block = [[T::ZERO; GROUP]; CLASSES_MAX];
-        let block = &mut block[..problem.classes];
+        let mut buffer = [T::ZERO; GROUP * CLASSES_MAX];
         for start in (0..rows.losses.len()).step_by(GROUP) {
             let count = GROUP.min(rows.losses.len() - start);
-            group(problem, rows, start, count, block);
+            group(problem, rows, start, count, &mut buffer);
         }
     }
 }
 
-/// `count` rows from `start` on. Lanes beyond `count` compute something that nobody reads.
+/// `count` rows from `start` on.
 #[inline(always)]
-fn group<T: Float>(
-    problem: &Problem<'_, T>,
-    rows: &mut Rows<'_, T>,
-    start: usize,
-    count: usize,
-    block: &mut [Lanes<T>],
-) {
+fn group<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, start: usize, count: usize, buffer: &mut [T]) {
     let classes = problem.classes;
-    let within = start * classes..(start + count) * classes;
     let first_row = rows.first + start;
-    match (problem.logits, &rows.dlogits) {
-        (Some(logits), _) => gather(block, &logits[first_row * classes..(first_row + count) * classes]),
-        (None, Some(dlogits)) => gather(block, &dlogits[within.clone()]),
-        (None, None) => unreachable!("logits are in place of dlogits or apart"),
-    }
-    let mut largest = [T::NEG_INFINITY; GROUP];
-    for lanes in block.iter() {
-        for (largest, &x) in largest.iter_mut().zip(lanes) {
-            *largest = if x > *largest { x } else { *largest };
+    let has_gradient = rows.dlogits.is_some();
+    // x, then z, then eᶻ, then the gradient.
+    let values = match &mut rows.dlogits {
+        Some(dlogits) => &mut dlogits[start * classes..(start + count) * classes],
+        None => &mut buffer[..count * classes],
+    };
+    let (mut sum, mut target_z, mut weight, mut weighted_z) =
+        ([T::ONE; GROUP], [T::ZERO; GROUP], [T::ZERO; GROUP], [T::ZERO; GROUP]);
+    let mut targets = [None; GROUP];
+    for (lane, values) in values.chunks_exact_mut(classes).enumerate() {
+        let row = first_row + lane;
+        match problem.logits {
+            Some(logits) => shift_apart(values, &logits[row * classes..(row + 1) * classes]),
+            None => shift(values),
         }
-    }
-    let mut target_z = [T::ZERO; GROUP];
-    let mut weight = [T::ZERO; GROUP];
-    for lane in 0..count {
-        if let Some(class) = problem.class(first_row + lane) {
-            target_z[lane] = block[class][lane] - largest[lane];
+        targets[lane] = problem.class(row);
+        if let Some(class) = targets[lane] {
+            target_z[lane] = values[class];
             weight[lane] = problem.weight(class);
         }
+        if problem.smooths {
+            weighted_z[lane] = weighted_sum(problem, values);
+        }
     }
-    let (sum, weighted_z) = exponentials(problem, block, &largest);
+    for value in values.iter_mut() {
+        *value = value.exponential();
+    }
+    for (sum, values) in sum.iter_mut().zip(values.chunks_exact(classes)) {
+        *sum = values.iter().fold(T::ZERO, |sum, &e| sum + e);
+    }
+    write_losses(problem, &mut rows.losses[start..start + count], &targets, [&sum, &target_z, &weight, &weighted_z]);
+    if let Some(weights) = &mut rows.weights {
+        weights[start..start + count].copy_from_slice(&weight[..count]);
+    }
+    if has_gradient {
+        gradients(problem, values, &targets, &sum, &weight);
+    }
+}
+
+/// x becomes z = x − max x. NaN counts for nothing in the maximum (eᴺᵃᴺ will tell).
+#[inline(always)]
+fn shift<T: Float>(values: &mut [T]) {
+    let largest = maximum(values);
+    values.iter_mut().for_each(|x| *x = *x - largest);
+}
+
+#[inline(always)]
+fn shift_apart<T: Float>(z: &mut [T], x: &[T]) {
+    let largest = maximum(x);
+    z.iter_mut().zip(x).for_each(|(z, &x)| *z = x - largest);
+}
+
+#[inline(always)]
+fn maximum<T: Float>(x: &[T]) -> T {
+    x.iter().fold(T::NEG_INFINITY, |largest, &x| if x > largest { x } else { largest })
+}
+
+/// Σ w z
+#[inline(always)]
+fn weighted_sum<T: Float>(problem: &Problem<'_, T>, z: &[T]) -> T {
+    match problem.class_weights {
+        Some(weights) => z.iter().zip(weights).fold(T::ZERO, |sum, (&z, &weight)| weight.fused(z, sum)),
+        None => z.iter().fold(T::ZERO, |sum, &z| sum + z),
+    }
+}
+
+#[inline(always)]
+fn write_losses<T: Float>(
+    problem: &Problem<'_, T>,
+    out: &mut [T],
+    targets: &ByRow<Option<usize>>,
+    [sum, target_z, weight, weighted_z]: [&ByRow<T>; 4],
+) {
     let mut losses = [T::ZERO; GROUP];
     for lane in 0..GROUP {
         losses[lane] = problem.loss(sum[lane].logarithm(), target_z[lane], weight[lane], weighted_z[lane]);
     }
-    for lane in 0..count {
-        let ignored = problem.class(first_row + lane).is_none();
-        rows.losses[start + lane] = if ignored { T::ZERO } else { losses[lane] };
-    }
-    if let Some(weights) = &mut rows.weights {
-        weights[start..start + count].copy_from_slice(&weight[..count]);
-    }
-    if let Some(dlogits) = &mut rows.dlogits {
-        gradients(problem, block, &sum, &weight);
-        for lane in 0..count {
-            if let Some(class) = problem.class(first_row + lane) {
-                block[class][lane] = block[class][lane] - problem.factors(sum[lane], weight[lane]).target;
-            }
-        }
-        scatter(&mut dlogits[within], block);
-        for lane in (0..count).filter(|&lane| problem.class(first_row + lane).is_none()) {
-            dlogits[(start + lane) * classes..(start + lane + 1) * classes].fill(T::ZERO);
-        }
+    for ((out, loss), target) in out.iter_mut().zip(losses).zip(targets) {
+        *out = if target.is_some() { loss } else { T::ZERO };
     }
 }
 
-/// Rows of logits into the block, transposed.
+/// eᶻ becomes the gradient.
 #[inline(always)]
-fn gather<T: Float>(block: &mut [Lanes<T>], logits: &[T]) {
-    for (lane, row) in logits.chunks_exact(block.len()).enumerate() {
-        for (lanes, &x) in block.iter_mut().zip(row) {
-            lanes[lane % GROUP] = x;
-        }
-    }
-}
-
-/// The block into rows, transposed back.
-#[inline(always)]
-fn scatter<T: Float>(dlogits: &mut [T], block: &[Lanes<T>]) {
-    for (lane, row) in dlogits.chunks_exact_mut(block.len()).enumerate() {
-        for (out, lanes) in row.iter_mut().zip(block) {
-            *out = lanes[lane % GROUP];
-        }
-    }
-}
-
-/// x becomes eᶻ; gives s = Σ eᶻ and, if labels are smoothed, Σ w z.
-#[inline(always)]
-fn exponentials<T: Float>(
+fn gradients<T: Float>(
     problem: &Problem<'_, T>,
-    block: &mut [Lanes<T>],
-    largest: &Lanes<T>,
-) -> (Lanes<T>, Lanes<T>) {
-    let mut sum = [T::ZERO; GROUP];
-    let mut weighted_z = [T::ZERO; GROUP];
-    for (class, lanes) in block.iter_mut().enumerate() {
-        for lane in 0..GROUP {
-            lanes[lane] = lanes[lane] - largest[lane];
-        }
-        if problem.smooths {
-            let weight = problem.weight(class);
-            for lane in 0..GROUP {
-                weighted_z[lane] = weight.fused(lanes[lane], weighted_z[lane]);
-            }
-        }
-        for lane in 0..GROUP {
-            lanes[lane] = lanes[lane].exponential();
-            sum[lane] = sum[lane] + lanes[lane];
-        }
-    }
-    (sum, weighted_z)
-}
-
-/// eᶻ becomes the gradient, but for the target's own term.
-#[inline(always)]
-fn gradients<T: Float>(problem: &Problem<'_, T>, block: &mut [Lanes<T>], sum: &Lanes<T>, weight: &Lanes<T>) {
+    values: &mut [T],
+    targets: &ByRow<Option<usize>>,
+    sum: &ByRow<T>,
+    weight: &ByRow<T>,
+) {
     let mut softmax = [T::ZERO; GROUP];
     for lane in 0..GROUP {
         softmax[lane] = problem.factors(sum[lane], weight[lane]).softmax;
     }
-    let class_factor = problem.factors(T::ONE, T::ONE).class;
-    for (class, lanes) in block.iter_mut().enumerate() {
-        let offset = class_factor * problem.weight(class);
-        for (e, &softmax) in lanes.iter_mut().zip(&softmax) {
-            *e = if problem.smooths { e.fused(softmax, T::ZERO - offset) } else { *e * softmax };
-        }
+    for (lane, row) in values.chunks_exact_mut(problem.classes).enumerate() {
+        let Some(class) = targets[lane] else {
+            row.fill(T::ZERO);
+            continue;
+        };
+        let factors = problem.factors(T::ONE, weight[lane]);
+        problem.finish_gradient(row, class, super::Factors { softmax: softmax[lane], ..factors });
     }
 }

@@ -60,21 +60,7 @@ fn row<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, index: usize,
     let sum = T::from_f64(sum);
     rows.losses[index] = problem.loss(sum.logarithm(), target_z, weight, T::from_f64(weighted_z));
     if let Some(gradient) = gradient {
-        let factors = problem.factors(sum, weight);
-        match problem.class_weights.filter(|_| problem.smooths) {
-            Some(weights) => {
-                let offsets = weights.iter().map(|&weight| factors.class * weight);
-                gradient
-                    .iter_mut()
-                    .zip(offsets)
-                    .for_each(|(e, offset)| *e = e.fused(factors.softmax, T::ZERO - offset));
-            }
-            None if problem.smooths => {
-                gradient.iter_mut().for_each(|e| *e = e.fused(factors.softmax, T::ZERO - factors.class));
-            }
-            None => gradient.iter_mut().for_each(|e| *e = *e * factors.softmax),
-        }
-        gradient[class] = gradient[class] - factors.target;
+        problem.finish_gradient(gradient, class, problem.factors(sum, weight));
     }
 }
 

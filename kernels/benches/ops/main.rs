@@ -1,0 +1,136 @@
+//! How fast the math is on this machine, as a share of what the machine can do.
+//!
+//! `cargo bench -p ddp-kernels --bench ops [-- FILTER] [--threads N] [--json]`
+//!
+//! First the machine: multiply-adds a second on all threads, and the bandwidth of a copy larger than the caches. Then
+//! each operation: products against the crate `gemm` with its own threads, taken in turn in the same run; the rest
+//! as bytes read and written a second against the copy. Threads are pinned, figures are medians. Inputs are random,
+//! never zeros.
+
+mod machine;
+mod memory_bound;
+mod products;
+
+use std::time::Instant;
+
+use ddp_kernels::{Result, threads};
+
+/// What a run of the bench was asked to do.
+struct Options {
+    filter: String,
+    threads: usize,
+    json: bool,
+}
+
+fn options() -> std::result::Result<Options, String> {
+    let mut options = Options { filter: String::new(), threads: threads::count(), json: false };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            // What cargo adds by itself.
+            "--bench" => {}
+            "--json" => options.json = true,
+            "--threads" => {
+                let count = arguments.next().and_then(|count| count.parse().ok());
+                options.threads = count.ok_or("--threads needs a number")?;
+            }
+            other if other.starts_with('-') => return Err(format!("unknown option {other}")),
+            other => options.filter = other.to_string(),
+        }
+    }
+    Ok(options)
+}
+
+/// One line of the report.
+struct Line {
+    name: String,
+    figure: f64,
+    unit: &'static str,
+    /// What the figure is compared with, and how much of it was reached.
+    shares: Vec<(&'static str, f64)>,
+}
+
+impl Line {
+    fn print(&self, json: bool) {
+        if json {
+            let shares: serde_json::Map<String, serde_json::Value> =
+                self.shares.iter().map(|(of, share)| ((*of).to_string(), (*share).into())).collect();
+            let line =
+                serde_json::json!({ "name": self.name, "figure": self.figure, "unit": self.unit, "shares": shares });
+            println!("{line}");
+            return;
+        }
+        let shares: Vec<String> =
+            self.shares.iter().map(|(of, share)| format!("{:5.1}% of {of}", share * 100.0)).collect();
+        println!("{:<44}{:>9.1} {:<9} {}", self.name, self.figure, self.unit, shares.join("   "));
+    }
+}
+
+/// Rounds of one measurement: the median of these is quoted.
+const ROUNDS: usize = 9;
+/// How long a round lasts at least.
+const ROUND_S: f64 = 0.02;
+
+/// Seconds a call, for each of several bodies taken in turn: `ROUNDS` figures each.
+fn in_turn(bodies: &mut [&mut dyn FnMut()]) -> Vec<Vec<f64>> {
+    let mut repeats: Vec<usize> = Vec::new();
+    for body in bodies.iter_mut() {
+        body();
+        let start = Instant::now();
+        body();
+        repeats.push((ROUND_S / start.elapsed().as_secs_f64().max(1e-9)).ceil().clamp(1.0, 1e6) as usize);
+    }
+    let mut seconds = vec![Vec::with_capacity(ROUNDS); bodies.len()];
+    for _ in 0..ROUNDS {
+        for (index, body) in bodies.iter_mut().enumerate() {
+            let start = Instant::now();
+            for _ in 0..repeats[index] {
+                body();
+            }
+            seconds[index].push(start.elapsed().as_secs_f64() / repeats[index] as f64);
+        }
+    }
+    seconds
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The median of the ratios, round by round: what drifts with the machine cancels.
+fn median_ratio(above: &[f64], below: &[f64]) -> f64 {
+    median(above.iter().zip(below).map(|(above, below)| above / below).collect())
+}
+
+fn run(options: &Options) -> Result<()> {
+    threads::set_count_pinned(options.threads)?;
+    let machine = machine::measure(options.threads);
+    let wanted = |name: &str| name.contains(&options.filter);
+    let emit = |line: Line| line.print(options.json);
+    emit(Line {
+        name: format!("machine: multiply-adds, {} threads", options.threads),
+        figure: machine.gflops,
+        unit: "GFLOP/s",
+        shares: vec![],
+    });
+    emit(Line {
+        name: format!("machine: copy of {} MiB", machine::COPY_BYTES >> 20),
+        figure: machine.copy_gb_s,
+        unit: "GB/s",
+        shares: vec![],
+    });
+    products::run(&machine, &wanted, &emit)?;
+    memory_bound::run(&machine, &wanted, &emit)
+}
+
+fn main() -> std::process::ExitCode {
+    let outcome = options().and_then(|options| run(&options).map_err(|error| error.to_string()));
+    match outcome {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("{problem}");
+            std::process::ExitCode::from(2)
+        }
+    }
+}
