@@ -3,6 +3,8 @@
 //! F32 is the working type. BF16 and F16 are for storage and casts. F64 is for checking: any device may
 //! store it, only the CPU computes with it. U8, I32 and I64 hold labels, bytes and counters.
 
+pub(crate) mod round;
+
 use std::fmt;
 
 pub use half::{bf16, f16};
@@ -100,8 +102,9 @@ macro_rules! element {
 
 element! {
     f32 => F32, |v: f64| v as f32, |v: f32| f64::from(v);
-    bf16 => BF16, bf16::from_f64, bf16::to_f64;
-    f16 => F16, f16::from_f64, f16::to_f64;
+    // Not half's from_f64: it cuts bits off before it rounds.
+    bf16 => BF16, |v: f64| round::bf16_nearest(round::f32_to_odd(v)), |v: bf16| f64::from(round::bf16_wide(v));
+    f16 => F16, |v: f64| round::f16_nearest(round::f32_to_odd(v)), |v: f16| f64::from(round::f16_wide(v));
     f64 => F64, |v: f64| v, |v: f64| v;
     u8 => U8, |v: f64| v as u8, |v: u8| f64::from(v);
     i32 => I32, |v: f64| v as i32, |v: i32| f64::from(v);

@@ -1,4 +1,4 @@
-//! Scalar f32 functions whose bits are the same everywhere: exp, ln, sigmoid, tanh, both GELUs with their
+//! Scalar f32 functions whose bits are the same everywhere: exp, ln, sigmoid, both GELUs with their
 //! gradients, sine and cosine of turns.
 //!
 //! Conventions. Only operations that IEEE 754 rounds exactly: + − × ÷, sqrt, fused multiply-add, bit casts, integer
@@ -85,18 +85,6 @@ pub(crate) fn ln(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
-}
-
-/// The hyperbolic tangent within 4ε relative, near 0 too; −0 stays −0.
-#[inline(always)]
-pub(crate) fn tanh(x: f32) -> f32 {
-    let a = x.abs();
-    let a2 = a * a;
-    // Below 0.625 the formula by exp would cancel.
-    let small = (a * a2)
-        .mul_add(polynomial(a2, [-0.005_717_045_6, 0.020_650_588, -0.053_743_497, 0.133_314_91, -0.333_332_84]), a);
-    let large = 1.0 - 2.0 / (exp(a + a) + 1.0);
-    (if a < 0.625 { small } else { large }).copysign(x)
 }
 
 /// 2 √(2/π): GELU's tanh form is x sigmoid(2u) with 2u = x (TWICE_U_1 + TWICE_U_3 x²).
@@ -302,17 +290,13 @@ mod tests {
     }
 
     #[test]
-    fn sigmoid_and_tanh_keep_their_relative_bounds() {
+    fn sigmoid_keeps_its_relative_bound() {
         // exp within 2ε, the sum ε, the quotient ε.
         let sigmoid_error = |x: f32| relative_epsilons(sigmoid(x), reference_sigmoid(f64::from(x)));
         check("sigmoid", 4.0, worst(sweep(-87.0, 100.0, 1009), sigmoid_error));
         assert_eq!([sigmoid(0.0), sigmoid(f32::INFINITY), sigmoid(f32::NEG_INFINITY)], [0.5, 1.0, 0.0]);
         // Just above 0.625 the quotient is 0.45 with 4ε, so 1.8ε, and the difference 0.56 rounds by ε/2: 4ε relative.
-        let tanh_error = |x: f32| relative_epsilons(tanh(x), f64::from(x).tanh());
-        check("tanh", 4.2, worst(sweep(-20.0, 20.0, 1009), tanh_error));
-        assert_eq!([tanh(f32::INFINITY), tanh(f32::NEG_INFINITY), tanh(1e30)], [1.0, -1.0, 1.0]);
-        assert_eq!(tanh(-0.0).to_bits(), (-0.0_f32).to_bits());
-        assert!(sigmoid(f32::NAN).is_nan() && tanh(f32::NAN).is_nan());
+        assert!(sigmoid(f32::NAN).is_nan());
     }
 
     #[test]
@@ -369,7 +353,7 @@ mod tests {
             };
         }
         over_all! {
-            "exp" exp; "ln" ln; "sigmoid" sigmoid; "tanh" tanh;
+            "exp" exp; "ln" ln; "sigmoid" sigmoid;
             "gelu_tanh" gelu_tanh; "gelu_tanh_grad" gelu_tanh_grad;
             "gelu_erf" gelu_erf; "gelu_erf_grad" gelu_erf_grad;
             "sin" |x: f32| sin_cos_turns(x.abs().fract()).0; "cos" |x: f32| sin_cos_turns(x.abs().fract()).1;

@@ -197,7 +197,7 @@ static POOLS: [Pool; 1 + STAND_IN_COUNT_MAX] = [const { Pool::new() }; 1 + STAND
 fn pool(device: Device) -> Option<&'static Pool> {
     match device {
         Device::Cpu => POOLS.first(),
-        Device::Cuda(index) => POOLS.get(1 + index).filter(|_| device.runs_host_code()),
+        Device::Cuda(index) => POOLS[1..].get(index).filter(|_| device.runs_host_code()),
     }
 }
 
@@ -216,7 +216,7 @@ impl Pool {
         let mut state = self.lock();
         let (pointer, capacity_bytes, fresh) = match state.reuse(capacity_bytes) {
             Some((pointer, capacity)) => (pointer, capacity, false),
-            None => match state.from_system(device, capacity_bytes) {
+            None => match state.take_from_system(device, capacity_bytes) {
                 Some(pointer) => (pointer, capacity_bytes, true),
                 None => return Err(Error::OutOfMemory(Box::new(state.out_of_memory(device, bytes, info, at)))),
             },
@@ -243,7 +243,7 @@ impl PoolState {
         chunks.pop().map(|chunk| (chunk.0, found))
     }
 
-    fn from_system(&mut self, device: Device, capacity_bytes: usize) -> Option<NonNull<u8>> {
+    fn take_from_system(&mut self, device: Device, capacity_bytes: usize) -> Option<NonNull<u8>> {
         if self.free_bytes(device, capacity_bytes) < capacity_bytes {
             self.empty_cache();
             if self.free_bytes(device, capacity_bytes) < capacity_bytes {

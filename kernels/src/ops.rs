@@ -27,7 +27,6 @@ mod nonfinite;
 mod relu;
 mod scale;
 mod sgd;
-mod shares;
 mod sum;
 mod targets;
 #[cfg(test)]

@@ -6,11 +6,13 @@
 //! the next operation of a training step is never far.
 
 mod pool;
+mod shares;
 
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock};
 
 use self::pool::Pool;
+pub(crate) use self::shares::Shares;
 use crate::error::{Error, Result};
 use crate::transfer;
 
@@ -120,53 +122,20 @@ pub(crate) fn split(len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync
 
 /// Runs `body(first, part)` on cuts of `out` at multiples of `grain`; `first` is where the part starts.
 pub(crate) fn split_mut<T: Send>(out: &mut [T], grain: usize, body: impl Fn(usize, &mut [T]) + Sync) {
-    let parts = Parts::new(out);
-    split(parts.len, grain, |range| {
+    let parts = Shares::new(out);
+    split(parts.len(), grain, |range| {
         // SAFETY: `split` hands out ranges that do not overlap, each once.
-        body(range.start, unsafe { parts.get(range) })
+        body(range.start, unsafe { parts.part(range) })
     });
 }
 
 /// As `split_mut`, into a number of pieces that the caller chose.
 pub(crate) fn split_mut_in<T: Send>(out: &mut [T], grain: usize, pieces: usize, body: impl Fn(usize, &mut [T]) + Sync) {
-    let parts = Parts::new(out);
+    let parts = Shares::new(out);
     run(pieces, |index| {
-        let range = cut(parts.len, grain, pieces, index);
+        let range = cut(parts.len(), grain, pieces, index);
         // SAFETY: the cuts of `0..len` do not overlap, and each index runs once.
-        body(range.start, unsafe { parts.get(range) })
-    });
-}
-
-/// As `split_mut`, for two slices of the same length.
-pub(crate) fn split_mut2<A: Send, B: Send>(
-    a: &mut [A],
-    b: &mut [B],
-    grain: usize,
-    body: impl Fn(usize, &mut [A], &mut [B]) + Sync,
-) {
-    let (a, b) = (Parts::new(a), Parts::new(b));
-    assert_eq!(a.len, b.len);
-    split(a.len, grain, |range| {
-        // SAFETY: `split` hands out ranges that do not overlap, each once; both slices are as long.
-        let (a, b) = unsafe { (a.get(range.clone()), b.get(range.clone())) };
-        body(range.start, a, b);
-    });
-}
-
-/// As `split_mut`, for three slices of the same length.
-pub(crate) fn split_mut3<A: Send, B: Send, C: Send>(
-    a: &mut [A],
-    b: &mut [B],
-    c: &mut [C],
-    grain: usize,
-    body: impl Fn(usize, &mut [A], &mut [B], &mut [C]) + Sync,
-) {
-    let (a, b, c) = (Parts::new(a), Parts::new(b), Parts::new(c));
-    assert!(a.len == b.len && b.len == c.len);
-    split(a.len, grain, |range| {
-        // SAFETY: `split` hands out ranges that do not overlap, each once; the slices are as long.
-        let (a, b, c) = unsafe { (a.get(range.clone()), b.get(range.clone()), c.get(range.clone())) };
-        body(range.start, a, b, c);
+        body(range.start, unsafe { parts.part(range) })
     });
 }
 
@@ -174,31 +143,6 @@ pub(crate) fn split_mut3<A: Send, B: Send, C: Send>(
 pub(crate) fn copy(target: &mut [u8], source: &[u8]) {
     const GRAIN_BYTES: usize = 4096;
     split_mut(target, GRAIN_BYTES, |first, part| part.copy_from_slice(&source[first..first + part.len()]));
-}
-
-/// A mutable slice from which threads take parts that do not overlap.
-struct Parts<'a, T> {
-    start: *mut T,
-    len: usize,
-    _whole: std::marker::PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: the parts are `&mut [T]` of disjoint ranges, which threads may hold when T is Send.
-unsafe impl<T: Send> Sync for Parts<'_, T> {}
-
-impl<'a, T> Parts<'a, T> {
-    fn new(whole: &'a mut [T]) -> Parts<'a, T> {
-        Parts { start: whole.as_mut_ptr(), len: whole.len(), _whole: std::marker::PhantomData }
-    }
-
-    /// # Safety
-    /// No two live parts may overlap.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn get(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: inside the slice by the assertion; exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
-    }
 }
 
 #[cfg(test)]
@@ -213,7 +157,7 @@ mod tests {
             for index in 0..pieces {
                 let range = cut(len, grain, pieces, index);
                 prop_assert_eq!(range.start, next);
-                prop_assert!(range.end == len || range.end % grain == 0);
+                prop_assert!(range.end == len || range.end.is_multiple_of(grain));
                 next = range.end;
             }
             prop_assert_eq!(next, len);

@@ -11,7 +11,7 @@ mod hints;
 mod ledger;
 mod policy;
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 pub use hints::Hint;
@@ -170,9 +170,8 @@ pub(crate) fn meeting_place(op: &'static str, operands: &[(&'static str, &Tensor
 
 /// One warning a source line, through `tracing` if the program listens to it, else on standard error.
 fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Device, at: Site) {
-    static WARNED: Mutex<Option<HashSet<(&str, u32, u32)>>> = Mutex::new(None);
-    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !warned.get_or_insert_default().insert((at.file(), at.line(), at.column())) {
+    static WARNED: Mutex<BTreeSet<(&str, u32)>> = Mutex::new(BTreeSet::new());
+    if !WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((at.file(), at.line())) {
         return;
     }
     let movers: Vec<String> = operands

@@ -12,7 +12,6 @@
 //! placed.finish()                               // an output that the policy moved goes back
 //! ```
 
-use std::borrow::Cow;
 use std::panic::Location;
 
 use crate::error::{Error, NoVersion, Result, Site};
@@ -35,7 +34,7 @@ pub(crate) const FLOATS: Versions = Versions { cpu: &[DType::F32, DType::F64], c
 
 /// One operand by its position in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot(usize);
+pub(crate) struct Slot(u8);
 
 #[derive(Clone, Copy)]
 struct Operand<'a> {
@@ -63,7 +62,7 @@ impl<'a> Call<'a> {
     fn push(&mut self, role: &'static str, tensor: &'a Tensor, writes: bool) -> Slot {
         self.operands[self.count] = Some(Operand { role, tensor, writes, in_place_with: None });
         self.count += 1;
-        Slot(self.count - 1)
+        Slot(self.count as u8 - 1)
     }
 
     /// Adds an operand that is only read.
@@ -88,17 +87,21 @@ impl<'a> Call<'a> {
 
     /// `input` may be exactly the elements of `output`: the operation then works in place.
     pub(crate) fn may_be_in_place(&mut self, input: Slot, output: Slot) {
-        if let Some(operand) = &mut self.operands[input.0] {
+        if let Some(operand) = &mut self.operands[usize::from(input.0)] {
             operand.in_place_with = Some(output);
         }
     }
 
     fn operand(&self, slot: Slot) -> &Operand<'a> {
-        self.operands[slot.0].as_ref().expect("a slot comes from push")
+        self.operands[usize::from(slot.0)].as_ref().expect("a slot comes from push")
     }
 
     pub(crate) fn tensor(&self, slot: Slot) -> &'a Tensor {
         self.operand(slot).tensor
+    }
+
+    fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        (0..self.count as u8).map(Slot)
     }
 
     fn all(&self) -> impl Iterator<Item = &Operand<'a>> {
@@ -183,7 +186,7 @@ impl<'a> Call<'a> {
 
     /// All operands lie row by row.
     pub(crate) fn all_row_major(&self) -> Result<()> {
-        (0..self.count).try_for_each(|index| self.row_major(Slot(index)))
+        self.slots().try_for_each(|slot| self.row_major(slot))
     }
 
     /// Operands 0, 1 … are one elementwise family: same shape and dtype as operand 0, row-major.
@@ -208,16 +211,15 @@ impl<'a> Call<'a> {
         if !device.runs_host_code() || !there.contains(&self.tensor(math).dtype()) {
             return Err(self.no_version(math, device, versions));
         }
-        let mut tensors = [const { None }; OPERANDS_MAX];
-        for (place, operand) in tensors.iter_mut().zip(self.all()) {
-            let tensor = operand.tensor;
-            *place = Some(if tensor.device() == device {
-                Cow::Borrowed(tensor)
-            } else {
-                Cow::Owned(transfer::cross(tensor, device, self.op, Asked::ByPolicy, self.at)?)
-            });
+        let mut moved = Vec::new();
+        if self.all().any(|operand| operand.tensor.device() != device) {
+            for operand in self.all() {
+                let elsewhere = operand.tensor.device() != device;
+                let cross = || transfer::cross(operand.tensor, device, self.op, Asked::ByPolicy, self.at);
+                moved.push(elsewhere.then(cross).transpose()?);
+            }
         }
-        Ok(Placed { call: self, tensors })
+        Ok(Placed { call: self, moved })
     }
 
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
@@ -238,12 +240,13 @@ impl<'a> Call<'a> {
 /// An operation whose operands are all on one device.
 pub(crate) struct Placed<'a> {
     pub(crate) call: Call<'a>,
-    tensors: [Option<Cow<'a, Tensor>>; OPERANDS_MAX],
+    /// What the policy moved, by slot; empty where all operands were on one device, which costs nothing.
+    moved: Vec<Option<Tensor>>,
 }
 
 impl Placed<'_> {
     pub(crate) fn tensor(&self, slot: Slot) -> &Tensor {
-        self.tensors[slot.0].as_deref().expect("a slot comes from push")
+        self.moved.get(usize::from(slot.0)).and_then(Option::as_ref).unwrap_or_else(|| self.call.tensor(slot))
     }
 
     /// Enters the memory of all operands in `slots`, which are all that the call has.
@@ -270,14 +273,14 @@ impl Placed<'_> {
     pub(crate) fn enter_one(&self, slot: Slot) -> Result<Lent<'_>> {
         let operand = self.call.operand(slot);
         let tensor = self.tensor(slot);
-        for index in (0..self.call.count).filter(|&index| index != slot.0) {
-            let other_operand = self.call.operand(Slot(index));
-            let other = self.tensor(Slot(index));
+        for other_slot in self.call.slots().filter(|&other| other != slot) {
+            let other_operand = self.call.operand(other_slot);
+            let other = self.tensor(other_slot);
             if !(operand.writes || other_operand.writes) || !tensor.shares_memory_with(other) {
                 continue;
             }
             let same = tensor.byte_range() == other.byte_range();
-            if same && operand.in_place_with == Some(Slot(index)) {
+            if same && operand.in_place_with == Some(other_slot) {
                 return Ok(Lent(None));
             }
             let allowed = same && other_operand.in_place_with == Some(slot);
@@ -301,8 +304,8 @@ impl Placed<'_> {
 
     /// Brings outputs that the policy moved back to where the caller has them. The borrows must be gone.
     pub(crate) fn finish(self) -> Result<()> {
-        for (operand, moved) in self.call.all().zip(&self.tensors) {
-            if let (true, Some(Cow::Owned(moved))) = (operand.writes, moved) {
+        for (operand, moved) in self.call.all().zip(&self.moved) {
+            if let (true, Some(moved)) = (operand.writes, moved) {
                 transfer::copy_into(operand.tensor, moved, self.call.op, Asked::ByPolicy, self.call.at)?;
             }
         }

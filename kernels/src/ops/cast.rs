@@ -5,6 +5,7 @@
 //! its way to them is first rounded "to odd", which keeps what the second rounding needs to know: whether anything
 //! was dropped. The conversions are integer arithmetic and selects, which vectorise.
 
+use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use crate::dtype::{DType, Element, bf16, f16, with_element};
 use crate::error::Result;
 use crate::ops::call::{Call, Lent, Versions};
@@ -136,63 +137,6 @@ macro_rules! from_sixteen_bits {
 from_sixteen_bits! {
     bf16: bf16_wide => f32, bf16, f16, f64, u8, i32, i64;
     f16: f16_wide => f32, bf16, f16, f64, u8, i32, i64;
-}
-
-/// The nearest bf16, ties to even; NaN stays NaN and becomes quiet.
-#[inline(always)]
-pub(crate) fn bf16_nearest(x: f32) -> bf16 {
-    let bits = x.to_bits();
-    // The upper half, one higher if the lower half is above its middle, or on it and the upper half odd.
-    let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let nan = (bits >> 16) | 0x40;
-    bf16::from_bits(if x.is_nan() { nan } else { nearest } as u16)
-}
-
-#[inline(always)]
-fn bf16_wide(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
-/// The nearest f16, ties to even; NaN stays NaN and becomes quiet.
-#[inline(always)]
-pub(crate) fn f16_nearest(x: f32) -> f16 {
-    /// 2⁻¹⁴, the smallest f16 that is not subnormal, and 2¹⁶, where infinity lies, as bits of f32.
-    const NORMAL_MIN: u32 = 0x3880_0000;
-    const BEYOND: u32 = 0x4780_0000;
-    let sign = (x.to_bits() >> 16) & 0x8000;
-    let bits = x.to_bits() & 0x7fff_ffff;
-    // Rounds the lower 13 bits away as `bf16_nearest` does its 16, and moves the exponent's zero from 127 to 15.
-    let normal = bits.wrapping_add(0xfff + ((bits >> 13) & 1)).wrapping_sub((127 - 15) << 23) >> 13;
-    // A subnormal f16 counts units of 2⁻²⁴, the last bit of a number in [1/2, 1): adding 1/2 rounds to those.
-    let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-    let nan = 0x7e00 | (bits >> 13 & 0x3ff);
-    let finite = if bits < NORMAL_MIN { subnormal } else { normal };
-    let beyond = if x.is_nan() { nan } else { 0x7c00 };
-    f16::from_bits((sign | if bits < BEYOND { finite } else { beyond }) as u16)
-}
-
-#[inline(always)]
-fn f16_wide(x: f16) -> f32 {
-    let bits = u32::from(x.to_bits());
-    let sign = (bits & 0x8000) << 16;
-    let shifted = (bits & 0x7fff) << 13;
-    let normal = shifted.wrapping_add((127 - 15) << 23);
-    // Subnormals count units of 2⁻²⁴: exact in f32.
-    let subnormal = (((bits & 0x3ff) as i32) as f32 * (1.0 / (1 << 24) as f32)).to_bits();
-    let special = shifted | 0x7f80_0000;
-    let finite = if bits & 0x7c00 == 0 { subnormal } else { normal };
-    f32::from_bits(sign | if bits & 0x7c00 == 0x7c00 { special } else { finite })
-}
-
-/// An f32 next to `x`: `x` itself if f32 holds it, else whichever of its two neighbours is odd. Rounding that to a
-/// type at least two bits narrower gives what rounding `x` would: an odd last bit says "something beyond", and only
-/// even ones look like ties.
-#[inline(always)]
-fn f32_to_odd(x: f64) -> f32 {
-    let near = x as f32;
-    let (back, bits) = (f64::from(near), near.to_bits());
-    let other = if back.abs() > x.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
-    f32::from_bits(if back != x && bits & 1 == 0 { other } else { bits })
 }
 
 /// `x`, or beyond 2³² a number that rounds to 16 bits as `x` does: the low 16 bits count as one, "something there".

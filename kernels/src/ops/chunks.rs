@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::ops::call::{Call, Slot};
-use crate::ops::shares::Shares;
 use crate::threads;
+use crate::threads::Shares;
 
 /// Elements of a quantum.
 pub const QUANTUM: usize = 1024;

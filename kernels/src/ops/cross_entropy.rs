@@ -19,8 +19,8 @@ mod wide;
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS, Lent};
 use crate::ops::float::{Float, lane_sum};
-use crate::ops::shares::Shares;
 use crate::ops::targets::{Targets, check_operands};
+use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
 
 /// An element here costs as much as this many of a simple loop: what makes threads pay earlier.

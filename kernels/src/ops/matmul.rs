@@ -16,15 +16,11 @@ mod panel;
 
 use std::ops::Range;
 
-use crate::dtype::Element;
+use crate::ops::float::Float;
 use crate::threads;
 
 /// f32 and f64: the types that `gemm` is called with.
-pub(crate) trait Real: Element {
-    /// 0.
-    const ZERO: Self;
-    /// 1.
-    const ONE: Self;
+pub(crate) trait Real: Float {
     /// Writes the transpose of `rows` × `columns` elements, `source_stride` apart from row to row, to `target`, whose
     /// rows are `target_stride` apart.
     fn turn(

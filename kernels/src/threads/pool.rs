@@ -159,18 +159,41 @@ impl Pool {
     }
 }
 
-/// Waits for `done`, spinning first, then asleep. Whoever makes `done` true unparks this thread afterwards; an unpark
-/// that comes before `park` makes it return at once, so none is lost.
-fn wait_until(spins: bool, done: impl Fn() -> bool) {
-    let since = Instant::now();
-    while !done() {
-        if spins && since.elapsed() < SPIN {
-            for _ in 0..16 {
-                std::hint::spin_loop();
-            }
-            continue;
+/// One wait: busy for a moment, then offering the core to whoever needs it (the very thread that is waited for may
+/// have landed on this one), then, by the caller's choice, asleep.
+struct Wait {
+    rounds: u32,
+    since: Option<Instant>,
+}
+
+impl Wait {
+    /// Busy rounds before the clock is looked at: about two microseconds.
+    const BUSY_ROUNDS: u32 = 64;
+
+    fn new() -> Wait {
+        Wait { rounds: 0, since: None }
+    }
+
+    /// Passes a little time; false once it is time to sleep.
+    fn goes_on(&mut self) -> bool {
+        if self.rounds < Wait::BUSY_ROUNDS {
+            self.rounds += 1;
+            std::hint::spin_loop();
+            return true;
         }
-        std::thread::park();
+        std::thread::yield_now();
+        self.since.get_or_insert_with(Instant::now).elapsed() < SPIN
+    }
+}
+
+/// Waits for `done`. Whoever makes it true unparks this thread afterwards; an unpark that comes before `park` makes it
+/// return at once, so none is lost.
+fn wait_until(spins: bool, done: impl Fn() -> bool) {
+    let mut wait = Wait::new();
+    while !done() {
+        if !spins || !wait.goes_on() {
+            std::thread::park();
+        }
     }
 }
 
@@ -203,16 +226,12 @@ impl Drop for Pool {
 /// A worker's life.
 fn serve(mailbox: &Mailbox, spins: bool) {
     loop {
-        let since = Instant::now();
+        let mut wait = Wait::new();
         loop {
             match mailbox.state.load(Ordering::Acquire) {
                 POSTED => break,
                 CLOSED => return,
-                IDLE if spins && since.elapsed() < SPIN => {
-                    for _ in 0..16 {
-                        std::hint::spin_loop();
-                    }
-                }
+                IDLE if spins && wait.goes_on() => {}
                 IDLE => {
                     let _ = mailbox.state.compare_exchange(IDLE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
                 }

@@ -74,9 +74,6 @@ fn turn_plain<T: Copy>(
 }
 
 impl Real for f64 {
-    const ZERO: f64 = 0.0;
-    const ONE: f64 = 1.0;
-
     fn turn(
         source: &[f64],
         source_stride: usize,
@@ -97,9 +94,6 @@ impl Real for f64 {
 }
 
 impl Real for f32 {
-    const ZERO: f32 = 0.0;
-    const ONE: f32 = 1.0;
-
     fn turn(
         source: &[f32],
         source_stride: usize,

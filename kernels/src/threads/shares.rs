@@ -1,7 +1,7 @@
 //! Slices shared out among the threads of one operation: each takes the parts that its share of the work writes.
 //!
-//! For outputs that are not cut alike (rows of several tensors, chunks of a table); those that are go through
-//! `threads::split_mut`.
+//! `split_mut` cuts one slice with them; operations whose outputs are not cut alike (rows of several tensors, chunks of a
+//! table) use them directly.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -20,6 +20,11 @@ unsafe impl<T: Send> Sync for Shares<'_, T> {}
 impl<'a, T> Shares<'a, T> {
     pub(crate) fn new(whole: &'a mut [T]) -> Shares<'a, T> {
         Shares { start: whole.as_mut_ptr(), len: whole.len(), whole: PhantomData }
+    }
+
+    /// How many elements there are in all.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// The elements of `range`, which must lie within the slice.

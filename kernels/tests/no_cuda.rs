@@ -1,0 +1,43 @@
+//! In this release nothing can be made on a CUDA device, and nothing is ever put on the CPU instead.
+
+use ddp_kernels::stream::{Stream, Timer};
+use ddp_kernels::{DType, Device, Error, Random, Tensor, memory};
+
+#[test]
+fn making_anything_on_cuda_says_in_which_release_it_comes() {
+    let gpu = Device::Cuda(0);
+    let mut random = Random::new(0);
+    let host = Tensor::ones(&[2], DType::F32, Device::Cpu).unwrap();
+    let refused = [
+        Tensor::empty(&[2], DType::F32, gpu),
+        Tensor::zeros(&[2], DType::F32, gpu),
+        Tensor::ones(&[2], DType::F32, gpu),
+        Tensor::full(&[2], 2.0, DType::F32, gpu),
+        Tensor::arange(2, DType::F32, gpu),
+        Tensor::rand(&[2], DType::F32, gpu, &mut random),
+        Tensor::randn(&[2], DType::F32, gpu, &mut random),
+        Tensor::randint(2, &[2], DType::I64, gpu, &mut random),
+        Tensor::from_slice(&[1.0f32], &[1], gpu),
+        Tensor::from_slice::<f32>(&[], &[0], gpu),
+        Tensor::zeros_pinned(&[2], DType::F32),
+        host.to(gpu),
+        host.to((gpu, DType::BF16)),
+    ];
+    for outcome in refused {
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, Error::DeviceAbsent { device: Device::Cuda(0), .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("release 0.3") && text.contains("no_cuda.rs"), "{text}");
+    }
+    assert!(Stream::new(gpu).is_err() && Timer::start(gpu).is_err());
+    assert_eq!(random, Random::new(0), "what was refused drew no numbers");
+    assert_eq!(memory::stats(gpu), memory::MemoryStats::default());
+    assert_eq!(memory::empty_cache(Device::Cuda(usize::MAX)), 0);
+}
+
+#[test]
+fn auto_is_the_cpu_and_is_usable() {
+    let device: Device = "auto".parse().unwrap();
+    assert_eq!(Device::usable(), [Device::Cpu]);
+    assert_eq!(Tensor::zeros(&[1], DType::F32, device).unwrap().device(), Device::Cpu);
+}

@@ -1,0 +1,172 @@
+//! After its first step, a training step takes nothing from the system: no buffer for a tensor, and no heap memory but
+//! what the crate `gemm` packs its operands into. Counted, by an allocator that counts and by the memory statistics.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ddp_kernels::ops::{
+    self, Activation, AdamwConstants, AdamwScalars, Below, ChunkTable, CrossEntropyOptions, CrossEntropyOut, DropoutKey,
+};
+use ddp_kernels::transfer::{self, Phase};
+use ddp_kernels::{DType, Device, Random, Result, Tensor, memory};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A perceptron of two layers with everything a step needs, made once.
+struct Net {
+    x: Tensor,
+    labels: Tensor,
+    values: Tensor,
+    gradients: Tensor,
+    moments: [Tensor; 2],
+    hidden: Tensor,
+    dropped: Tensor,
+    dhidden: Tensor,
+    logits: Tensor,
+    losses: Tensor,
+    total: Tensor,
+    position: Tensor,
+    chunks: ChunkTable,
+    partials: Tensor,
+    clip: Tensor,
+    first_bad_step: Tensor,
+    step: Tensor,
+    scalars: Tensor,
+    constants: AdamwConstants,
+}
+
+const BATCH: usize = 96;
+const INPUTS: usize = 200;
+const HIDDEN: usize = 320;
+const CLASSES: usize = 10;
+
+impl Net {
+    fn new() -> Result<Net> {
+        let mut random = Random::new(1);
+        let cpu = Device::Cpu;
+        let f32_zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, cpu);
+        let count = HIDDEN * INPUTS + CLASSES * HIDDEN;
+        let values = Tensor::randn(&[count], DType::F32, cpu, &mut random)?;
+        ops::scale_into(&values, &values, 0.05)?;
+        let chunks = ChunkTable::whole(count, true);
+        let constants = AdamwConstants::default();
+        let scalars = AdamwScalars { learning_rate: 1e-3, weight_decay: 0.01, step: 1 }.to_array(&constants)?;
+        Ok(Net {
+            x: Tensor::randn(&[BATCH, INPUTS], DType::F32, cpu, &mut random)?,
+            labels: Tensor::randint(CLASSES as u32, &[BATCH], DType::I64, cpu, &mut random)?,
+            gradients: values.zeros_like()?,
+            moments: [values.zeros_like()?, values.zeros_like()?],
+            values,
+            hidden: f32_zeros(&[BATCH, HIDDEN])?,
+            dropped: f32_zeros(&[BATCH, HIDDEN])?,
+            dhidden: f32_zeros(&[BATCH, HIDDEN])?,
+            logits: f32_zeros(&[BATCH, CLASSES])?,
+            losses: f32_zeros(&[BATCH])?,
+            total: f32_zeros(&[])?,
+            position: Tensor::zeros(&[2], DType::I64, cpu)?,
+            partials: Tensor::zeros(&[chunks.quanta()], DType::F64, cpu)?,
+            chunks,
+            clip: f32_zeros(&[2])?,
+            first_bad_step: Tensor::zeros(&[1], DType::I64, cpu)?,
+            step: Tensor::ones(&[1], DType::I64, cpu)?,
+            scalars: Tensor::from_slice(&scalars, &[4], cpu)?,
+            constants,
+        })
+    }
+
+    /// The two weights, as views of one arena.
+    fn weights(arena: &Tensor) -> Result<[Tensor; 2]> {
+        let split = HIDDEN * INPUTS;
+        let first = arena.slice(0..split)?.reshape(&[HIDDEN, INPUTS])?;
+        let second = arena.slice(split..arena.count())?.reshape(&[CLASSES, HIDDEN])?;
+        Ok([first, second])
+    }
+
+    fn products(&self) -> Result<()> {
+        let ([w1, w2], [dw1, dw2]) = (Net::weights(&self.values)?, Net::weights(&self.gradients)?);
+        ops::linear_into(&self.hidden, &self.x, &w1, None, Activation::Relu, None)?;
+        ops::linear_into(&self.logits, &self.dropped, &w2, None, Activation::Identity, None)?;
+        ops::linear_backward_weight_into(&dw2, None, &self.logits, &self.dropped, false)?;
+        ops::linear_backward_input_into(&self.dhidden, &self.logits, &w2, Below::Relu(&self.hidden))?;
+        ops::linear_backward_weight_into(&dw1, None, &self.dhidden, &self.x, false)
+    }
+
+    fn everything_else(&self) -> Result<()> {
+        let key = DropoutKey { seed: 1, layer: 0, position: &self.position };
+        ops::dropout_into(&self.dropped, &self.hidden, 0.1, &key)?;
+        let out = CrossEntropyOut { losses: &self.losses, dlogits: Some(&self.logits), weights: None };
+        let options = CrossEntropyOptions { gradient_scale: 1.0 / BATCH as f64, ..Default::default() };
+        ops::cross_entropy(&self.logits, &self.labels, out, &options)?;
+        ops::mean_into(&self.total, &self.losses)?;
+        ops::dropout_into(&self.dhidden, &self.dhidden, 0.1, &key)?;
+        ops::grad_norm_partials(&self.partials, &self.gradients, &self.chunks)?;
+        ops::clip_scale(&self.clip, &self.partials, 1.0, 1.0)?;
+        ops::mark_nonfinite(&self.first_bad_step, &self.clip, &self.step)?;
+        let [first, second] = &self.moments;
+        let (clip, bad) = (Some(&self.clip), Some(&self.first_bad_step));
+        let (values, gradients) = (&self.values, &self.gradients);
+        ops::adamw(values, gradients, first, second, &self.chunks, &self.constants, &self.scalars, clip, bad)
+    }
+}
+
+#[test]
+fn a_training_step_takes_nothing_from_the_system_after_the_first() {
+    let net = Net::new().unwrap();
+    let step = || {
+        transfer::in_phase(Phase::Step, || {
+            transfer::forbid_transfers(|| net.products().and_then(|()| net.everything_else()))
+        })
+    };
+    for _ in 0..3 {
+        step().unwrap();
+    }
+    let before = memory::stats(Device::Cpu);
+    for _ in 0..20 {
+        step().unwrap();
+    }
+    let after = memory::stats(Device::Cpu);
+    assert_eq!(after.allocation_count, before.allocation_count, "no tensor was made");
+    assert_eq!(after.system_allocation_count, before.system_allocation_count);
+
+    let count = |body: &dyn Fn() -> Result<()>| {
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        (0..20).for_each(|_| body().unwrap());
+        ALLOCATIONS.load(Ordering::SeqCst) - before
+    };
+    assert_eq!(count(&|| net.everything_else()), 0, "no operation but a product touches the heap");
+    assert_eq!(count(&|| step()), count(&|| net.products()), "nor does the step around them");
+    assert!(net.total.item().unwrap().is_finite());
+}
+
+#[test]
+fn making_and_dropping_the_same_sizes_reuses_their_memory() {
+    let make = || Tensor::zeros(&[300_000], DType::F32, Device::Cpu).unwrap();
+    drop((make(), make()));
+    let before = memory::stats(Device::Cpu).system_allocation_count;
+    for _ in 0..10 {
+        let (first, second) = (make(), make());
+        assert!(!first.shares_memory_with(&second));
+        first.with_slice_mut::<f32, _>(|x| x.fill(7.0)).unwrap();
+    }
+    // The other test of this file may make tensors of its own at the same time, of other sizes.
+    assert!(memory::stats(Device::Cpu).system_allocation_count <= before + 32);
+    assert_eq!(make().to_vec::<f32>().unwrap(), vec![0.0; 300_000], "a reused buffer is zeroed again");
+}
