@@ -264,7 +264,9 @@ impl PoolState {
     fn free_bytes(&self, device: Device, wanted_bytes: usize) -> usize {
         let within_limit = self.limit_bytes.map_or(usize::MAX, |limit| limit.saturating_sub(self.stats.reserved_bytes));
         if device == Device::Cpu && wanted_bytes >= CHECKED_BYTES_MIN {
-            within_limit.min(machine_available_bytes().unwrap_or(usize::MAX))
+            // What is reserved but was never written is promised already, though the machine still counts it as free.
+            let promised = self.stats.reserved_bytes.saturating_sub(resident_bytes().unwrap_or(usize::MAX));
+            within_limit.min(machine_available_bytes().unwrap_or(usize::MAX).saturating_sub(promised))
         } else {
             within_limit
         }
@@ -371,6 +373,13 @@ unsafe fn system_release(pointer: NonNull<u8>, capacity_bytes: usize) {
         // SAFETY: the kept part of a mapping of our own, whole pages, unused by the caller's promise.
         unsafe { libc::munmap(pointer.as_ptr().cast(), capacity_bytes) };
     }
+}
+
+/// The memory of this process that is really there.
+fn resident_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
+    line.split_whitespace().nth(1)?.parse::<usize>().ok()?.checked_mul(1024)
 }
 
 /// What the machine, or the container around this process, can still give. `None` where it does not say.

@@ -84,6 +84,10 @@ impl Storage {
         self.device
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(crate) fn id(&self) -> u64 {
         self.block.id()
     }
@@ -131,10 +135,14 @@ impl Storage {
         let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
         let mut list = self.list();
         let clash = |other: &&Use| (writes || other.writes) && range.start < other.end && other.start < range.end;
-        if let Some(other) = list.iter().find(clash) {
-            return Err(Box::new(*other));
+        debug_assert!(range.start <= range.end);
+        // An empty range is in nobody's way, wherever it lies.
+        if !range.is_empty() {
+            if let Some(other) = list.iter().find(clash) {
+                return Err(Box::new(*other));
+            }
+            list.push(Use { token, start: range.start, end: range.end, writes, op, at });
         }
-        list.push(Use { token, start: range.start, end: range.end, writes, op, at });
         drop(list);
         Ok(Borrow { storage: self, token, range, writes })
     }

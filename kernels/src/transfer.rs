@@ -61,6 +61,8 @@ fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
         _ => None,
     };
     with_rules(|rules| {
+        // Saving copies down what came up, and that is its purpose.
+        let saving = rules.phase == Phase::Checkpoint;
         let key = Key {
             kind: Kind::between(source, target),
             phase: rules.phase,
@@ -74,7 +76,7 @@ fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
             announced: rules.announced,
             pageable: !pinned && (source == Device::Cpu || target == Device::Cpu),
             made_only_to_move,
-            came_from_target,
+            came_from_target: came_from_target.filter(|_| !saving),
         };
         rules.ledger.book(key, seen);
     });

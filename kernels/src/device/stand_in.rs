@@ -11,12 +11,12 @@ use crate::memory;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes `count` stand-in devices of `bytes_each` for the rest of the process. Devices only ever come: with a
-/// smaller count than before nothing is taken away, since tensors may live there.
+/// Makes sure of `count` stand-in devices for the rest of the process; new ones have `bytes_each`. Devices only ever
+/// come, and those that are there stay as they are, since tests share them.
 pub fn install(count: usize, bytes_each: usize) {
     assert!(count <= memory::STAND_IN_COUNT_MAX, "at most {} stand-in devices", memory::STAND_IN_COUNT_MAX);
-    COUNT.fetch_max(count, Ordering::SeqCst);
-    for index in 0..count {
+    let before = COUNT.fetch_max(count, Ordering::SeqCst);
+    for index in before..count {
         memory::set_limit_bytes(Device::Cuda(index), Some(bytes_each));
     }
 }

@@ -55,9 +55,7 @@ impl Tensor {
         if self.dtype == dtype {
             return Ok(self.clone());
         }
-        let mut copy = ops::cast(self, dtype)?;
-        copy.name = self.name.clone();
-        Ok(copy)
+        Ok(ops::cast(self, dtype)?.with_name_of(self))
     }
 
     /// Copies the elements of `source` into this tensor: same dtype and shape, any two devices.
@@ -94,9 +92,9 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let at = Location::caller();
         self.check_element::<T>("to_vec", at)?;
+        self.storage.mark_used();
         let here = transfer::on_host(self, "to_vec", at)?.contiguous()?;
         let borrow = here.borrow("x", false, "to_vec", at)?;
-        self.storage.mark_used();
         Ok(borrow.elements::<T>().to_vec())
     }
 

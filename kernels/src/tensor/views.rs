@@ -80,7 +80,7 @@ impl Tensor {
             return Err(self.no_version("contiguous", "any dtype on cpu", at));
         }
         let origin = Origin::Computed;
-        let mut copy = Tensor::allocate(self.shape, self.dtype, self.device(), origin, "contiguous", at)?;
+        let copy = Tensor::allocate(self.shape, self.dtype, self.device(), origin, "contiguous", at)?;
         let source = self.borrow("x", false, "contiguous", at)?;
         let mut target = copy.borrow("out", true, "contiguous", at)?;
         let [rows, columns] = self.shape[..] else { unreachable!("only a matrix is ever transposed") };
@@ -89,8 +89,7 @@ impl Tensor {
         });
         drop(target);
         self.storage.mark_used();
-        copy.name = self.name.clone();
-        Ok(copy)
+        Ok(copy.with_name_of(self))
     }
 
     #[track_caller]
