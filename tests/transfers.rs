@@ -213,7 +213,7 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
         assert!(matches!(ledger.hints()[..], [Hint::PageableInStep { count: 8, bytes: 128, .. }]));
         ledger.clear();
 
-        transfer::in_phase(Phase::Step, || (0..8).for_each(|_| drop(device.slice(0..1).unwrap().item().unwrap())));
+        transfer::in_phase(Phase::Step, || (0..8).for_each(|_| _ = device.slice(0..1).unwrap().item().unwrap()));
         assert!(matches!(ledger.hints()[..], [Hint::ScalarReadsInStep { count: 8, .. }]));
         ledger.clear();
 
