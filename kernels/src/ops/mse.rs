@@ -27,7 +27,7 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
     }
 }
 
-/// `losses` [B] `= Σ (pred − target)²` over each row of `pred` [B, …] and `target` [B, …], and
+/// `losses` (B) `= Σ (pred − target)²` over each row of `pred` (B, …) and `target` (B, …), and
 /// `dpred` [B, …] `= 2 grad_scale (pred − target)` if it is wanted; `dpred` may be `pred` itself.
 #[track_caller]
 pub fn mse_into(
