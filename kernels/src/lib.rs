@@ -17,6 +17,7 @@ pub mod shape;
 pub mod simd;
 mod storage;
 pub mod stream;
+mod streaming;
 mod tensor;
 pub mod threads;
 pub mod transfer;

@@ -14,6 +14,7 @@ use std::sync::{PoisonError, RwLock};
 use self::pool::Pool;
 pub(crate) use self::shares::Shares;
 use crate::error::{Error, Result};
+use crate::streaming::{self, STREAMING_BYTES_MIN};
 use crate::transfer;
 
 /// The most threads a pool may have.
@@ -139,10 +140,19 @@ pub(crate) fn split_mut_in<T: Send>(out: &mut [T], grain: usize, pieces: usize, 
     });
 }
 
-/// Copies `source` to `target`, in parallel where that pays.
+/// Copies `source` to `target`, in parallel where that pays, past the caches where it is large.
 pub(crate) fn copy(target: &mut [u8], source: &[u8]) {
     const GRAIN_BYTES: usize = 4096;
-    split_mut(target, GRAIN_BYTES, |first, part| part.copy_from_slice(&source[first..first + part.len()]));
+    let large = target.len() >= STREAMING_BYTES_MIN;
+    split_mut(target, GRAIN_BYTES, |first, part| {
+        let source = &source[first..first + part.len()];
+        if large {
+            streaming::copy(part, source);
+            streaming::fence();
+        } else {
+            part.copy_from_slice(source);
+        }
+    });
 }
 
 #[cfg(test)]

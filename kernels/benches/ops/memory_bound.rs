@@ -9,7 +9,7 @@ use ddp_kernels::ops::{
 use ddp_kernels::{DType, Device, Random, Result, Tensor};
 
 use crate::machine::Machine;
-use crate::{Line, in_turn, median};
+use crate::{Line, in_turn, median, median_ratio};
 
 const LARGE: usize = 16 << 20;
 const STEP: usize = 128 * 1024;
@@ -22,11 +22,16 @@ struct Body<'a> {
 }
 
 pub(crate) fn run(machine: &Machine, wanted: &dyn Fn(&str) -> bool, emit: &dyn Fn(Line)) -> Result<()> {
+    let source = Tensor::randn(&[LARGE], DType::F32, Device::Cpu, &mut Random::new(1))?;
+    let target = source.zeros_like()?;
+    let mut copy = || target.copy_from(&source).expect("same shape");
     let mut measure = |bodies: Vec<Body<'_>>| {
         for mut body in bodies.into_iter().filter(|body| wanted(&body.name)) {
-            let seconds = in_turn(&mut [&mut || (body.run)().expect("checked shapes")]);
+            // A copy of 64 MiB in turn with it: what else the machine does slows both.
+            let seconds = in_turn(&mut [&mut || (body.run)().expect("checked shapes"), &mut copy]);
             let gb_s = body.bytes as f64 / median(seconds[0].clone()) / 1e9;
-            let shares = vec![("a copy", gb_s / machine.copy_gb_s)];
+            let share = median_ratio(&seconds[1], &seconds[0]) * body.bytes as f64 / (8 * LARGE) as f64;
+            let shares = vec![("a copy in turn", share), ("the machine's copy", gb_s / machine.copy_gb_s)];
             emit(Line { name: body.name, figure: gb_s, unit: "GB/s", shares });
         }
     };

@@ -1,11 +1,11 @@
 //! fill: one value everywhere, in any dtype; and zero.
 
+use crate::Tensor;
 use crate::dtype::{exact, with_element};
 use crate::error::Result;
 use crate::ops::call::Call;
 use crate::ops::cast::EVERY_DTYPE;
-use crate::ops::loops::GRAIN;
-use crate::{Tensor, threads};
+use crate::ops::loops::write_apart;
 
 /// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds it.
 #[track_caller]
@@ -22,7 +22,7 @@ pub fn fill_into(out: &Tensor, value: f64) -> Result<()> {
         let [mut lent_out] = placed.enter([out])?;
         with_element!(placed.tensor(out).dtype(), T => {
             let value = exact::<T>(op, value, at)?;
-            threads::split_mut(lent_out.elements_mut::<T>(), GRAIN, |_, part| part.fill(value));
+            write_apart(lent_out.elements_mut::<T>(), |_, part| part.fill(value));
         });
     }
     placed.finish()
@@ -41,9 +41,7 @@ fn fill_bytes(op: &'static str, out: &Tensor) -> Result<()> {
     let placed = call.place(out, &EVERY_DTYPE)?;
     {
         let [mut out] = placed.enter([out])?;
-        // Pages of memory, so that a thread's part begins where a fresh page does.
-        const GRAIN_BYTES: usize = 4096;
-        threads::split_mut(out.elements_mut::<u8>(), GRAIN_BYTES, |_, part| part.fill(0));
+        write_apart(out.elements_mut::<u8>(), |_, part| part.fill(0));
     }
     placed.finish()
 }

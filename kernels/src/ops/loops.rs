@@ -6,14 +6,11 @@
 use crate::dtype::Element;
 use crate::ops::call::Lent;
 use crate::simd::multiversion;
+use crate::streaming::{self, STREAMING_BYTES_MIN};
 use crate::threads;
 
 /// Threads take pieces on multiples of this many elements: whole cache lines, whole SIMD blocks.
 pub(crate) const GRAIN: usize = 1024;
-
-/// From this many bytes on, an output that is not read besides goes past the caches: it would only push out what the
-/// next operation needs, and an ordinary store reads the line from memory first. Larger than most third-level caches.
-const STREAMING_BYTES_MIN: usize = 32 << 20;
 
 /// `out = f(x)` for one element.
 pub(crate) trait Unary<T>: Copy + Send + Sync {
@@ -110,37 +107,8 @@ pub(crate) fn write_apart<T: Element>(out: &mut [T], make: impl Fn(usize, &mut [
         for (index, out) in out.chunks_mut(GRAIN).enumerate() {
             let made = &mut buffer[..out.len()];
             make(first + index * GRAIN, made);
-            store_streaming(out, made);
+            streaming::copy(out, made);
         }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a fence touches no memory; every x86-64 has it. It orders the streaming stores before whatever
-        // tells other threads that this piece is done.
-        unsafe {
-            std::arch::x86_64::_mm_sfence();
-        }
+        streaming::fence();
     });
-}
-
-/// Copies a block past the caches where the processor can.
-#[inline]
-fn store_streaming<T: Element>(out: &mut [T], block: &[T]) {
-    debug_assert_eq!(out.len(), block.len());
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
-        const LANE_BYTES: usize = size_of::<__m128i>();
-        if out.as_ptr().addr().is_multiple_of(LANE_BYTES) {
-            let lanes = size_of_val(out) / LANE_BYTES;
-            let (target, source) = (out.as_mut_ptr().cast::<__m128i>(), block.as_ptr().cast::<__m128i>());
-            for lane in 0..lanes {
-                // SAFETY: lane < lanes keeps both within their slices, which are as long; the target is aligned to
-                // the lane by the test above, the source is loaded unaligned; plain numbers have no invalid bits.
-                unsafe { _mm_stream_si128(target.add(lane), _mm_loadu_si128(source.add(lane))) };
-            }
-            let done = lanes * LANE_BYTES / size_of::<T>();
-            out[done..].copy_from_slice(&block[done..]);
-            return;
-        }
-    }
-    out.copy_from_slice(block);
 }
