@@ -37,6 +37,7 @@ pub(crate) struct GeluErfGrad;
 macro_rules! gelu_for {
     ($($T:ty, $in:path;)*) => {$(
         impl Unary<$T> for GeluTanh {
+            const WAITS_FOR_MEMORY: bool = false;
             #[inline(always)]
             fn apply(self, x: $T) -> $T {
                 use $in as formulas;
@@ -44,6 +45,7 @@ macro_rules! gelu_for {
             }
         }
         impl Binary<$T> for GeluTanhGrad {
+            const WAITS_FOR_MEMORY: bool = false;
             #[inline(always)]
             fn apply(self, dy: $T, x: $T) -> $T {
                 use $in as formulas;
@@ -51,6 +53,7 @@ macro_rules! gelu_for {
             }
         }
         impl Unary<$T> for GeluErf {
+            const WAITS_FOR_MEMORY: bool = false;
             #[inline(always)]
             fn apply(self, x: $T) -> $T {
                 use $in as formulas;
@@ -58,6 +61,7 @@ macro_rules! gelu_for {
             }
         }
         impl Binary<$T> for GeluErfGrad {
+            const WAITS_FOR_MEMORY: bool = false;
             #[inline(always)]
             fn apply(self, dy: $T, x: $T) -> $T {
                 use $in as formulas;

@@ -14,11 +14,16 @@ pub(crate) const GRAIN: usize = 1024;
 
 /// `out = f(x)` for one element.
 pub(crate) trait Unary<T>: Copy + Send + Sync {
+    /// Whether memory is waited for rather than the arithmetic, which is what streaming stores are for: made in blocks,
+    /// they do not overlap with computing as ordinary stores do.
+    const WAITS_FOR_MEMORY: bool = true;
     fn apply(self, x: T) -> T;
 }
 
 /// `out = f(a, b)` for one element.
 pub(crate) trait Binary<T>: Copy + Send + Sync {
+    /// As in `Unary`.
+    const WAITS_FOR_MEMORY: bool = true;
     fn apply(self, a: T, b: T) -> T;
 }
 
@@ -75,7 +80,10 @@ pub(crate) fn unary<T: Element, F: Unary<T>>(out: &mut Lent<'_>, x: &Lent<'_>, f
     let out = out.elements_mut::<T>();
     match x.unless_in_place::<T>() {
         None => threads::split_mut(out, GRAIN, |_, out| unary_in_place(out, f)),
-        Some(x) => write_apart(out, |first, out| unary_apart(out, &x[first..first + out.len()], f)),
+        Some(x) => {
+            let make = |first: usize, out: &mut [T]| unary_apart(out, &x[first..first + out.len()], f);
+            if F::WAITS_FOR_MEMORY { write_apart(out, make) } else { threads::split_mut(out, GRAIN, make) }
+        }
     }
 }
 
@@ -90,10 +98,13 @@ pub(crate) fn binary<T: Element, F: Binary<T>>(out: &mut Lent<'_>, a: &Lent<'_>,
         (Some(a), None) => {
             threads::split_mut(out, GRAIN, |first, out| binary_onto_b(out, &a[first..first + out.len()], f));
         }
-        (Some(a), Some(b)) => write_apart(out, |first, out| {
-            let range = first..first + out.len();
-            binary_apart(out, &a[range.clone()], &b[range], f);
-        }),
+        (Some(a), Some(b)) => {
+            let make = |first: usize, out: &mut [T]| {
+                let range = first..first + out.len();
+                binary_apart(out, &a[range.clone()], &b[range], f);
+            };
+            if F::WAITS_FOR_MEMORY { write_apart(out, make) } else { threads::split_mut(out, GRAIN, make) }
+        }
     }
 }
 
