@@ -1,5 +1,5 @@
-//! The one error type of this crate. Every message names the operation, the operand with its dtype, shape and
-//! device, what was expected, what was got, the caller's source line, and the way out.
+//! The one error type of this crate. A message about tensors names the operation, the operand with its dtype, shape and
+//! device, what was expected, what was got, the caller's source line, and the way out; one about a file names the file.
 
 use std::fmt;
 use std::panic::Location;
@@ -113,7 +113,7 @@ pub enum Error {
         at: Site,
     },
     /// A file that is not what it claims to be.
-    #[error("{}: not a usable {format} file: {problem}", path.display())]
+    #[error("{path:?}: not a usable {format} file: {problem}")]
     BadFile {
         /// The file.
         path: PathBuf,
@@ -123,7 +123,7 @@ pub enum Error {
         problem: String,
     },
     /// The operating system refused to read or write.
-    #[error("{}: {doing}: {source}", path.display())]
+    #[error("{path:?}: {doing}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
@@ -273,6 +273,8 @@ pub struct NoVersion {
     pub op: &'static str,
     /// The operand that has no version.
     pub operand: OperandInfo,
+    /// Where the operation would run: the operand's device, or where the policy would bring it.
+    pub device: Device,
     /// What there is instead.
     pub supported: String,
     /// The caller's line.
@@ -288,7 +290,7 @@ impl fmt::Display for NoVersion {
              with .to(…); it never runs elsewhere by itself.",
             self.op,
             tensor.dtype,
-            tensor.device,
+            self.device,
             Place(self.at),
             self.op,
             self.supported
@@ -328,7 +330,7 @@ pub struct OutOfMemory {
     pub limit_bytes: usize,
     /// The bytes live tensors hold there.
     pub allocated_bytes: usize,
-    /// Kept for reuse but free (already given back before this error).
+    /// The bytes taken from the system there: those of live tensors and those kept for reuse.
     pub reserved_bytes: usize,
     /// The largest live tensors there.
     pub largest: Vec<LiveTensor>,

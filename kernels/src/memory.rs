@@ -244,7 +244,13 @@ impl PoolState {
     }
 
     fn take_from_system(&mut self, device: Device, capacity_bytes: usize) -> Option<NonNull<u8>> {
-        if self.free_bytes(device, capacity_bytes) < capacity_bytes {
+        let free_bytes = self.free_bytes(device, capacity_bytes);
+        if free_bytes < capacity_bytes {
+            let kept_bytes = self.stats.reserved_bytes - self.stats.allocated_bytes;
+            // What could not be served even then leaves the kept buffers where they are.
+            if free_bytes.saturating_add(kept_bytes) < capacity_bytes {
+                return None;
+            }
             self.empty_cache();
             if self.free_bytes(device, capacity_bytes) < capacity_bytes {
                 return None;
@@ -390,8 +396,15 @@ fn machine_available_bytes() -> Option<usize> {
         let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
         line.split_whitespace().nth(1)?.parse::<usize>().ok()?.checked_mul(1024)
     });
-    let container = number("/sys/fs/cgroup/memory.max")
-        .and_then(|most| Some(most.saturating_sub(number("/sys/fs/cgroup/memory.current")?)));
+    // Files that were read count as used in a container, though they give way.
+    let gives_way = read("/sys/fs/cgroup/memory.stat").and_then(|text| {
+        let line = text.lines().find(|line| line.starts_with("inactive_file "))?;
+        line.split_whitespace().nth(1)?.parse::<usize>().ok()
+    });
+    let container = number("/sys/fs/cgroup/memory.max").and_then(|most| {
+        let used_bytes = number("/sys/fs/cgroup/memory.current")?.saturating_sub(gives_way.unwrap_or(0));
+        Some(most.saturating_sub(used_bytes))
+    });
     match (machine, container) {
         (Some(machine), Some(container)) => Some(machine.min(container)),
         (one, other) => one.or(other),

@@ -16,9 +16,10 @@ use std::path::Path;
 
 use self::header::{Header, MAGIC};
 use crate::dtype::with_element;
-use crate::error::{Error, Result, Site};
+use crate::error::{Error, Result, Site, TensorInfo};
 use crate::storage::Origin;
-use crate::{Device, Element, Tensor, transfer};
+use crate::transfer::{self, Asked};
+use crate::{Device, Element, Tensor};
 
 /// The longest header that is read. numpy's own are 118 bytes long, unless the dtype is a long structured one.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -32,9 +33,7 @@ impl Tensor {
         let (path, at) = (path.as_ref(), Location::caller());
         device.check_usable("load_npy", at)?;
         let (file, length_bytes) = open_regular(path)?;
-        Source { reader: file, bytes_left: Some(length_bytes), path, op: "load_npy", at }
-            .read()?
-            .to_at(device, "load_npy", at)
+        Source { reader: file, bytes_left: Some(length_bytes), path, device, op: "load_npy", at }.read()
     }
 
     /// Writes the tensor to `path` as an `.npy` file, the same bytes that numpy would write for this array. From
@@ -65,11 +64,12 @@ impl Tensor {
     }
 }
 
-/// The array in the bytes of an `.npy` file, on the CPU.
+/// The array in the bytes of an `.npy` file, on `device`.
 #[track_caller]
-pub fn parse(bytes: &[u8]) -> Result<Tensor> {
+pub fn parse(bytes: &[u8], device: Device) -> Result<Tensor> {
     let (path, at) = (Path::new("<bytes in memory>"), Location::caller());
-    Source { reader: bytes, bytes_left: Some(bytes.len() as u64), path, op: "npy::parse", at }.read()
+    device.check_usable("npy::parse", at)?;
+    Source { reader: bytes, bytes_left: Some(bytes.len() as u64), path, device, op: "npy::parse", at }.read()
 }
 
 /// The array that `reader` gives as an `.npy` file, to its end, on `device`: for pipes and sockets, whose length is
@@ -78,7 +78,7 @@ pub fn parse(bytes: &[u8]) -> Result<Tensor> {
 pub fn read(reader: impl Read, device: Device) -> Result<Tensor> {
     let (path, at) = (Path::new("<stream>"), Location::caller());
     device.check_usable("npy::read", at)?;
-    Source { reader, bytes_left: None, path, op: "npy::read", at }.read()?.to_at(device, "npy::read", at)
+    Source { reader, bytes_left: None, path, device, op: "npy::read", at }.read()
 }
 
 /// Opens a file that has a length, and says it. Opening a FIFO does not wait for its other end.
@@ -114,6 +114,8 @@ struct Source<'a, R> {
     bytes_left: Option<u64>,
     /// What errors call it.
     path: &'a Path,
+    /// Where the array is wanted.
+    device: Device,
     op: &'static str,
     at: Site,
 }
@@ -121,6 +123,11 @@ struct Source<'a, R> {
 impl<R: Read> Source<'_, R> {
     fn read(mut self) -> Result<Tensor> {
         let header = self.header()?;
+        if self.device != Device::Cpu {
+            // Before the elements are read, which are on the host first.
+            let info = TensorInfo { name: None, dtype: header.stored.dtype, shape: header.shape, device: Device::Cpu };
+            transfer::check(self.op, &info, self.device, Asked::Explicitly, self.at)?;
+        }
         let tensor = self.elements(&header)?;
         let mut borrow = tensor.borrow("tensor", true, self.op, self.at)?;
         let bytes = borrow.elements_mut::<u8>();
@@ -133,7 +140,8 @@ impl<R: Read> Source<'_, R> {
             return Err(self.bad(format!("element {index} of its bool array is {}, not 0 or 1", bytes[index])));
         }
         drop(borrow);
-        if header.fortran_order { self.row_major(tensor) } else { Ok(tensor) }
+        let tensor = if header.fortran_order { self.row_major(tensor)? } else { tensor };
+        tensor.to_at(self.device, self.op, self.at)
     }
 
     fn bad(&self, problem: String) -> Error {

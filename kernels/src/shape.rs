@@ -5,8 +5,9 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::panic::Location;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Site};
 
 /// The most dimensions a tensor may have.
 pub const RANK_MAX: usize = 8;
@@ -25,8 +26,15 @@ impl Shape {
     /// Checks `dims` and keeps them: at most eight, and the bytes of all elements below `isize::MAX`.
     #[track_caller]
     pub fn new(dims: &[usize]) -> Result<Shape> {
+        Shape::checked("shape", dims, Location::caller())
+    }
+
+    /// As `new`, for the operation `op` called at `at`.
+    pub(crate) fn checked(op: &'static str, dims: &[usize], at: Site) -> Result<Shape> {
+        let refuse =
+            |what: &str, expected: String, got: String| Err(Error::Value { op, what: what.into(), expected, got, at });
         if dims.len() > RANK_MAX {
-            return Err(Error::value("shape", "number of dimensions", format!("at most {RANK_MAX}"), dims.len()));
+            return refuse("number of dimensions", format!("at most {RANK_MAX}"), dims.len().to_string());
         }
         // The non-zero dimensions alone must fit too: a view of [0, huge, huge] may drop its zero.
         let fits = dims
@@ -35,12 +43,8 @@ impl Shape {
             .try_fold(ELEMENT_BYTES_MAX, |bytes, &d| bytes.checked_mul(d))
             .is_some_and(|bytes| bytes <= isize::MAX as usize);
         if !fits {
-            return Err(Error::value(
-                "shape",
-                "element count",
-                format!("at most {}", isize::MAX as usize / ELEMENT_BYTES_MAX),
-                format!("the product of {dims:?}"),
-            ));
+            let most = isize::MAX as usize / ELEMENT_BYTES_MAX;
+            return refuse("element count", format!("at most {most}"), format!("the product of {dims:?}"));
         }
         let mut kept = [0; RANK_MAX];
         kept[..dims.len()].copy_from_slice(dims);

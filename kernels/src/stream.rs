@@ -37,7 +37,10 @@ impl Stream {
     #[track_caller]
     pub fn current(device: Device) -> Result<Stream> {
         let chosen = CHOSEN.with_borrow(|chosen| chosen.iter().rev().find(|s| s.device == device).cloned());
-        chosen.map_or_else(|| Stream::default_of(device), Ok)
+        match chosen {
+            Some(stream) => Ok(stream),
+            None => Stream::default_of(device),
+        }
     }
 
     /// Runs `body` with operations on this stream's device going to this stream.

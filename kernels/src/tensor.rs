@@ -96,9 +96,23 @@ impl Tensor {
 
     /// Whether the two handles share memory.
     pub fn shares_memory_with(&self, other: &Tensor) -> bool {
+        if !Arc::ptr_eq(&self.storage, &other.storage) {
+            return false;
+        }
         let (mine, theirs) = (self.byte_range(), other.byte_range());
-        let both = !mine.is_empty() && !theirs.is_empty();
-        both && Arc::ptr_eq(&self.storage, &other.storage) && mine.start < theirs.end && theirs.start < mine.end
+        !mine.is_empty() && !theirs.is_empty() && mine.start < theirs.end && theirs.start < mine.end
+    }
+
+    /// Whether the two handles are the same elements in the same order in memory.
+    pub(crate) fn is_same_memory(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage) && self.byte_range() == other.byte_range()
+    }
+
+    /// This tensor's shape and layout over the memory of `copy`, which holds the same bytes.
+    pub(crate) fn with_memory_of(&self, copy: &Tensor) -> Tensor {
+        debug_assert_eq!(self.bytes(), copy.bytes());
+        let offset = copy.byte_range().start / self.dtype.bytes();
+        Tensor { storage: copy.storage.clone(), offset, ..self.clone() }
     }
 
     /// What this tensor is, apart from its contents.
@@ -130,6 +144,17 @@ impl Tensor {
             other_at: other.at,
             at,
         })
+    }
+
+    /// As `borrow`, for operations: the contents count as used from then on, or as changed.
+    pub(crate) fn enter(&self, role: &'static str, writes: bool, op: &'static str, at: Site) -> Result<Borrow<'_>> {
+        let borrow = self.borrow(role, writes, op, at)?;
+        if writes {
+            self.storage.mark_changed();
+        } else {
+            self.storage.mark_used();
+        }
+        Ok(borrow)
     }
 
     /// A new tensor of unspecified contents.

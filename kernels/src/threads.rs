@@ -9,7 +9,7 @@ mod pool;
 mod shares;
 
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use self::pool::Pool;
 pub(crate) use self::shares::Shares;
@@ -22,21 +22,21 @@ pub const COUNT_MAX: usize = 1024;
 /// Below this many elements a simple loop is not worth waking anybody for.
 pub(crate) const PARALLEL_MIN: usize = 1 << 15;
 
-static POOL: RwLock<Option<Pool>> = RwLock::new(None);
+static POOL: RwLock<Option<Arc<Pool>>> = RwLock::new(None);
 
 /// How many threads operations on the CPU use. By default the cores in the affinity mask.
 pub fn count() -> usize {
-    with_pool(Pool::count)
+    pool().count()
 }
 
-/// Uses `count` threads from now on, each free to move between cores. Waits for operations under way.
+/// Uses `count` threads from now on: the caller as it is, and workers free to move between `cores()`.
 #[track_caller]
 pub fn set_count(count: usize) -> Result<()> {
     replace(count, false)
 }
 
-/// Uses `count` threads from now on, each kept on one core of the affinity mask, the calling thread on the first:
-/// for measuring, and for ranks that share a machine. Waits for operations under way.
+/// Uses `count` threads from now on, each kept on one of `cores()`, the calling thread on the first: for measuring, and
+/// for ranks that share a machine.
 #[track_caller]
 pub fn set_count_pinned(count: usize) -> Result<()> {
     replace(count, true)
@@ -47,7 +47,10 @@ fn replace(count: usize, pinned: bool) -> Result<()> {
     if count == 0 || count > COUNT_MAX {
         return Err(Error::value("threads", "count", format!("1 to {COUNT_MAX}"), count));
     }
-    *POOL.write().unwrap_or_else(PoisonError::into_inner) = Some(Pool::new(count, pinned));
+    let pool = Arc::new(Pool::new(count, pinned));
+    // The former pool ends outside the lock: that waits for its workers.
+    let former = POOL.write().unwrap_or_else(PoisonError::into_inner).replace(pool);
+    drop(former);
     Ok(())
 }
 
@@ -57,23 +60,21 @@ pub fn cores() -> &'static [usize] {
     CORES.get_or_init(pool::affinity_cores)
 }
 
-/// Keeps the calling thread on the `index`-th of `cores()`, counted round. A refusal by the system changes only speed.
+/// Keeps the calling thread (and threads it starts, but not the pool's) on the `index`-th of `cores()`, counted round. A refusal by the system changes only speed.
 pub fn pin_current(index: usize) {
     if let Some(&core) = cores().get(index % cores().len().max(1)) {
-        pool::pin(core);
+        pool::keep_on(&[core]);
     }
 }
 
-fn with_pool<R>(look: impl FnOnce(&Pool) -> R) -> R {
-    loop {
-        if let Some(pool) = POOL.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            return look(pool);
-        }
-        let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
-        if slot.is_none() {
-            *slot = Some(Pool::new(cores().len().clamp(1, COUNT_MAX), false));
-        }
+/// The pool in use. Nothing is locked while it works: a caller may call again from within, and another thread may put a
+/// new pool in its place, which leaves this one to those who still use it.
+fn pool() -> Arc<Pool> {
+    if let Some(pool) = POOL.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        return pool.clone();
     }
+    let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
+    slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), false))).clone()
 }
 
 /// Starts a thread that inherits this thread's transfer rules: policy, phase, scopes and ledger.
@@ -81,6 +82,9 @@ pub fn spawn<R: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> R + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<R>> {
+    if name.contains('\0') {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "a thread's name cannot hold a zero byte"));
+    }
     std::thread::Builder::new().name(name.to_string()).spawn(transfer::inherit(body))
 }
 
@@ -89,7 +93,7 @@ pub(crate) fn run(pieces: usize, body: impl Fn(usize) + Sync) {
     if pieces <= 1 {
         (0..pieces).for_each(body);
     } else {
-        with_pool(|pool| pool.run(pieces, &body));
+        pool().run(pieces, &body);
     }
 }
 
@@ -192,6 +196,25 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn work_within_work_goes_on_while_the_pool_is_replaced() {
+        let _alone = crate::ops::testing::alone_with_the_pool();
+        let before = count();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    set_count(2).unwrap();
+                }
+            });
+            for _ in 0..200 {
+                run(4, |_| run(2, |_| std::thread::yield_now()));
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        set_count(before).unwrap();
     }
 
     #[test]

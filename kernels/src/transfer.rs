@@ -12,6 +12,7 @@ mod ledger;
 mod policy;
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 pub use hints::Hint;
@@ -20,10 +21,10 @@ pub(crate) use policy::with_rules;
 pub use policy::{Phase, Policy, announced, forbid_transfers, in_phase, inherit, policy, with_ledger, with_policy};
 
 use self::ledger::{Circumstances, Key};
-use crate::error::{DeviceMismatch, Error, ForbiddenTransfer, Place, Result, Site};
-use crate::storage::Origin;
+use crate::error::{DeviceMismatch, Error, ForbiddenTransfer, Place, Result, Site, TensorInfo};
+use crate::storage::{Borrow, Origin};
 use crate::stream::{Event, Stream};
-use crate::{Device, Tensor};
+use crate::{Device, Element as _, Tensor};
 
 /// Who asked for a crossing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,17 +35,15 @@ pub(crate) enum Asked {
     ByPolicy,
 }
 
-/// Checks one crossing against the rules in force, without booking it.
-fn check(op: &'static str, tensor: &Tensor, target: Device, at: Site) -> Result<()> {
+/// Checks one crossing against the rules in force, without booking it. An announcement speaks for explicit transfers
+/// alone: what a policy would move was not meant.
+pub(crate) fn check(op: &'static str, info: &TensorInfo, target: Device, asked: Asked, at: Site) -> Result<()> {
     with_rules(|rules| match rules.forbidden_since {
-        Some(scope) if rules.announced.is_none() => Err(Error::ForbiddenTransfer(Box::new(ForbiddenTransfer {
-            op,
-            tensor: tensor.info(),
-            target,
-            bytes: tensor.bytes(),
-            scope,
-            at,
-        }))),
+        Some(scope) if rules.announced.is_none() || asked == Asked::ByPolicy => {
+            let bytes = info.shape.count() * info.dtype.bytes();
+            let forbidden = ForbiddenTransfer { op, tensor: info.clone(), target, bytes, scope, at };
+            Err(Error::ForbiddenTransfer(Box::new(forbidden)))
+        }
         _ => Ok(()),
     })
 }
@@ -84,24 +83,51 @@ fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
 
 /// A copy of `tensor` on `target`, which is another device.
 pub(crate) fn cross(tensor: &Tensor, target: Device, op: &'static str, asked: Asked, at: Site) -> Result<Tensor> {
+    let entered = tensor.borrow("x", false, op, at)?;
+    cross_entered(tensor, &entered, target, op, asked, at)
+}
+
+/// As `cross`, of a tensor that is entered already.
+pub(crate) fn cross_entered(
+    tensor: &Tensor,
+    entered: &Borrow<'_>,
+    target: Device,
+    op: &'static str,
+    asked: Asked,
+    at: Site,
+) -> Result<Tensor> {
     debug_assert_ne!(tensor.device(), target);
     target.check_usable(op, at)?;
-    check(op, tensor, target, at)?;
+    check(op, &tensor.info(), target, asked, at)?;
     let copy = tensor.empty_for_arrival(target, op, at)?;
-    copy_bytes(&copy, tensor, op, at)?;
+    copy_bytes(&mut copy.borrow("copy", true, op, at)?, entered);
     book(tensor, target, tensor.is_pinned(), asked, at);
     Ok(copy)
 }
 
+/// Copies an output that the policy had moved back to `original`, which is entered for writing.
+pub(crate) fn bring_back(
+    original: &Tensor,
+    entered: &mut Borrow<'_>,
+    copy: &Tensor,
+    op: &'static str,
+    at: Site,
+) -> Result<()> {
+    copy_bytes(entered, &copy.borrow("copy", false, op, at)?);
+    book(copy, original.device(), original.is_pinned(), Asked::ByPolicy, at);
+    Ok(())
+}
+
 /// Copies the elements of `source` into `target`: same dtype, shape and layout, any two devices.
-pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, asked: Asked, at: Site) -> Result<()> {
+pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
     let crosses = target.device() != source.device();
     if crosses {
-        check(op, source, target.device(), at)?;
+        check(op, &source.info(), target.device(), Asked::Explicitly, at)?;
     }
-    copy_bytes(target, source, op, at)?;
+    let reads = source.borrow("source", false, op, at)?;
+    copy_bytes(&mut target.borrow("target", true, op, at)?, &reads);
     if crosses {
-        book(source, target.device(), source.is_pinned() || target.is_pinned(), asked, at);
+        book(source, target.device(), source.is_pinned() || target.is_pinned(), Asked::Explicitly, at);
     } else {
         source.storage().mark_used();
     }
@@ -110,11 +136,8 @@ pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, aske
 }
 
 /// The bytes themselves, between memories that the host can reach. CUDA devices add their copies here.
-fn copy_bytes(target: &Tensor, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
-    let reads = source.borrow("source", false, op, at)?;
-    let mut writes = target.borrow("target", true, op, at)?;
-    crate::threads::copy(writes.elements_mut::<u8>(), reads.elements::<u8>());
-    Ok(())
+fn copy_bytes(target: &mut Borrow<'_>, source: &Borrow<'_>) {
+    crate::threads::copy(target.elements_mut::<u8>(), source.elements::<u8>());
 }
 
 /// The elements of `tensor` as the host sees them, for `to_vec` and `save`: a download when it lives elsewhere.
@@ -126,26 +149,22 @@ pub(crate) fn on_host(tensor: &Tensor, op: &'static str, at: Site) -> Result<Ten
 }
 
 /// The one element of `tensor`. Counted on every device, so that a loop that reads it is found before it meets a GPU.
-pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<Tensor> {
+pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
     let source = tensor.device();
     let crosses = source != Device::Cpu;
     if crosses {
-        check("item", tensor, Device::Cpu, at)?;
+        check("item", &tensor.info(), Device::Cpu, Asked::Explicitly, at)?;
     }
-    let here = if crosses {
-        let here = tensor.empty_for_arrival(Device::Cpu, "item", at)?;
-        copy_bytes(&here, tensor, "item", at)?;
-        here
-    } else {
-        tensor.clone()
-    };
+    // Host memory and what stands in for a device's; CUDA devices copy one element here.
+    let entered = tensor.enter("x", false, "item", at)?;
+    let value = crate::dtype::with_element!(tensor.dtype(), T => entered.elements::<T>()[0].to_f64());
     with_rules(|rules| {
         let key =
             Key { kind: Kind::ScalarRead, phase: rules.phase, source, target: Device::Cpu, implicit: false, site: at };
         let bytes = if crosses { tensor.bytes() } else { 0 };
         rules.ledger.book(key, Circumstances { bytes, announced: rules.announced, ..Circumstances::default() });
     });
-    Ok(here)
+    Ok(value)
 }
 
 /// Where the operands of one operation meet under the policy in force, or the error that names them all.
@@ -155,15 +174,16 @@ pub(crate) fn meeting_place(op: &'static str, operands: &[(&'static str, &Tensor
     if operands.iter().all(|(_, tensor)| tensor.device() == first) {
         return Ok(first);
     }
-    let refused = |rules: &policy::Rules| {
-        rules.policy == Policy::Forbid || (rules.forbidden_since.is_some() && rules.announced.is_none())
-    };
-    if with_rules(refused) {
+    if policy() == Policy::Forbid {
         let operands = operands.iter().map(|(role, tensor)| tensor.as_operand(role)).collect();
         return Err(Error::DeviceMismatch(Box::new(DeviceMismatch { op, operands, at })));
     }
     let accelerator = operands.iter().map(|(_, tensor)| tensor.device()).find(|device| device.is_accelerator());
     let target = if first.is_accelerator() { first } else { accelerator.unwrap_or(first) };
+    // Refused here, before anything moves and before it is warned of.
+    for (_, tensor) in operands.iter().filter(|(_, tensor)| tensor.device() != target) {
+        check(op, &tensor.info(), target, Asked::ByPolicy, at)?;
+    }
     if policy() == Policy::Warn {
         warn_once(op, operands, target, at);
     }
@@ -189,7 +209,8 @@ fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Dev
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        eprintln!("warning: {text}");
+        // Nobody reads it: that is no reason to fail.
+        let _ = writeln!(std::io::stderr(), "warning: {text}");
     }
 }
 
@@ -225,6 +246,11 @@ impl PendingCopy {
 pub fn copy_async(target: &Tensor, source: &Tensor, stream: &Stream) -> Result<PendingCopy> {
     let at = std::panic::Location::caller();
     target.check_copy_from(source, "copy_async", at)?;
-    copy_into(target, source, "copy_async", Asked::Explicitly, at)?;
+    let devices = [target.device(), source.device()];
+    if !devices.contains(&stream.device()) {
+        let expected = format!("a stream on {} or {}", devices[0], devices[1]);
+        return Err(Error::value("copy_async", "stream", expected, format!("one on {}", stream.device())));
+    }
+    copy_into(target, source, "copy_async", at)?;
     Ok(PendingCopy { done: stream.record()?, _source: source.clone(), _target: target.clone() })
 }

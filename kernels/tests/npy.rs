@@ -45,7 +45,9 @@ fn lying_headers_allocate_nothing() {
     let check_all = || {
         for lie in &lies {
             std::fs::write(&path, lie).unwrap();
-            for result in [npy::parse(lie), npy::read(&lie[..], Device::Cpu), Tensor::load_npy(&path, Device::Cpu)] {
+            for result in
+                [npy::parse(lie, Device::Cpu), npy::read(&lie[..], Device::Cpu), Tensor::load_npy(&path, Device::Cpu)]
+            {
                 let error = result.unwrap_err().to_string();
                 assert!(error.len() < 500 && error.contains("not a usable .npy file"), "{error}");
             }

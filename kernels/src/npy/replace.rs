@@ -26,7 +26,7 @@ pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<(
             return Err(failed("replacing it")(io::Error::new(io::ErrorKind::PermissionDenied, "it is read-only")));
         }
     }
-    let target = if old.is_some() { fs::canonicalize(path).map_err(failed("following it"))? } else { path.into() };
+    let target = follow(path).map_err(failed("following it"))?;
     let directory = match target.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
         Some(parent) => parent,
@@ -53,6 +53,21 @@ pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<(
         }
         _ => Ok(()),
     }
+}
+
+/// Where a chain of links ends, whether a file is there or not.
+fn follow(path: &Path) -> io::Result<PathBuf> {
+    /// As many as Linux follows.
+    const LINKS_MAX: usize = 40;
+    let mut target = path.to_path_buf();
+    for _ in 0..LINKS_MAX {
+        match fs::read_link(&target) {
+            // A relative link starts from the folder that it is in; an absolute one replaces the whole path.
+            Ok(next) => target = target.parent().unwrap_or(Path::new("")).join(next),
+            Err(_) => return Ok(target),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a link that leads to itself"))
 }
 
 fn create_beside(directory: &Path) -> io::Result<(File, PathBuf)> {

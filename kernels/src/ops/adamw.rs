@@ -53,6 +53,16 @@ impl AdamwScalars {
         if self.step == 0 {
             return Err(Error::value("adamw scalars", "step", "1 or more (steps count from 1)", 0));
         }
+        for (name, value) in [("learning_rate", self.learning_rate), ("weight_decay", self.weight_decay)] {
+            if !value.is_finite() {
+                return Err(Error::value("adamw scalars", name, "a finite number", value));
+            }
+        }
+        for (name, beta) in [("beta1", constants.beta1), ("beta2", constants.beta2)] {
+            if !(0.0..1.0).contains(&beta) {
+                return Err(Error::value("adamw scalars", name, "at least 0 and below 1", beta));
+            }
+        }
         let remaining = |beta: f64| 1.0 - beta.powf(self.step as f64);
         let keep = 1.0 - self.learning_rate * self.weight_decay;
         let step_size = self.learning_rate / remaining(constants.beta1);
@@ -294,6 +304,7 @@ mod tests {
 
     #[test]
     fn the_bits_do_not_depend_on_the_number_of_threads() {
+        let _alone = crate::ops::testing::alone_with_the_pool();
         threads::set_count(1).unwrap();
         let one = one_step(None);
         for count in [2, 3] {

@@ -1,8 +1,8 @@
 //! addmm: `out = beta * acc + alpha * (mat1 · mat2)`, the product of every linear layer.
 //!
 //! `mat1` and `mat2` may be transposed views (`t()`), read as they are. `acc` has the output's shape, or is one row for
-//! all rows (a bias), or is the output itself. As in BLAS, a factor of 0 means that its operand is not read at all:
-//! NaN there does no harm.
+//! all rows (a bias), or is the output itself (then it is added within the product, whose last bits differ from those of
+//! a separate output). As in BLAS, a factor of 0 means that its operand is not read at all: NaN there does no harm.
 
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS, Lent, Placed, Slot};
@@ -99,7 +99,8 @@ impl Operands {
         beta: f64,
     ) {
         let [m, n, k] = self.mnk;
-        let (a, b) = if alpha == 0.0 {
+        let (alpha, beta) = (T::from_f64(alpha), T::from_f64(beta));
+        let (a, b) = if alpha == T::ZERO {
             (Matrix::new(&[], m, 0, false), Matrix::new(&[], 0, n, false))
         } else {
             (
@@ -107,11 +108,10 @@ impl Operands {
                 Matrix::new(mat2.elements::<T>(), k, n, mat2_transposed),
             )
         };
-        let (alpha, beta) = (T::from_f64(alpha), T::from_f64(beta));
         let out = out.elements_mut::<T>();
         match acc.unless_in_place::<T>() {
             None => matmul::product(out, a, b, alpha, beta, &AsIs),
-            Some(_) if beta.to_f64() == 0.0 => matmul::product(out, a, b, alpha, T::ZERO, &AsIs),
+            Some(_) if beta == T::ZERO => matmul::product(out, a, b, alpha, T::ZERO, &AsIs),
             Some(acc) => {
                 let stride = if self.broadcast { 0 } else { n };
                 matmul::product(out, a, b, alpha, T::ZERO, &Accumulator { acc, stride, beta });

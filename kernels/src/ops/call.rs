@@ -43,6 +43,8 @@ struct Operand<'a> {
     writes: bool,
     /// May be the very same elements as this other operand, which the operation then updates in place.
     in_place_with: Option<Slot>,
+    /// Is: found by `place`.
+    in_place_of: Option<Slot>,
 }
 
 /// An operation being called: its operands, not yet brought together.
@@ -60,7 +62,7 @@ impl<'a> Call<'a> {
     }
 
     fn push(&mut self, role: &'static str, tensor: &'a Tensor, writes: bool) -> Slot {
-        self.operands[self.count] = Some(Operand { role, tensor, writes, in_place_with: None });
+        self.operands[self.count] = Some(Operand { role, tensor, writes, in_place_with: None, in_place_of: None });
         self.count += 1;
         Slot(self.count as u8 - 1)
     }
@@ -201,7 +203,8 @@ impl<'a> Call<'a> {
 
     /// Brings the operands to one device under the policy in force; `math` is the operand whose dtype the math runs
     /// in, and `versions` says for which dtypes there is a version where.
-    pub(crate) fn place(self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
+    pub(crate) fn place(mut self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
+        self.find_overlaps()?;
         let mut roles = [("", self.tensor(Slot(0))); OPERANDS_MAX];
         for (entry, operand) in roles.iter_mut().zip(self.all()) {
             *entry = (operand.role, operand.tensor);
@@ -213,19 +216,67 @@ impl<'a> Call<'a> {
         }
         let mut moved = Vec::new();
         if self.all().any(|operand| operand.tensor.device() != device) {
-            for operand in self.all() {
-                let elsewhere = operand.tensor.device() != device;
-                let cross = || transfer::cross(operand.tensor, device, self.op, Asked::ByPolicy, self.at);
-                moved.push(elsewhere.then(cross).transpose()?);
+            for slot in self.slots() {
+                moved.push(self.bring(slot, device, &moved)?);
             }
         }
         Ok(Placed { call: self, moved })
     }
 
+    /// Finds operands that are in place of an output, and refuses every other overlap with what is written. Asked of the
+    /// caller's own tensors: copies made on another device would hide it.
+    fn find_overlaps(&mut self) -> Result<()> {
+        for first in self.slots() {
+            for second in self.slots().skip(usize::from(first.0) + 1) {
+                let (a, b) = (self.operand(first), self.operand(second));
+                if !(a.writes || b.writes) || !a.tensor.shares_memory_with(b.tensor) {
+                    continue;
+                }
+                let same = a.tensor.byte_range() == b.tensor.byte_range();
+                let (slot, output) = match (a.in_place_with, b.in_place_with) {
+                    (_, Some(output)) if same && output == first => (second, first),
+                    (Some(output), _) if same && output == second => (first, second),
+                    _ => {
+                        let (writer, reader) = if a.writes { (a, b) } else { (b, a) };
+                        return Err(Error::Overlap {
+                            op: self.op,
+                            first: Box::new(writer.tensor.as_operand(writer.role)),
+                            second: Box::new(reader.tensor.as_operand(reader.role)),
+                            at: self.at,
+                        });
+                    }
+                };
+                if let Some(operand) = &mut self.operands[usize::from(slot.0)] {
+                    operand.in_place_of = Some(output);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies an operand to `device` if it is elsewhere. The caller's tensor stays entered until the operation is over,
+    /// so that nobody changes it meanwhile, or reads an output that is about to change.
+    fn bring(&self, slot: Slot, device: Device, others: &[Option<Moved<'a>>]) -> Result<Option<Moved<'a>>> {
+        let operand = self.operand(slot);
+        if operand.tensor.device() == device || operand.in_place_of.is_some() {
+            return Ok(None);
+        }
+        let entered = operand.tensor.enter(operand.role, operand.writes, self.op, self.at)?;
+        // The same elements in two roles cross once.
+        let brought = others.iter().zip(self.all()).find_map(|(other, role)| {
+            let same = other.is_some() && role.tensor.is_same_memory(operand.tensor);
+            other.as_ref().filter(|_| same).map(|other| operand.tensor.with_memory_of(&other.copy))
+        });
+        let copy = match brought {
+            Some(copy) => copy,
+            None => transfer::cross_entered(operand.tensor, &entered, device, self.op, Asked::ByPolicy, self.at)?,
+        };
+        Ok(Some(Moved { copy, entered }))
+    }
+
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
         let operand = self.operand(math);
-        let mut operand = operand.tensor.as_operand(operand.role);
-        operand.tensor.device = device;
+        let operand = operand.tensor.as_operand(operand.role);
         let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" and ");
         let mut supported = format!("{} on cpu", names(versions.cpu));
         // Where no GPU can be used there is no use in saying what one could do.
@@ -233,23 +284,32 @@ impl<'a> Call<'a> {
             let cuda = if versions.cuda.is_empty() { "nothing".to_string() } else { names(versions.cuda) };
             supported = format!("{supported}, {cuda} on cuda");
         }
-        Error::NoVersion(Box::new(NoVersion { op: self.op, operand, supported, at: self.at }))
+        Error::NoVersion(Box::new(NoVersion { op: self.op, operand, device, supported, at: self.at }))
     }
+}
+
+/// An operand that the policy moved.
+struct Moved<'a> {
+    copy: Tensor,
+    /// The caller's tensor.
+    entered: Borrow<'a>,
 }
 
 /// An operation whose operands are all on one device.
 pub(crate) struct Placed<'a> {
     pub(crate) call: Call<'a>,
     /// What the policy moved, by slot; empty where all operands were on one device, which costs nothing.
-    moved: Vec<Option<Tensor>>,
+    moved: Vec<Option<Moved<'a>>>,
 }
 
 impl Placed<'_> {
     pub(crate) fn tensor(&self, slot: Slot) -> &Tensor {
-        self.moved.get(usize::from(slot.0)).and_then(Option::as_ref).unwrap_or_else(|| self.call.tensor(slot))
+        let slot = self.call.operand(slot).in_place_of.unwrap_or(slot);
+        let moved = self.moved.get(usize::from(slot.0)).and_then(Option::as_ref);
+        moved.map_or_else(|| self.call.tensor(slot), |moved| &moved.copy)
     }
 
-    /// Enters the memory of all operands in `slots`, which are all that the call has.
+    /// Enters the memory of all operands in `slots`.
     pub(crate) fn enter<const N: usize>(&self, slots: [Slot; N]) -> Result<[Lent<'_>; N]> {
         let mut lent = [const { Lent(None) }; N];
         for (place, slot) in lent.iter_mut().zip(slots) {
@@ -265,48 +325,25 @@ impl Placed<'_> {
 
     /// Enters an output that this operation has just made.
     pub(crate) fn enter_new<'b>(&self, out: &'b Tensor) -> Result<Lent<'b>> {
-        out.storage().mark_changed();
-        out.borrow("out", true, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
+        out.enter("out", true, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
     }
 
     /// Enters the memory of one operand.
     pub(crate) fn enter_one(&self, slot: Slot) -> Result<Lent<'_>> {
         let operand = self.call.operand(slot);
-        let tensor = self.tensor(slot);
-        for other_slot in self.call.slots().filter(|&other| other != slot) {
-            let other_operand = self.call.operand(other_slot);
-            let other = self.tensor(other_slot);
-            if !(operand.writes || other_operand.writes) || !tensor.shares_memory_with(other) {
-                continue;
-            }
-            let same = tensor.byte_range() == other.byte_range();
-            if same && operand.in_place_with == Some(other_slot) {
-                return Ok(Lent(None));
-            }
-            let allowed = same && other_operand.in_place_with == Some(slot);
-            if !allowed {
-                let (writer, reader) = if operand.writes { (operand, other_operand) } else { (other_operand, operand) };
-                return Err(Error::Overlap {
-                    op: self.call.op,
-                    first: Box::new(writer.tensor.as_operand(writer.role)),
-                    second: Box::new(reader.tensor.as_operand(reader.role)),
-                    at: self.call.at,
-                });
-            }
+        if operand.in_place_of.is_some() {
+            return Ok(Lent(None));
         }
-        if operand.writes {
-            tensor.storage().mark_changed();
-        } else {
-            tensor.storage().mark_used();
-        }
-        tensor.borrow(operand.role, operand.writes, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
+        let borrow = self.tensor(slot).enter(operand.role, operand.writes, self.call.op, self.call.at)?;
+        Ok(Lent(Some(borrow)))
     }
 
     /// Brings outputs that the policy moved back to where the caller has them. The borrows must be gone.
     pub(crate) fn finish(self) -> Result<()> {
-        for (operand, moved) in self.call.all().zip(&self.moved) {
-            if let (true, Some(moved)) = (operand.writes, moved) {
-                transfer::copy_into(operand.tensor, moved, self.call.op, Asked::ByPolicy, self.call.at)?;
+        for (operand, moved) in self.call.all().zip(self.moved) {
+            if let (true, Some(mut moved)) = (operand.writes, moved) {
+                let (op, at) = (self.call.op, self.call.at);
+                transfer::bring_back(operand.tensor, &mut moved.entered, &moved.copy, op, at)?;
             }
         }
         Ok(())

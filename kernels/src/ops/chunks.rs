@@ -28,7 +28,7 @@ pub struct Chunk {
 impl Chunk {
     /// Its elements' indices in the buffer.
     pub fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.len
+        self.offset..self.offset.saturating_add(self.len)
     }
 }
 

@@ -126,6 +126,7 @@ mod tests {
 
     #[test]
     fn partials_are_the_sums_of_squares_of_each_quantum_for_any_number_of_threads() {
+        let _alone = crate::ops::testing::alone_with_the_pool();
         for size in SIZES {
             let x = random_f32(size, 1);
             let chunks = ChunkTable::whole(size, true);

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_do_not_depend_on_the_number_of_threads() {
+    fn the_bits_do_not_depend_on_the_number_of_pieces() {
         for (m, n, k) in SHAPES {
             for (a_t, b_t) in [(false, false), (false, true), (true, false), (true, true)] {
                 let alone = run(m, n, k, a_t, b_t, 1);

@@ -260,6 +260,7 @@ mod tests {
 
     #[test]
     fn the_bits_do_not_depend_on_the_number_of_threads_and_a_set_flag_stops_everything() {
+        let _alone = crate::ops::testing::alone_with_the_pool();
         let count = 100_003;
         let run = |constants: &SgdConstants, flag: i64| -> Vec<u32> {
             let [values, grads, momentum] = [1, 2, 3].map(|seed| cpu(&random_f32(count, seed), &[count]));

@@ -149,6 +149,7 @@ mod tests {
 
     #[test]
     fn the_bits_are_those_of_the_documented_order_for_every_size_and_any_threads() {
+        let _alone = crate::ops::testing::alone_with_the_pool();
         for size in SIZES.into_iter().chain([BLOCK * RUNS_MAX - 1, BLOCK * RUNS_MAX + 1, 1_000_003]) {
             let x: Vec<f64> = random_f32(size, 61).iter().map(|&x| f64::from(x) + 1e-9).collect();
             let x32: Vec<f32> = x.iter().map(|&x| x as f32).collect();

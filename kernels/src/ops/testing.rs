@@ -36,3 +36,9 @@ pub(crate) fn assert_close(got: &[f32], reference: &[f64], bound: impl Fn(usize,
         );
     }
 }
+
+/// Held by tests that choose the number of threads, which is the process's: the others run on any number alike.
+pub(crate) fn alone_with_the_pool() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

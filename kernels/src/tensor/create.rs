@@ -7,6 +7,7 @@ use crate::dtype::{exact, with_element};
 use crate::error::{Error, Result, Site, TensorInfo};
 use crate::random::Random;
 use crate::storage::{Origin, Storage};
+use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape};
 
 /// Makes a tensor and lets `fill` write its elements, which the host can reach.
@@ -18,17 +19,9 @@ pub(super) fn filled<T: Element>(
     at: Site,
     fill: impl FnOnce(&mut [T]),
 ) -> Result<Tensor> {
-    let tensor = Tensor::allocate(checked(op, shape, at)?, T::DTYPE, device, origin, op, at)?;
+    let tensor = Tensor::allocate(Shape::checked(op, shape, at)?, T::DTYPE, device, origin, op, at)?;
     fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
     Ok(tensor)
-}
-
-/// `Shape::new` with the constructor's name and line in the error.
-fn checked(op: &'static str, shape: &[usize], at: Site) -> Result<Shape> {
-    Shape::new(shape).map_err(|error| match error {
-        Error::Value { what, expected, got, .. } => Error::Value { op, what, expected, got, at },
-        other => other,
-    })
 }
 
 impl Tensor {
@@ -36,14 +29,15 @@ impl Tensor {
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let at = Location::caller();
-        Tensor::allocate(checked("empty", shape, at)?, dtype, device, Origin::Computed, "empty", at)
+        Tensor::allocate(Shape::checked("empty", shape, at)?, dtype, device, Origin::Computed, "empty", at)
     }
 
     /// All zeros.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let at = Location::caller();
-        let tensor = Tensor::allocate(checked("zeros", shape, at)?, dtype, device, Origin::Computed, "zeros", at)?;
+        let tensor =
+            Tensor::allocate(Shape::checked("zeros", shape, at)?, dtype, device, Origin::Computed, "zeros", at)?;
         if !tensor.storage.block().is_fresh() {
             // The zero of every dtype is all zero bits.
             tensor.borrow("tensor", true, "zeros", at)?.elements_mut::<u8>().fill(0);
@@ -119,11 +113,9 @@ impl Tensor {
         if !dtype.is_float() {
             return Err(value_error());
         }
-        let shape = checked(op, shape, at)?;
-        device.check_usable(op, at)?;
-        let draw = random.next_draw();
         with_element!(dtype, T => {
-            filled::<T>(op, &shape, device, Origin::Computed, at, |elements| draw.fill(normal, elements))
+            // Drawn when there is room for it: what fails uses up no numbers.
+            filled::<T>(op, shape, device, Origin::Computed, at, |elements| random.next_draw().fill(normal, elements))
         })
     }
 
@@ -139,10 +131,8 @@ impl Tensor {
             if bound == 0 || T::from_f64(highest).to_f64() != highest {
                 return Err(Error::value("randint", "bound", format!("1 to what {dtype} holds"), bound));
             }
-            let shape = checked("randint", shape, at)?;
-            device.check_usable("randint", at)?;
-            let draw = random.next_draw();
-            filled::<T>("randint", &shape, device, Origin::Computed, at, |elements| draw.fill_below(bound, elements))
+            let fill = |elements: &mut [T]| random.next_draw().fill_below(bound, elements);
+            filled::<T>("randint", shape, device, Origin::Computed, at, fill)
         })
     }
 
@@ -150,7 +140,7 @@ impl Tensor {
     #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
         let at = Location::caller();
-        let checked = checked("from_slice", shape, at)?;
+        let checked = Shape::checked("from_slice", shape, at)?;
         if checked.count() != data.len() {
             return Err(Error::value(
                 "from_slice",
@@ -160,6 +150,11 @@ impl Tensor {
             ));
         }
         device.check_usable("from_slice", at)?;
+        if device != Device::Cpu {
+            // Before anything is copied.
+            let info = TensorInfo { name: None, dtype: T::DTYPE, shape: checked, device: Device::Cpu };
+            transfer::check("from_slice", &info, device, Asked::Explicitly, at)?;
+        }
         let here = filled::<T>("from_slice", shape, Device::Cpu, Origin::HostData, at, |elements| {
             elements.copy_from_slice(data);
         })?;
@@ -176,7 +171,7 @@ impl Tensor {
     #[track_caller]
     pub fn zeros_pinned(shape: &[usize], dtype: DType) -> Result<Tensor> {
         let at = Location::caller();
-        let shape = checked("zeros_pinned", shape, at)?;
+        let shape = Shape::checked("zeros_pinned", shape, at)?;
         Device::Cuda(0).check_usable("zeros_pinned", at)?;
         let info = TensorInfo { name: None, dtype, shape, device: Device::Cpu };
         let bytes = shape.count() * dtype.bytes();

@@ -63,7 +63,7 @@ impl Tensor {
     pub fn copy_from(&self, source: &Tensor) -> Result<()> {
         let at = Location::caller();
         self.check_copy_from(source, "copy_from", at)?;
-        transfer::copy_into(self, source, "copy_from", Asked::Explicitly, at)
+        transfer::copy_into(self, source, "copy_from", at)
     }
 
     pub(crate) fn check_copy_from(&self, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
@@ -92,9 +92,8 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let at = Location::caller();
         self.check_element::<T>("to_vec", at)?;
-        self.storage.mark_used();
-        let here = transfer::on_host(self, "to_vec", at)?.contiguous()?;
-        let borrow = here.borrow("x", false, "to_vec", at)?;
+        let here = transfer::on_host(self, "to_vec", at)?.contiguous_at("to_vec", at)?;
+        let borrow = here.enter("x", false, "to_vec", at)?;
         Ok(borrow.elements::<T>().to_vec())
     }
 
@@ -107,10 +106,7 @@ impl Tensor {
             let hint = "Reduce it first (ops::sum, ops::mean), or read it whole with to_vec.";
             return Err(self.misfit("item", "exactly one element".into(), hint));
         }
-        let here = transfer::scalar(self, at)?;
-        self.storage.mark_used();
-        let borrow = here.borrow("x", false, "item", at)?;
-        crate::dtype::with_element!(self.dtype, T => Ok(borrow.elements::<T>()[0].to_f64()))
+        transfer::scalar(self, at)
     }
 
     /// Lends the elements in memory order (that of the transpose for a transposed matrix) to `look`. The tensor
@@ -120,8 +116,7 @@ impl Tensor {
         let at = Location::caller();
         self.check_element::<T>("with_slice", at)?;
         self.check_on_host("with_slice", at)?;
-        self.storage.mark_used();
-        let borrow = self.borrow("x", false, "with_slice", at)?;
+        let borrow = self.enter("x", false, "with_slice", at)?;
         Ok(look(borrow.elements()))
     }
 
@@ -131,8 +126,7 @@ impl Tensor {
         let at = Location::caller();
         self.check_element::<T>("with_slice_mut", at)?;
         self.check_on_host("with_slice_mut", at)?;
-        self.storage.mark_changed();
-        let mut borrow = self.borrow("x", true, "with_slice_mut", at)?;
+        let mut borrow = self.enter("x", true, "with_slice_mut", at)?;
         Ok(change(borrow.elements_mut()))
     }
 
@@ -155,7 +149,7 @@ impl Tensor {
     }
 
     pub(crate) fn no_version(&self, op: &'static str, supported: &str, at: Site) -> Error {
-        let operand = self.as_operand("x");
-        Error::NoVersion(Box::new(NoVersion { op, operand, supported: supported.to_string(), at }))
+        let (operand, device) = (self.as_operand("x"), self.device());
+        Error::NoVersion(Box::new(NoVersion { op, operand, device, supported: supported.to_string(), at }))
     }
 }

@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use super::Tensor;
 use crate::dtype::with_element;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Site};
 use crate::storage::Origin;
 use crate::{Element, Shape, threads};
 
@@ -13,7 +13,7 @@ impl Tensor {
     /// The same elements in another shape of as many. A transposed matrix has to be made `contiguous` first.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
-        let shape = Shape::new(shape)?;
+        let shape = Shape::checked("reshape", shape, Location::caller())?;
         if shape.count() != self.count() {
             return Err(self.misfit(
                 "reshape",
@@ -72,23 +72,24 @@ impl Tensor {
     /// This tensor if it is row-major, else a row-major copy on the same device.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
+        self.contiguous_at("contiguous", Location::caller())
+    }
+
+    pub(super) fn contiguous_at(&self, op: &'static str, at: Site) -> Result<Tensor> {
         if !self.transposed {
             return Ok(self.clone());
         }
-        let at = Location::caller();
         if !self.device().runs_host_code() {
-            return Err(self.no_version("contiguous", "any dtype on cpu", at));
+            return Err(self.no_version(op, "any dtype on cpu", at));
         }
-        let origin = Origin::Computed;
-        let copy = Tensor::allocate(self.shape, self.dtype, self.device(), origin, "contiguous", at)?;
-        let source = self.borrow("x", false, "contiguous", at)?;
-        let mut target = copy.borrow("out", true, "contiguous", at)?;
+        let copy = Tensor::allocate(self.shape, self.dtype, self.device(), Origin::Computed, op, at)?;
+        let source = self.enter("x", false, op, at)?;
+        let mut target = copy.enter("out", true, op, at)?;
         let [rows, columns] = self.shape[..] else { unreachable!("only a matrix is ever transposed") };
         with_element!(self.dtype, T => {
             transpose_copy::<T>(target.elements_mut(), source.elements(), rows, columns)
         });
         drop(target);
-        self.storage.mark_used();
         Ok(copy.with_name_of(self))
     }
 
@@ -119,7 +120,7 @@ impl Tensor {
 /// `out[r][c] = x[c][r]` for an `out` of `rows` × `columns`, in square blocks that stay in the first cache.
 fn transpose_copy<T: Element>(out: &mut [T], x: &[T], rows: usize, columns: usize) {
     const BLOCK: usize = 32;
-    if columns == 0 {
+    if out.is_empty() {
         return;
     }
     threads::split_mut(out, BLOCK * columns, |first, out| {

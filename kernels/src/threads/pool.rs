@@ -99,15 +99,17 @@ impl Pool {
         let cores = super::cores();
         let spins = count <= cores.len().max(1);
         if pinned && let Some(&core) = cores.first() {
-            pin(core);
+            keep_on(&[core]);
         }
         let start = |index: usize| {
             let mailbox = Arc::new(Mailbox { state: AtomicU8::new(IDLE), job: UnsafeCell::new(None) });
             let theirs = mailbox.clone();
             let core = (pinned && !cores.is_empty()).then(|| cores[index % cores.len()]);
             let body = move || {
-                if let Some(core) = core {
-                    pin(core);
+                // A new thread starts with the mask of the one that starts it, which may be pinned.
+                match core {
+                    Some(core) => keep_on(&[core]),
+                    None => keep_on(super::cores()),
                 }
                 serve(&theirs, spins);
             };
@@ -259,12 +261,12 @@ fn serve(mailbox: &Mailbox, spins: bool) {
     }
 }
 
-/// The cores that the calling thread may run on.
+/// The cores that this process's first thread may run on, as the system started it.
 pub(super) fn affinity_cores() -> Vec<usize> {
-    // SAFETY: the set is plain bits, all zero is a value of it, and the call writes no more than its size.
+    // SAFETY: the set is plain bits, all zero is a value of it, and the calls write no more than its size.
     let set = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+        if libc::sched_getaffinity(libc::getpid(), size_of::<libc::cpu_set_t>(), &mut set) != 0 {
             return (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
         }
         set
@@ -273,12 +275,14 @@ pub(super) fn affinity_cores() -> Vec<usize> {
     (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &set) }).collect()
 }
 
-/// Keeps the calling thread on one core. A refusal by the system changes nothing but speed.
-pub(super) fn pin(core: usize) {
-    // SAFETY: as in `affinity_cores`; the core came from there.
+/// Keeps the calling thread on these cores. A refusal by the system changes nothing but speed.
+pub(super) fn keep_on(cores: &[usize]) {
+    // SAFETY: as in `affinity_cores`; the cores came from there.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
+        for &core in cores {
+            libc::CPU_SET(core, &mut set);
+        }
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
     }
 }

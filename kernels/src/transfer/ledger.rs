@@ -272,11 +272,8 @@ impl fmt::Display for Ledger {
         }
         writeln!(f, "{:<11}{:<18}{:<9}{:<9}{:>9}{:>12}  line", "phase", "kind", "from", "to", "count", "bytes")?;
         for row in &rows {
-            let note = match (row.implicit, row.announced) {
-                (true, _) => " (moved by policy)".to_string(),
-                (false, Some(reason)) => format!(" (announced: {reason})"),
-                (false, None) => String::new(),
-            };
+            let announced = row.announced.map(|reason| format!(" (announced: {reason})")).unwrap_or_default();
+            let note = if row.implicit { " (moved by policy)" } else { &announced };
             writeln!(
                 f,
                 "{:<11}{:<18}{:<9}{:<9}{:>9}{:>12}  {}{note}",

@@ -122,7 +122,8 @@ pub fn forbid_transfers<R>(body: impl FnOnce() -> R) -> R {
     )
 }
 
-/// Runs `body`, whose explicit transfers are meant, even inside `forbid_transfers`. The reason stands in the ledger.
+/// Runs `body`, whose explicit transfers are meant, even inside `forbid_transfers` (not those that a policy would make).
+/// The reason stands in the ledger.
 pub fn announced<R>(reason: &'static str, body: impl FnOnce() -> R) -> R {
     scoped(|rules| rules.announced = Some(reason), body)
 }

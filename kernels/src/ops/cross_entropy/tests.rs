@@ -234,6 +234,7 @@ fn pytorch_gives_the_same_losses_gradients_and_mean() {
 
 #[test]
 fn a_row_gives_the_same_bits_alone_in_a_batch_and_for_any_number_of_threads() {
+    let _alone = crate::ops::testing::alone_with_the_pool();
     for (rows, classes) in [(1603, 10), (601, 33), (150, 65), (37, 1000)] {
         let x = random_f32(rows * classes, 5);
         let y = targets_for(rows, classes, 6);

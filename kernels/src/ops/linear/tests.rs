@@ -121,6 +121,7 @@ fn weight_and_bias_gradients_agree_with_f64_and_accumulate() {
 
 #[test]
 fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let _alone = crate::ops::testing::alone_with_the_pool();
     let before = threads::count();
     let (rows, inputs, outputs) = (256, 300, 200);
     let x = cpu(&random_f32(rows * inputs, 1), &[rows, inputs]);

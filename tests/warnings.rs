@@ -1,0 +1,60 @@
+//! Under `Policy::Warn` each source line that moves operands warns once, through `tracing`. In a file of its own: the
+//! listener is the process's.
+
+use std::sync::Mutex;
+
+use ddp_kernels::device::stand_in;
+use ddp_kernels::transfer::{self, Ledger, Policy};
+use ddp_kernels::{DType, Device, Tensor, ops};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
+
+/// Keeps the messages it hears.
+struct Listener;
+
+static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+impl Visit for Listener {
+    fn record_debug(&mut self, _: &Field, value: &dyn std::fmt::Debug) {
+        HEARD.lock().unwrap().push(format!("{value:?}"));
+    }
+}
+
+impl Subscriber for Listener {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Listener);
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+#[test]
+fn each_line_warns_once_and_counts_every_time() {
+    tracing::subscriber::set_global_default(Listener).unwrap();
+    stand_in::install(1, 1 << 20);
+    let there = Tensor::ones(&[4], DType::F32, Device::Cuda(0)).unwrap();
+    let batch = Tensor::ones(&[4], DType::F32, Device::Cpu).unwrap().named("batch");
+    let ledger = Ledger::new();
+    transfer::with_ledger(&ledger, || {
+        transfer::with_policy(Policy::Warn, || {
+            for _ in 0..5 {
+                ops::add(&there, &batch).unwrap();
+            }
+            ops::mul(&there, &batch).unwrap();
+        });
+        transfer::with_policy(Policy::Allow, || ops::add(&there, &batch).unwrap());
+    });
+    let heard = HEARD.lock().unwrap();
+    assert_eq!(heard.len(), 2, "{heard:?}");
+    assert!(heard[0].contains("add: moved b \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"), "{heard:?}");
+    assert!(heard[1].starts_with("mul: moved"), "{heard:?}");
+    assert_eq!(ledger.crossed().0, 7);
+}
