@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use self::pool::Pool;
 pub(crate) use self::shares::Shares;
 use crate::error::{Error, Result};
-use crate::streaming::{self, STREAMING_BYTES_MIN};
+use crate::streaming::{self, CopyOf, STREAMING_BYTES_MIN};
 use crate::transfer;
 
 /// The most threads a pool may have.
@@ -147,14 +147,14 @@ pub(crate) fn split_mut_in<T: Send>(out: &mut [T], grain: usize, pieces: usize, 
 /// Copies `source` to `target`, in parallel where that pays, past the caches where it is large.
 pub(crate) fn copy(target: &mut [u8], source: &[u8]) {
     const GRAIN_BYTES: usize = 4096;
+    assert_eq!(target.len(), source.len());
     let large = target.len() >= STREAMING_BYTES_MIN;
     split_mut(target, GRAIN_BYTES, |first, part| {
-        let source = &source[first..first + part.len()];
         if large {
-            streaming::copy(part, source);
+            streaming::write(part, first, CopyOf(source));
             streaming::fence();
         } else {
-            part.copy_from_slice(source);
+            part.copy_from_slice(&source[first..first + part.len()]);
         }
     });
 }

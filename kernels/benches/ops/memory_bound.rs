@@ -14,23 +14,24 @@ use crate::{Line, in_turn, median, median_ratio};
 const LARGE: usize = 16 << 20;
 const STEP: usize = 128 * 1024;
 
-/// One operation to time: the bytes it must read and write, and how.
+/// One operation to time: the bytes it must read and write, how, and two of its own tensors to copy between in turn with
+/// it. Memory is not equally fast everywhere (two runs of one copy may differ by half), so the copy uses the same.
 struct Body<'a> {
     name: String,
     bytes: usize,
     run: Box<dyn FnMut() -> Result<()> + 'a>,
+    copy: [Tensor; 2],
 }
 
 pub(crate) fn run(machine: &Machine, wanted: &dyn Fn(&str) -> bool, emit: &dyn Fn(Line)) -> Result<()> {
-    let source = Tensor::randn(&[LARGE], DType::F32, Device::Cpu, &mut Random::new(1))?;
-    let target = source.zeros_like()?;
-    let mut copy = || target.copy_from(&source).expect("same shape");
     let mut measure = |bodies: Vec<Body<'_>>| {
         for mut body in bodies.into_iter().filter(|body| wanted(&body.name)) {
-            // A copy of 64 MiB in turn with it: what else the machine does slows both.
+            let [target, source] = &body.copy;
+            let mut copy = || target.copy_from(source).expect("same shape");
             let seconds = in_turn(&mut [&mut || (body.run)().expect("checked shapes"), &mut copy]);
             let gb_s = body.bytes as f64 / median(seconds[0].clone()) / 1e9;
-            let share = median_ratio(&seconds[1], &seconds[0]) * body.bytes as f64 / (8 * LARGE) as f64;
+            let copied_bytes = (2 * source.bytes()) as f64;
+            let share = median_ratio(&seconds[1], &seconds[0]) * body.bytes as f64 / copied_bytes;
             let shares = vec![("a copy in turn", share), ("the machine's copy", gb_s / machine.copy_gb_s)];
             emit(Line { name: body.name, figure: gb_s, unit: "GB/s", shares });
         }
@@ -53,6 +54,7 @@ fn elementwise(count: usize, measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<(
         name: format!("{name}, {size}"),
         bytes: bytes * count,
         run,
+        copy: [out.clone(), a.clone()],
     };
     macro_rules! run {
         (|$($tensor:ident),*| $call:expr) => {{
@@ -103,6 +105,7 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
             run: Box::new(|| {
                 ops::adamw(&values, &grads, &first, &second_positive, &chunks, &constants, &scalars, None, None)
             }),
+            copy: [first.clone(), grads.clone()],
         },
         Body {
             name: "sgd with momentum, 64 MiB".into(),
@@ -110,11 +113,13 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
             run: Box::new(|| {
                 ops::sgd(&values, &grads, Some(&first), &chunks, &sgd_constants, &sgd_scalars, None, None)
             }),
+            copy: [first.clone(), grads.clone()],
         },
         Body {
             name: "gradient norm, 64 MiB".into(),
             bytes: 4 * LARGE,
             run: Box::new(|| ops::grad_norm_partials(&partials, &grads, &chunks)),
+            copy: [first.clone(), grads.clone()],
         },
     ]);
     Ok(())
@@ -133,6 +138,7 @@ fn losses(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
                 let out = CrossEntropyOut { losses: &losses, dlogits: Some(&dlogits), weights: None };
                 ops::cross_entropy(&logits, &targets, out, &CrossEntropyOptions::default())
             }),
+            copy: [dlogits.clone(), logits.clone()],
         }]);
     }
     Ok(())

@@ -6,11 +6,14 @@
 //! was dropped. The conversions are integer arithmetic and selects, which vectorise.
 
 use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
+use std::marker::PhantomData;
+
 use crate::dtype::{DType, Element, bf16, f16, with_element};
 use crate::error::Result;
 use crate::ops::call::{Call, Lent, Versions};
-use crate::ops::loops::write_apart;
+use crate::ops::loops::{GRAIN, write_past_caches};
 use crate::simd::multiversion;
+use crate::streaming::{Make, STREAMING_BYTES_MIN, ask_ahead};
 use crate::{Tensor, threads};
 
 /// Every dtype on every device: for operations that only move or convert numbers.
@@ -50,7 +53,32 @@ pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
 
 fn run<From: Convert<To>, To: Element>(out: &mut Lent<'_>, x: &Lent<'_>) {
     let x = x.elements::<From>();
-    write_apart(out.elements_mut::<To>(), |first, out| convert_all::<From, To>(out, &x[first..first + out.len()]));
+    let out = out.elements_mut::<To>();
+    if size_of_val(out) >= STREAMING_BYTES_MIN {
+        return write_past_caches(out, Converted { x, to: PhantomData::<To> });
+    }
+    threads::split_mut(out, GRAIN, |first, out| convert_all::<From, To>(out, &x[first..first + out.len()]));
+}
+
+/// The elements of `x` in another type.
+#[derive(Clone, Copy)]
+struct Converted<'a, From, To> {
+    x: &'a [From],
+    to: PhantomData<To>,
+}
+
+impl<From: Convert<To>, To: Element> Make<To> for Converted<'_, From, To> {
+    #[inline(always)]
+    fn make(self, first: usize, out: &mut [To]) {
+        let x = &self.x[first..first + out.len()];
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = x.convert();
+        }
+    }
+    #[inline(always)]
+    fn ask(self, first: usize) {
+        ask_ahead(self.x, first);
+    }
 }
 
 multiversion! {

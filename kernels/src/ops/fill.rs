@@ -5,7 +5,9 @@ use crate::dtype::{exact, with_element};
 use crate::error::Result;
 use crate::ops::call::Call;
 use crate::ops::cast::EVERY_DTYPE;
-use crate::ops::loops::write_apart;
+use crate::ops::loops::{GRAIN, write_past_caches};
+use crate::streaming::{Make, STREAMING_BYTES_MIN};
+use crate::{Element, threads};
 
 /// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds it.
 #[track_caller]
@@ -22,7 +24,7 @@ pub fn fill_into(out: &Tensor, value: f64) -> Result<()> {
         let [mut lent_out] = placed.enter([out])?;
         with_element!(placed.tensor(out).dtype(), T => {
             let value = exact::<T>(op, value, at)?;
-            write_apart(lent_out.elements_mut::<T>(), |_, part| part.fill(value));
+            fill_all(lent_out.elements_mut::<T>(), value);
         });
     }
     placed.finish()
@@ -41,9 +43,30 @@ fn fill_bytes(op: &'static str, out: &Tensor) -> Result<()> {
     let placed = call.place(out, &EVERY_DTYPE)?;
     {
         let [mut out] = placed.enter([out])?;
-        write_apart(out.elements_mut::<u8>(), |_, part| part.fill(0));
+        fill_all(out.elements_mut::<u8>(), 0);
     }
     placed.finish()
+}
+
+fn fill_all<T: Element>(out: &mut [T], value: T) {
+    if size_of_val(out) >= STREAMING_BYTES_MIN {
+        write_past_caches(out, One(value));
+    } else {
+        threads::split_mut(out, GRAIN, |_, part| part.fill(value));
+    }
+}
+
+/// One value everywhere.
+#[derive(Clone, Copy)]
+struct One<T>(T);
+
+impl<T: Element> Make<T> for One<T> {
+    #[inline(always)]
+    fn make(self, _: usize, out: &mut [T]) {
+        out.fill(self.0);
+    }
+    #[inline(always)]
+    fn ask(self, _: usize) {}
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use crate::dtype::Element;
 use crate::ops::call::Lent;
 use crate::simd::multiversion;
-use crate::streaming::{self, STREAMING_BYTES_MIN};
+use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
 use crate::threads;
 
 /// Threads take pieces on multiples of this many elements: whole cache lines, whole SIMD blocks.
@@ -14,8 +14,7 @@ pub(crate) const GRAIN: usize = 1024;
 
 /// `out = f(x)` for one element.
 pub(crate) trait Unary<T>: Copy + Send + Sync {
-    /// Whether memory is waited for rather than the arithmetic, which is what streaming stores are for: made in blocks,
-    /// they do not overlap with computing as ordinary stores do.
+    /// Whether memory is waited for rather than the arithmetic, which is what streaming stores are for.
     const WAITS_FOR_MEMORY: bool = true;
     fn apply(self, x: T) -> T;
 }
@@ -78,18 +77,25 @@ multiversion! {
 /// `out[i] = f(x[i])`; `x` may be in place.
 pub(crate) fn unary<T: Element, F: Unary<T>>(out: &mut Lent<'_>, x: &Lent<'_>, f: F) {
     let out = out.elements_mut::<T>();
+    let large = F::WAITS_FOR_MEMORY && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
     match x.unless_in_place::<T>() {
+        None if large => threads::split_mut(out, GRAIN, |_, out| {
+            for block in out.chunks_mut(GRAIN) {
+                // The next block whole: a single stream of reads bears it.
+                streaming::ask(block.as_ptr_range().end.cast(), std::mem::size_of_val(block));
+                unary_in_place(block, f);
+            }
+        }),
         None => threads::split_mut(out, GRAIN, |_, out| unary_in_place(out, f)),
-        Some(x) => {
-            let make = |first: usize, out: &mut [T]| unary_apart(out, &x[first..first + out.len()], f);
-            if F::WAITS_FOR_MEMORY { write_apart(out, make) } else { threads::split_mut(out, GRAIN, make) }
-        }
+        Some(x) if large => write_past_caches(out, UnaryOf { x, f }),
+        Some(x) => threads::split_mut(out, GRAIN, |first, out| unary_apart(out, &x[first..first + out.len()], f)),
     }
 }
 
 /// `out[i] = f(a[i], b[i])`; `a`, `b` or both may be in place.
 pub(crate) fn binary<T: Element, F: Binary<T>>(out: &mut Lent<'_>, a: &Lent<'_>, b: &Lent<'_>, f: F) {
     let out = out.elements_mut::<T>();
+    let large = F::WAITS_FOR_MEMORY && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
     match (a.unless_in_place::<T>(), b.unless_in_place::<T>()) {
         (None, None) => threads::split_mut(out, GRAIN, |_, out| binary_onto_both(out, f)),
         (None, Some(b)) => {
@@ -98,28 +104,60 @@ pub(crate) fn binary<T: Element, F: Binary<T>>(out: &mut Lent<'_>, a: &Lent<'_>,
         (Some(a), None) => {
             threads::split_mut(out, GRAIN, |first, out| binary_onto_b(out, &a[first..first + out.len()], f));
         }
-        (Some(a), Some(b)) => {
-            let make = |first: usize, out: &mut [T]| {
-                let range = first..first + out.len();
-                binary_apart(out, &a[range.clone()], &b[range], f);
-            };
-            if F::WAITS_FOR_MEMORY { write_apart(out, make) } else { threads::split_mut(out, GRAIN, make) }
-        }
+        (Some(a), Some(b)) if large => write_past_caches(out, BinaryOf { a, b, f }),
+        (Some(a), Some(b)) => threads::split_mut(out, GRAIN, |first, out| {
+            let range = first..first + out.len();
+            binary_apart(out, &a[range.clone()], &b[range], f);
+        }),
     }
 }
 
-/// Fills `out`, which nothing reads meanwhile, by `make(first, part)`; past the caches when it is very large.
-pub(crate) fn write_apart<T: Element>(out: &mut [T], make: impl Fn(usize, &mut [T]) + Sync) {
-    if std::mem::size_of_val(out) < STREAMING_BYTES_MIN {
-        return threads::split_mut(out, GRAIN, make);
-    }
+/// Makes `out`, which nothing reads meanwhile, past the caches.
+pub(crate) fn write_past_caches<T: Element>(out: &mut [T], make: impl Make<T>) {
     threads::split_mut(out, GRAIN, |first, out| {
-        let mut buffer = [T::default(); GRAIN];
-        for (index, out) in out.chunks_mut(GRAIN).enumerate() {
-            let made = &mut buffer[..out.len()];
-            make(first + index * GRAIN, made);
-            streaming::copy(out, made);
-        }
+        streaming::write(out, first, make);
         streaming::fence();
     });
+}
+
+#[derive(Clone, Copy)]
+struct UnaryOf<'a, T, F> {
+    x: &'a [T],
+    f: F,
+}
+
+impl<T: Element, F: Unary<T>> Make<T> for UnaryOf<'_, T, F> {
+    #[inline(always)]
+    fn make(self, first: usize, out: &mut [T]) {
+        let x = &self.x[first..first + out.len()];
+        for (out, &x) in out.iter_mut().zip(x) {
+            *out = self.f.apply(x);
+        }
+    }
+    #[inline(always)]
+    fn ask(self, first: usize) {
+        streaming::ask_ahead(self.x, first);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct BinaryOf<'a, T, F> {
+    a: &'a [T],
+    b: &'a [T],
+    f: F,
+}
+
+impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
+    #[inline(always)]
+    fn make(self, first: usize, out: &mut [T]) {
+        let (a, b) = (&self.a[first..first + out.len()], &self.b[first..first + out.len()]);
+        for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+            *out = self.f.apply(a, b);
+        }
+    }
+    #[inline(always)]
+    fn ask(self, first: usize) {
+        streaming::ask_ahead(self.a, first);
+        streaming::ask_ahead(self.b, first);
+    }
 }
