@@ -1,7 +1,7 @@
 //! A fork-join pool: the caller posts one job to the workers it needs, does its own share, helps where somebody is
 //! behind (a core may be taken by another program), and waits for the rest.
 //!
-//! Each worker has a mailbox: IDLE, POSTED (a job lies in it) or ASLEEP. The caller writes the job, then POSTED; the
+//! Each worker has a mailbox: STARTING, IDLE, POSTED (a job lies in it), ASLEEP or CLOSED. The caller writes the job, then POSTED; the
 //! worker takes it, runs its share and counts the job's `open` down. The caller returns only when `open` is zero, so
 //! everything a job points to outlives its use.
 
@@ -18,6 +18,7 @@ const IDLE: u8 = 0;
 const POSTED: u8 = 1;
 const ASLEEP: u8 = 2;
 const CLOSED: u8 = 3;
+const STARTING: u8 = 4;
 
 /// How long a thread spins before it sleeps: longer than the gap between two operations of a training step.
 const SPIN: Duration = Duration::from_micros(40);
@@ -102,7 +103,7 @@ impl Pool {
             keep_on(&[core]);
         }
         let start = |index: usize| {
-            let mailbox = Arc::new(Mailbox { state: AtomicU8::new(IDLE), job: UnsafeCell::new(None) });
+            let mailbox = Arc::new(Mailbox { state: AtomicU8::new(STARTING), job: UnsafeCell::new(None) });
             let theirs = mailbox.clone();
             let core = (pinned && !cores.is_empty()).then(|| cores[index % cores.len()]);
             let body = move || {
@@ -111,6 +112,7 @@ impl Pool {
                     Some(core) => keep_on(&[core]),
                     None => keep_on(super::cores()),
                 }
+                theirs.state.store(IDLE, Ordering::Release);
                 serve(&theirs, spins);
             };
             let thread = std::thread::Builder::new().name(format!("ddp-math-{index}")).spawn(body).ok()?;
@@ -118,6 +120,11 @@ impl Pool {
         };
         // Where the system grants fewer threads than asked, those there are do the work.
         let workers: Vec<Worker> = (1..count).map_while(start).collect();
+        // A pool that is there is ready: every worker runs, on the cores it was given.
+        let starting = |worker: &Worker| worker.mailbox.state.load(Ordering::Acquire) == STARTING;
+        while workers.iter().any(starting) {
+            std::thread::yield_now();
+        }
         let taken = (0..=workers.len()).map(|_| Taken::default()).collect();
         Pool { workers, taken, busy: Mutex::new(()), spins }
     }
