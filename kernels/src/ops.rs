@@ -14,6 +14,7 @@ mod causal_mask;
 mod chunks;
 mod cross_entropy;
 mod dropout;
+mod elementwise;
 mod fill;
 mod float;
 mod gelu;

@@ -3,9 +3,9 @@
 use std::panic::Location;
 
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
-use crate::ops::loops::{self, Binary};
-use crate::{DType, Tensor, transfer};
+use crate::ops::elementwise::{InPlace, binary_op};
+use crate::ops::loops::Binary;
+use crate::{Tensor, transfer};
 
 /// The sum of two elements.
 #[derive(Clone, Copy)]
@@ -29,22 +29,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `out = a + b`; `out` may be `a` itself, or `b`, or both.
 #[track_caller]
 pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let mut call = Call::new("add");
-    let out = call.writes("out", out);
-    let a = call.reads("a", a);
-    let b = call.reads("b", b);
-    call.may_be_in_place(a, out);
-    call.may_be_in_place(b, out);
-    call.elementwise(&[out, a, b])?;
-    let placed = call.place(a, &FLOATS)?;
-    {
-        let [mut out, lent_a, lent_b] = placed.enter([out, a, b])?;
-        match placed.tensor(a).dtype() {
-            DType::F32 => loops::binary::<f32, _>(&mut out, &lent_a, &lent_b, Add),
-            _ => loops::binary::<f64, _>(&mut out, &lent_a, &lent_b, Add),
-        }
-    }
-    placed.finish()
+    binary_op("add", [("out", out), ("a", a), ("b", b)], InPlace::Either, Add)
 }
 
 /// Room for the result of an elementwise operation on two tensors, or the error that says why they cannot meet.

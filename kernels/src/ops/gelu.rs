@@ -2,11 +2,11 @@
 //! derivatives. In f32 by `math.rs`, so the same bits everywhere; in f64, for checking, by the C math library.
 //! NaN stays NaN; −∞ gives −0 where PyTorch gives NaN.
 
+use crate::Tensor;
 use crate::error::Result;
 use crate::math;
-use crate::ops::call::{Call, FLOATS, Lent};
-use crate::ops::loops::{self, Binary, Unary};
-use crate::{DType, Tensor};
+use crate::ops::elementwise::{InPlace, binary_op, unary_op};
+use crate::ops::loops::{Binary, Unary};
 
 /// Which formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,67 +131,26 @@ pub fn gelu(x: &Tensor, kind: Gelu) -> Result<Tensor> {
 /// `out = gelu(x)`; `out` may be `x` itself.
 #[track_caller]
 pub fn gelu_into(out: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
-    let mut call = Call::new("gelu");
-    let out = call.writes("out", out);
-    let x = call.reads("x", x);
-    call.may_be_in_place(x, out);
-    call.elementwise(&[out, x])?;
-    let placed = call.place(x, &FLOATS)?;
-    {
-        let [mut out, lent_x] = placed.enter([out, x])?;
-        match placed.tensor(x).dtype() {
-            DType::F32 => forward::<f32>(&mut out, &lent_x, kind),
-            _ => forward::<f64>(&mut out, &lent_x, kind),
-        }
-    }
-    placed.finish()
-}
-
-fn forward<T: crate::Element>(out: &mut Lent<'_>, x: &Lent<'_>, kind: Gelu)
-where
-    GeluTanh: Unary<T>,
-    GeluErf: Unary<T>,
-{
     match kind {
-        Gelu::Tanh => loops::unary::<T, _>(out, x, GeluTanh),
-        Gelu::Erf => loops::unary::<T, _>(out, x, GeluErf),
+        Gelu::Tanh => unary_op("gelu", out, x, GeluTanh),
+        Gelu::Erf => unary_op("gelu", out, x, GeluErf),
     }
 }
 
 /// `dx = dy · gelu′(x)`; `x` is gelu's input, `dx` may be `dy` itself.
 #[track_caller]
 pub fn gelu_backward_into(dx: &Tensor, dy: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
-    let mut call = Call::new("gelu_backward");
-    let dx = call.writes("dx", dx);
-    let dy = call.reads("dy", dy);
-    let x = call.reads("x", x);
-    call.may_be_in_place(dy, dx);
-    call.elementwise(&[dx, dy, x])?;
-    let placed = call.place(dy, &FLOATS)?;
-    {
-        let [mut dx, lent_dy, x] = placed.enter([dx, dy, x])?;
-        match placed.tensor(dy).dtype() {
-            DType::F32 => backward::<f32>(&mut dx, &lent_dy, &x, kind),
-            _ => backward::<f64>(&mut dx, &lent_dy, &x, kind),
-        }
-    }
-    placed.finish()
-}
-
-fn backward<T: crate::Element>(dx: &mut Lent<'_>, dy: &Lent<'_>, x: &Lent<'_>, kind: Gelu)
-where
-    GeluTanhGrad: Binary<T>,
-    GeluErfGrad: Binary<T>,
-{
+    let operands = [("dx", dx), ("dy", dy), ("x", x)];
     match kind {
-        Gelu::Tanh => loops::binary::<T, _>(dx, dy, x, GeluTanhGrad),
-        Gelu::Erf => loops::binary::<T, _>(dx, dy, x, GeluErfGrad),
+        Gelu::Tanh => binary_op("gelu_backward", operands, InPlace::First, GeluTanhGrad),
+        Gelu::Erf => binary_op("gelu_backward", operands, InPlace::First, GeluErfGrad),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
     use crate::ops::testing::{SIZES, assert_close, cpu, cpu_of, random_f32};
 
     const KINDS: [Gelu; 2] = [Gelu::Tanh, Gelu::Erf];

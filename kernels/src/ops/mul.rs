@@ -1,10 +1,10 @@
 //! mul: `out = a b`, element by element.
 
+use crate::Tensor;
 use crate::error::Result;
 use crate::ops::add::empty_where_they_meet;
-use crate::ops::call::{Call, FLOATS};
-use crate::ops::loops::{self, Binary};
-use crate::{DType, Tensor};
+use crate::ops::elementwise::{InPlace, binary_op};
+use crate::ops::loops::Binary;
 
 /// The product of two elements.
 #[derive(Clone, Copy)]
@@ -28,22 +28,7 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `out = a b`, element by element; `out` may be `a` itself, or `b`, or both.
 #[track_caller]
 pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let mut call = Call::new("mul");
-    let out = call.writes("out", out);
-    let a = call.reads("a", a);
-    let b = call.reads("b", b);
-    call.may_be_in_place(a, out);
-    call.may_be_in_place(b, out);
-    call.elementwise(&[out, a, b])?;
-    let placed = call.place(a, &FLOATS)?;
-    {
-        let [mut out, lent_a, lent_b] = placed.enter([out, a, b])?;
-        match placed.tensor(a).dtype() {
-            DType::F32 => loops::binary::<f32, _>(&mut out, &lent_a, &lent_b, Mul),
-            _ => loops::binary::<f64, _>(&mut out, &lent_a, &lent_b, Mul),
-        }
-    }
-    placed.finish()
+    binary_op("mul", [("out", out), ("a", a), ("b", b)], InPlace::Either, Mul)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! relu: `out = max(x, 0)`, and its derivative `x > 0` (so 0 at 0, as in PyTorch). NaN stays NaN.
 
+use crate::Tensor;
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
-use crate::ops::loops::{self, Binary, Unary};
-use crate::{DType, Tensor};
+use crate::ops::elementwise::{InPlace, binary_op, unary_op};
+use crate::ops::loops::{Binary, Unary};
 
 /// relu of one element.
 #[derive(Clone, Copy)]
@@ -43,45 +43,19 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 /// `out = relu(x)`; `out` may be `x` itself.
 #[track_caller]
 pub fn relu_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    let mut call = Call::new("relu");
-    let out = call.writes("out", out);
-    let x = call.reads("x", x);
-    call.may_be_in_place(x, out);
-    call.elementwise(&[out, x])?;
-    let placed = call.place(x, &FLOATS)?;
-    {
-        let [mut lent_out, lent_x] = placed.enter([out, x])?;
-        match placed.tensor(x).dtype() {
-            DType::F32 => loops::unary::<f32, _>(&mut lent_out, &lent_x, Relu),
-            _ => loops::unary::<f64, _>(&mut lent_out, &lent_x, Relu),
-        }
-    }
-    placed.finish()
+    unary_op("relu", out, x, Relu)
 }
 
 /// `dx = dy` where `y > 0`, else 0; `y` is relu's input or output, `dx` may be `dy` itself.
 #[track_caller]
 pub fn relu_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
-    let mut call = Call::new("relu_backward");
-    let dx = call.writes("dx", dx);
-    let dy = call.reads("dy", dy);
-    let y = call.reads("y", y);
-    call.may_be_in_place(dy, dx);
-    call.elementwise(&[dx, dy, y])?;
-    let placed = call.place(dy, &FLOATS)?;
-    {
-        let [mut lent_dx, lent_dy, lent_y] = placed.enter([dx, dy, y])?;
-        match placed.tensor(dy).dtype() {
-            DType::F32 => loops::binary::<f32, _>(&mut lent_dx, &lent_dy, &lent_y, ReluGrad),
-            _ => loops::binary::<f64, _>(&mut lent_dx, &lent_dy, &lent_y, ReluGrad),
-        }
-    }
-    placed.finish()
+    binary_op("relu_backward", [("dx", dx), ("dy", dy), ("y", y)], InPlace::First, ReluGrad)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
     use crate::ops::testing::{SIZES, cpu, random_f32};
 
     #[test]

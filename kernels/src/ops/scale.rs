@@ -1,17 +1,24 @@
 //! scale: `out = factor · x`. The factor is rounded to the dtype of `x` first.
 
+use crate::Tensor;
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
-use crate::ops::loops::{self, Unary};
-use crate::{DType, Tensor};
+use crate::ops::elementwise::unary_op;
+use crate::ops::loops::Unary;
 
 /// One element times the factor.
 #[derive(Clone, Copy)]
-pub(crate) struct Scale<T>(pub(crate) T);
+struct Scale(f64);
 
-impl<T: std::ops::Mul<Output = T> + Copy + Send + Sync> Unary<T> for Scale<T> {
+impl Unary<f32> for Scale {
     #[inline(always)]
-    fn apply(self, x: T) -> T {
+    fn apply(self, x: f32) -> f32 {
+        x * self.0 as f32
+    }
+}
+
+impl Unary<f64> for Scale {
+    #[inline(always)]
+    fn apply(self, x: f64) -> f64 {
         x * self.0
     }
 }
@@ -27,20 +34,7 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
 /// `out = factor · x`; `out` may be `x` itself.
 #[track_caller]
 pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
-    let mut call = Call::new("scale");
-    let out = call.writes("out", out);
-    let x = call.reads("x", x);
-    call.may_be_in_place(x, out);
-    call.elementwise(&[out, x])?;
-    let placed = call.place(x, &FLOATS)?;
-    {
-        let [mut out, lent_x] = placed.enter([out, x])?;
-        match placed.tensor(x).dtype() {
-            DType::F32 => loops::unary::<f32, _>(&mut out, &lent_x, Scale(factor as f32)),
-            _ => loops::unary::<f64, _>(&mut out, &lent_x, Scale(factor)),
-        }
-    }
-    placed.finish()
+    unary_op("scale", out, x, Scale(factor))
 }
 
 #[cfg(test)]
