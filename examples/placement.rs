@@ -75,6 +75,10 @@ fn main() -> std::process::ExitCode {
             "On {gpus} stand-in devices: host memory under the names of GPUs, for tests. Nothing here is about speed."
         );
     }
+    let present = device::discover().gpus.len();
+    if present > gpus {
+        println!("This machine has {present} CUDA devices; tensors on them come in release {}.", device::CUDA_RELEASE);
+    }
     let (mut shown, mut skipped, mut failed) = (0, 0, 0);
     for (index, situation) in SITUATIONS.iter().enumerate() {
         let number = index + 1;

@@ -277,7 +277,7 @@ fn a_transposed_view_crosses_as_it_is() {
 fn an_operation_under_allow_is_done_whole_or_not_at_all() {
     on_two_devices(|_| {
         let constants = ops::SgdConstants { momentum: 0.9, nesterov: false };
-        let scalars = ops::SgdScalars { learning_rate: 0.1, weight_decay: 0.0 }.to_array();
+        let scalars = ops::SgdScalars { learning_rate: 0.1, weight_decay: 0.0 }.to_array().unwrap();
         let scalars = Tensor::from_slice(&scalars, &[2], GPU).unwrap();
         let [values, momentum] = [1.0, 0.0].map(|v| Tensor::full(&[4], v, DType::F32, Device::Cpu).unwrap());
         let gradients = Tensor::ones(&[4], DType::F32, GPU).unwrap();

@@ -54,7 +54,10 @@ fn each_line_warns_once_and_counts_every_time() {
     });
     let heard = HEARD.lock().unwrap();
     assert_eq!(heard.len(), 2, "{heard:?}");
-    assert!(heard[0].contains("add: moved b \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"), "{heard:?}");
-    assert!(heard[1].starts_with("mul: moved"), "{heard:?}");
+    assert!(
+        heard[0].contains("add: the policy moved b \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"),
+        "{heard:?}"
+    );
+    assert!(heard[1].starts_with("mul: the policy moved"), "{heard:?}");
     assert_eq!(ledger.crossed().0, 7);
 }

@@ -122,6 +122,7 @@ impl FromStr for Device {
                 }
                 let kind = text.split(':').next().unwrap_or(text);
                 match kind {
+                    "CPU" | "Cpu" | "CUDA" | "Cuda" | "AUTO" | "Auto" => refuse("devices are written in lower case"),
                     "mps" => refuse("Apple GPUs (Metal) are not supported"),
                     "xpu" => refuse("Intel GPUs are not supported"),
                     "rocm" | "hip" => refuse("AMD GPUs (ROCm) are not supported"),

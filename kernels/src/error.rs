@@ -14,8 +14,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A place in the caller's source.
 pub type Site = &'static Location<'static>;
 
-/// Everything that can go wrong in tensors, transfers and operations.
-#[derive(Debug, thiserror::Error)]
+/// Everything that can go wrong in tensors, transfers and operations. `Debug` shows the same text as `Display`, since that
+/// is what `unwrap` and a `main` that returns an error print.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Operands live on different devices and the policy is to refuse.
@@ -43,8 +44,8 @@ pub enum Error {
     },
     /// Two operands of one operation overlap in memory and at least one is written.
     #[error(
-        "{op}: {first} and {second} share memory, and one of them is written ({}). Give {op} a separate output, \
-             for instance one made with zeros_like.",
+        "{op}: {first} and {second} share memory, and one of them is written ({}). Give {op} tensors that do not \
+             overlap: empty_like makes one.",
         Place(at)
     )]
     Overlap {
@@ -132,6 +133,12 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Error {
@@ -277,6 +284,8 @@ pub struct NoVersion {
     pub device: Device,
     /// What there is instead.
     pub supported: String,
+    /// What to do.
+    pub way_out: String,
     /// The caller's line.
     pub at: Site,
 }
@@ -286,14 +295,15 @@ impl fmt::Display for NoVersion {
         let OperandInfo { role, tensor } = &self.operand;
         write!(
             f,
-            "{}: there is no version for {} on {}: {role} {tensor} ({}). {} has {}. Cast with .to_dtype(…) or move \
-             with .to(…); it never runs elsewhere by itself.",
+            "{}: there is no version for {} on {}: {role} {tensor} ({}). {} has {}, and never runs elsewhere by itself. \
+             {}",
             self.op,
             tensor.dtype,
             self.device,
             Place(self.at),
             self.op,
-            self.supported
+            self.supported,
+            self.way_out
         )
     }
 }

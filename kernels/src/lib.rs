@@ -1,7 +1,17 @@
 //! Tensors that live on a device, the one door between devices, and the math on them.
 //!
-//! Knows nothing of ranks or training. Where to start reading: `tensor.rs`, then `transfer.rs`, then any file of
-//! `ops/`.
+//! Knows nothing of ranks or training. Where to start reading the source: `tensor.rs`, then `transfer.rs`, then any file
+//! of `ops/`.
+//!
+//! ```
+//! use ddp_kernels::{DType, Device, Tensor, ops};
+//!
+//! let x = Tensor::from_slice(&[1.0f32, -2.0], &[2], Device::Cpu)?.named("x");
+//! assert_eq!(x.to_string(), "\"x\" f32[2] on cpu");
+//! assert_eq!(ops::relu(&x)?.to_vec::<f32>()?, [1.0, 0.0]);
+//! assert_eq!(x.to((Device::Cpu, DType::BF16))?.dtype(), DType::BF16);
+//! # Ok::<(), ddp_kernels::Error>(())
+//! ```
 
 pub mod device;
 pub mod dtype;

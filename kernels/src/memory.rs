@@ -80,10 +80,15 @@ pub fn empty_cache(device: Device) -> usize {
     pool(device).map(|pool| pool.lock().empty_cache()).unwrap_or(0)
 }
 
-/// The most bytes that may be reserved on `device` from now on; `None` lifts the limit.
+/// The most bytes that may be reserved on `device` from now on; `None` lifts the limit. Buffers kept for reuse are given
+/// back if they are beyond it.
 pub fn set_limit_bytes(device: Device, limit_bytes: Option<usize>) {
     if let Some(pool) = pool(device) {
-        pool.lock().limit_bytes = limit_bytes;
+        let mut state = pool.lock();
+        state.limit_bytes = limit_bytes;
+        if limit_bytes.is_some_and(|limit| state.stats.reserved_bytes > limit) {
+            state.empty_cache();
+        }
     }
 }
 

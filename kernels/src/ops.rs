@@ -1,5 +1,8 @@
-//! The math: one operation, one file (its `.cu` joins it with CUDA). Operations write into tensors given to them;
-//! the short forms without `_into` make the output on the operands' device.
+//! The math: one operation, one file (its `.cu` joins it with CUDA).
+//!
+//! Operations write into tensors given to them, and backward is a call of its own: there is no autograd and no
+//! broadcasting (but for addmm's accumulator and linear's bias). Where an operation `foo_into` has a short form `foo`, that
+//! makes the output on the operands' device.
 //!
 //! What all do before their math stands in `call.rs`; the elementwise loops in `loops.rs`.
 

@@ -290,7 +290,7 @@ impl Registry {
         }
         let expected = match &self.near(name)[..] {
             [] => "a registered one; none is yet".to_string(),
-            near => format!("one of {} registered; the nearest: {}", self.entries.len(), near.join(", ")),
+            near => format!("a registered one; the nearest: {}", near.join(", ")),
         };
         Err(Error::value(op, "name", expected, format!("{name:?}")))
     }

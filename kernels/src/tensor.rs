@@ -20,6 +20,14 @@ use crate::storage::{Borrow, Origin, Storage};
 use crate::{DType, Device, Shape};
 
 /// A tensor: where its elements are, what they are, and how they are arranged.
+///
+/// It is a handle: clones and views (`reshape`, `slice`, `t`) share memory, and operations write into tensors given to them.
+/// While an operation, a copy or a lent slice uses elements, nothing else may write them: whoever comes second, on this thread
+/// or another, gets an error that names both, at once. Other elements of the same memory are free. So no data race can be
+/// written in safe code.
+///
+/// Elements lie row by row, or as the transpose of that (`t()`), which the matrix products read as it is; other
+/// operations ask for `contiguous()`.
 #[derive(Clone)]
 pub struct Tensor {
     storage: Arc<Storage>,

@@ -202,7 +202,7 @@ fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Dev
         .map(|(role, tensor)| tensor.as_operand(role).to_string())
         .collect();
     let text = format!(
-        "{op}: moved {} to {target} at {}; said once for this line, counted in the ledger each time",
+        "{op}: the policy moved {} to {target} at {}; said once for this line, counted in the ledger each time",
         movers.join(", "),
         Place(at)
     );

@@ -94,7 +94,7 @@ fn optimizers(measure: &mut dyn FnMut(Vec<Body<'_>>)) -> Result<()> {
     let scalars = AdamwScalars { learning_rate: 1e-6, weight_decay: 0.01, step: 10 }.to_array(&constants)?;
     let scalars = Tensor::from_slice(&scalars, &[4], Device::Cpu)?;
     let sgd_scalars =
-        Tensor::from_slice(&SgdScalars { learning_rate: 1e-6, weight_decay: 0.01 }.to_array(), &[2], Device::Cpu)?;
+        Tensor::from_slice(&SgdScalars { learning_rate: 1e-6, weight_decay: 0.01 }.to_array()?, &[2], Device::Cpu)?;
     let sgd_constants = SgdConstants { momentum: 0.9, nesterov: false };
     let chunks = ChunkTable::whole(LARGE, true);
     let partials = Tensor::zeros(&[chunks.quanta()], DType::F64, Device::Cpu)?;

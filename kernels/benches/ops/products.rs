@@ -18,7 +18,7 @@ const fn product(name: &'static str, mnk: [usize; 3], mat1_t: bool, mat2_t: bool
     Product { name, mnk, mat1_t, mat2_t }
 }
 
-/// The two sizes, and every product of a training step of 784-1024-1024-10 at batch 128 and 1024.
+/// The two sizes that the goals are set for, and every product of a training step of 784-1024-1024-10 at batch 128 and 1024.
 const PRODUCTS: [Product; 14] = [
     product("addmm 2048x2048x2048", [2048, 2048, 2048], false, false),
     product("addmm 2048x2048x2048, weight as kept", [2048, 2048, 2048], false, true),

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::elementwise::{InPlace, binary_op};
 use crate::ops::loops::Binary;
 use crate::{Tensor, transfer};
@@ -35,7 +35,19 @@ pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 /// Room for the result of an elementwise operation on two tensors, or the error that says why they cannot meet.
 #[track_caller]
 pub(super) fn empty_where_they_meet(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let device = transfer::meeting_place(op, &[("a", a), ("b", b)], Location::caller())?;
+    let at = Location::caller();
+    let device = transfer::meeting_place(op, &[("a", a), ("b", b)], at)?;
+    let refuse = |expected: String, hint: &str| {
+        Err(Error::Operand { op, operand: Box::new(b.as_operand("b")), expected, hint: hint.to_string(), at })
+    };
+    if a.shape() != b.shape() {
+        let hint =
+            "Shapes are not broadcast: slice or reshape one of them; a row is added to all rows by addmm or linear.";
+        return refuse(format!("shape {}, as a has", a.shape()), hint);
+    }
+    if a.dtype() != b.dtype() {
+        return refuse(format!("dtype {}, as a has", a.dtype()), "Cast one of them with .to_dtype(…).");
+    }
     Tensor::empty(a.shape(), a.dtype(), device)
 }
 
@@ -74,10 +86,10 @@ mod tests {
         let (a, b) = (cpu(&[1.0, 2.0], &[2]), cpu(&[0.0; 3], &[3]).named("bias"));
         let line = line!() + 1;
         let error = add(&a, &b).unwrap_err().to_string();
-        assert!(error.contains(r#"add: b "bias" f32[3] on cpu: expected shape [2], as out has"#), "{error}");
+        assert!(error.contains(r#"add: b "bias" f32[3] on cpu: expected shape [2], as a has"#), "{error}");
         assert!(error.contains(&format!("add.rs:{line}")), "{error}");
         let error = add(&a, &cpu_of(&[1.0f64; 2], &[2])).unwrap_err().to_string();
-        assert!(error.contains("add: b f64[2] on cpu: expected dtype f32, as out has"), "{error}");
+        assert!(error.contains("add: b f64[2] on cpu: expected dtype f32, as a has"), "{error}");
         let whole = cpu(&[1.0, 2.0, 3.0], &[3]);
         let error = add_into(&whole.slice(0..2).unwrap(), &a, &whole.slice(1..3).unwrap()).unwrap_err().to_string();
         assert!(error.contains("add: out f32[2] on cpu and b f32[2] on cpu share memory"), "{error}");

@@ -11,6 +11,9 @@ use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
 /// `beta * acc + alpha * (mat1 · mat2)` in a new tensor, on the device where the operands are (or meet).
+///
+/// `acc` has the product's shape or is one row for all; `mat1` and `mat2` may be `t()` views. A factor of 0 means that its
+/// operand is not read at all.
 #[track_caller]
 pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) -> Result<Tensor> {
     let mut call = Call::new("addmm");

@@ -6,7 +6,7 @@
 //! let out = call.writes("out", out);            // operand 0 decides where operands meet
 //! let x = call.reads("x", x);
 //! call.same_shape(x, out)?;
-//! let placed = call.in_versions(&FLOATS)?.place()?;
+//! let placed = call.place(x, &FLOATS)?;
 //! let [mut out, x] = placed.enter([out, x])?;   // then out.elements_mut::<f32>(), x.elements::<f32>()
 //! …
 //! placed.finish()                               // an output that the policy moved goes back
@@ -132,13 +132,19 @@ impl<'a> Call<'a> {
         if self.tensor(slot).shape().dims() == dims {
             return Ok(());
         }
-        Err(self.misfit(slot, format!("shape {dims:?}, that is {meaning}"), "Reshape, slice or transpose it to fit."))
+        Err(self.misfit(
+            slot,
+            format!("shape {dims:?}, that is {meaning}"),
+            "Make it with that shape, or slice or reshape what you have.",
+        ))
     }
 
     /// The operand has as many dimensions as `N`; gives their lengths.
     pub(crate) fn dims<const N: usize>(&self, slot: Slot, meaning: &str) -> Result<[usize; N]> {
-        <[usize; N]>::try_from(self.tensor(slot).shape().dims())
-            .map_err(|_| self.misfit(slot, format!("{N} dimensions, {meaning}"), "Reshape it."))
+        <[usize; N]>::try_from(self.tensor(slot).shape().dims()).map_err(|_| {
+            let dimensions = if N == 1 { "dimension" } else { "dimensions" };
+            self.misfit(slot, format!("{N} {dimensions}, {meaning}"), "Reshape it.")
+        })
     }
 
     /// Two operands have the same dimensions.
@@ -148,7 +154,11 @@ impl<'a> Call<'a> {
             return Ok(());
         }
         let role = self.operand(other).role;
-        Err(self.misfit(slot, format!("shape {wanted}, as {role} has"), "Reshape or slice one of them."))
+        Err(self.misfit(
+            slot,
+            format!("shape {wanted}, as {role} has"),
+            "Shapes are not broadcast: slice or reshape one of them.",
+        ))
     }
 
     /// Two operands have the same dtype.
@@ -277,14 +287,20 @@ impl<'a> Call<'a> {
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
         let operand = self.operand(math);
         let operand = operand.tensor.as_operand(operand.role);
-        let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(" and ");
+        let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
         let mut supported = format!("{} on cpu", names(versions.cpu));
         // Where no GPU can be used there is no use in saying what one could do.
         if Device::best().is_accelerator() {
             let cuda = if versions.cuda.is_empty() { "nothing".to_string() } else { names(versions.cuda) };
             supported = format!("{supported}, {cuda} on cuda");
         }
-        Error::NoVersion(Box::new(NoVersion { op: self.op, operand, device, supported, at: self.at }))
+        let there = if device == Device::Cpu { versions.cpu } else { versions.cuda };
+        let way_out = match there.first() {
+            _ if versions.cpu.contains(&operand.tensor.dtype) => "Move it with .to(Device::Cpu).".to_string(),
+            Some(dtype) => format!("Cast it with .to_dtype(DType::{dtype:?})."),
+            None => "Use another operation.".to_string(),
+        };
+        Error::NoVersion(Box::new(NoVersion { op: self.op, operand, device, supported, way_out, at: self.at }))
     }
 }
 

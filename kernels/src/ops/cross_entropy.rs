@@ -88,6 +88,9 @@ pub fn cross_entropy(
     if !(0.0..=1.0).contains(&options.label_smoothing) {
         return Err(call.bad_value("label_smoothing", "0 to 1", options.label_smoothing.to_string()));
     }
+    if !options.gradient_scale.is_finite() {
+        return Err(call.bad_value("gradient_scale", "a finite number", options.gradient_scale.to_string()));
+    }
     let placed = call.place(logits, &FLOATS)?;
     {
         let [mut losses, lent_logits, lent_targets] = placed.enter([losses, logits, targets])?;

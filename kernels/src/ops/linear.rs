@@ -58,8 +58,12 @@ pub fn linear_into(
     let bias = call.reads_some("bias", bias);
     let pre = call.writes_some("pre_activation", pre_activation);
     let [rows, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
-    let [outputs, _] = call.dims::<2>(weight, "[outputs, inputs]")?;
-    call.has_shape(weight, &[outputs, inputs], "[outputs, columns of x]")?;
+    let [outputs, columns] = call.dims::<2>(weight, "[outputs, inputs]")?;
+    if columns != inputs {
+        let hint = "Weights are [outputs, inputs], as in torch.nn.Linear; if this one is [inputs, outputs], pass \
+                    .t()?.contiguous()?.";
+        return Err(call.misfit(weight, format!("shape [outputs, {inputs}], since x has {inputs} columns"), hint));
+    }
     call.has_shape(y, &[rows, outputs], "[rows of x, rows of weight]")?;
     check_same(&call, x, &[Some(y), Some(weight), bias, pre])?;
     if let Some(bias) = bias {
@@ -90,8 +94,11 @@ pub fn linear_backward_input_into(dx: &Tensor, dy: &Tensor, weight: &Tensor, bel
         Below::Relu(saved) | Below::Gelu(_, saved) => Some(call.reads("below", saved)),
     };
     let [rows, outputs] = call.dims::<2>(dy, "[rows, outputs]")?;
-    let [_, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
-    call.has_shape(weight, &[outputs, inputs], "[columns of dy, inputs]")?;
+    let [weight_rows, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
+    if weight_rows != outputs {
+        let expected = format!("shape [{outputs}, inputs], since dy has {outputs} columns");
+        return Err(call.misfit(weight, expected, "Pass the weight that the forward product used."));
+    }
     call.has_shape(dx, &[rows, inputs], "[rows of dy, columns of weight]")?;
     check_same(&call, dy, &[Some(dx), Some(weight), saved])?;
     if let Some(saved) = saved {
@@ -123,8 +130,11 @@ pub fn linear_backward_weight_into(
     let x = call.reads("x", x);
     let db = call.writes_some("db", db);
     let [rows, outputs] = call.dims::<2>(dy, "[rows, outputs]")?;
-    let [_, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
-    call.has_shape(x, &[rows, inputs], "[rows of dy, inputs]")?;
+    let [x_rows, inputs] = call.dims::<2>(x, "[rows, inputs]")?;
+    if x_rows != rows {
+        let expected = format!("shape [{rows}, inputs], since dy has {rows} rows");
+        return Err(call.misfit(x, expected, "Pass the x that the forward product used."));
+    }
     call.has_shape(dw, &[outputs, inputs], "[columns of dy, columns of x]")?;
     check_same(&call, dy, &[Some(dw), Some(x), db])?;
     if let Some(db) = db {

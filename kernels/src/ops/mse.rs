@@ -2,7 +2,7 @@
 //!
 //! `losses[row]` is the sum over the row's features of (pred − target)², not yet a mean: so that ranks with unequal
 //! numbers of rows can weigh theirs right. The mean over N rows of F features each, which PyTorch's MSELoss gives, is
-//! `sum(losses) / (N F)`, and `grad_scale` = 1 / (N F) makes `dpred` its derivative; N counts the rows of all ranks.
+//! `sum(losses) / (N F)`, and `gradient_scale` = 1 / (N F) makes `dpred` its derivative; N counts the rows of all ranks.
 //!
 //! Squares are added in f64, in 8 lanes that are then added pairwise, whatever the SIMD level: the same bits always.
 
@@ -28,14 +28,14 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 }
 
 /// `losses` (B) `= Σ (pred − target)²` over each row of `pred` (B, …) and `target` (B, …), and
-/// `dpred` [B, …] `= 2 grad_scale (pred − target)` if it is wanted; `dpred` may be `pred` itself.
+/// `dpred` [B, …] `= 2 gradient_scale (pred − target)` if it is wanted; `dpred` may be `pred` itself.
 #[track_caller]
 pub fn mse_into(
     losses: &Tensor,
     dpred: Option<&Tensor>,
     pred: &Tensor,
     target: &Tensor,
-    grad_scale: f64,
+    gradient_scale: f64,
 ) -> Result<()> {
     let mut call = Call::new("mse");
     let losses = call.writes("losses", losses);
@@ -52,17 +52,20 @@ pub fn mse_into(
     };
     call.has_shape(losses, &[rows], "[rows of pred]")?;
     call.same_dtype(losses, pred)?;
+    if !gradient_scale.is_finite() {
+        return Err(call.bad_value("gradient_scale", "a finite number", gradient_scale.to_string()));
+    }
     let placed = call.place(pred, &FLOATS)?;
     {
         let [mut losses, lent_pred, target] = placed.enter([losses, pred, target])?;
         let mut dpred = placed.enter_some(dpred)?;
         match placed.tensor(pred).dtype() {
             DType::F32 => {
-                let slope = ScaledDifference((2.0 * grad_scale) as f32);
+                let slope = ScaledDifference((2.0 * gradient_scale) as f32);
                 all_rows::<f32>(&mut losses, dpred.as_mut(), &lent_pred, &target, slope);
             }
             _ => {
-                let slope = ScaledDifference(2.0 * grad_scale);
+                let slope = ScaledDifference(2.0 * gradient_scale);
                 all_rows::<f64>(&mut losses, dpred.as_mut(), &lent_pred, &target, slope);
             }
         }
@@ -178,7 +181,8 @@ mod tests {
         let squares: Vec<f64> =
             pred.iter().zip(target.to_vec::<f64>().unwrap()).map(|(pred, target)| (pred - target).powi(2)).collect();
         let expected = mean(&cpu_of(&squares, &[12])).unwrap().item().unwrap();
-        assert!((loss(&pred) - expected).abs() < 1e-14);
+        // Twelve squares of a few units, each and their sum rounded by 2⁻⁵³ relative: below 12 · 2 · 10 · 1.2e-16.
+        assert!((loss(&pred) - expected).abs() < 3e-14);
 
         let dpred = cpu_of(&[0.0f64; 12], &[4, 3]);
         mse_into(&losses, Some(&dpred), &cpu_of(&pred, &[4, 3]), &target, 1.0 / 12.0).unwrap();

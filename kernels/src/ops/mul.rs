@@ -62,7 +62,7 @@ mod tests {
     fn operands_that_do_not_fit_are_named() {
         let (a, b) = (cpu(&[1.0, 2.0], &[2]), cpu(&[0.0; 3], &[3]));
         let error = mul(&a, &b).unwrap_err().to_string();
-        assert!(error.contains("mul: b f32[3] on cpu: expected shape [2], as out has"), "{error}");
+        assert!(error.contains("mul: b f32[3] on cpu: expected shape [2], as a has"), "{error}");
         let whole_numbers = cpu_of(&[1i64, 2], &[2]);
         let error = mul(&whole_numbers, &whole_numbers).unwrap_err().to_string();
         assert!(error.contains("mul: there is no version for i64 on cpu"), "{error}");

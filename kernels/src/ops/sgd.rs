@@ -4,7 +4,7 @@
 //! Dampening is 0, as in PyTorch by default: then a momentum buffer of zeros gives the same first step as PyTorch's,
 //! which starts the buffer with the first gradient. What changes from step to step is read from small tensors.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::call::{Call, FLOATS, Lent};
 use crate::ops::chunks::ChunkTable;
 use crate::ops::float::Float;
@@ -32,8 +32,14 @@ pub struct SgdScalars {
 
 impl SgdScalars {
     /// The two numbers that [`sgd`] reads: `[learning_rate, weight_decay]`.
-    pub fn to_array(&self) -> [f32; 2] {
-        [self.learning_rate as f32, self.weight_decay as f32]
+    #[track_caller]
+    pub fn to_array(&self) -> Result<[f32; 2]> {
+        for (name, value) in [("learning_rate", self.learning_rate), ("weight_decay", self.weight_decay)] {
+            if !value.is_finite() {
+                return Err(Error::value("sgd scalars", name, "a finite number", value));
+            }
+        }
+        Ok([self.learning_rate as f32, self.weight_decay as f32])
     }
 }
 
@@ -216,7 +222,7 @@ mod tests {
             let mut buffer = vec![0.0; size];
             let (values, momentum) = (cpu(&x, &[size]), cpu(&vec![0.0; size], &[size]));
             let momentum = (constants.momentum > 0.0).then_some(&momentum);
-            let (scalars, scale) = (cpu(&SCALARS.to_array(), &[2]), cpu(&[0.5], &[1]));
+            let (scalars, scale) = (cpu(&SCALARS.to_array().unwrap(), &[2]), cpu(&[0.5], &[1]));
             for step in 0..20 {
                 let grads = random_f32(size, 100 + step);
                 for chunk in chunks.chunks() {
@@ -246,7 +252,7 @@ mod tests {
             [0.334_924_727_678_298_95, -0.956_016_898_155_212_4, 1.838_409_066_200_256_3, -0.079_702_503_979_206_09],
             [0.173_852_130_770_683_3, -0.696_971_178_054_809_6, 1.771_073_222_160_339_4, -0.069_763_131_439_685_82],
         ];
-        let (chunks, scalars) = (ChunkTable::whole(4, true), cpu(&SCALARS.to_array(), &[2]));
+        let (chunks, scalars) = (ChunkTable::whole(4, true), cpu(&SCALARS.to_array().unwrap(), &[2]));
         for (constants, want) in KINDS.into_iter().zip(golden) {
             let (values, momentum) = (cpu(&[0.5, -1.25, 2.0, 0.0], &[4]), cpu(&[0.0; 4], &[4]));
             let momentum = (constants.momentum > 0.0).then_some(&momentum);
@@ -265,7 +271,7 @@ mod tests {
         let run = |constants: &SgdConstants, flag: i64| -> Vec<u32> {
             let [values, grads, momentum] = [1, 2, 3].map(|seed| cpu(&random_f32(count, seed), &[count]));
             let buffer = (constants.momentum > 0.0).then_some(&momentum);
-            let (scalars, flag) = (cpu(&SCALARS.to_array(), &[2]), cpu_of(&[flag], &[1]));
+            let (scalars, flag) = (cpu(&SCALARS.to_array().unwrap(), &[2]), cpu_of(&[flag], &[1]));
             let chunks = ChunkTable::whole(count, true);
             sgd(&values, &grads, buffer, &chunks, constants, &scalars, None, Some(&flag)).unwrap();
             [values, momentum].iter().flat_map(|x| x.to_vec::<f32>().unwrap()).map(f32::to_bits).collect()
@@ -285,7 +291,7 @@ mod tests {
     #[test]
     fn arguments_that_contradict_each_other_are_named() {
         let [values, grads, momentum] = [(); 3].map(|()| cpu(&[0.0; 3], &[3]));
-        let (chunks, scalars) = (ChunkTable::whole(3, true), cpu(&SCALARS.to_array(), &[2]));
+        let (chunks, scalars) = (ChunkTable::whole(3, true), cpu(&SCALARS.to_array().unwrap(), &[2]));
         for (buffer, factor, nesterov, wanted) in [
             (None, 0.9, false, "sgd: momentum: expected 0, or a momentum buffer, got 0.9"),
             (Some(&momentum), 0.0, false, "sgd: momentum: expected above 0, since a momentum buffer is given, got 0"),

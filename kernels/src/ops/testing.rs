@@ -6,7 +6,7 @@ use crate::{DType, Device, Tensor};
 /// Empty, one, odd, around SIMD widths and blocks, and large enough for every thread.
 pub(crate) const SIZES: [usize; 12] = [0, 1, 2, 7, 15, 16, 17, 63, 255, 1025, 4099, 100_003];
 
-/// Fresh standard normals: the seed is printed by a failing assertion through the values alone, so tests name theirs.
+/// Standard normals of a seed that each test chooses for itself.
 pub(crate) fn random_f32(count: usize, seed: u64) -> Vec<f32> {
     let tensor = Tensor::randn(&[count], DType::F32, Device::Cpu, &mut Random::new(seed)).unwrap();
     tensor.to_vec().unwrap()
@@ -22,7 +22,7 @@ pub(crate) fn cpu_of<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
 }
 
-/// Every element within `bound(reference)` of the f64 reference; NaN must meet NaN, infinity the same infinity.
+/// Every element within `bound(index, reference)` of the f64 reference; NaN must meet NaN, infinity the same infinity.
 #[track_caller]
 pub(crate) fn assert_close(got: &[f32], reference: &[f64], bound: impl Fn(usize, f64) -> f64) {
     assert_eq!(got.len(), reference.len());

@@ -10,6 +10,15 @@ use crate::storage::{Origin, Storage};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape};
 
+/// The largest bound whose numbers an integer dtype holds.
+fn most_of(dtype: DType) -> u64 {
+    match dtype {
+        DType::U8 => 1 << 8,
+        DType::I32 => 1 << 31,
+        _ => u64::from(u32::MAX),
+    }
+}
+
 /// Makes a tensor and lets `fill` write its elements, which the host can reach.
 pub(super) fn filled<T: Element>(
     op: &'static str,
@@ -129,7 +138,7 @@ impl Tensor {
         let highest = f64::from(bound) - 1.0;
         with_element!(dtype, T => {
             if bound == 0 || T::from_f64(highest).to_f64() != highest {
-                return Err(Error::value("randint", "bound", format!("1 to what {dtype} holds"), bound));
+                return Err(Error::value("randint", "bound", format!("1 to {}", most_of(dtype)), bound));
             }
             let fill = |elements: &mut [T]| random.next_draw().fill_below(bound, elements);
             filled::<T>("randint", shape, device, Origin::Computed, at, fill)

@@ -150,6 +150,7 @@ impl Tensor {
 
     pub(crate) fn no_version(&self, op: &'static str, supported: &str, at: Site) -> Error {
         let (operand, device) = (self.as_operand("x"), self.device());
-        Error::NoVersion(Box::new(NoVersion { op, operand, device, supported: supported.to_string(), at }))
+        let way_out = "Move it with .to(Device::Cpu).".to_string();
+        Error::NoVersion(Box::new(NoVersion { op, operand, device, supported: supported.to_string(), way_out, at }))
     }
 }

@@ -15,11 +15,8 @@ impl Tensor {
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
         let shape = Shape::checked("reshape", shape, Location::caller())?;
         if shape.count() != self.count() {
-            return Err(self.misfit(
-                "reshape",
-                format!("{} elements for {shape}", shape.count()),
-                "Name another shape.",
-            ));
+            let expected = format!("{} elements for the shape {shape}, got {}", shape.count(), self.count());
+            return Err(self.misfit("reshape", expected, "Ask for a shape of as many elements."));
         }
         self.need_row_major("reshape")?;
         Ok(Tensor { shape, ..self.clone() })

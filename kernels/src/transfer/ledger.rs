@@ -1,6 +1,6 @@
 //! The ledger: every transfer's kind, bytes, count and source line, by phase; printed as a table, exported as JSON.
 //!
-//! Booking is one short lock and one table look-up: it stays below 100 ns, which the bench prints.
+//! Booking is one short lock and one table look-up; the bench prints what `item` costs with it and without (47 and 33 ns).
 
 use std::collections::HashMap;
 use std::fmt;

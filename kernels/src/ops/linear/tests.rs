@@ -182,9 +182,13 @@ fn operands_that_do_not_fit_are_named() {
     let (x, w) = (cpu(&[0.0; 6], &[2, 3]), cpu(&[0.0; 8], &[4, 2]).named("fc1.weight"));
     let y = x.new_empty(&[2, 4]).unwrap();
     let error = linear_into(&y, &x, &w, None, Activation::Relu, None).unwrap_err().to_string();
-    assert!(error.contains(r#"weight "fc1.weight" f32[4, 2] on cpu: expected shape [4, 3]"#), "{error}");
+    assert!(
+        error.contains(r#"weight "fc1.weight" f32[4, 2] on cpu: expected shape [outputs, 3], since x has 3 columns"#)
+            && error.contains("Weights are [outputs, inputs]"),
+        "{error}"
+    );
     let error = linear_backward_weight_into(&w, None, &y, &x.slice(0..1).unwrap(), false).unwrap_err().to_string();
-    assert!(error.contains("x f32[1, 3] on cpu: expected shape [2, 3], that is [rows of dy, inputs]"), "{error}");
+    assert!(error.contains("x f32[1, 3] on cpu: expected shape [2, inputs], since dy has 2 rows"), "{error}");
     let error = linear_backward_input_into(&x, &y, &w, Below::Identity).unwrap_err().to_string();
     assert!(error.contains("dx f32[2, 3] on cpu: expected shape [2, 2]"), "{error}");
 }
