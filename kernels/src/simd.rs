@@ -98,7 +98,7 @@ pub(crate) use multiversion;
 mod tests {
     use super::*;
     use crate::ops::testing::{alone_with_the_pool, cpu, cpu_of, random_f32};
-    use crate::ops::{self, CrossEntropyOut, Gelu};
+    use crate::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOut, Gelu};
     use crate::{DType, Device, Random, Tensor};
 
     /// The bits of what loops of every kind make of the same inputs.
@@ -116,7 +116,13 @@ mod tests {
             Tensor::rand(&[COUNT], DType::F32, Device::Cpu, &mut Random::new(3)).unwrap(),
         ];
         ops::axpy(&y, 0.3, &x).unwrap();
-        made.push(y);
+        let [values, first, second] = [x.clone(), x.zeros_like().unwrap(), x.zeros_like().unwrap()];
+        let values = ops::scale(&values, 2.0).unwrap();
+        let constants = AdamwConstants::default();
+        let scalars = AdamwScalars { learning_rate: 1e-2, weight_decay: 0.1, step: 1 }.to_array(&constants).unwrap();
+        let chunks = ChunkTable::whole(COUNT, true);
+        ops::adamw(&values, &y, &first, &second, &chunks, &constants, &cpu(&scalars, &[4]), None, None).unwrap();
+        made.extend([y, values, first, second]);
         for classes in [10, 700] {
             let logits = x.slice(0..70_000).unwrap().reshape(&[70_000 / classes, classes]).unwrap();
             let targets = cpu_of(&vec![3i64; 70_000 / classes], &[70_000 / classes]);
