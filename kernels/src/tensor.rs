@@ -102,6 +102,11 @@ impl Tensor {
         self
     }
 
+    /// Whether this is the only handle on its memory: nobody else can read or write it.
+    pub fn is_only_handle(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+    }
+
     /// Whether the two handles share memory.
     pub fn shares_memory_with(&self, other: &Tensor) -> bool {
         if !Arc::ptr_eq(&self.storage, &other.storage) {

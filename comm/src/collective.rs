@@ -1,0 +1,116 @@
+//! The one trait behind every movement of tensors between ranks.
+//!
+//! Its types are those of a GPU: a call names the stream whose work it follows, and may return before it is done. On the
+//! CPU a call has done its work when it returns. All ranks make the same calls on a group in the same order.
+
+use std::fmt;
+use std::time::Duration;
+
+use ddp_kernels::error::Site;
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Tensor};
+
+use crate::error::Result;
+
+/// How the elements of all ranks become one. Sums add in the order of the ranks, in f32 for bf16 and f16 (rounded once at
+/// the end), so that every rank holds the same bits and so does every run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// Their sum.
+    Sum,
+    /// The largest; NaN if any is NaN.
+    Max,
+    /// The smallest; NaN if any is NaN.
+    Min,
+}
+
+/// What is asked of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Operation {
+    AllReduce(Reduce),
+    ReduceScatter(Reduce),
+    AllGather,
+    Broadcast { root: usize },
+    Send { to: usize },
+    Receive { from: usize },
+    Barrier,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Operation::AllReduce(reduce) => write!(f, "all_reduce {}", reduce.name()),
+            Operation::ReduceScatter(reduce) => write!(f, "reduce_scatter {}", reduce.name()),
+            Operation::AllGather => f.write_str("all_gather"),
+            Operation::Broadcast { root } => write!(f, "broadcast from rank {root}"),
+            Operation::Send { to } => write!(f, "send to rank {to}"),
+            Operation::Receive { from } => write!(f, "receive from rank {from}"),
+            Operation::Barrier => f.write_str("barrier"),
+        }
+    }
+}
+
+impl Reduce {
+    /// In messages: sum, max, min.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reduce::Sum => "sum",
+            Reduce::Max => "max",
+            Reduce::Min => "min",
+        }
+    }
+}
+
+/// The dtypes that can be reduced. Everything else moves as bytes: all_gather, broadcast, send and receive take any.
+pub const REDUCIBLE: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64];
+
+/// One call on a group, as implementations and error messages see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// What is asked.
+    pub operation: Operation,
+    /// The elements it is about; none for a barrier. Contiguous, and on `stream`'s device (`Group` has checked both).
+    pub tensor: Option<&'a Tensor>,
+    /// The stream whose work this call follows.
+    pub stream: &'a Stream,
+    /// The number of this call on its group, from 0: equal on all ranks that are in step. Sends and receives count by pair.
+    pub sequence: u64,
+    /// How long to wait for the others.
+    pub timeout: Duration,
+    /// The group's name: "main", "gradients" …
+    pub group: &'static str,
+    /// The caller's source line.
+    pub site: Site,
+}
+
+/// Ranks that move and reduce tensors together, seen from one of them. `Group` is what callers use: it has checked the
+/// tensor, and numbers the calls.
+///
+/// An implementation returns [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not arrive within
+/// `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) when ranks make different calls, and
+/// [`Error::PeerFailed`](crate::Error::PeerFailed) soon after another rank has failed.
+pub trait Collective: Send + Sync + fmt::Debug {
+    /// How bytes travel: "shared memory", "mpi", "shared memory and mpi", "alone".
+    fn transport(&self) -> &'static str;
+    /// This rank, from 0.
+    fn rank(&self) -> usize;
+    /// How many ranks.
+    fn size(&self) -> usize;
+
+    /// Every rank's `tensor` becomes the reduction of all of them.
+    fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()>;
+    /// `tensor` is `size` equal slices; this rank's slice becomes its reduction over all ranks, the others are left
+    /// unspecified. In place, as a sharded optimizer wants it.
+    fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()>;
+    /// `tensor` is `size` equal slices; each rank gives its own and gets the others.
+    fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()>;
+    /// Every rank's `tensor` becomes that of `root`.
+    fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()>;
+    /// Gives `tensor` to the `receive` that rank `to` makes. May return once the bytes are on their way.
+    fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()>;
+    /// Fills `tensor` from the `send` that rank `from` makes.
+    fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()>;
+    /// Returns when all ranks have come here.
+    fn barrier(&self, call: &Call<'_>) -> Result<()>;
+}

@@ -1,0 +1,154 @@
+//! The one error type of this crate, and the exit code each error means (`Error::exit_code`).
+
+use std::fmt;
+use std::panic::Location;
+
+use ddp_kernels::error::Site;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a job ended: what the rank that failed first said. Written down once for all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// The rank that failed.
+    pub rank: usize,
+    /// Its host.
+    pub host: String,
+    /// The exit code that all ranks end with.
+    pub exit_code: u8,
+    /// Its error.
+    pub text: String,
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} on {}: {}", self.rank, self.host, self.text)
+    }
+}
+
+/// Everything that can go wrong between ranks. `Debug` shows the same text as `Display`.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Some ranks did not come to a collective in time.
+    #[error(
+        "{call}: {} did not arrive within {waited_s} s. See whether they are stopped, swapping or stuck; --timeout-s \
+         sets how long to wait.",
+        Ranks(missing)
+    )]
+    Timeout {
+        /// The call that waited.
+        call: String,
+        /// The ranks that did not arrive.
+        missing: Vec<usize>,
+        /// For how long.
+        waited_s: u64,
+    },
+    /// Ranks made different calls: the program took different turns on different ranks.
+    #[error(
+        "{call}: rank {peer} is at {theirs}. All ranks must make the same calls in the same order: look for a \
+         condition that differs between ranks."
+    )]
+    OutOfStep {
+        /// What this rank called.
+        call: String,
+        /// A rank that called something else.
+        peer: usize,
+        /// What it called.
+        theirs: String,
+    },
+    /// Another rank failed. Its message is the one to read.
+    #[error("ended because of {0}")]
+    PeerFailed(Box<Cause>),
+    /// Ranks that should be the same differ.
+    #[error("ranks disagree on {field}: rank {rank} has {theirs}, rank {reference} has {ours}. {way_out}")]
+    Disagree {
+        /// What differs.
+        field: String,
+        /// The rank that differs.
+        rank: usize,
+        /// Its value.
+        theirs: String,
+        /// The rank it was compared with.
+        reference: usize,
+        /// That one's value.
+        ours: String,
+        /// What to do.
+        way_out: String,
+    },
+    /// A collective was given something it cannot take.
+    #[error("{operation}: {what}: expected {expected}, got {got} (called at {}). {way_out}", Line(at))]
+    Argument {
+        /// The operation.
+        operation: String,
+        /// The argument.
+        what: String,
+        /// What would have been right.
+        expected: String,
+        /// What was given.
+        got: String,
+        /// What to do.
+        way_out: String,
+        /// The caller's line.
+        at: Site,
+    },
+    /// The ranks of this job could not be brought together.
+    #[error("cannot {action}: {reason}. {way_out}")]
+    Setup {
+        /// What was tried.
+        action: String,
+        /// What went wrong.
+        reason: String,
+        /// What to do.
+        way_out: String,
+    },
+    /// An error of a tensor operation.
+    #[error(transparent)]
+    Tensor(#[from] ddp_kernels::Error),
+}
+
+impl Error {
+    /// The exit code of a process that ends with this error.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Timeout { .. } => 77,
+            Error::OutOfStep { .. } | Error::Disagree { .. } => 78,
+            Error::PeerFailed(cause) => cause.exit_code,
+            Error::Argument { .. } | Error::Tensor(_) => 70,
+            Error::Setup { .. } => 77,
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// `rank 3`, `ranks 1, 2 and 5`.
+struct Ranks<'a>(&'a [usize]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("no rank"),
+            [rank] => write!(f, "rank {rank}"),
+            [first, middle @ .., last] => {
+                write!(f, "ranks {first}")?;
+                middle.iter().try_for_each(|rank| write!(f, ", {rank}"))?;
+                write!(f, " and {last}")
+            }
+        }
+    }
+}
+
+/// `step.rs:12`, a place in the caller's source.
+pub(crate) struct Line<'a>(pub(crate) &'a Location<'a>);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.0.file(), self.0.line())
+    }
+}

@@ -1,0 +1,14 @@
+//! Ranks, and collectives between them. Knows tensors; knows nothing of models.
+//!
+//! `world.rs` says who this process is among the ranks of a job, `group.rs` is what a trainer calls, `collective.rs` the
+//! one trait behind it, and beside it are the implementations: alone (`single.rs`), within a host (`shared/`), between
+//! hosts (`mpi.rs`).
+
+pub mod collective;
+pub mod error;
+pub mod group;
+mod single;
+
+pub use collective::{Collective, Operation, Reduce};
+pub use error::{Error, Result};
+pub use group::Group;

@@ -1,0 +1,72 @@
+//! The one error type of this crate, and the exit code each error means.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in training. `Debug` shows the same text as `Display`.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Flags or a configuration that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// A model that cannot be built as described.
+    #[error("{layer}: expected {expected}, got {got}. {way_out}")]
+    Model {
+        /// The layer, by its name in the model.
+        layer: String,
+        /// What would have been right.
+        expected: String,
+        /// What was given.
+        got: String,
+        /// What to do.
+        way_out: String,
+    },
+    /// Data that cannot be trained on.
+    #[error("{0}")]
+    Data(String),
+    /// A file or folder that cannot be read or written.
+    #[error("cannot {action} {}: {source}. {way_out}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+        /// What to do.
+        way_out: String,
+    },
+    /// The loss is not a number any more.
+    #[error("{0}")]
+    NonFinite(String),
+    /// An error between ranks.
+    #[error(transparent)]
+    Comm(#[from] ddp_comm::Error),
+    /// An error of a tensor operation.
+    #[error(transparent)]
+    Tensor(#[from] ddp_kernels::Error),
+}
+
+impl Error {
+    /// The exit code of a process that ends with this error.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(_) | Error::Model { .. } => 2,
+            Error::Data(_) => 65,
+            Error::Tensor(_) => 70,
+            Error::Io { .. } => 74,
+            Error::NonFinite(_) => 76,
+            Error::Comm(error) => error.exit_code(),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
