@@ -118,7 +118,7 @@ impl Net {
         ops::mean_into(&self.total, &self.losses)?;
         ops::dropout_into(&self.dhidden, &self.dhidden, 0.1, &key)?;
         ops::grad_norm_partials(&self.partials, &self.gradients, &self.chunks)?;
-        ops::clip_scale(&self.clip, &self.partials, 1.0, 1.0)?;
+        ops::clip_scale(&self.clip, Some(&self.partials), 1.0, None)?;
         ops::mark_nonfinite(&self.first_bad_step, &self.clip, &self.step)?;
         let [first, second] = &self.moments;
         let (clip, bad) = (Some(&self.clip), Some(&self.first_bad_step));

@@ -59,30 +59,43 @@ fn partials_of<T: Float>(partials: &mut [f64], grads: &[T], chunks: &ChunkTable)
     chunks.each_quantum(partials, |piece| sum_of_squares(&grads[piece.range()]));
 }
 
-/// `out = [scale, norm]` with `norm = gradient_scale × √(Σ partials)`, the norm of the scaled gradients, and
-/// `scale = gradient_scale × min(1, max_norm / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` has it.
+/// `out = [scale, norm]`: what the optimizers multiply gradients by, and the norm of the gradients. Gradients are sums; `divisor`,
+/// one float on the same device, is what makes means of them (1 without it; a divisor of 0, no row at all, makes a scale of 0).
+/// `norm = √(Σ partials) / divisor` (0 without partials, when nobody asks for it), and
+/// `scale = min(1, max_norm / (norm + 1e-6)) / divisor`, as `torch.nn.utils.clip_grad_norm_` has it.
 /// A `max_norm` of 0 clips nothing. A norm that is not finite makes a scale of 0 or NaN: see `mark_nonfinite`.
 #[track_caller]
-pub fn clip_scale(out: &Tensor, partials: &Tensor, max_norm: f64, gradient_scale: f64) -> Result<()> {
+pub fn clip_scale(out: &Tensor, partials: Option<&Tensor>, max_norm: f64, divisor: Option<&Tensor>) -> Result<()> {
     let mut call = Call::new("clip_scale");
     let out = call.writes("out", out);
-    let partials = call.reads("partials", partials);
+    let partials = call.reads_some("partials", partials);
+    let divisor = call.reads_some("divisor", divisor);
     call.has_shape(out, &[2], "scale and norm")?;
-    call.dims::<1>(partials, "what grad_norm_partials wrote")?;
-    call.has_dtype(partials, &[DType::F64])?;
     if !(0.0..f64::INFINITY).contains(&max_norm) {
         return Err(call.bad_value("max_norm", "0 (no clipping) or more", max_norm.to_string()));
     }
-    if !(gradient_scale > 0.0 && gradient_scale < f64::INFINITY) {
-        return Err(call.bad_value("gradient_scale", "above 0", gradient_scale.to_string()));
+    match partials {
+        Some(partials) => {
+            call.dims::<1>(partials, "what grad_norm_partials wrote")?;
+            call.has_dtype(partials, &[DType::F64])?;
+        }
+        None if max_norm > 0.0 => {
+            return Err(call.bad_value("max_norm", "0, since there are no partials to clip by", max_norm.to_string()));
+        }
+        None => {}
     }
+    check_scale(&call, divisor)?;
     let placed = call.place(out, &FLOATS)?;
     {
-        let [mut lent_out, partials] = placed.enter([out, partials])?;
-        let norm = gradient_scale * sum(partials.elements()).sqrt();
+        let [mut lent_out] = placed.enter([out])?;
+        let (lent_partials, lent_divisor) = (placed.enter_some(partials)?, placed.enter_some(divisor)?);
+        let divisor = divisor.zip(lent_divisor.as_ref()).map(|(slot, lent)| (lent, placed.tensor(slot).dtype()));
+        let divisor = read_scale::<f64>(divisor);
+        let mean = if divisor == 0.0 { 0.0 } else { 1.0 / divisor };
+        let norm = mean * lent_partials.map_or(0.0, |partials| sum(partials.elements()).sqrt());
         // Not min(): a NaN must stay.
         let limit = max_norm / (norm + 1e-6);
-        let scale = if max_norm == 0.0 || limit > 1.0 { gradient_scale } else { gradient_scale * limit };
+        let scale = if max_norm == 0.0 || limit > 1.0 { mean } else { mean * limit };
         match placed.tensor(out).dtype() {
             DType::F32 => lent_out.elements_mut().copy_from_slice(&[scale as f32, norm as f32]),
             _ => lent_out.elements_mut().copy_from_slice(&[scale, norm]),
@@ -160,8 +173,8 @@ mod tests {
     #[test]
     fn the_scale_clips_as_pytorch_does_and_never_enlarges() {
         let (out, parts) = (cpu(&[9.0; 2], &[2]), cpu_of(&[9.0f64, 16.0, 144.0], &[3]));
-        let scale = |max_norm: f64, gradient_scale: f64| -> [f32; 2] {
-            clip_scale(&out, &parts, max_norm, gradient_scale).unwrap();
+        let scale = |max_norm: f64, divisor: f32| -> [f32; 2] {
+            clip_scale(&out, Some(&parts), max_norm, Some(&cpu(&[divisor], &[1]))).unwrap();
             out.to_vec::<f32>().unwrap().try_into().unwrap()
         };
         let [factor, norm] = scale(2.0, 1.0);
@@ -170,26 +183,29 @@ mod tests {
             // PyTorch divides in f32: two roundings there, two here.
             assert!((x * factor - want).abs() <= 4.0 * f32::EPSILON * want, "{} {want}", x * factor);
         }
-        assert_eq!(scale(0.0, 0.5), [0.5, 6.5]);
-        assert_eq!(scale(100.0, 0.5), [0.5, 6.5]);
-        let [factor, norm] = scale(1.0, 0.5);
+        assert_eq!(scale(0.0, 2.0), [0.5, 6.5]);
+        assert_eq!(scale(100.0, 2.0), [0.5, 6.5]);
+        assert_eq!(scale(1.0, 0.0), [0.0, 0.0], "no row: nothing to learn");
+        let [factor, norm] = scale(1.0, 2.0);
         // max_norm + 1e-6 in the quotient, and the rounding to f32.
         assert!(norm == 6.5 && (factor - 0.5 / 6.5).abs() < 1e-7, "{factor}");
-        clip_scale(&out, &cpu_of(&[f64::NAN], &[1]), 1.0, 1.0).unwrap();
+        clip_scale(&out, Some(&cpu_of(&[f64::NAN], &[1])), 1.0, None).unwrap();
         assert!(out.to_vec::<f32>().unwrap()[0].is_nan());
-        clip_scale(&out, &cpu_of::<f64>(&[], &[0]), 1.0, 1.0).unwrap();
+        clip_scale(&out, Some(&cpu_of::<f64>(&[], &[0])), 1.0, None).unwrap();
         assert_eq!(out.to_vec::<f32>().unwrap(), [1.0, 0.0]);
+        clip_scale(&out, None, 0.0, Some(&cpu(&[4.0], &[1]))).unwrap();
+        assert_eq!(out.to_vec::<f32>().unwrap(), [0.25, 0.0]);
     }
 
     #[test]
     fn arguments_that_do_not_fit_are_named() {
         let (out, parts) = (cpu(&[0.0; 2], &[2]), cpu_of(&[1.0f64], &[1]));
-        for (max_norm, gradient_scale, wanted) in [
-            (-1.0, 1.0, "max_norm: expected 0 (no clipping) or more, got -1"),
-            (f64::NAN, 1.0, "max_norm: expected 0 (no clipping) or more, got NaN"),
-            (1.0, 0.0, "gradient_scale: expected above 0, got 0"),
+        for (max_norm, partials, wanted) in [
+            (-1.0, Some(&parts), "max_norm: expected 0 (no clipping) or more, got -1"),
+            (f64::NAN, Some(&parts), "max_norm: expected 0 (no clipping) or more, got NaN"),
+            (1.0, None, "max_norm: expected 0, since there are no partials to clip by, got 1"),
         ] {
-            let error = clip_scale(&out, &parts, max_norm, gradient_scale).unwrap_err().to_string();
+            let error = clip_scale(&out, partials, max_norm, None).unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");
         }
         let error =
