@@ -6,9 +6,24 @@
 
 pub mod collective;
 pub mod error;
+mod failure;
 pub mod group;
+pub mod handshake;
+#[cfg(feature = "mpi")]
+mod hosts;
+mod launcher;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod share;
+pub mod shared;
 mod single;
+mod sums;
+pub mod threads;
+mod watch;
+pub mod world;
 
 pub use collective::{Collective, Operation, Reduce};
 pub use error::{Error, Result};
 pub use group::Group;
+pub use handshake::Field;
+pub use world::{Options, Transport, World};

@@ -43,6 +43,9 @@ pub enum Error {
     /// The loss is not a number any more.
     #[error("{0}")]
     NonFinite(String),
+    /// A mistake of this program.
+    #[error("{0}. This is a mistake in ddp: please report it.")]
+    Internal(String),
     /// An error between ranks.
     #[error(transparent)]
     Comm(#[from] ddp_comm::Error),
@@ -57,7 +60,7 @@ impl Error {
         match self {
             Error::Usage(_) | Error::Model { .. } => 2,
             Error::Data(_) => 65,
-            Error::Tensor(_) => 70,
+            Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io { .. } => 74,
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),

@@ -5,8 +5,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
+pub mod data;
 pub mod error;
+pub mod models;
 pub mod nn;
+pub mod optim;
 pub mod params;
+pub mod process;
+pub mod reducer;
+pub mod step;
 
 pub use error::{Error, Result};

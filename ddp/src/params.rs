@@ -8,14 +8,22 @@ use std::ops::Range;
 
 use ddp_kernels::ops::{Chunk, ChunkTable};
 use ddp_kernels::{DType, Device, Random, Tensor};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use crate::error::{Error, Result};
-use crate::nn::layer::{Build, Declared, Layer};
+use crate::nn::build::{Build, Declarations, Declared, Place};
+use crate::nn::layer::Layer;
 
 /// A parameter or buffer, by the order of declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub(crate) usize);
+
+impl ParamId {
+    /// Its number in the order of declaration, from 0: of a model's parameters and buffers each has another.
+    pub fn number(self) -> usize {
+        self.0
+    }
+}
 
 /// Where one parameter is, and what it is called.
 #[derive(Clone, Debug)]
@@ -36,6 +44,13 @@ pub struct Parameter {
     pub is_buffer: bool,
 }
 
+impl Parameter {
+    /// Whether it has a gradient and the optimizer changes it.
+    pub fn is_trained(&self) -> bool {
+        !self.frozen && !self.is_buffer
+    }
+}
+
 /// Every parameter starts at a multiple of this many bytes: what cuBLASLt's heuristics assume.
 pub const ALIGNMENT_BYTES: usize = 256;
 
@@ -46,8 +61,13 @@ pub struct Params {
     list: Vec<Parameter>,
     /// From a `ParamId` to its place in `list`.
     place: Vec<usize>,
+    /// By `ParamId`: in how many places a pass uses it.
     uses: Vec<usize>,
+    /// How many of the first k uses of parameters, in the order of a forward pass, are of trained ones.
+    trained_uses_before: Vec<usize>,
     values: Tensor,
+    /// The values of all that are trained.
+    trained_values: Tensor,
     gradients: Tensor,
     /// By `ParamId`.
     value_views: Vec<Tensor>,
@@ -65,39 +85,61 @@ impl Params {
         seed: u64,
         frozen: &dyn Fn(&str) -> bool,
     ) -> Result<(Params, Vec<usize>)> {
-        let mut declared = Vec::new();
-        let output = model.build(&mut Build::new(&mut declared), shape)?;
+        if !dtype.is_float() {
+            return Err(Error::Usage(format!(
+                "a model's values are floats: expected f32 (or f64, for checks), got {dtype}"
+            )));
+        }
+        let mut declarations = Declarations::new();
+        let output = model.build(&mut Build::new(&mut declarations), shape)?;
+        let Declarations { list: declared, uses: used, .. } = declarations;
         let list = lay_out(&declared, dtype, frozen);
         let end = list.last().map_or(0, |parameter| parameter.range.end);
-        let trained = list.iter().filter(|p| !p.frozen && !p.is_buffer).map(|p| p.range.end).max().unwrap_or(0);
+        let trained = list.iter().filter(|p| p.is_trained()).map(|p| p.range.end).max().unwrap_or(0);
 
         let mut place = vec![0; declared.len()];
         list.iter().enumerate().for_each(|(at, parameter)| place[parameter.id.0] = at);
+        let mut uses = vec![0; declared.len()];
+        let mut trained_uses_before = vec![0];
+        for id in used {
+            uses[id.0] += 1;
+            let before = trained_uses_before[trained_uses_before.len() - 1];
+            trained_uses_before.push(before + usize::from(list[place[id.0]].is_trained()));
+        }
+
         let values = Tensor::zeros(&[end], dtype, device)?.named("values");
         let gradients = Tensor::zeros(&[trained], dtype, device)?.named("gradients");
+        let trained_values = values.slice(0..trained)?;
         let view = |arena: &Tensor, p: &Parameter, kind: &str| -> Result<Tensor> {
             Ok(arena.slice(p.range.clone())?.reshape(&p.shape)?.named(&format!("{}{kind}", p.name)))
         };
-        let value_views = place.iter().map(|&at| view(&values, &list[at], "")).collect::<Result<Vec<_>>>()?;
-        let gradient_views = place
-            .iter()
-            .map(|&at| (list[at].range.end <= trained).then(|| view(&gradients, &list[at], ".grad")).transpose())
+        let by_id = || place.iter().map(|&at| &list[at]);
+        let value_views = by_id().map(|p| view(&values, p, "")).collect::<Result<Vec<_>>>()?;
+        let gradient_views = by_id()
+            .map(|p| p.is_trained().then(|| view(&gradients, p, ".grad")).transpose())
             .collect::<Result<Vec<_>>>()?;
-        let uses = declared.iter().map(|declared| declared.uses).collect();
-        let params = Params { list, place, uses, values, gradients, value_views, gradient_views };
+        let params = Params {
+            list,
+            place,
+            uses,
+            trained_uses_before,
+            values,
+            trained_values,
+            gradients,
+            value_views,
+            gradient_views,
+        };
         params.fill(&declared, seed)?;
         Ok((params, output))
     }
 
-    /// Fills every parameter as declared: each from a stream of random numbers of its own, whatever else the model has.
+    /// Fills every parameter as declared: each from a stream of random numbers of its own, which its name and the seed choose.
+    /// So it starts the same whatever else the model has.
     fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
-        let mut values = Vec::new();
-        for (index, declared) in declared.iter().enumerate() {
-            values.resize(declared.shape.iter().product(), 0.0f32);
-            let mut random = Random::new(parameter_seed(seed, index));
-            declared.init.fill(&mut values, &mut random)?;
-            let target = &self.value_views[index];
-            let source = Tensor::from_slice(&values, &declared.shape, Device::Cpu)?.to_dtype(target.dtype())?;
+        for (declared, target) in declared.iter().zip(&self.value_views) {
+            let mut random = Random::new(xxh3_64_with_seed(declared.name.as_bytes(), seed));
+            let source = declared.init.values(target.count(), &mut random)?;
+            let source = source.to_dtype(target.dtype())?.reshape(&declared.shape)?;
             ddp_kernels::transfer::announced("the model's first values", || target.copy_from(&source))?;
         }
         Ok(())
@@ -142,6 +184,11 @@ impl Params {
         &self.values
     }
 
+    /// The values of all that are trained: the part of the values that the gradients mirror.
+    pub fn trained_values(&self) -> &Tensor {
+        &self.trained_values
+    }
+
     /// The gradients of all that are trained: the first part of the values' layout.
     pub fn gradients(&self) -> &Tensor {
         &self.gradients
@@ -157,14 +204,19 @@ impl Params {
         self.gradient_views[id.0].as_ref()
     }
 
-    /// How many elements are parameters, padding and buffers not counted.
+    /// How many elements are parameters, frozen ones too, padding and buffers not counted.
     pub fn count(&self) -> usize {
         self.list.iter().filter(|p| !p.is_buffer).map(|parameter| parameter.range.len()).sum()
     }
 
+    /// How many elements are trained, padding not counted.
+    pub fn trained_count(&self) -> usize {
+        self.list.iter().filter(|p| p.is_trained()).map(|parameter| parameter.range.len()).sum()
+    }
+
     /// What the optimizer updates: a chunk for each trained parameter.
     pub fn chunks(&self) -> Result<ChunkTable> {
-        let trained = self.list.iter().filter(|p| self.gradient(p.id).is_some());
+        let trained = self.list.iter().filter(|p| p.is_trained());
         let chunk = |p: &Parameter| Chunk { offset: p.range.start, len: p.range.len(), decay: p.decays };
         Ok(ChunkTable::new(trained.map(chunk).collect())?)
     }
@@ -182,25 +234,32 @@ impl Params {
     /// A hash over the values' bits: equal on replicas that are equal. Brings them to the host.
     pub fn values_hash(&self) -> Result<u64> {
         let values = ddp_kernels::transfer::announced("hashing the model", || self.values.to(Device::Cpu))?;
-        let mut hash = Xxh3::new();
-        match values.dtype() {
-            DType::F32 => {
-                values.with_slice(|v: &[f32]| v.iter().for_each(|v| hash.update(&v.to_bits().to_le_bytes())))?
-            }
-            _ => values.to_dtype(DType::F64)?.with_slice(|v: &[f64]| {
-                v.iter().for_each(|v| hash.update(&v.to_bits().to_le_bytes()));
-            })?,
-        }
-        Ok(hash.digest())
-    }
-
-    pub(crate) fn declared_count(&self) -> usize {
-        self.place.len()
+        let hash = match values.dtype() {
+            DType::F32 => values.with_slice(|v: &[f32]| hash_of(v, |v| v.to_bits().to_le_bytes())),
+            // Every other float dtype is part of f64.
+            _ => values.to_dtype(DType::F64)?.with_slice(|v: &[f64]| hash_of(v, |v| v.to_bits().to_le_bytes())),
+        };
+        Ok(hash?)
     }
 
     pub(crate) fn uses(&self, id: ParamId) -> usize {
         self.uses[id.0]
     }
+
+    pub(crate) fn trains_between(&self, start: Place, end: Place) -> bool {
+        let range = start.range_to(end);
+        self.trained_uses_before[range.end] > self.trained_uses_before[range.start]
+    }
+}
+
+fn hash_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {
+    let mut hash = Xxh3::new();
+    let mut block = [[0; N]; 512];
+    for values in values.chunks(block.len()) {
+        block.iter_mut().zip(values).for_each(|(block, &value)| *block = bytes(value));
+        hash.update(block[..values.len()].as_flattened());
+    }
+    hash.digest()
 }
 
 /// Trained parameters in reverse order of declaration (a backward pass goes that way; a tied one is complete where it was
@@ -226,10 +285,5 @@ fn lay_out(declared: &[Declared], dtype: DType, frozen: &dyn Fn(&str) -> bool) -
     list
 }
 
-/// Seeds that differ from each other in every bit's chance.
-fn parameter_seed(seed: u64, index: usize) -> u64 {
-    let mut mixed = seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
+#[cfg(test)]
+mod tests;

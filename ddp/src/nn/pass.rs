@@ -1,8 +1,11 @@
 //! One pass over a model: where layers find their parameters and get memory, and the stack between forward and backward.
 
+use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Device, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::nn::build::Place;
+use crate::nn::layer::{Fold, Folded};
 use crate::params::{ParamId, Params};
 
 /// Memory for activations, used again: a buffer is free when no handle on it is left but this one's. A training step takes the
@@ -49,7 +52,7 @@ pub struct PassOptions<'a> {
     pub last: bool,
     /// The seed of what is drawn by sample and step.
     pub seed: u64,
-    /// i64 [2] on the model's device: the step, and the global number of the first row of this pass.
+    /// i64 \[2\] on the model's device: the step, and the global number of the first row of this pass.
     pub position: &'a Tensor,
 }
 
@@ -59,13 +62,34 @@ pub struct Pass<'a> {
     scratch: &'a mut Scratch,
     saved: &'a mut Saved,
     options: PassOptions<'a>,
-    ready: &'a mut dyn FnMut(ParamId) -> Result<()>,
+    listener: &'a mut dyn Listener,
+}
+
+/// Who hears of what a pass has finished: the reducer, which sums it over the ranks while the pass goes on. A closure of a
+/// `ParamId` hears of gradients alone.
+pub trait Listener {
+    /// The gradient of this parameter is complete.
+    fn ready(&mut self, parameter: ParamId) -> Result<()>;
+
+    /// This tensor is complete: from now on it is the sum over the ranks that is wanted. One rank alone has that already.
+    fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
+        let _ = tensor;
+        Ok(())
+    }
+}
+
+impl<F: FnMut(ParamId) -> Result<()>> Listener for F {
+    fn ready(&mut self, parameter: ParamId) -> Result<()> {
+        self(parameter)
+    }
 }
 
 /// The stack between forward and backward, and which gradients a backward has written so far. Kept between passes for its memory.
 #[derive(Debug, Default)]
 pub struct Saved {
     stack: Vec<Tensor>,
+    /// How high the stack was where each part of the model began that has not been taken back yet.
+    marks: Vec<usize>,
     /// For each parameter, how many of its uses this backward has been through.
     uses_done: Vec<usize>,
 }
@@ -79,19 +103,34 @@ pub struct Gradient<'a> {
     pub accumulate: bool,
 }
 
+impl Gradient<'_> {
+    /// Adds `part`, of the same shape, to what is there, or replaces it, as is asked for: for layers whose operations do not
+    /// do that themselves.
+    #[track_caller]
+    pub fn write(&self, part: &Tensor) -> Result<()> {
+        if self.accumulate {
+            ops::axpy(self.tensor, 1.0, part)?
+        } else {
+            self.tensor.copy_from(part)?
+        }
+        Ok(())
+    }
+}
+
 impl<'a> Pass<'a> {
-    /// A pass over the model that `params` belongs to. `ready` is told of each parameter whose gradient is complete.
+    /// A pass over the model that `params` belongs to. `listener` is told of each parameter whose gradient is complete.
     pub fn new(
         params: &'a Params,
         scratch: &'a mut Scratch,
         saved: &'a mut Saved,
         options: PassOptions<'a>,
-        ready: &'a mut dyn FnMut(ParamId) -> Result<()>,
+        listener: &'a mut dyn Listener,
     ) -> Pass<'a> {
         saved.stack.clear();
+        saved.marks.clear();
         saved.uses_done.clear();
-        saved.uses_done.resize(params.declared_count(), 0);
-        Pass { params, scratch, saved, options, ready }
+        saved.uses_done.resize(params.list().len(), 0);
+        Pass { params, scratch, saved, options, listener }
     }
 
     /// Whether a backward follows.
@@ -104,7 +143,7 @@ impl<'a> Pass<'a> {
         self.options.seed
     }
 
-    /// i64 [2]: the step, and the global number of the first row.
+    /// i64 \[2\]: the step, and the global number of the first row.
     pub fn position(&self) -> &'a Tensor {
         self.options.position
     }
@@ -121,16 +160,48 @@ impl<'a> Pass<'a> {
         Some(Gradient { tensor, accumulate: self.options.accumulate || self.saved.uses_done[parameter.0] > 0 })
     }
 
+    /// Whether a parameter is trained: it is neither frozen nor a buffer.
+    pub fn trains(&self, parameter: ParamId) -> bool {
+        self.params.gradient(parameter).is_some()
+    }
+
+    /// Whether any parameter is trained that is used between two places of the model.
+    pub fn trains_between(&self, start: Place, end: Place) -> bool {
+        self.params.trains_between(start, end)
+    }
+
     /// Says that this use's part of the parameter's gradient is written.
     pub fn finished(&mut self, parameter: ParamId) -> Result<()> {
         let done = &mut self.saved.uses_done[parameter.0];
         *done += 1;
         let uses = self.params.uses(parameter);
-        assert!(*done <= uses, "a gradient was finished {done} times, and declared (and tied) {uses} times");
-        if *done == uses && self.options.last && self.params.gradient(parameter).is_some() {
-            (self.ready)(parameter)?;
+        if *done > uses {
+            let name = &self.params.parameter(parameter).name;
+            panic!("the gradient of {name} was finished {done} times in one backward; it was declared for {uses}");
+        }
+        if *done == uses && self.options.last && self.trains(parameter) {
+            self.listener.ready(parameter)?;
         }
         Ok(())
+    }
+
+    /// Says that `tensor`, losses perhaps, is complete, and is to become its sum over the ranks.
+    pub fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
+        self.listener.reduce(tensor)
+    }
+
+    /// Checks, after a backward of the whole model, that the gradient of every trained parameter is complete: a reducer
+    /// would wait for ever for one that is not.
+    pub fn check_complete(&self) -> Result<()> {
+        let missing = |id: &ParamId| self.trains(*id) && self.saved.uses_done[id.0] < self.params.uses(*id);
+        let Some(id) = (0..self.params.list().len()).map(ParamId).find(missing) else { return Ok(()) };
+        Err(Error::Model {
+            layer: self.params.parameter(id).name.clone(),
+            expected: format!("pass.finished in backward as often as the parameter is used, {}", self.params.uses(id)),
+            got: format!("{} calls", self.saved.uses_done[id.0]),
+            way_out: "Call it in the backward of the layer that declares the parameter, and of those tied to it."
+                .into(),
+        })
     }
 
     /// A tensor with unspecified contents on the model's device, in the model's dtype. Dropping its handles frees it for
@@ -165,10 +236,80 @@ impl<'a> Pass<'a> {
     pub fn saved_count(&self) -> usize {
         self.saved.stack.len()
     }
+
+    /// Remembers in a forward how much is saved, for `rewind`: what layers made of layers begin with.
+    pub fn mark(&mut self) {
+        self.saved.marks.push(self.saved.stack.len());
+    }
+
+    /// Drops in a backward what has been saved since the latest mark and was not taken back, since nobody needed it. Says
+    /// how many tensors that were.
+    ///
+    /// # Panics
+    /// If more was taken back than was saved since.
+    pub fn rewind(&mut self) -> usize {
+        let mark = self.saved.marks.pop().expect("one mark in forward for each rewind in backward");
+        let left = self.saved.stack.len().checked_sub(mark);
+        let left = left.expect("a layer's backward takes back no more than its forward saved");
+        self.saved.stack.truncate(mark);
+        left
+    }
+
+    /// What the activation needs that `fold` asks a layer to fold in, once the layer has taken its own off the stack: in the
+    /// shape of the gradient `dx` it goes into; nothing if no activation is asked for.
+    pub fn below(&self, fold: Fold, dx: &Tensor) -> Result<Option<Tensor>> {
+        match fold {
+            Fold::Nothing | Fold::Input | Fold::Activation(Activation::Identity) => Ok(None),
+            Fold::Activation(_) => Ok(Some(self.top().reshape(dx.shape())?)),
+        }
+    }
+
+    /// How a layer's backward ends that has written the gradient of its input to `dx`, a tensor it took itself: gives
+    /// what `fold` asks for, applying an activation's derivative in place.
+    pub fn fold(&self, dx: Tensor, fold: Fold) -> Result<Folded> {
+        let saved = self.below(fold, &dx)?;
+        match (fold, &saved) {
+            (Fold::Nothing, _) => return Ok(Folded::nothing()),
+            (Fold::Activation(Activation::Relu), Some(y)) => ops::relu_backward_into(&dx, &dx, y)?,
+            (Fold::Activation(Activation::Gelu(kind)), Some(z)) => ops::gelu_backward_into(&dx, &dx, z, kind)?,
+            _ => {}
+        }
+        Ok(Folded { gradient: Some(dx), folded: saved.is_some() })
+    }
 }
 
 impl std::fmt::Debug for Pass<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Pass {:?}, {} tensors saved", self.options, self.saved_count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_is_taken_again_once_every_handle_is_gone_the_smallest_that_fits_first() {
+        let mut scratch = Scratch::new(Device::Cpu);
+        let large = scratch.take(&[4, 8], DType::F32).unwrap();
+        let small = scratch.take(&[5], DType::F32).unwrap();
+        assert_eq!(scratch.bytes(), (32 + 5) * 4);
+        let view = large.slice(1..2).unwrap();
+        drop((large, small));
+        // A view keeps its buffer from being taken.
+        let other = scratch.take(&[3, 2], DType::F32).unwrap();
+        assert!(!other.shares_memory_with(&view));
+        assert_eq!(scratch.bytes(), (32 + 5 + 6) * 4);
+        drop((view, other));
+        let five = scratch.take(&[5], DType::F32).unwrap();
+        let six = scratch.take(&[2, 3], DType::F32).unwrap();
+        let seven = scratch.take(&[7], DType::F32).unwrap();
+        assert_eq!(scratch.bytes(), (32 + 5 + 6) * 4);
+        assert_eq!([five.shape().dims(), six.shape().dims(), seven.shape().dims()], [&[5][..], &[2, 3], &[7]]);
+        assert!(!five.shares_memory_with(&six) && !six.shares_memory_with(&seven));
+        scratch.take(&[5], DType::I64).unwrap();
+        assert_eq!(scratch.bytes(), (32 + 5 + 6) * 4 + 5 * 8, "no buffer of another dtype is lent");
+        scratch.take(&[0, 3], DType::F32).unwrap();
+        scratch.take(&[], DType::F32).unwrap();
     }
 }

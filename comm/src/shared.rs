@@ -1,0 +1,349 @@
+//! Collectives between ranks of one host, through memory that they share. No core is burnt while waiting: after a short
+//! look a rank sleeps on a futex, and looks up every 50 ms for an abort and its deadline.
+//!
+//! `segment.rs` is the memory, `layout.rs` says where what lies in it, `board.rs` is the job's page (who is here, who does
+//! what, why it ends), `channel.rs` one group's counters and how ranks wait for each other. On these: `round.rs` for small
+//! tensors, `slices.rs` for large ones, `mail.rs` for pairs.
+//!
+//! Why sharing memory with other processes is sound here. Control words are atomics and nothing else. The rest is read and
+//! written through raw pointers, between counters that say when: each of the three files begins with who may touch which
+//! bytes when. Nothing read from shared memory is ever used as an index or a length unchecked. A rank that breaks the rules
+//! (another program that opened the memory, say) can spoil numbers, not this process.
+//!
+//! Sums add in the order of the ranks, each element by one rank or by all in the same way, so every rank holds the same
+//! bits, and so does every run.
+
+mod activity;
+mod board;
+mod channel;
+mod delays;
+mod futex;
+mod layout;
+mod mail;
+mod round;
+mod segment;
+mod slices;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Mutex;
+
+use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::{DType, Element, Tensor};
+
+pub use self::activity::Activity;
+pub use self::board::Board;
+use self::channel::{Blame, Channel, Count, Turn};
+pub(crate) use self::delays::Delays;
+use self::layout::Cut;
+use self::mail::Mail;
+use self::round::Round;
+pub use self::segment::Segment;
+use self::slices::Slices;
+use crate::collective::{Call, Collective, Reduce};
+use crate::error::{Cause, Error, Result};
+
+/// How many groups may use a segment: channels are numbered from 0.
+pub const CHANNELS: usize = layout::CHANNELS;
+
+/// A group of all ranks of one host, seen from one of them.
+pub struct Shared {
+    channel: Channel,
+    /// The global rank of this one, for messages.
+    rank: usize,
+    state: Mutex<State>,
+}
+
+/// How far this rank is; what only one call at a time may change.
+#[derive(Debug)]
+struct State {
+    /// The number of the next call. Wraps, as do the others.
+    number: u32,
+    /// The number of the next piece.
+    piece: u32,
+    /// The number of the next letter to each rank, and from each.
+    sent: Vec<u32>,
+    received: Vec<u32>,
+    /// Why the channel cannot be used any more.
+    broken: Option<Cause>,
+}
+
+impl Shared {
+    /// Joins the group on `channel` (0 to 7) of a segment as `local_rank` of `local_size`. `ranks` are the global ranks
+    /// of the local ones, for messages. A rank joins a channel once.
+    pub fn new(
+        segment: Segment,
+        channel: usize,
+        local_rank: usize,
+        local_size: usize,
+        ranks: Vec<usize>,
+    ) -> Result<Shared> {
+        assert_eq!(local_size, ranks.len(), "a global rank for each local one");
+        Shared::delayed(segment, channel, local_rank, ranks, None)
+    }
+
+    /// The same, dawdling.
+    pub(crate) fn delayed(
+        segment: Segment,
+        channel: usize,
+        local_rank: usize,
+        ranks: Vec<usize>,
+        delays: Option<Delays>,
+    ) -> Result<Shared> {
+        let (rank, size) = (ranks[local_rank], ranks.len());
+        let channel = Channel::new(segment, channel, local_rank, ranks, delays)?;
+        let state = State {
+            number: channel.value(Count::Arrived),
+            piece: channel.value(Count::Made),
+            sent: vec![0; size],
+            received: vec![0; size],
+            broken: None,
+        };
+        Ok(Shared { channel, rank, state: Mutex::new(state) })
+    }
+
+    /// The board of the segment.
+    pub fn board(&self) -> &Board {
+        &self.channel.board
+    }
+
+    /// Runs a call: alone, written down for others to see, and the last one if it fails.
+    fn run(&self, call: &Call<'_>, body: impl FnOnce(&mut State) -> Result<()>) -> Result<()> {
+        // A panic in a call leaves the counters anywhere.
+        let mut state = self.state.lock().map_err(|_| self.unusable(call, None))?;
+        if let Some(cause) = &state.broken {
+            return Err(self.unusable(call, Some(cause)));
+        }
+        self.channel.check_abort()?;
+        let Channel { board, me, index, .. } = &self.channel;
+        board.enter(*me, *index, call);
+        self.channel.pause();
+        let result = body(&mut state);
+        board.exit(*me, *index);
+        if let Err(error) = &result {
+            let text = format!("group {} cannot be used after an error: {error}", call.group);
+            let (rank, host) = (self.rank, "this host".to_string());
+            state.broken = Some(Cause { rank, host, exit_code: error.exit_code(), text });
+        }
+        result
+    }
+
+    fn unusable(&self, call: &Call<'_>, cause: Option<&Cause>) -> Error {
+        let panicked = || {
+            let text = format!("group {} cannot be used after a panic in one of its calls", call.group);
+            Cause { rank: self.rank, host: "this host".to_string(), exit_code: 70, text }
+        };
+        Error::PeerFailed(Box::new(cause.cloned().unwrap_or_else(panicked)))
+    }
+
+    /// Runs a collective: all ranks take part, and end it in step.
+    fn collect(&self, call: &Call<'_>, blame: Blame, body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>) -> Result<()> {
+        self.run(call, |state| {
+            let turn = Turn { call, number: state.number, blame };
+            let pieces = body(&turn, state.piece)?;
+            state.number = state.number.wrapping_add(1);
+            state.piece = state.piece.wrapping_add(pieces as u32);
+            Ok(())
+        })
+    }
+
+    /// Whether so many bytes of each rank take one round.
+    fn is_small(&self, bytes: usize) -> bool {
+        bytes <= self.channel.segment.layout().small_bytes
+    }
+
+    fn slices<'a>(&'a self, turn: &'a Turn<'a>, cut: Cut, first: u32) -> Slices<'a> {
+        self.channel.arrive(turn);
+        Slices { channel: &self.channel, turn, cut, first }
+    }
+
+    fn piece_bytes(&self) -> usize {
+        self.channel.segment.layout().piece_bytes
+    }
+
+    fn all_reduce_bytes(&self, call: &Call<'_>, bytes: &mut [u8], dtype: DType, reduce: Reduce) -> Result<()> {
+        self.collect(call, Blame::Slowest, |turn, first| {
+            if self.is_small(bytes.len()) {
+                let round = Round { channel: &self.channel, turn };
+                round.exchange(bytes)?;
+                round.reduce(bytes, 0, dtype, reduce);
+                return Ok(0);
+            }
+            let cut = Cut::even(bytes.len(), self.channel.size(), self.piece_bytes());
+            self.slices(turn, cut, first).all_reduce(bytes, dtype, reduce)?;
+            Ok(cut.pieces)
+        })
+    }
+
+    fn reduce_scatter_bytes(&self, call: &Call<'_>, bytes: &mut [u8], dtype: DType, reduce: Reduce) -> Result<()> {
+        self.collect(call, Blame::Slowest, |turn, first| {
+            let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
+            if self.is_small(bytes.len()) {
+                let (round, mine) = (Round { channel: &self.channel, turn }, cut.slice(self.channel.me));
+                round.exchange(bytes)?;
+                round.reduce(&mut bytes[mine.clone()], mine.start, dtype, reduce);
+                return Ok(0);
+            }
+            self.slices(turn, cut, first).reduce_scatter(bytes, dtype, reduce)?;
+            Ok(cut.pieces)
+        })
+    }
+
+    fn all_gather_bytes(&self, call: &Call<'_>, bytes: &mut [u8]) -> Result<()> {
+        self.collect(call, Blame::Slowest, |turn, first| {
+            let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
+            if self.is_small(cut.slice(0).len()) {
+                let round = Round { channel: &self.channel, turn };
+                round.exchange(&bytes[cut.slice(self.channel.me)])?;
+                self.channel.others().for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
+                return Ok(0);
+            }
+            self.slices(turn, cut, first).all_gather(bytes)?;
+            Ok(cut.pieces)
+        })
+    }
+
+    fn broadcast_from(&self, call: &Call<'_>, bytes: &[u8]) -> Result<()> {
+        self.collect(call, Blame::Awaited, |turn, first| {
+            if self.is_small(bytes.len()) {
+                Round { channel: &self.channel, turn }.exchange(bytes)?;
+                return Ok(0);
+            }
+            let cut = Cut::even(bytes.len(), 1, self.piece_bytes());
+            self.slices(turn, cut, first).broadcast(bytes)?;
+            Ok(cut.pieces)
+        })
+    }
+
+    fn broadcast_to(&self, call: &Call<'_>, bytes: &mut [u8], root: usize) -> Result<()> {
+        self.collect(call, Blame::Awaited, |turn, first| {
+            if self.is_small(bytes.len()) {
+                let round = Round { channel: &self.channel, turn };
+                round.exchange(&[])?;
+                round.take(root, bytes);
+                return Ok(0);
+            }
+            let cut = Cut::even(bytes.len(), 1, self.piece_bytes());
+            self.slices(turn, cut, first).receive_broadcast(bytes, root)?;
+            Ok(cut.pieces)
+        })
+    }
+
+    fn mail<'a>(&'a self, call: &'a Call<'a>, from: usize, to: usize, first: u32) -> Mail<'a> {
+        Mail { channel: &self.channel, call, from, to, first }
+    }
+}
+
+impl Collective for Shared {
+    fn transport(&self) -> &'static str {
+        "shared memory"
+    }
+
+    fn rank(&self) -> usize {
+        self.channel.me
+    }
+
+    fn size(&self) -> usize {
+        self.channel.size()
+    }
+
+    fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        lend_mut(tensor, |bytes| self.all_reduce_bytes(call, bytes, tensor.dtype(), reduce))
+    }
+
+    fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        lend_mut(tensor, |bytes| self.reduce_scatter_bytes(call, bytes, tensor.dtype(), reduce))
+    }
+
+    fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
+        lend_mut(tensor, |bytes| self.all_gather_bytes(call, bytes))
+    }
+
+    fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
+        if root == self.channel.me {
+            lend(tensor, |bytes| self.broadcast_from(call, bytes))
+        } else {
+            lend_mut(tensor, |bytes| self.broadcast_to(call, bytes, root))
+        }
+    }
+
+    fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
+        lend(tensor, |bytes| {
+            self.run(call, |state| {
+                state.sent[to] = self.mail(call, self.channel.me, to, state.sent[to]).send(bytes)?;
+                Ok(())
+            })
+        })
+    }
+
+    fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
+        lend_mut(tensor, |bytes| {
+            self.run(call, |state| {
+                state.received[from] = self.mail(call, from, self.channel.me, state.received[from]).receive(bytes)?;
+                Ok(())
+            })
+        })
+    }
+
+    fn barrier(&self, call: &Call<'_>) -> Result<()> {
+        self.collect(call, Blame::Slowest, |turn, _| {
+            Round { channel: &self.channel, turn }.exchange(&[])?;
+            Ok(0)
+        })
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {} on channel {}", self.channel.me, self.size(), self.channel.index)
+    }
+}
+
+/// Runs `body` with `$T` bound to the Rust type of a dtype.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {{
+        macro_rules! with {
+            ($rust:ty) => {{
+                type $T = $rust;
+                $body
+            }};
+        }
+        match $dtype {
+            DType::F32 => with!(f32),
+            DType::BF16 => with!(bf16),
+            DType::F16 => with!(f16),
+            DType::F64 => with!(f64),
+            DType::U8 => with!(u8),
+            DType::I32 => with!(i32),
+            DType::I64 => with!(i64),
+        }
+    }};
+}
+
+/// Lends a tensor's bytes, read only.
+fn lend(tensor: &Tensor, body: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
+    with_element!(tensor.dtype(), T => tensor.with_slice::<T, _>(|elements| body(bytes_of(elements)))?)
+}
+
+/// Lends a tensor's bytes.
+fn lend_mut(tensor: &Tensor, body: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    with_element!(tensor.dtype(), T => tensor.with_slice_mut::<T, _>(|elements| body(bytes_of_mut(elements)))?)
+}
+
+fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: the same memory for the same time; an `Element` is a plain number without padding.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: the same memory for the same time, lent by this reference alone; an `Element` is a plain number without
+    // padding, and any bytes are one.
+    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}

@@ -1,0 +1,202 @@
+//! Large tensors: every rank owns a slice, and slices travel in pieces through staging memory that stays in the caches.
+//!
+//! all_reduce is three steps a piece. Give: each rank copies to staging what the others own. Make: the owner reduces what
+//! it was given and its own, in the order of the ranks, into its tensor and into staging. Take: everybody copies the
+//! result out. reduce_scatter is the first two, all_gather the last two (what is made is what is there).
+//!
+//! Who may touch what, and when. A slot of staging is written by one rank alone. Piece k goes into slot k modulo `DEPTH`.
+//! * `given`: rank r writes piece k after every owner has counted `Made` past k - DEPTH, that is after they have read what
+//!   lay there; owners read it after r has counted `Given` past k, and before they count `Made` past k.
+//! * `made`: the owner writes piece k after all others have counted `Taken` past k - DEPTH; they read it after the owner has
+//!   counted `Made` past k, and before they count `Taken` past k.
+//!
+//! Counting is a release and waiting an acquire, so of any write and any other access to the same byte one happens before
+//! the other. Pieces are numbered on from call to call, and at the end of a call each rank has counted all its pieces
+//! everywhere: that makes the same true across calls.
+
+use ddp_kernels::DType;
+
+use super::channel::{Blame, Channel, Count, Turn};
+use super::layout::{Cut, DEPTH};
+use crate::collective::Reduce;
+use crate::error::Result;
+use crate::sums::{Sources, reduce};
+
+/// A tensor on its way through the staging of a channel.
+pub(super) struct Slices<'a> {
+    pub(super) channel: &'a Channel,
+    pub(super) turn: &'a Turn<'a>,
+    pub(super) cut: Cut,
+    /// The number of the first piece.
+    pub(super) first: u32,
+}
+
+impl Slices<'_> {
+    fn number(&self, piece: usize) -> u32 {
+        self.first.wrapping_add(piece as u32)
+    }
+
+    fn slot(&self, piece: usize) -> usize {
+        self.number(piece) as usize % DEPTH
+    }
+
+    /// What a count has to be past before the slot of `piece` is free.
+    fn freed(&self, piece: usize) -> u32 {
+        self.number(piece).wrapping_add(1).wrapping_sub(DEPTH as u32)
+    }
+
+    /// Every rank's `bytes` become the reduction of all of them.
+    pub(super) fn all_reduce(&self, bytes: &mut [u8], dtype: DType, operation: Reduce) -> Result<()> {
+        let pieces = self.cut.pieces;
+        self.give(0, bytes)?;
+        self.channel.meet(self.turn)?;
+        for piece in 0..pieces {
+            // One piece ahead and one behind: what the others wait for comes before what this rank alone needs.
+            if piece + 1 < pieces {
+                self.give(piece + 1, bytes)?;
+            }
+            self.make(piece, bytes, dtype, operation, true)?;
+            if piece > 0 {
+                self.take(piece - 1, bytes)?;
+            }
+        }
+        self.take(pieces - 1, bytes)
+    }
+
+    /// This rank's slice becomes the reduction of all ranks' slices.
+    pub(super) fn reduce_scatter(&self, bytes: &mut [u8], dtype: DType, operation: Reduce) -> Result<()> {
+        let pieces = self.cut.pieces;
+        self.give(0, bytes)?;
+        self.channel.meet(self.turn)?;
+        for piece in 0..pieces {
+            if piece + 1 < pieces {
+                self.give(piece + 1, bytes)?;
+            }
+            self.make(piece, bytes, dtype, operation, false)?;
+        }
+        self.channel.raise(Count::Taken, self.number(pieces));
+        Ok(())
+    }
+
+    /// Every rank's slice goes to all.
+    pub(super) fn all_gather(&self, bytes: &mut [u8]) -> Result<()> {
+        let (pieces, me) = (self.cut.pieces, self.channel.me);
+        self.show(0, me, bytes)?;
+        self.channel.meet(self.turn)?;
+        for piece in 0..pieces {
+            if piece + 1 < pieces {
+                self.show(piece + 1, me, bytes)?;
+            }
+            self.take(piece, bytes)?;
+        }
+        self.channel.raise(Count::Given, self.number(pieces));
+        Ok(())
+    }
+
+    /// The root's half of a broadcast. The cut has one slice.
+    pub(super) fn broadcast(&self, bytes: &[u8]) -> Result<()> {
+        let turn = Turn { blame: Blame::Awaited, ..*self.turn };
+        let pieces = self.cut.pieces;
+        Slices { turn: &turn, ..*self }.show(0, 0, bytes)?;
+        self.channel.meet(&turn)?;
+        for piece in 1..pieces {
+            Slices { turn: &turn, ..*self }.show(piece, 0, bytes)?;
+        }
+        self.channel.raise(Count::Given, self.number(pieces));
+        self.channel.raise(Count::Taken, self.number(pieces));
+        Ok(())
+    }
+
+    /// The others' half.
+    pub(super) fn receive_broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()> {
+        let turn = Turn { blame: Blame::Awaited, ..*self.turn };
+        self.channel.meet(&turn)?;
+        for piece in 0..self.cut.pieces {
+            self.channel.pause();
+            self.channel.wait_for(&turn, root, Count::Made, self.number(piece + 1))?;
+            self.take_from(root, piece, &mut bytes[self.cut.piece(0, piece)]);
+            self.channel.raise(Count::Taken, self.number(piece + 1));
+        }
+        self.channel.raise(Count::Given, self.number(self.cut.pieces));
+        self.channel.raise(Count::Made, self.number(self.cut.pieces));
+        Ok(())
+    }
+
+    /// Copies piece `piece` of every other rank's slice to staging.
+    fn give(&self, piece: usize, bytes: &[u8]) -> Result<()> {
+        let Channel { segment, index, me, .. } = self.channel;
+        self.channel.wait_for_all(self.turn, Count::Made, self.freed(piece))?;
+        for owner in self.channel.others() {
+            let source = &bytes[self.cut.piece(owner, piece)];
+            let at = segment.layout().given(*index, *me, self.slot(piece), owner);
+            let target = segment.pointer(at, source.len());
+            assert!(source.len() <= segment.layout().piece_bytes);
+            // SAFETY: `pointer` checked the bounds; staging is no tensor's memory. Only this rank writes there, and all
+            // who read what lay there before have said that they are done (see the top of this file).
+            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        }
+        self.channel.raise(Count::Given, self.number(piece + 1));
+        Ok(())
+    }
+
+    /// Reduces piece `piece` of this rank's slice, and shows it if others want it.
+    fn make(&self, piece: usize, bytes: &mut [u8], dtype: DType, operation: Reduce, shown: bool) -> Result<()> {
+        let Channel { segment, index, me, .. } = self.channel;
+        let (layout, slot) = (segment.layout(), self.slot(piece));
+        self.channel.wait_for_all(self.turn, Count::Given, self.number(piece + 1))?;
+        let own = &mut bytes[self.cut.piece(*me, piece)];
+        assert!(own.len() <= layout.piece_bytes);
+        let mut copy = std::ptr::null_mut();
+        if shown {
+            self.channel.wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
+            copy = segment.pointer(layout.made(*index, *me, slot), own.len());
+        }
+        let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
+        let reach = (ranks - 1) * stride_bytes + own.len();
+        let sources = Sources {
+            first: segment.pointer(layout.given(*index, 0, slot, *me), reach),
+            stride_bytes,
+            ranks,
+            mine: *me,
+        };
+        // SAFETY: `pointer` checked the bounds of all. The others have written this piece and said so, and write there
+        // again only after this rank has counted it made, below; what this rank shows nobody reads before that, and all
+        // have said that they are done with what lay there (see the top of this file).
+        unsafe { reduce(dtype, operation, own, sources, copy) };
+        self.channel.raise(Count::Made, self.number(piece + 1));
+        Ok(())
+    }
+
+    /// Shows piece `piece` of a slice as it is.
+    fn show(&self, piece: usize, slice: usize, bytes: &[u8]) -> Result<()> {
+        let Channel { segment, index, me, .. } = self.channel;
+        self.channel.wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
+        let source = &bytes[self.cut.piece(slice, piece)];
+        let target = segment.pointer(segment.layout().made(*index, *me, self.slot(piece)), source.len());
+        assert!(source.len() <= segment.layout().piece_bytes);
+        // SAFETY: as in `give`.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        self.channel.raise(Count::Made, self.number(piece + 1));
+        Ok(())
+    }
+
+    /// Copies piece `piece` of every other rank's slice out of staging.
+    fn take(&self, piece: usize, bytes: &mut [u8]) -> Result<()> {
+        self.channel.wait_for_all(self.turn, Count::Made, self.number(piece + 1))?;
+        for owner in self.channel.others() {
+            self.take_from(owner, piece, &mut bytes[self.cut.piece(owner, piece)]);
+        }
+        self.channel.raise(Count::Taken, self.number(piece + 1));
+        Ok(())
+    }
+
+    /// Copies what `owner` shows. It must have counted this piece as made.
+    fn take_from(&self, owner: usize, piece: usize, target: &mut [u8]) {
+        let Channel { segment, index, .. } = self.channel;
+        let source = segment.pointer(segment.layout().made(*index, owner, self.slot(piece)), target.len());
+        assert!(target.len() <= segment.layout().piece_bytes);
+        // SAFETY: `pointer` checked the bounds; staging is no tensor's memory. The owner wrote this before it counted it
+        // made, which this rank has waited for, and writes there again only after this rank has counted it taken.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+    }
+}

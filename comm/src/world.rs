@@ -1,0 +1,384 @@
+//! Who this process is among the ranks of a job, and how ranks come together: alone, as threads, or under a launcher.
+//!
+//! A world gives out groups, over all ranks and independent of each other, and is itself the ranks' control plane for
+//! bytes. How a job ends is in `failure.rs` and `watch.rs`.
+
+#[cfg(feature = "mpi")]
+mod bootstrap;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Tensor};
+
+use crate::collective::Collective;
+use crate::error::{Error, Result};
+use crate::failure::Failure;
+use crate::group::Group;
+use crate::launcher;
+use crate::share::{self, Share};
+use crate::shared::{Board, Segment};
+use crate::single::Single;
+use crate::threads::{self, ThreadRank};
+use crate::watch::Watch;
+
+/// How ranks of several processes move tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Shared memory within a host, MPI between hosts.
+    #[default]
+    Auto,
+    /// Shared memory alone: an error where ranks are on several hosts.
+    SharedMemory,
+    /// MPI alone, also within a host.
+    Mpi,
+}
+
+/// How to connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// How long a rank waits for the others before it says which did not come.
+    pub timeout: Duration,
+    /// How tensors move.
+    pub transport: Transport,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { timeout: Duration::from_secs(600), transport: Transport::Auto }
+    }
+}
+
+/// Groups that a world can give out, one of them its own.
+const GROUPS_MAX: usize = crate::shared::CHANNELS;
+/// The channel of the world's own group.
+const CONTROL: usize = 0;
+
+/// This process among the ranks of its job.
+///
+/// Dropped, it waits for the other ranks to come to the same place, and ends MPI; a rank that ends because of an error calls
+/// [`World::fail`] instead.
+#[derive(Debug)]
+pub struct World {
+    links: Links,
+    control: Group,
+    timeout: Duration,
+    groups: AtomicUsize,
+    host_count: usize,
+    share: Share,
+    /// How to lift a binding to fewer cores than this rank's share.
+    unbind: &'static str,
+    failure: Arc<Failure>,
+    watch: Mutex<Option<Watch>>,
+    /// Whether ranks are processes, which have to end together.
+    of_processes: bool,
+    #[cfg(feature = "mpi")]
+    job: Option<crate::mpi::Job>,
+}
+
+/// How groups are made.
+#[derive(Debug)]
+enum Links {
+    Alone,
+    Threads(ThreadRank),
+    #[cfg(feature = "mpi")]
+    Mpi(bootstrap::Wide),
+}
+
+impl Links {
+    fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
+        match self {
+            Links::Alone => Ok(Arc::new(Single)),
+            Links::Threads(rank) => Ok(Arc::new(rank.collective(channel)?)),
+            #[cfg(feature = "mpi")]
+            Links::Mpi(wide) => wide.collective(channel),
+        }
+    }
+}
+
+impl World {
+    /// Brings the ranks of this job together. A process that no MPI launcher started, or that was started alone, is a world
+    /// of one, and is warned if a scheduler started several like it.
+    ///
+    /// Call it first in `main`, before there are other threads: under Open MPI on one host it keeps MPI's sockets off the
+    /// network and its files out of /dev/shm by settings that it may only make then.
+    pub fn connect(options: &Options) -> Result<World> {
+        let lookup = |name: &str| std::env::var(name).ok();
+        let launch = launcher::Launch::detect(&lookup);
+        #[cfg(feature = "mpi")]
+        let mpi_started = if let Some(launch) = launch.filter(|launch| !launch.is_of_one()) {
+            if let Some(world) = bootstrap::connect(options, &launch)? {
+                return Ok(world);
+            }
+            true
+        } else {
+            false
+        };
+        #[cfg(not(feature = "mpi"))]
+        let mpi_started = false;
+        if let Some(warning) = launcher::alone_warning(&lookup, cfg!(feature = "mpi"), mpi_started) {
+            tracing::warn!("{warning}");
+        }
+        let mut world = World::alone(options.timeout)?;
+        if let Some(launch) = launch {
+            world.share = share::share(&[share::own_cores()], 0, share::launcher_cores());
+            world.unbind = launch.unbind(&lookup);
+        }
+        world.warn_of_narrow_cores();
+        Ok(world)
+    }
+
+    /// A world of one.
+    pub fn single() -> Result<World> {
+        World::alone(Options::default().timeout)
+    }
+
+    fn alone(timeout: Duration) -> Result<World> {
+        let segment = Segment::in_process(1)?;
+        World::new(Links::Alone, timeout, 1, local_failure(Board::new(&segment), 0, 1), vec![share::own_cores()])
+    }
+
+    /// Ranks that are threads of this process, for tests: give each thread one. With a seed they dawdle at random, the same
+    /// way each time.
+    pub fn threads(size: usize, seed: Option<u64>, timeout: Duration) -> Result<Vec<World>> {
+        let world = |rank: ThreadRank| {
+            let failure = local_failure(rank.board().clone(), rank.rank(), size);
+            World::new(Links::Threads(rank), timeout, 1, failure, vec![share::own_cores(); size])
+        };
+        threads::ranks(size, seed, timeout)?.into_iter().map(world).collect()
+    }
+
+    /// A world whose ranks on this host may run on the cores `masks`.
+    fn new(
+        links: Links,
+        timeout: Duration,
+        host_count: usize,
+        failure: Failure,
+        masks: Vec<share::Cores>,
+    ) -> Result<World> {
+        let control = Group::new(links.collective(CONTROL)?, "control", timeout);
+        Ok(World {
+            links,
+            control,
+            timeout,
+            groups: AtomicUsize::new(CONTROL + 1),
+            host_count,
+            share: share::share(&masks, failure.local_rank, None),
+            unbind: "",
+            failure: Arc::new(failure),
+            watch: Mutex::new(None),
+            of_processes: false,
+            #[cfg(feature = "mpi")]
+            job: None,
+        })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.failure.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.failure.size
+    }
+
+    /// This rank among those of its host, from 0.
+    pub fn local_rank(&self) -> usize {
+        self.failure.local_rank
+    }
+
+    /// How many ranks this host has.
+    pub fn local_size(&self) -> usize {
+        self.failure.local_size
+    }
+
+    /// This host's name.
+    pub fn host(&self) -> &str {
+        &self.failure.host
+    }
+
+    /// How many hosts there are.
+    pub fn hosts(&self) -> usize {
+        self.host_count
+    }
+
+    /// How long its groups wait for a rank.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// How tensors move: "shared memory", "mpi", "shared memory and mpi", "alone".
+    pub fn transport(&self) -> &'static str {
+        self.control.transport()
+    }
+
+    /// How many threads this rank should use: the cores it may run on, divided by the ranks that may run on them too.
+    pub fn default_threads(&self) -> usize {
+        self.share.threads
+    }
+
+    /// The place of this rank's first core among those it may run on: ranks that may run on the same cores and each keep to
+    /// `default_threads` cores from there on do not meet.
+    pub fn core_offset(&self) -> usize {
+        self.share.first_core
+    }
+
+    /// What a launcher did that makes this rank slow, and how to undo it: none if it left the rank its share of cores.
+    pub fn affinity_note(&self) -> Option<String> {
+        let (cores, fair) = self.share.narrower?;
+        let plural = |count: usize| if count == 1 { "1 core".to_string() } else { format!("{count} cores") };
+        Some(format!(
+            "rank {} may run on {} only, and its share of this host is {}: the launcher binds ranks to cores. Lift it \
+             with {}.",
+            self.rank(),
+            plural(cores),
+            plural(fair),
+            self.unbind
+        ))
+    }
+
+    fn warn_of_narrow_cores(&self) {
+        if let Some(note) = self.affinity_note().filter(|_| self.local_rank() == 0) {
+            tracing::warn!("{note}");
+        }
+    }
+
+    /// A new group over all ranks, independent of every other. All ranks call this in the same order, with the same names.
+    pub fn group(&self, name: &'static str) -> Result<Group> {
+        let channel = self.groups.fetch_add(1, Ordering::Relaxed);
+        if channel >= GROUPS_MAX {
+            self.groups.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::Setup {
+                action: format!("make the group {name}"),
+                reason: format!("a world has {GROUPS_MAX} groups at most, one of them its own"),
+                way_out: "Make each group once, and clone it where it is used.".into(),
+            });
+        }
+        Ok(Group::new(self.links.collective(channel)?, name, self.timeout))
+    }
+
+    /// Returns when all ranks have come here.
+    #[track_caller]
+    pub fn barrier(&self) -> Result<()> {
+        self.control.barrier(&host_stream()?)
+    }
+
+    /// The bytes that each rank brings, in the order of ranks, on every rank. They may differ in length.
+    #[track_caller]
+    pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let (size, rank, stream) = (self.size(), self.rank(), host_stream()?);
+        let mut lengths = vec![0i64; size];
+        lengths[rank] = bytes.len() as i64;
+        let lengths = Tensor::from_slice(&lengths, &[size], Device::Cpu)?.named("lengths");
+        self.control.all_gather(&lengths, &stream)?;
+        let lengths: Vec<usize> = lengths.to_vec::<i64>()?.into_iter().map(|length| length as usize).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest == 0 {
+            return Ok(vec![Vec::new(); size]);
+        }
+        let all = Tensor::zeros(&[size, longest], ddp_kernels::DType::U8, Device::Cpu)?.named("bytes");
+        all.with_slice_mut::<u8, _>(|all| all[rank * longest..][..bytes.len()].copy_from_slice(bytes))?;
+        self.control.all_gather(&all, &stream)?;
+        let all = all.to_vec::<u8>()?;
+        Ok(all.chunks(longest).zip(lengths).map(|(slice, length)| slice[..length].to_vec()).collect())
+    }
+
+    /// `bytes` becomes that of rank `root`, on every rank.
+    #[track_caller]
+    pub fn broadcast_bytes(&self, bytes: &mut Vec<u8>, root: usize) -> Result<()> {
+        let stream = host_stream()?;
+        let length = Tensor::scalar(bytes.len() as i64, Device::Cpu)?.named("length");
+        self.control.broadcast(&length, root, &stream)?;
+        let length = length.to_vec::<i64>()?[0] as usize;
+        if length == 0 {
+            bytes.clear();
+            return Ok(());
+        }
+        bytes.resize(length, 0);
+        let all = Tensor::from_slice(&bytes[..], &[length], Device::Cpu)?.named("bytes");
+        self.control.broadcast(&all, root, &stream)?;
+        *bytes = all.to_vec::<u8>()?;
+        Ok(())
+    }
+
+    /// From now on this process ends within a second after any rank of its host has ended without a word, or any rank of the
+    /// job has failed, whatever it is doing: one thread that sleeps. Nothing to do for ranks of one process.
+    pub fn watch(&self) -> Result<()> {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if watch.is_none() && self.of_processes {
+            let started = Watch::start(Arc::clone(&self.failure)).map_err(|error| Error::Setup {
+                action: "watch over the other ranks".into(),
+                reason: error.to_string(),
+                way_out: "Raise the limit on threads or open files (ulimit -u, ulimit -n).".into(),
+            })?;
+            *watch = Some(started);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn failure(&self) -> &Arc<Failure> {
+        &self.failure
+    }
+}
+
+fn host_stream() -> Result<Stream> {
+    Ok(Stream::default_of(Device::Cpu)?)
+}
+
+/// What a rank of one process needs: nobody dies alone here.
+fn local_failure(board: Board, rank: usize, size: usize) -> Failure {
+    Failure {
+        rank,
+        size,
+        local_rank: rank,
+        local_size: size,
+        host: host_name(),
+        board,
+        peers: Vec::new(),
+        launcher: None,
+        must_kill: false,
+        #[cfg(feature = "mpi")]
+        lifeline: None,
+    }
+}
+
+/// The name of this machine.
+fn host_name() -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: the call writes at most the length it is given, less one, so that a zero byte stays at the end.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+    match String::from_utf8_lossy(&name[..length]).into_owned() {
+        name if name.is_empty() => "localhost".into(),
+        name => name,
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if !self.of_processes {
+            return;
+        }
+        if let Some(cause) = self.failure.cause() {
+            self.failure.end(cause.exit_code);
+        }
+        if std::thread::panicking() {
+            self.failure.fail("ended by a panic".into(), 70);
+        }
+        if let Err(error) = self.barrier() {
+            self.failure.fail(error.to_string(), error.exit_code());
+        }
+        self.failure.board.leave(self.failure.local_rank);
+        drop(self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        #[cfg(feature = "mpi")]
+        if let Some(job) = self.job.take() {
+            job.finalize();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! How ranks that a launcher started find each other: over MPI they tell who they are; then those of one host share memory.
+//! On a single host MPI is idle from then on.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Links, Options, Transport, World, host_name};
+use crate::collective::Collective;
+use crate::error::{Error, Result};
+use crate::failure::lifeline::Lifeline;
+use crate::failure::{Failure, Peer};
+use crate::hosts::{Hosts, Placement};
+use crate::launcher::{Launch, Launcher, Lookup};
+use crate::mpi::{Comm, Job, Mpi};
+use crate::share;
+use crate::shared::{Board, Segment, Shared};
+use crate::watch::Process;
+
+/// Makes this rank claim to be on a host of this name, so that one machine can stand in for several. For tests.
+const TEST_HOST: &str = "DDP_TEST_HOST";
+
+/// The world of the ranks that `launch` speaks of; none if MPI finds this rank alone.
+pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World>> {
+    let lookup = |name: &str| std::env::var(name).ok();
+    keep_to_this_host(launch, &lookup);
+    let job = Job::start()?;
+    let (rank, size) = (job.world().rank(), job.world().size());
+    if size == 1 {
+        job.finalize();
+        return Ok(None);
+    }
+    let timeout = options.timeout;
+    let cards = exchange_cards(job.world(), &lookup, timeout)?;
+    let keys: Vec<&str> = cards.iter().map(|card| card.key.as_str()).collect();
+    let mut placement = Placement::new(&keys, rank);
+    let segment = match share_memory(job.world(), &placement, &cards, timeout)? {
+        Ok(segment) => segment,
+        Err(error) if options.transport == Transport::SharedMemory => return Err(error),
+        Err(error) => {
+            if rank == 0 {
+                tracing::warn!("ranks of one host talk through MPI, which is slower: {error}");
+            }
+            placement = Placement::apart(size, rank);
+            Segment::in_process(1)?
+        }
+    };
+    check_transport(options.transport, &placement, &job)?;
+    let board = Board::new(&segment);
+    board.set_pid(placement.local_rank, std::process::id());
+
+    let others = placement.elsewhere();
+    let lifeline = match others.is_empty() {
+        true => None,
+        false => Some(Lifeline { comm: job.world().duplicate(timeout)?, others }),
+    };
+    let failure = Failure {
+        rank,
+        size,
+        local_rank: placement.local_rank,
+        local_size: placement.here().len(),
+        host: cards[rank].host.clone(),
+        board: board.clone(),
+        peers: peers(&placement, &cards),
+        // SAFETY: getppid takes nothing, touches nothing and cannot fail. 0 is a parent outside this PID namespace.
+        launcher: Some(unsafe { libc::getppid() } as u32).filter(|&pid| pid != 0).map(Process::open),
+        // mpirun ends the ranks that are left, and its exit code is that of the first to end: let that not be a kill.
+        must_kill: launch.launcher != Launcher::OpenMpi,
+        lifeline,
+    };
+    let (host_count, here) = (placement.hosts.len(), placement.here().to_vec());
+    let base = job.world().duplicate(timeout)?;
+    let links = Links::Mpi(Wide { transport: options.transport, timeout, base, segment, board, placement });
+    let mut world = World::new(links, timeout, host_count, failure, vec![share::own_cores(); here.len()])?;
+    world.of_processes = true;
+    world.job = Some(job);
+    world.unbind = launch.unbind(&lookup);
+
+    let masks = world.all_gather_bytes(&share::encode(&share::own_cores()))?;
+    let masks: Vec<share::Cores> = here.iter().map(|&rank| share::decode(&masks[rank])).collect();
+    world.share = share::share(&masks, world.local_rank(), share::launcher_cores());
+    world.warn_of_narrow_cores();
+    Ok(Some(world))
+}
+
+/// How groups are made of ranks in processes.
+#[derive(Debug)]
+pub(super) struct Wide {
+    transport: Transport,
+    timeout: Duration,
+    base: Comm,
+    segment: Segment,
+    board: Board,
+    placement: Placement,
+}
+
+impl Wide {
+    pub(super) fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
+        let Wide { placement, segment, .. } = self;
+        let (local_rank, here) = (placement.local_rank, placement.here().to_vec());
+        if self.transport != Transport::Mpi && placement.hosts.len() == 1 {
+            return Ok(Arc::new(Shared::new(segment.clone(), channel, local_rank, here.len(), here)?));
+        }
+        let mpi = Mpi::new(self.base.duplicate(self.timeout)?, self.board.clone());
+        if self.transport == Transport::Mpi || !placement.is_in_order() {
+            return Ok(Arc::new(mpi));
+        }
+        let local = Shared::new(segment.clone(), channel, local_rank, here.len(), here)?;
+        Ok(Arc::new(Hosts::new(local, mpi, placement.clone())))
+    }
+}
+
+fn check_transport(transport: Transport, placement: &Placement, job: &Job) -> Result<()> {
+    let refuse = |reason: String, way_out: &str| {
+        Err(Error::Setup { action: "bring the ranks together".into(), reason, way_out: way_out.into() })
+    };
+    let host_count = placement.hosts.len();
+    if transport == Transport::SharedMemory && host_count > 1 {
+        let reason = format!("they are on {host_count} hosts, and shared memory was asked for");
+        return refuse(reason, "Start them on one host, or let the transport be chosen (auto).");
+    }
+    if (transport == Transport::Mpi || host_count > 1) && !job.threads_may_call() {
+        let reason = "this MPI library lets one thread only use it (no MPI_THREAD_MULTIPLE)".to_string();
+        return refuse(reason, "Use one built for threads: Open MPI and MPICH are by default.");
+    }
+    Ok(())
+}
+
+fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {
+    let peer = |(local_rank, &rank): (usize, &usize)| {
+        (local_rank != placement.local_rank).then(|| Peer {
+            rank,
+            local_rank,
+            process: Process::open(cards[rank].pid),
+        })
+    };
+    placement.here().iter().enumerate().filter_map(peer).collect()
+}
+
+/// What a rank tells all others of itself.
+struct Card {
+    host: String,
+    /// Ranks of one key can share memory.
+    key: String,
+    pid: u32,
+}
+
+fn exchange_cards(comm: &Comm, lookup: Lookup<'_>, timeout: Duration) -> Result<Vec<Card>> {
+    let host = lookup(TEST_HOST).unwrap_or_else(host_name);
+    let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_string()).unwrap_or_default();
+    let boot = read("/proc/sys/kernel/random/boot_id");
+    // Ranks in two containers of one machine do not see each other's processes.
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let key = format!("{host} {boot} {} {user}", namespace.display());
+    let cards = exchange(comm, &json!([host, key, std::process::id()]), timeout)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
+    let card = |card: &Value| Card {
+        host: text(&card[0]),
+        key: text(&card[1]),
+        pid: card[2].as_u64().unwrap_or(0) as u32,
+    };
+    Ok(cards.iter().map(card).collect())
+}
+
+/// The memory that the ranks of this host share. The inner error is one that all ranks of the job see alike: some could not.
+fn share_memory(
+    comm: &Comm,
+    placement: &Placement,
+    cards: &[Card],
+    timeout: Duration,
+) -> Result<Result<Segment>> {
+    let (leader, local_size) = (placement.here()[0], placement.here().len());
+    let made = (placement.local_rank == 0).then(|| Segment::create(local_size));
+    let fd = match &made {
+        Some(Ok(segment)) => segment.fd(),
+        _ => -1,
+    };
+    let fds = exchange(comm, &json!([fd]), timeout)?;
+    let segment = match made {
+        Some(made) => made,
+        None => {
+            let fd = fds[leader][0].as_i64().unwrap_or(-1) as i32;
+            Segment::open(cards[leader].pid, fd, local_size)
+        }
+    };
+    let problem = segment.as_ref().err().map(ToString::to_string);
+    let problems = exchange(comm, &json!([problem]), timeout)?;
+    let first = problems.iter().enumerate().find_map(|(rank, problem)| Some((rank, problem[0].as_str()?)));
+    Ok(match first {
+        None => segment,
+        Some((rank, problem)) => Err(Error::Setup {
+            action: format!("share memory between the ranks of {}", cards[rank].host),
+            reason: format!("rank {rank}: {problem}"),
+            way_out: "MPI works without it.".into(),
+        }),
+    })
+}
+
+/// The `value` of every rank; a long one is cut, and then is null.
+fn exchange(comm: &Comm, value: &Value, timeout: Duration) -> Result<Vec<Value>> {
+    const BLOCK_BYTES: usize = 2048;
+    let mut block = value.to_string().into_bytes();
+    block.resize(BLOCK_BYTES, b' ');
+    let blocks = comm.all_gather(block, timeout)?;
+    Ok(blocks.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect())
+}
+
+/// Keeps Open MPI's sockets off the network, and its files out of /dev/shm, where all ranks are on this host: there it
+/// only introduces them to each other. What the user has set stays. It takes its settings from the environment alone.
+fn keep_to_this_host(launch: &Launch, lookup: Lookup<'_>) {
+    // This thread is the only one: see below.
+    if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) != 1 {
+        return;
+    }
+    for (name, value) in settings(launch, lookup, &|folder| Path::new(folder).is_dir()) {
+        // SAFETY: the environment must not change while another thread reads it, and there is no other thread, as was
+        // just counted; this one starts none between the count and here.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
+/// The settings that `keep_to_this_host` makes.
+fn settings(launch: &Launch, lookup: Lookup<'_>, is_folder: &dyn Fn(&str) -> bool) -> Vec<(&'static str, String)> {
+    if launch.launcher != Launcher::OpenMpi || !launch.is_on_one_host() {
+        return Vec::new();
+    }
+    // Point to point by Open MPI's own code, over anything but TCP, which listens on every interface.
+    let mut all = vec![("OMPI_MCA_pml", "ob1".to_string()), ("OMPI_MCA_btl", "^tcp".to_string())];
+    // The launcher's own folder, which it removes however the ranks end. The two names are those of versions 4 and 5.
+    if let Some(folder) = lookup("PMIX_SERVER_TMPDIR").filter(|folder| is_folder(folder)) {
+        all.push(("OMPI_MCA_btl_vader_backing_directory", folder.clone()));
+        all.push(("OMPI_MCA_btl_sm_backing_directory", folder));
+    }
+    all.retain(|(name, _)| lookup(name).is_none());
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ON_ONE_HOST: Launch = Launch { launcher: Launcher::OpenMpi, size: Some(2), local_size: Some(2) };
+
+    #[test]
+    fn on_one_host_open_mpi_keeps_to_it_unless_the_user_says_otherwise() {
+        let lookup = |name: &str| match name {
+            "PMIX_SERVER_TMPDIR" => Some("/tmp/session".to_string()),
+            "OMPI_MCA_btl" => Some("self,tcp".to_string()),
+            _ => None,
+        };
+        let set = settings(&ON_ONE_HOST, &lookup, &|_| true);
+        let names: Vec<&str> = set.iter().map(|(name, _)| *name).collect();
+        let folders = ["OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"];
+        assert_eq!(names, ["OMPI_MCA_pml", folders[0], folders[1]]);
+        assert_eq!(settings(&ON_ONE_HOST, &|_| None, &|_| true).len(), 2);
+        assert_eq!(settings(&ON_ONE_HOST, &lookup, &|_| false).len(), 1);
+    }
+
+    #[test]
+    fn between_hosts_and_under_others_nothing_is_set() {
+        let two_hosts = Launch { size: Some(4), ..ON_ONE_HOST };
+        let slurm = Launch { launcher: Launcher::Pmix, size: None, local_size: None };
+        for launch in [two_hosts, slurm] {
+            assert!(settings(&launch, &|_| None, &|_| true).is_empty());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Worlds within one process; those of several processes: `tests/mpirun.rs`.
+
+use ddp_kernels::DType;
+
+use super::*;
+use crate::Reduce;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs `body` on every rank of a world of threads, and gives what each returns.
+fn on_ranks<R: Send>(size: usize, seed: Option<u64>, body: impl Fn(&World) -> R + Sync) -> Vec<R> {
+    let worlds = World::threads(size, seed, TIMEOUT).unwrap();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| body(&{ world }))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_world_of_one_needs_nobody() {
+    let world = World::single().unwrap();
+    assert_eq!((world.rank(), world.size(), world.local_rank(), world.local_size(), world.hosts()), (0, 1, 0, 1, 1));
+    assert!(!world.host().is_empty());
+    assert_eq!((world.transport(), world.core_offset(), world.affinity_note()), ("alone", 0, None));
+    assert_eq!(world.default_threads(), ddp_kernels::threads::cores().len());
+    world.barrier().unwrap();
+    world.watch().unwrap();
+    assert_eq!(world.all_gather_bytes(b"me").unwrap(), [b"me"]);
+    let mut bytes = b"mine".to_vec();
+    world.broadcast_bytes(&mut bytes, 0).unwrap();
+    assert_eq!(bytes, b"mine");
+    assert_eq!(world.group("main").unwrap().size(), 1);
+}
+
+#[test]
+fn every_rank_knows_its_place() {
+    let places = on_ranks(3, None, |world| (world.rank(), world.size(), world.local_rank(), world.local_size()));
+    assert_eq!(places, [(0, 3, 0, 3), (1, 3, 1, 3), (2, 3, 2, 3)]);
+}
+
+#[test]
+fn bytes_of_every_length_reach_every_rank() {
+    for seed in [None, Some(7)] {
+        let brought = |rank: usize| vec![rank as u8; [0, 70_000, 3][rank]];
+        let gathered = on_ranks(3, seed, |world| world.all_gather_bytes(&brought(world.rank())).unwrap());
+        assert!(gathered.iter().all(|all| *all == [brought(0), brought(1), brought(2)]));
+        assert!(on_ranks(2, seed, |world| world.all_gather_bytes(b"").unwrap()).iter().all(|all| *all == [b"", b""]));
+        for root in 0..3 {
+            let told = on_ranks(3, seed, |world| {
+                let mut bytes = brought(world.rank());
+                world.broadcast_bytes(&mut bytes, root).unwrap();
+                bytes
+            });
+            assert!(told.iter().all(|bytes| *bytes == brought(root)));
+        }
+    }
+}
+
+#[test]
+fn groups_do_not_hear_each_other() {
+    let sums = on_ranks(2, Some(3), |world| {
+        let (first, second) = (world.group("first").unwrap(), world.group("second").unwrap());
+        let stream = host_stream().unwrap();
+        let (one, ten) = (Tensor::ones(&[3], DType::F32, Device::Cpu), Tensor::full(&[3], 10.0, DType::F32, Device::Cpu));
+        let (one, ten) = (one.unwrap(), ten.unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(|| second.all_reduce(&ten, Reduce::Sum, &stream).unwrap());
+            first.all_reduce(&one, Reduce::Sum, &stream).unwrap();
+        });
+        [one.to_vec::<f32>().unwrap()[2], ten.to_vec::<f32>().unwrap()[2]]
+    });
+    assert_eq!(sums, [[2.0, 20.0]; 2]);
+}
+
+#[test]
+fn the_ninth_group_is_refused_with_a_way_out() {
+    let world = World::single().unwrap();
+    let groups: Vec<Group> = (1..GROUPS_MAX).map(|_| world.group("more").unwrap()).collect();
+    assert_eq!(groups.len(), 7);
+    for _ in 0..2 {
+        let message = world.group("one too many").unwrap_err().to_string();
+        assert!(message.contains("the group one too many") && message.contains("8 groups at most"), "{message}");
+        assert!(message.contains("clone it"), "{message}");
+    }
+}
+
+#[test]
+fn a_missing_rank_is_named_with_the_callers_line() {
+    let mut worlds = World::threads(2, None, Duration::from_millis(50)).unwrap();
+    let error = worlds.remove(1).barrier().unwrap_err();
+    let message = error.to_string();
+    assert_eq!(error.exit_code(), 77);
+    assert!(message.contains("barrier") && message.contains("rank 0 did not arrive"), "{message}");
+    assert!(message.contains("world/tests.rs"), "{message}");
+}
+
+#[test]
+fn a_world_can_move_to_another_thread() {
+    fn can_move<T: Send + Sync>() {}
+    can_move::<World>();
+}
+
+#[test]
+fn ranks_that_share_the_cores_divide_them() {
+    let cores = ddp_kernels::threads::cores().len();
+    let shares = on_ranks(2, None, |world| (world.default_threads(), world.core_offset()));
+    let threads = (cores / 2).max(1);
+    assert_eq!(shares, [(threads, 0), (threads, threads % cores)]);
+}

@@ -1,0 +1,80 @@
+//! `ddp-train bench`: how fast a training step or a reduction is here, as one JSON line.
+//!
+//! The step is the trainer's own (`step.rs`), on random rows that lie in memory: what is measured is the machine and this
+//! program, not the data.
+
+pub mod allreduce;
+pub mod mlp;
+
+use std::time::{Duration, Instant};
+
+use ddp_comm::Group;
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::error::Result;
+
+/// Repetitions before anything is timed.
+const WARM_UP: u64 = 20;
+
+/// Times of one repetition, from several rounds.
+#[derive(Clone, Debug)]
+pub struct Rounds {
+    /// Seconds of one repetition: one number a round, in order of size.
+    sorted_s: Vec<f64>,
+    /// Repetitions in all rounds together.
+    pub repetitions: u64,
+}
+
+impl Rounds {
+    /// Seconds of one repetition, in the median round.
+    pub fn median_s(&self) -> f64 {
+        self.sorted_s[self.sorted_s.len() / 2]
+    }
+
+    /// Seconds of one repetition, in the fastest round.
+    pub fn least_s(&self) -> f64 {
+        self.sorted_s[0]
+    }
+}
+
+/// Runs `body` on all ranks for about `seconds` in all, in `rounds` rounds. All ranks repeat it as often as rank 0 decides.
+fn rounds(group: &Group, seconds: f64, rounds: usize, mut body: impl FnMut(u64) -> Result<()>) -> Result<Rounds> {
+    let stream = Stream::default_of(Device::Cpu)?;
+    let mut repetition = 0;
+    let mut run = |count: u64| -> Result<Duration> {
+        group.barrier(&stream)?;
+        let started = Instant::now();
+        for _ in 0..count {
+            body(repetition)?;
+            repetition += 1;
+        }
+        group.barrier(&stream)?;
+        Ok(started.elapsed())
+    };
+    run(WARM_UP)?;
+    let trial = run(WARM_UP / 2)?.as_secs_f64() / (WARM_UP / 2) as f64;
+    let wanted = (seconds / rounds as f64 / trial.max(1e-9)).clamp(5.0, 1e9);
+    let count = Tensor::from_slice(&[wanted as i64], &[1], Device::Cpu)?.named("repetitions");
+    group.broadcast(&count, 0, &stream)?;
+    let count = count.to_vec::<i64>()?[0] as u64;
+
+    let mut sorted_s = Vec::with_capacity(rounds);
+    for _ in 0..rounds {
+        sorted_s.push(run(count)?.as_secs_f64() / count as f64);
+    }
+    sorted_s.sort_by(f64::total_cmp);
+    Ok(Rounds { sorted_s, repetitions: count * rounds as u64 })
+}
+
+/// The largest of the ranks' numbers.
+fn largest(group: &Group, value: f64) -> Result<f64> {
+    let tensor = Tensor::from_slice(&[value], &[1], Device::Cpu)?.named("a measurement");
+    group.all_reduce(&tensor, ddp_comm::Reduce::Max, &Stream::default_of(Device::Cpu)?)?;
+    Ok(tensor.to_vec::<f64>()?[0])
+}
+
+/// The name of a dtype as the JSON line has it.
+fn dtype_name(dtype: DType) -> String {
+    dtype.to_string()
+}

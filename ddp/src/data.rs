@@ -1,0 +1,178 @@
+//! Data to train on: what a dataset is, the ones that are built in, the order of rows, and the loader that fills batches.
+//!
+//! A dataset has rows of one shape, and for each row a target. It hands out any rows, in any order, and remembers nothing
+//! of what it handed out: the order is the sampler's.
+
+pub mod glyphs;
+pub mod loader;
+mod mix;
+pub mod sampler;
+pub mod spec;
+pub mod synthetic;
+
+use std::fmt;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+pub use loader::{Batch, InOrder, Loader, Micro};
+pub use sampler::Sampler;
+pub use spec::DataSpec;
+
+use crate::error::{Error, Result};
+
+/// Rows to train on or to be tested on. Implement it for data of your own.
+pub trait Dataset: fmt::Debug + Send + Sync {
+    /// How many rows there are.
+    fn rows(&self) -> u64;
+
+    /// The shape of one row's features.
+    fn row_shape(&self) -> &[usize];
+
+    /// What is to be learned.
+    fn task(&self) -> &Task;
+
+    /// What the data are, in a line of text that is equal on two ranks exactly if their data are: the kind, the sizes, and
+    /// `sampled_hash`.
+    fn fingerprint(&self) -> Result<String>;
+
+    /// Writes the rows called `rows`, one after the other: their features into `x`, their targets into `targets`. The
+    /// slices are exactly as long as that takes. Allocates nothing once it is warm, since it is part of every step.
+    fn gather(&self, rows: &[u64], x: &mut [f32], targets: Targets<'_>) -> Result<()>;
+}
+
+/// What is to be learned from the rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Which class a row belongs to.
+    Classification {
+        /// How many classes.
+        classes: usize,
+        /// What they are called, one name a class.
+        names: Vec<String>,
+    },
+    /// Numbers that belong to a row.
+    Regression {
+        /// How many numbers.
+        outputs: usize,
+    },
+}
+
+impl Task {
+    /// How many numbers a model gives for a row: one a class, or the outputs.
+    pub fn outputs(&self) -> usize {
+        match self {
+            Task::Classification { classes, .. } => *classes,
+            Task::Regression { outputs } => *outputs,
+        }
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Task::Classification { classes, .. } => write!(f, "classification into {classes} classes"),
+            Task::Regression { outputs: 1 } => f.write_str("regression of 1 number"),
+            Task::Regression { outputs } => write!(f, "regression of {outputs} numbers"),
+        }
+    }
+}
+
+/// Where `gather` writes targets.
+#[derive(Debug)]
+pub enum Targets<'a> {
+    /// A class a row.
+    Classes(&'a mut [i64]),
+    /// As many numbers a row as the task has outputs.
+    Values(&'a mut [f32]),
+}
+
+impl<'a> Targets<'a> {
+    /// The classes, of a dataset that has classes.
+    pub fn classes(self) -> Result<&'a mut [i64]> {
+        match self {
+            Targets::Classes(classes) => Ok(classes),
+            Targets::Values(_) => Err(Error::Data("asked for numbers as targets of data that have classes".into())),
+        }
+    }
+
+    /// The numbers, of a dataset that has numbers.
+    pub fn values(self) -> Result<&'a mut [f32]> {
+        match self {
+            Targets::Values(values) => Ok(values),
+            Targets::Classes(_) => Err(Error::Data("asked for classes as targets of data that have numbers".into())),
+        }
+    }
+}
+
+/// What a run trains on, and what it is tested on.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// The rows to train on.
+    pub train: Arc<dyn Dataset>,
+    /// Rows that training never sees, for evaluation. May have none.
+    pub held_out: Arc<dyn Dataset>,
+    /// For people: what this is and how much.
+    pub description: String,
+}
+
+/// Opens the data that `spec` names.
+pub fn open(spec: &DataSpec) -> Result<Data> {
+    let (train, held_out): (Arc<dyn Dataset>, Arc<dyn Dataset>) = match spec {
+        DataSpec::Glyphs(spec) => (Arc::new(glyphs::Glyphs::train(spec)), Arc::new(glyphs::Glyphs::held_out(spec))),
+        DataSpec::Synthetic(spec) => {
+            let (train, held_out) = synthetic::Synthetic::pair(spec);
+            (Arc::new(train), Arc::new(held_out))
+        }
+    };
+    let description = format!(
+        "{}: {} rows to train on, {} held out, {:?} features each, {}",
+        spec.name(),
+        train.rows(),
+        held_out.rows(),
+        train.row_shape(),
+        train.task()
+    );
+    Ok(Data { train, held_out, description })
+}
+
+/// Rows that `sampled_hash` looks at.
+const SAMPLED_ROWS: u64 = 16;
+
+/// A hash over the contents of some rows spread over the data, first and last among them: for fingerprints.
+pub fn sampled_hash(dataset: &dyn Dataset) -> Result<u64> {
+    let rows = dataset.rows();
+    let mut hash = Xxh3::new();
+    let mut x = vec![0f32; dataset.row_shape().iter().product()];
+    let mut class = [0i64];
+    let mut values = vec![0f32; dataset.task().outputs()];
+    let count = SAMPLED_ROWS.min(rows);
+    for sample in 0..count {
+        let row = (u128::from(rows - 1) * u128::from(sample) / u128::from((count - 1).max(1))) as u64;
+        match dataset.task() {
+            Task::Classification { .. } => {
+                dataset.gather(&[row], &mut x, Targets::Classes(&mut class))?;
+                hash.update(&class[0].to_le_bytes());
+            }
+            Task::Regression { .. } => {
+                dataset.gather(&[row], &mut x, Targets::Values(&mut values))?;
+                values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+            }
+        }
+        x.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+    }
+    Ok(hash.digest())
+}
+
+/// Asserts what `gather` is promised: slices of exactly the right length and rows that are there.
+pub(crate) fn check_gather(dataset: &dyn Dataset, rows: &[u64], x: &[f32], targets: &Targets<'_>) {
+    let features: usize = dataset.row_shape().iter().product();
+    assert_eq!(x.len(), rows.len() * features, "features of {} rows of {features}", rows.len());
+    let (got, each) = match targets {
+        Targets::Classes(classes) => (classes.len(), 1),
+        Targets::Values(values) => (values.len(), dataset.task().outputs()),
+    };
+    assert_eq!(got, rows.len() * each, "targets of {} rows", rows.len());
+    let missing = rows.iter().find(|&&row| row >= dataset.rows());
+    assert!(missing.is_none(), "row {missing:?} of {}", dataset.rows());
+}

@@ -1,0 +1,376 @@
+//! Filling batches: a rank's rows of a global batch are gathered into one of two fixed slots, cut into micro-batches.
+//!
+//! Slots are made once and used in turn, so that addresses repeat and nothing is allocated later; there are two, so that one
+//! may be filled while a device still reads the other. Letters: R rows of this rank, at most; F… features of a row; O outputs.
+
+use std::sync::Arc;
+
+use ddp_kernels::{DType, Device, Tensor, transfer};
+
+use super::sampler::{self, Permutation};
+use super::{Dataset, Sampler, Targets, Task};
+use crate::error::{Error, Result};
+
+/// This rank's rows of one global batch. Tensors are views of a slot: they hold these rows until the slot is filled again,
+/// two batches later.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The step, from 0; in evaluation the number of the batch.
+    pub step: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Rows of the global batch, over all ranks.
+    pub rows: u64,
+    /// Where this rank's first row is in the global batch.
+    pub first: u64,
+    /// How many rows are this rank's. May be none.
+    pub mine: usize,
+    /// Their features: f32 [mine, F…].
+    pub x: Tensor,
+    /// Their targets: i64 [mine] classes, or f32 [mine, O].
+    pub targets: Tensor,
+    micro: usize,
+}
+
+/// A part of a batch that goes through the model at a time.
+#[derive(Debug)]
+pub struct Micro {
+    /// Features: f32 [rows, F…].
+    pub x: Tensor,
+    /// Targets of the same rows.
+    pub targets: Tensor,
+    /// Where its first row is in the global batch.
+    pub first: u64,
+    /// How many rows.
+    pub rows: usize,
+}
+
+impl Batch {
+    /// A batch made by hand: `x` and `targets` are this rank's rows, the first of them row `first` of the `rows` of the
+    /// global batch, and at most `micro` go through the model at a time.
+    pub fn new(step: u64, epoch: u64, rows: u64, first: u64, x: Tensor, targets: Tensor, micro: usize) -> Batch {
+        assert!(micro > 0, "micro-batches of no rows");
+        let mine = x.shape()[0];
+        assert_eq!(targets.shape()[0], mine, "a target for each row");
+        Batch { step, epoch, rows, first, mine, x, targets, micro }
+    }
+
+    /// How many micro-batches there are: none if no row is this rank's.
+    pub fn micro_count(&self) -> usize {
+        self.mine.div_ceil(self.micro)
+    }
+
+    /// The micro-batch called `index`: all have the same rows, but for the last, which may have fewer.
+    pub fn micro(&self, index: usize) -> Result<Micro> {
+        assert!(index < self.micro_count(), "micro-batch {index} of {}", self.micro_count());
+        let start = index * self.micro;
+        let rows = start..(start + self.micro).min(self.mine);
+        Ok(Micro {
+            x: self.x.slice(rows.clone())?,
+            targets: self.targets.slice(rows.clone())?,
+            first: self.first + start as u64,
+            rows: rows.len(),
+        })
+    }
+}
+
+/// Memory for one batch of this rank.
+#[derive(Debug)]
+struct Slot {
+    /// [R, F…] and [R] or [R, O] in host memory, where rows are gathered.
+    host: [Tensor; 2],
+    /// The same on the device; on the CPU these are the host's.
+    device: [Tensor; 2],
+    batch: Option<Batch>,
+}
+
+impl Slot {
+    fn new(dataset: &dyn Dataset, rows: usize, device: Device) -> Result<Slot> {
+        let mut shape = vec![rows];
+        shape.extend(dataset.row_shape());
+        let make = |device: Device| -> Result<[Tensor; 2]> {
+            let x = Tensor::empty(&shape, DType::F32, device)?.named("batch");
+            let targets = match dataset.task() {
+                Task::Classification { .. } => Tensor::empty(&[rows], DType::I64, device)?,
+                Task::Regression { outputs } => Tensor::empty(&[rows, *outputs], DType::F32, device)?,
+            };
+            Ok([x, targets.named("targets")])
+        };
+        let host = make(Device::Cpu)?;
+        let device = if device == Device::Cpu { host.clone() } else { make(device)? };
+        Ok(Slot { host, device, batch: None })
+    }
+
+    /// Gathers `rows` to the front of the slot. Returns views of them on the device.
+    fn fill(&mut self, dataset: &dyn Dataset, rows: &[u64]) -> Result<[Tensor; 2]> {
+        let part = |tensor: &Tensor| tensor.slice(0..rows.len());
+        let [x, targets] = [part(&self.host[0])?, part(&self.host[1])?];
+        x.with_slice_mut(|x: &mut [f32]| match dataset.task() {
+            Task::Classification { .. } => {
+                targets.with_slice_mut(|classes: &mut [i64]| dataset.gather(rows, x, Targets::Classes(classes)))
+            }
+            Task::Regression { .. } => {
+                targets.with_slice_mut(|values: &mut [f32]| dataset.gather(rows, x, Targets::Values(values)))
+            }
+        })???;
+        let views = [part(&self.device[0])?, part(&self.device[1])?];
+        for (view, host) in views.iter().zip([&x, &targets]) {
+            if view.device() != Device::Cpu {
+                transfer::announced("the batch of this step", || view.copy_from(host))?;
+            }
+        }
+        Ok(views)
+    }
+}
+
+/// The two slots of a loader and the row numbers it gathers.
+#[derive(Debug)]
+struct Slots {
+    dataset: Arc<dyn Dataset>,
+    slots: [Slot; 2],
+    next: usize,
+    rows: Vec<u64>,
+    micro: usize,
+}
+
+impl Slots {
+    fn new(dataset: Arc<dyn Dataset>, rows_max: u64, micro: Option<usize>, device: Device) -> Result<Slots> {
+        let rows_max = usize::try_from(rows_max)
+            .map_err(|_| Error::Usage(format!("--batch-size: {rows_max} rows a rank are more than memory can hold")))?;
+        let slot = || Slot::new(&*dataset, rows_max, device);
+        let slots = [slot()?, slot()?];
+        let micro = micro.unwrap_or(rows_max).max(1);
+        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro })
+    }
+
+    /// Fills the slot whose turn it is with `mine`, rows of a batch of `rows` that begin at its `first`.
+    fn load(
+        &mut self,
+        [step, epoch]: [u64; 2],
+        rows: u64,
+        first: u64,
+        mine: impl Iterator<Item = u64>,
+    ) -> Result<&Batch> {
+        self.rows.clear();
+        self.rows.extend(mine);
+        let slot = &mut self.slots[self.next];
+        self.next = 1 - self.next;
+        let [x, targets] = slot.fill(&*self.dataset, &self.rows)?;
+        Ok(slot.batch.insert(Batch::new(step, epoch, rows, first, x, targets, self.micro)))
+    }
+}
+
+/// Fills the batches of training, in the sampler's order.
+#[derive(Debug)]
+pub struct Loader {
+    slots: Slots,
+    sampler: Sampler,
+    rank: usize,
+    size: usize,
+    /// That of the epoch loaded last.
+    order: Option<(u64, Permutation)>,
+}
+
+impl Loader {
+    /// Batches of `dataset` for rank `rank` of `size`. At most `micro` rows go through the model at a time.
+    pub fn new(
+        dataset: Arc<dyn Dataset>,
+        sampler: Sampler,
+        rank: usize,
+        size: usize,
+        micro: Option<usize>,
+        device: Device,
+    ) -> Result<Loader> {
+        assert_eq!(dataset.rows(), sampler.rows(), "the sampler is for another dataset");
+        // No share of a batch, whole or short, is larger than a full one's divided by the ranks and rounded up.
+        let slots = Slots::new(dataset, sampler.batch().div_ceil(size as u64), micro, device)?;
+        Ok(Loader { slots, sampler, rank, size, order: None })
+    }
+
+    /// This rank's rows for step `step0`, counted from 0.
+    pub fn load(&mut self, step0: u64) -> Result<&Batch> {
+        let place = self.sampler.at(step0);
+        let mine = sampler::share(&place.positions, self.rank, self.size);
+        if self.order.as_ref().is_none_or(|(epoch, _)| *epoch != place.epoch) {
+            self.order = Some((place.epoch, self.sampler.permutation(place.epoch)));
+        }
+        let (_, order) = self.order.as_ref().expect("set above");
+        let (rows, first) = (place.positions.end - place.positions.start, mine.start - place.positions.start);
+        let mine = mine.map(|position| order.row(position));
+        self.slots.load([step0, place.epoch], rows, first, mine)
+    }
+
+    /// The rows of the batch loaded last, in its order: for saying which rows made a loss that is no number.
+    pub fn rows(&self) -> &[u64] {
+        &self.slots.rows
+    }
+
+    /// The order that batches are loaded in.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+}
+
+/// Fills batches for evaluation: this rank's contiguous share of all rows, in order, each row once over all ranks.
+#[derive(Debug)]
+pub struct InOrder {
+    slots: Slots,
+    share: std::ops::Range<u64>,
+    batch: u64,
+}
+
+impl InOrder {
+    /// Batches of at most `batch` rows for rank `rank` of `size`.
+    pub fn new(dataset: Arc<dyn Dataset>, rank: usize, size: usize, batch: usize, device: Device) -> Result<InOrder> {
+        assert!(batch > 0, "batches of no rows");
+        let share = sampler::share(&(0..dataset.rows()), rank, size);
+        let rows_max = (batch as u64).min(share.end - share.start);
+        Ok(InOrder { slots: Slots::new(dataset, rows_max, None, device)?, share, batch: batch as u64 })
+    }
+
+    /// How many batches this rank has. Ranks may differ by one.
+    pub fn count(&self) -> u64 {
+        (self.share.end - self.share.start).div_ceil(self.batch)
+    }
+
+    /// The batch called `index`. Its `first` is the row that it begins with, its `rows` are all rows of the dataset.
+    pub fn load(&mut self, index: u64) -> Result<&Batch> {
+        assert!(index < self.count(), "batch {index} of {}", self.count());
+        let start = self.share.start + index * self.batch;
+        let rows = start..start.saturating_add(self.batch).min(self.share.end);
+        let all = self.slots.dataset.rows();
+        self.slots.load([index, 0], all, start, rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::synthetic::row_number;
+    use crate::data::{DataSpec, open};
+
+    fn numbered(rows: u64, held_out: u64) -> super::super::Data {
+        let spec: DataSpec = format!("synthetic:row-number,rows={rows},held-out={held_out}").parse().unwrap();
+        open(&spec).unwrap()
+    }
+
+    fn rows_of(x: &Tensor) -> Vec<u64> {
+        x.to_vec::<f32>().unwrap().chunks(4).map(row_number).collect()
+    }
+
+    #[test]
+    fn the_order_of_rows_does_not_depend_on_the_number_of_ranks() {
+        let data = numbered(103, 0);
+        let sampler = Sampler::new(103, 10, 3, false).unwrap();
+        let order = |size: usize, micro: Option<usize>| {
+            let mut loaders: Vec<Loader> = (0..size)
+                .map(|rank| Loader::new(data.train.clone(), sampler, rank, size, micro, Device::Cpu).unwrap())
+                .collect();
+            let mut rows = Vec::new();
+            for step in 0..2 * sampler.steps_per_epoch() {
+                let mut next = 0;
+                for loader in &mut loaders {
+                    let batch = loader.load(step).unwrap();
+                    assert_eq!((batch.step, batch.epoch), (step, step / sampler.steps_per_epoch()));
+                    assert_eq!(batch.first, next);
+                    let mut mine = Vec::new();
+                    for index in 0..batch.micro_count() {
+                        let part = batch.micro(index).unwrap();
+                        assert_eq!(part.first, next + mine.len() as u64);
+                        assert_eq!(rows_of(&part.targets), rows_of(&part.x));
+                        assert_eq!(part.x.shape()[0], part.rows);
+                        mine.extend(rows_of(&part.x));
+                    }
+                    assert_eq!(mine, rows_of(&batch.x));
+                    assert_eq!(mine.len(), batch.mine);
+                    next += mine.len() as u64;
+                    let whole = batch.rows;
+                    assert_eq!(loader.rows(), mine);
+                    if next == whole {
+                        assert!(loader.rank == size - 1 || whole < size as u64);
+                    }
+                    rows.extend(mine);
+                }
+                assert_eq!(next, if step % 11 == 10 { 3 } else { 10 });
+            }
+            rows
+        };
+        let alone = order(1, None);
+        let mut first_epoch = alone[..103].to_vec();
+        assert_ne!(first_epoch, alone[103..]);
+        first_epoch.sort_unstable();
+        assert_eq!(first_epoch, (0..103).collect::<Vec<_>>());
+        for (size, micro) in [(1, Some(3)), (2, None), (3, Some(2)), (4, Some(1)), (12, None), (12, Some(100))] {
+            assert_eq!(order(size, micro), alone, "{size} ranks, micro-batches of {micro:?}");
+        }
+    }
+
+    #[test]
+    fn a_rank_without_rows_has_an_empty_batch() {
+        let data = numbered(100, 0);
+        let sampler = Sampler::new(100, 3, 0, false).unwrap();
+        let mut loader = Loader::new(data.train, sampler, 0, 5, Some(8), Device::Cpu).unwrap();
+        let batch = loader.load(0).unwrap();
+        assert_eq!((batch.mine, batch.micro_count(), batch.rows), (0, 0, 3));
+        assert_eq!(batch.x.shape().dims(), [0, 4]);
+    }
+
+    #[test]
+    fn two_slots_take_turns_so_that_a_batch_outlives_the_next_one() {
+        let data = numbered(100, 0);
+        let sampler = Sampler::new(100, 10, 0, false).unwrap();
+        let mut loader = Loader::new(data.train, sampler, 0, 1, None, Device::Cpu).unwrap();
+        let first = loader.load(0).unwrap().x.clone();
+        let before = rows_of(&first);
+        let second = loader.load(1).unwrap().x.clone();
+        assert_eq!(rows_of(&first), before);
+        assert!(!first.shares_memory_with(&second));
+        let third = loader.load(2).unwrap().x.clone();
+        assert!(first.shares_memory_with(&third));
+    }
+
+    #[test]
+    fn a_step_loaded_out_of_turn_is_the_same() {
+        let data = numbered(1000, 0);
+        let sampler = Sampler::new(1000, 32, 7, false).unwrap();
+        let mut loader = Loader::new(data.train, sampler, 1, 3, None, Device::Cpu).unwrap();
+        let straight: Vec<_> = (0..70).map(|step| rows_of(&loader.load(step).unwrap().x)).collect();
+        for step in [69, 0, 31, 32, 5] {
+            assert_eq!(rows_of(&loader.load(step).unwrap().x), straight[step as usize], "step {step}");
+        }
+    }
+
+    #[test]
+    fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
+        let data = numbered(1, 107);
+        for size in [1, 2, 3, 8, 200] {
+            let mut seen = Vec::new();
+            for rank in 0..size {
+                let mut batches = InOrder::new(data.held_out.clone(), rank, size, 10, Device::Cpu).unwrap();
+                for index in 0..batches.count() {
+                    let batch = batches.load(index).unwrap();
+                    assert_eq!((batch.first, batch.rows), (seen.len() as u64, 107));
+                    assert!(batch.mine > 0 && batch.mine <= 10);
+                    seen.extend(rows_of(&batch.x));
+                }
+            }
+            assert_eq!(seen, (0..107).collect::<Vec<_>>(), "{size} ranks");
+        }
+        let nothing = numbered(1, 0);
+        assert_eq!(InOrder::new(nothing.held_out, 0, 1, 10, Device::Cpu).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn classes_come_as_whole_numbers_beside_their_images() {
+        let data = open(&"glyphs,rows=50".parse().unwrap()).unwrap();
+        let mut loader =
+            Loader::new(data.train.clone(), Sampler::new(50, 8, 0, false).unwrap(), 0, 1, None, Device::Cpu).unwrap();
+        let batch = loader.load(0).unwrap();
+        assert_eq!(batch.x.to_string(), "\"batch\" f32[8, 784] on cpu");
+        let (x, classes) = (batch.x.to_vec::<f32>().unwrap(), batch.targets.to_vec::<i64>().unwrap());
+        let rows = loader.rows().to_vec();
+        let (mut again, mut labels) = (vec![0.0; 8 * 784], vec![0; 8]);
+        data.train.gather(&rows, &mut again, Targets::Classes(&mut labels)).unwrap();
+        assert_eq!((x, classes), (again, labels));
+    }
+}

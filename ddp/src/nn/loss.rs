@@ -1,0 +1,141 @@
+//! Losses: from a model's output and the targets, the loss of every row, the gradient of the output, and running totals
+//! for the mean over a global batch. Nothing is divided here: the optimizer divides once, by the sum of weights over all
+//! ranks and micro-batches. Letters: B rows, C classes.
+
+use std::fmt;
+
+use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
+use ddp_kernels::{DType, Tensor};
+
+use crate::error::{Error, Result};
+use crate::nn::pass::Pass;
+
+/// What training makes small.
+pub trait Loss: fmt::Debug + Send {
+    /// The loss of every row of `output` (B first), and in training its gradient, that of the SUM over rows. Adds to
+    /// `stats`, f32 (or f64) \[4\] on the model's device: the sum of losses; what to divide it by for the mean; how many
+    /// rows are predicted right; how many rows count.
+    fn compute(&self, pass: &mut Pass<'_>, output: &Tensor, targets: &Tensor, stats: &Tensor) -> Result<Losses>;
+
+    /// As `compute`, in training: the gradient alone.
+    fn gradient(&self, pass: &mut Pass<'_>, output: &Tensor, targets: &Tensor, stats: &Tensor) -> Result<Tensor> {
+        let losses = self.compute(pass, output, targets, stats)?;
+        Ok(losses.gradient.expect("a pass that trains: a loss gives its gradient then"))
+    }
+}
+
+/// What a loss gives.
+#[derive(Debug)]
+pub struct Losses {
+    /// The loss of each row, (B); 0 where a row does not count.
+    pub rows: Tensor,
+    /// The gradient of their sum by the output, in its shape; present in training.
+    pub gradient: Option<Tensor>,
+}
+
+/// How many numbers `stats` holds.
+pub const STATS: usize = 4;
+
+/// Softmax cross-entropy of class indices (u8, i32 or i64), as `torch.nn.CrossEntropyLoss`. The mean divides by the sum of
+/// the targets' class weights (1 each without `class_weights`).
+#[derive(Clone, Debug)]
+pub struct CrossEntropy {
+    /// How much of the target's probability is spread over all classes, 0 to 1.
+    pub label_smoothing: f64,
+    /// How much each class counts, (C), of the model's dtype, on its device.
+    pub class_weights: Option<Tensor>,
+    /// Rows with this target do not count.
+    pub ignore_index: Option<i64>,
+}
+
+impl Default for CrossEntropy {
+    /// PyTorch's.
+    fn default() -> CrossEntropy {
+        CrossEntropy { label_smoothing: 0.0, class_weights: None, ignore_index: Some(-100) }
+    }
+}
+
+impl Loss for CrossEntropy {
+    fn compute(&self, pass: &mut Pass<'_>, output: &Tensor, targets: &Tensor, stats: &Tensor) -> Result<Losses> {
+        let classes = output.shape().last().copied().filter(|&classes| classes > 0 && output.shape().rank() > 1);
+        let Some(classes) = classes else {
+            return Err(misfit("cross entropy", "an output of [rows, …, classes]", output));
+        };
+        // [B, T, C] with targets [B, T] are B·T rows.
+        let rows = output.count() / classes;
+        let logits = output.reshape(&[rows, classes])?;
+        let targets = if targets.count() == rows { targets.reshape(&[rows])? } else { targets.clone() };
+        let losses = pass.take(&[rows])?;
+        let weights = self.class_weights.is_some().then(|| pass.take(&[rows])).transpose()?;
+        let gradient = pass.is_training().then(|| pass.take(&[rows, classes])).transpose()?;
+        let out = CrossEntropyOut { losses: &losses, dlogits: gradient.as_ref(), weights: weights.as_ref() };
+        let options = CrossEntropyOptions {
+            ignore_index: self.ignore_index,
+            label_smoothing: self.label_smoothing,
+            class_weights: self.class_weights.as_ref(),
+            gradient_scale: 1.0,
+        };
+        ops::cross_entropy(&logits, &targets, out, &options)?;
+
+        add_sum(pass, stats, 0, &losses)?;
+        let counts = pass.take_as(&[2], DType::I64)?;
+        ops::accuracy(&counts, &logits, &targets, self.ignore_index)?;
+        add(pass, stats, 2, &counts)?;
+        match &weights {
+            Some(weights) => add_sum(pass, stats, 1, weights)?,
+            None => add(pass, stats, 1, &counts.slice(1..2)?)?,
+        }
+        let gradient = gradient.map(|gradient| gradient.reshape(output.shape())).transpose()?;
+        Ok(Losses { rows: losses, gradient })
+    }
+}
+
+/// The squared error, as `torch.nn.MSELoss`: the targets have the output's shape, and the mean is over all elements.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mse;
+
+impl Loss for Mse {
+    fn compute(&self, pass: &mut Pass<'_>, output: &Tensor, targets: &Tensor, stats: &Tensor) -> Result<Losses> {
+        let Some(&rows) = output.shape().first() else {
+            return Err(misfit("squared error", "an output of [rows, …]", output));
+        };
+        let losses = pass.take(&[rows])?;
+        let gradient = pass.is_training().then(|| pass.take(output.shape())).transpose()?;
+        ops::mse_into(&losses, gradient.as_ref(), output, targets, 1.0)?;
+
+        add_sum(pass, stats, 0, &losses)?;
+        let count = pass.take_as(&[1], stats.dtype())?;
+        for (at, value) in [(1, output.count()), (3, rows)] {
+            ops::fill_into(&count, value as f64)?;
+            add(pass, stats, at, &count)?;
+        }
+        Ok(Losses { rows: losses, gradient })
+    }
+}
+
+fn misfit(loss: &str, expected: &str, output: &Tensor) -> Error {
+    Error::Model {
+        layer: loss.into(),
+        expected: expected.into(),
+        got: output.to_string(),
+        way_out: "A model works on rows: [rows, …].".into(),
+    }
+}
+
+/// Adds the sum of `values` to one of the stats.
+fn add_sum(pass: &mut Pass<'_>, stats: &Tensor, at: usize, values: &Tensor) -> Result<()> {
+    let sum = pass.take_as(&[], values.dtype())?;
+    ops::sum_into(&sum, values)?;
+    add(pass, stats, at, &sum.reshape(&[1])?)
+}
+
+/// Adds `values` to the stats from the one `at` on.
+fn add(pass: &mut Pass<'_>, stats: &Tensor, at: usize, values: &Tensor) -> Result<()> {
+    let place = stats.slice(at..at + values.count())?;
+    if values.dtype() == stats.dtype() {
+        return Ok(ops::axpy(&place, 1.0, values)?);
+    }
+    let same = pass.take_as(values.shape(), stats.dtype())?;
+    ops::cast_into(&same, values)?;
+    Ok(ops::axpy(&place, 1.0, &same)?)
+}

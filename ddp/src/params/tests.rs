@@ -1,0 +1,157 @@
+//! The layout holds for any model; first values depend on names and the seed alone.
+
+use std::collections::BTreeSet;
+
+use ddp_kernels::{DType, Device};
+use proptest::prelude::*;
+
+use super::*;
+use crate::nn::build::Init;
+use crate::nn::{Activate, Dropout, Linear, Residual, Sequential, Tie};
+
+/// What a parameter of a made-up model is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Trained,
+    Frozen,
+    Buffer,
+}
+
+fn any_model() -> impl Strategy<Value = Vec<(Kind, Vec<usize>)>> {
+    let kind = prop_oneof![Just(Kind::Trained), Just(Kind::Trained), Just(Kind::Frozen), Just(Kind::Buffer)];
+    prop::collection::vec((kind, prop::collection::vec(1usize..40, 0..4)), 0..12)
+}
+
+fn declared(model: &[(Kind, Vec<usize>)]) -> Vec<Declared> {
+    let declare = |(index, (kind, shape)): (usize, &(Kind, Vec<usize>))| Declared {
+        name: format!("{}{index}", if *kind == Kind::Frozen { "frozen" } else { "other" }),
+        shape: shape.clone(),
+        init: Init::Constant(0.0),
+        is_buffer: *kind == Kind::Buffer,
+    };
+    model.iter().enumerate().map(declare).collect()
+}
+
+proptest! {
+    #[test]
+    fn the_layout_covers_every_element_once_aligned_in_completion_order(
+        model in any_model(), dtype in prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::BF16)],
+    ) {
+        let list = lay_out(&declared(&model), dtype, &|name| name.starts_with("frozen"));
+        prop_assert_eq!(list.len(), model.len());
+        let ids: BTreeSet<ParamId> = list.iter().map(|p| p.id).collect();
+        prop_assert_eq!(ids.len(), model.len());
+        let mut end = 0;
+        for p in &list {
+            let (kind, shape) = &model[p.id.0];
+            prop_assert_eq!(p.range.len(), shape.iter().product::<usize>());
+            prop_assert_eq!(p.range.start * dtype.bytes() % ALIGNMENT_BYTES, 0);
+            // In order, none over another, and no more padding between than alignment asks for.
+            prop_assert!(p.range.start >= end && (p.range.start - end) * dtype.bytes() < ALIGNMENT_BYTES);
+            end = p.range.end;
+            prop_assert_eq!((p.is_trained(), p.frozen, p.is_buffer), match kind {
+                Kind::Trained => (true, false, false),
+                Kind::Frozen => (false, true, false),
+                Kind::Buffer => (false, false, true),
+            });
+            prop_assert_eq!(p.decays, shape.len() >= 2 && *kind != Kind::Buffer);
+        }
+        // Trained ones from the last declared to the first, as a backward goes; then the frozen, then the buffers.
+        let order: Vec<_> = list.iter().map(|p| (p.is_buffer, p.frozen, std::cmp::Reverse(p.id))).collect();
+        prop_assert!(order.is_sorted(), "{:?}", order);
+    }
+}
+
+fn layers() -> Sequential {
+    let tie = Tie::new();
+    let inner = Sequential::new().then(Linear::new(3).without_bias().tied(&tie)).then(Activate::relu());
+    Sequential::new()
+        .then(Linear::new(3).tied(&tie))
+        .then(Dropout::new(0.5))
+        .then(Residual::new(inner))
+        .then(Linear::new(2))
+}
+
+fn params(dtype: DType, seed: u64, frozen: &dyn Fn(&str) -> bool) -> Params {
+    Params::new(&mut layers(), &[3], dtype, Device::Cpu, seed, frozen).unwrap().0
+}
+
+#[test]
+fn names_shapes_uses_and_views_are_those_declared() {
+    let params = params(DType::F32, 1, &|name| name == "3.weight");
+    let names: Vec<_> = params.list().iter().map(|p| p.name.as_str()).collect();
+    assert_eq!(names, ["3.bias", "0.bias", "0.weight", "3.weight"]);
+    let [weight, bias, frozen] = ["0.weight", "0.bias", "3.weight"].map(|name| params.find(name).unwrap().id);
+    assert_eq!([weight, bias, frozen].map(|id| params.uses(id)), [2, 1, 1]);
+    assert_eq!(params.value(weight).shape().dims(), [3, 3]);
+    assert_eq!(params.gradient(weight).unwrap().name(), Some("0.weight.grad"));
+    assert!(params.gradient(frozen).is_none() && params.value(frozen).shares_memory_with(params.values()));
+    assert!(!params.value(frozen).shares_memory_with(params.trained_values()));
+    assert_eq!(params.trained_values().shape(), params.gradients().shape());
+    assert_eq!((params.count(), params.trained_count()), (9 + 3 + 6 + 2, 9 + 3 + 2));
+    let chunks = params.chunks().unwrap();
+    assert_eq!(chunks.elements(), 14);
+    assert_eq!(chunks.chunks().iter().map(|chunk| chunk.decay).collect::<Vec<_>>(), [false, false, true]);
+    let error = params.find("1.weight").unwrap_err().to_string();
+    assert!(error.contains("expected one of: 3.bias, 0.bias, 0.weight, 3.weight, got 1.weight"), "{error}");
+}
+
+#[test]
+fn writing_a_view_writes_the_arena_and_padding_stays_zero() {
+    let params = params(DType::F32, 1, &|_| false);
+    for p in params.list() {
+        ddp_kernels::ops::fill_into(params.value(p.id), 1.0 + p.id.number() as f64).unwrap();
+    }
+    let values = params.values().to_vec::<f32>().unwrap();
+    for (index, value) in values.into_iter().enumerate() {
+        let owner = params.list().iter().find(|p| p.range.contains(&index));
+        assert_eq!(value, owner.map_or(0.0, |p| 1.0 + p.id.number() as f32), "element {index}");
+    }
+}
+
+#[test]
+fn first_values_depend_on_name_and_seed_and_not_on_dtype_layout_or_the_rest_of_the_model() {
+    let value = |params: &Params, name: &str| {
+        let value = params.value(params.find(name).unwrap().id).to_dtype(DType::F64).unwrap();
+        value.to_vec::<f64>().unwrap()
+    };
+    let usual = params(DType::F32, 5, &|_| false);
+    let others = [params(DType::F64, 5, &|_| false), params(DType::F32, 5, &|name| name.starts_with("0."))];
+    for other in &others {
+        for p in usual.list() {
+            assert_eq!(value(&usual, &p.name), value(other, &p.name), "{}", p.name);
+        }
+    }
+    let mut alone = Sequential::new().then(Linear::new(3));
+    let alone = Params::new(&mut alone, &[3], DType::F32, Device::Cpu, 5, &|_| false).unwrap().0;
+    assert_eq!(value(&alone, "0.weight"), value(&usual, "0.weight"));
+    assert_ne!(value(&params(DType::F32, 6, &|_| false), "0.weight"), value(&usual, "0.weight"));
+    assert_ne!(value(&usual, "0.weight")[..2], value(&usual, "3.weight")[..2]);
+}
+
+#[test]
+fn hashes_tell_layouts_and_values_apart() {
+    let usual = params(DType::F32, 5, &|_| false);
+    let same = params(DType::F32, 5, &|_| false);
+    assert_eq!(usual.layout_hash(), same.layout_hash());
+    assert_eq!(usual.values_hash().unwrap(), same.values_hash().unwrap());
+    assert_ne!(usual.layout_hash(), params(DType::F32, 5, &|name| name == "3.bias").layout_hash());
+    let last = same.value(same.find("0.weight").unwrap().id).flatten().unwrap().slice(8..9).unwrap();
+    let before = last.to_vec::<f32>().unwrap()[0];
+    last.copy_from(&Tensor::from_slice(&[f32::from_bits(before.to_bits() ^ 1)], &[1], Device::Cpu).unwrap()).unwrap();
+    assert_ne!(usual.values_hash().unwrap(), same.values_hash().unwrap(), "one bit of the last element");
+}
+
+#[test]
+fn a_model_without_trained_parameters_has_no_gradients() {
+    let frozen = params(DType::F32, 1, &|_| true);
+    assert_eq!((frozen.gradients().count(), frozen.chunks().unwrap().elements()), (0, 0));
+    let none = Params::new(&mut Sequential::new(), &[3], DType::F32, Device::Cpu, 1, &|_| false).unwrap();
+    assert_eq!((none.0.count(), none.1), (0, vec![3]));
+}
+
+#[test]
+fn a_dtype_without_fractions_is_refused() {
+    let error = Params::new(&mut layers(), &[3], DType::I32, Device::Cpu, 1, &|_| false).unwrap_err().to_string();
+    assert!(error.contains("got i32"), "{error}");
+}

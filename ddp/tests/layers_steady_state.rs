@@ -1,0 +1,195 @@
+//! After the first steps a training step over layers takes nothing from the system: no buffer for a tensor, no heap memory but
+//! what the crate `gemm` packs its operands into, and nothing crosses between devices. Counted, by an allocator that counts
+//! and by the memory statistics. One test, alone in its process, since it counts what the process does.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ddp::models::Model;
+use ddp::nn::{
+    Activate, CrossEntropy, Dropout, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved, Scratch, Sequential, Tie,
+};
+use ddp::optim::{Clip, Optimizer, Rule};
+use ddp::params::ParamId;
+use ddp_kernels::transfer::{Phase, forbid_transfers, in_phase};
+use ddp_kernels::{DType, Device, Random, Result, Tensor, memory, ops};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const CPU: Device = Device::Cpu;
+const ROWS: usize = 48;
+const INPUTS: usize = 40;
+const WIDTH: usize = 64;
+const CLASSES: usize = 10;
+
+/// A model in training with everything made once, and the addresses its passes saw.
+struct Training {
+    model: Model,
+    loss: Box<dyn Loss>,
+    optimizer: Optimizer,
+    clip: Clip,
+    scratch: Scratch,
+    saved: Saved,
+    stats: Tensor,
+    position: Tensor,
+    bad_step: Tensor,
+    step: Tensor,
+    x: Tensor,
+    targets: Tensor,
+    steps: u64,
+    /// Where the output and its gradient lay in the latest step.
+    addresses: [usize; 2],
+}
+
+/// Every kind of layer: fused and unfused activations, dropout, a residual, a tied weight, a layer that is frozen.
+fn layers() -> Sequential {
+    let tie = Tie::new();
+    let inner = Sequential::new().then(Linear::new(WIDTH).tied(&tie)).then(Activate::gelu()).then(Dropout::new(0.1));
+    Sequential::new()
+        .then(Linear::new(WIDTH))
+        .then(Activate::relu())
+        .then(Linear::new(WIDTH).tied(&tie))
+        .then(Activate::gelu_tanh())
+        .then(Residual::new(inner))
+        .then(Activate::relu())
+        .then(Linear::new(CLASSES))
+}
+
+impl Training {
+    fn new(loss: Box<dyn Loss>, targets: Tensor, rule: Rule) -> Training {
+        let frozen = |name: &str| name == "0.bias";
+        let model = Model::new(Box::new(layers()), &[INPUTS], DType::F32, CPU, 1, &frozen).unwrap();
+        Training {
+            optimizer: Optimizer::new(rule, &model.params).unwrap(),
+            clip: Clip::new(1.0, &model.params).unwrap(),
+            model,
+            loss,
+            scratch: Scratch::new(CPU),
+            saved: Saved::default(),
+            stats: Tensor::zeros(&[4], DType::F32, CPU).unwrap(),
+            position: Tensor::zeros(&[2], DType::I64, CPU).unwrap(),
+            bad_step: Tensor::zeros(&[1], DType::I64, CPU).unwrap(),
+            step: Tensor::ones(&[1], DType::I64, CPU).unwrap(),
+            x: Tensor::randn(&[ROWS, INPUTS], DType::F32, CPU, &mut Random::new(2)).unwrap(),
+            targets,
+            steps: 0,
+            addresses: [0; 2],
+        }
+    }
+
+    fn pass<R>(&mut self, training: bool, body: impl FnOnce(&Model, &dyn Loss, &mut Pass<'_>) -> R) -> R {
+        let position = &self.position;
+        let options = PassOptions { training, accumulate: false, last: true, seed: 1, position };
+        let mut ready = |_: ParamId| Ok(());
+        let mut pass = Pass::new(&self.model.params, &mut self.scratch, &mut self.saved, options, &mut ready);
+        body(&self.model, self.loss.as_ref(), &mut pass)
+    }
+
+    /// Forward, loss, backward, clipping, update; and an evaluation.
+    fn step(&mut self) {
+        in_phase(Phase::Step, || forbid_transfers(|| self.step_within()));
+    }
+
+    fn step_within(&mut self) {
+        self.steps += 1;
+        let (x, targets, stats) = (self.x.clone(), self.targets.clone(), self.stats.clone());
+        ops::zero(&stats).unwrap();
+        self.addresses = self.pass(true, |model, loss, pass| {
+            let y = model.forward(pass, &x).unwrap();
+            let dy = loss.gradient(pass, &y, &targets, &stats).unwrap();
+            model.backward(pass, &dy).unwrap();
+            [&y, &dy].map(|tensor| tensor.with_slice(|elements: &[f32]| elements.as_ptr().addr()).unwrap())
+        });
+        self.clip.compute(&self.model.params, Some(&stats.slice(1..2).unwrap()), false).unwrap();
+        ops::mark_nonfinite(&self.bad_step, self.clip.out(), &self.step).unwrap();
+        let (scale, bad) = (Some(self.clip.out()), Some(&self.bad_step));
+        self.optimizer.update(&self.model.params, self.steps, 1e-3, scale, bad).unwrap();
+        self.pass(false, |model, loss, pass| {
+            let y = model.forward(pass, &x).unwrap();
+            loss.compute(pass, &y, &targets, &stats).unwrap();
+        });
+    }
+
+    /// The products of a step and nothing else, on tensors of their own: what `gemm` takes from the heap.
+    fn products(&self) -> impl Fn() + use<> {
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, CPU).unwrap();
+        let sizes = [(INPUTS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, CLASSES)];
+        let all =
+            sizes.map(|(i, o)| (zeros(&[ROWS, i]), zeros(&[o, i]), zeros(&[ROWS, o]), zeros(&[o, i]), i == INPUTS));
+        move || {
+            let run = || -> Result<()> {
+                for (x, weight, y, dw, is_lowest) in &all {
+                    let none = ops::Activation::Identity;
+                    ops::linear_into(y, x, weight, None, none, None)?;
+                    ops::linear_into(y, x, weight, None, none, None)?;
+                    ops::linear_backward_weight_into(dw, None, y, x, false)?;
+                    if !is_lowest {
+                        ops::linear_backward_input_into(x, y, weight, ops::Below::Identity)?;
+                    }
+                }
+                Ok(())
+            };
+            run().unwrap();
+        }
+    }
+}
+
+/// The least of some counts of twenty runs: the test's own harness, or a worker that makes its buffer for panels when it
+/// helps for the first time, may add to one of them. What every step takes shows in all.
+fn heap_count(mut body: impl FnMut()) -> u64 {
+    let counts = (0..8).map(|_| {
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        (0..20).for_each(|_| body());
+        ALLOCATIONS.load(Ordering::SeqCst) - before
+    });
+    counts.min().unwrap_or(0)
+}
+
+#[test]
+fn a_step_over_layers_takes_nothing_from_the_system_after_the_first() {
+    let labels = Tensor::randint(CLASSES as u32, &[ROWS], DType::I64, CPU, &mut Random::new(3)).unwrap();
+    let class_weights = Some(Tensor::ones(&[CLASSES], DType::F32, CPU).unwrap());
+    let weighted = CrossEntropy { label_smoothing: 0.1, class_weights, ..CrossEntropy::default() };
+    let numbers = Tensor::randn(&[ROWS, CLASSES], DType::F32, CPU, &mut Random::new(4)).unwrap();
+    let cases: [(Box<dyn Loss>, Tensor, Rule); 3] = [
+        (Box::new(CrossEntropy::default()), labels.clone(), Rule::adamw()),
+        (Box::new(weighted), labels, Rule::sgd(0.9)),
+        (Box::new(Mse), numbers, Rule::sgd(0.0)),
+    ];
+    for (loss, targets, rule) in cases {
+        let mut training = Training::new(loss, targets, rule);
+        (0..3).for_each(|_| training.step());
+        let before = memory::stats(CPU);
+        let (scratch_bytes, addresses) = (training.scratch.bytes(), training.addresses);
+        for _ in 0..20 {
+            training.step();
+            assert_eq!(training.addresses, addresses, "every step finds its tensors where the last one did");
+        }
+        let after = memory::stats(CPU);
+        assert_eq!(after.allocation_count, before.allocation_count, "no tensor was made ({rule:?})");
+        assert_eq!(after.system_allocation_count, before.system_allocation_count);
+        assert_eq!(training.scratch.bytes(), scratch_bytes);
+
+        let products = training.products();
+        assert_eq!(heap_count(|| training.step()), heap_count(products), "only products touch the heap ({rule:?})");
+        assert_eq!(training.bad_step.to_vec::<i64>().unwrap(), [0]);
+    }
+}
