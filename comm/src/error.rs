@@ -62,37 +62,11 @@ pub enum Error {
     #[error("ended because of {0}")]
     PeerFailed(Box<Cause>),
     /// Ranks that should be the same differ.
-    #[error("ranks disagree on {field}: rank {rank} has {theirs}, rank {reference} has {ours}. {way_out}")]
-    Disagree {
-        /// What differs.
-        field: String,
-        /// The rank that differs.
-        rank: usize,
-        /// Its value.
-        theirs: String,
-        /// The rank it was compared with.
-        reference: usize,
-        /// That one's value.
-        ours: String,
-        /// What to do.
-        way_out: String,
-    },
+    #[error("{0}")]
+    Disagree(Box<Disagreement>),
     /// A collective was given something it cannot take.
-    #[error("{operation}: {what}: expected {expected}, got {got} (called at {}). {way_out}", Line(at))]
-    Argument {
-        /// The operation.
-        operation: String,
-        /// The argument.
-        what: String,
-        /// What would have been right.
-        expected: String,
-        /// What was given.
-        got: String,
-        /// What to do.
-        way_out: String,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Argument(Box<Argument>),
     /// The ranks of this job could not be brought together.
     #[error("cannot {action}: {reason}. {way_out}")]
     Setup {
@@ -108,14 +82,50 @@ pub enum Error {
     Tensor(#[from] ddp_kernels::Error),
 }
 
+/// Ranks that should be the same differ.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("ranks disagree on {field}: rank {rank} has {theirs}, rank {reference} has {ours}. {way_out}")]
+pub struct Disagreement {
+    /// What differs.
+    pub field: String,
+    /// The rank that differs.
+    pub rank: usize,
+    /// Its value.
+    pub theirs: String,
+    /// The rank it was compared with.
+    pub reference: usize,
+    /// That one's value.
+    pub ours: String,
+    /// What to do.
+    pub way_out: String,
+}
+
+/// A collective was given something it cannot take.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{operation}: {what}: expected {expected}, got {got} (called at {}). {way_out}", Line(at))]
+pub struct Argument {
+    /// The operation.
+    pub operation: String,
+    /// The argument.
+    pub what: String,
+    /// What would have been right.
+    pub expected: String,
+    /// What was given.
+    pub got: String,
+    /// What to do.
+    pub way_out: String,
+    /// The caller's line.
+    pub at: Site,
+}
+
 impl Error {
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Timeout { .. } => 77,
-            Error::OutOfStep { .. } | Error::Disagree { .. } => 78,
+            Error::OutOfStep { .. } | Error::Disagree(_) => 78,
             Error::PeerFailed(cause) => cause.exit_code,
-            Error::Argument { .. } | Error::Tensor(_) => 70,
+            Error::Argument(_) | Error::Tensor(_) => 70,
             Error::Setup { .. } => 77,
         }
     }

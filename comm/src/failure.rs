@@ -10,9 +10,9 @@ pub(crate) mod lifeline;
 use std::fmt::Display;
 use std::io::Write;
 use std::panic::PanicHookInfo;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::error::Cause;
@@ -26,6 +26,9 @@ const EXIT_PANIC: u8 = 70;
 pub(crate) const GRACE: Duration = Duration::from_millis(300);
 /// How long the end of a process may wait for anything but itself.
 const BOUND: Duration = Duration::from_millis(500);
+
+/// Held while a cause is written down and told.
+static SPEAKING: Mutex<()> = Mutex::new(());
 
 /// Another rank of this host, in a process of its own.
 #[derive(Debug)]
@@ -62,6 +65,8 @@ impl Failure {
 
     /// Writes `cause` down, prints it and tells the other hosts, unless another came first.
     pub(crate) fn report(&self, cause: &Cause) {
+        // The other threads see the cause before it is printed, and must not end the process in between.
+        let _speaking = SPEAKING.lock();
         if !self.board.fail(cause) {
             return;
         }
@@ -79,6 +84,11 @@ impl Failure {
     pub(crate) fn fail(&self, text: String, exit_code: u8) -> ! {
         // Nobody fails with success.
         let exit_code = if exit_code == 0 { EXIT_PANIC } else { exit_code };
+        #[cfg(feature = "mpi")]
+        if self.lifeline.as_ref().is_some_and(|lifeline| !lifeline.is_on_first_host) {
+            // What all hosts find at the same time, one of them says.
+            _ = self.board.wait_for_abort(GRACE);
+        }
         self.report(&Cause { rank: self.rank, host: self.host.clone(), exit_code, text });
         self.end(self.cause().map_or(exit_code, |cause| cause.exit_code))
     }
@@ -92,6 +102,7 @@ impl Failure {
                 std::thread::park();
             }
         }
+        within(BOUND, || drop(SPEAKING.lock()));
         // Another thread may hold the lock of standard output for ever.
         within(BOUND, || _ = std::io::stdout().flush());
         self.board.leave(self.local_rank);

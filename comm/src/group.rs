@@ -11,7 +11,7 @@ use ddp_kernels::error::Site;
 use ddp_kernels::stream::Stream;
 
 use crate::collective::{Call, Collective, Operation, REDUCIBLE, Reduce};
-use crate::error::{Error, Line, Result};
+use crate::error::{Argument, Error, Line, Result};
 
 /// Ranks that act together, seen from one of them. A handle: clones share the numbering.
 ///
@@ -123,7 +123,7 @@ impl Group {
     fn check(&self, operation: Operation, tensor: &Tensor, stream: &Stream, at: Site) -> Result<()> {
         let refuse = |what: String, expected: String, got: String, way_out: &str| {
             let (operation, way_out) = (operation.to_string(), way_out.to_string());
-            Err(Error::Argument { operation, what, expected, got, way_out, at })
+            Err(Error::Argument(Box::new(Argument { operation, what, expected, got, way_out, at })))
         };
         let size = self.size();
         if tensor.is_transposed() {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::error::{Error, Result};
+use crate::error::{Disagreement, Error, Result};
 use crate::world::World;
 
 /// What a difference in a field means.
@@ -88,14 +88,14 @@ fn compare(of_ranks: &[Named], fields: &[Field]) -> Result<Vec<String>> {
         .map(|named| named.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", "))
         .collect();
     if let Some((rank, reference)) = odd_one_out(&names) {
-        return Err(Error::Disagree {
+        return Err(Error::Disagree(Box::new(Disagreement {
             field: "what to compare".into(),
             rank,
             theirs: shown(&names[rank]),
             reference,
             ours: shown(&names[reference]),
             way_out: "Start the same program on all ranks.".into(),
-        });
+        })));
     }
     let mut warnings = Vec::new();
     for (index, field) in fields.iter().enumerate() {
@@ -103,9 +103,9 @@ fn compare(of_ranks: &[Named], fields: &[Field]) -> Result<Vec<String>> {
         let Some((rank, reference)) = odd_one_out(&values) else { continue };
         let (theirs, ours) = difference(values[rank], values[reference]);
         let (name, way_out) = (field.name.clone(), field.way_out.clone());
-        let disagree = Error::Disagree { field: name, rank, theirs, reference, ours, way_out };
+        let disagree = Disagreement { field: name, rank, theirs, reference, ours, way_out };
         match field.kind {
-            Kind::MustMatch => return Err(disagree),
+            Kind::MustMatch => return Err(Error::Disagree(Box::new(disagree))),
             Kind::Warn => warnings.push(disagree.to_string()),
         }
     }

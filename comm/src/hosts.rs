@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::collective::{Call, Collective, Reduce};
-use crate::error::Result;
+use crate::collective::{Call, Collective, Operation, Reduce};
+use crate::error::{Error, Result};
 use crate::mpi::{MESSAGE_BYTES_MAX, Mpi, lend, lend_mut};
 use crate::shared::Shared;
 use crate::sums::{self, Sources};
@@ -200,7 +200,8 @@ impl Hosts {
                 for &other in &others {
                     theirs.extend(piece(other)?.map(|piece| (other, piece)));
                 }
-                let receives: Vec<(usize, usize)> = theirs.iter().map(|(other, piece)| (*other, piece.bytes())).collect();
+                let receives: Vec<(usize, usize)> =
+                    theirs.iter().map(|(other, piece)| (*other, piece.bytes())).collect();
                 let received = leaders.exchange(&later.leader, &sends, &receives)?;
                 theirs.iter().zip(received).try_for_each(|((_, piece), bytes)| fill(piece, &bytes))?;
             }
@@ -254,10 +255,18 @@ fn put_before(before: &[u8], piece: &Tensor, reduce: Reduce) -> Result<()> {
     lend_mut(piece, |own| {
         assert_eq!(before.len(), own.len());
         let sources = Sources { first: before.as_ptr(), stride_bytes: own.len(), ranks: 2, mine: 1 };
-        // SAFETY: the first of two is `before`, of the length of `own`, and the second `own` itself; no copy is asked.
-        unsafe { sums::reduce(piece.dtype(), reduce, own, sources, std::ptr::null_mut()) };
+        // SAFETY: the first of two is `before`, of the length of `own`, and the second `own` itself.
+        unsafe { sums::reduce(piece.dtype(), reduce, own, sources) };
         Ok(())
     })
+}
+
+/// An error of a call that was made in the numbers of one host, as one of the call that the user made.
+fn in_words_of(call: &Call<'_>, mut error: Error) -> Error {
+    if let Error::Timeout { call: told, .. } | Error::OutOfStep { call: told, .. } = &mut error {
+        *told = call.to_string();
+    }
+    error
 }
 
 impl Collective for Hosts {
@@ -314,14 +323,20 @@ impl Collective for Hosts {
 
     fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
         match self.placement.find(to) {
-            (host, place) if host == self.placement.host => self.local.send(call, tensor, place),
+            (host, place) if host == self.placement.host => {
+                let here = Call { operation: Operation::Send { to: place }, ..*call };
+                self.local.send(&here, tensor, place).map_err(|error| in_words_of(call, error))
+            }
             _ => self.everyone.send(call, tensor, to),
         }
     }
 
     fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
         match self.placement.find(from) {
-            (host, place) if host == self.placement.host => self.local.receive(call, tensor, place),
+            (host, place) if host == self.placement.host => {
+                let here = Call { operation: Operation::Receive { from: place }, ..*call };
+                self.local.receive(&here, tensor, place).map_err(|error| in_words_of(call, error))
+            }
             _ => self.everyone.receive(call, tensor, from),
         }
     }

@@ -28,6 +28,13 @@ pub(crate) struct Launch {
     pub(crate) local_size: Option<usize>,
 }
 
+/// The rank that the launcher's variables give this process, 0 without any: for what comes before `World::connect`, as who
+/// logs. `World::rank` is the one to rely on.
+pub fn likely_rank() -> usize {
+    let number = |name: &str| std::env::var(name).ok()?.trim().parse::<usize>().ok();
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].into_iter().find_map(number).unwrap_or(0)
+}
+
 impl Launch {
     /// The launch this process is part of; none if no MPI launcher started it.
     pub(crate) fn detect(lookup: Lookup<'_>) -> Option<Launch> {
@@ -45,8 +52,7 @@ impl Launch {
             })
         };
         // PMIx gives the size by its protocol alone.
-        let pmix =
-            || number("PMIX_RANK").map(|_| Launch { launcher: Launcher::Pmix, size: None, local_size: None });
+        let pmix = || number("PMIX_RANK").map(|_| Launch { launcher: Launcher::Pmix, size: None, local_size: None });
         open_mpi.or_else(pmi).or_else(pmix)
     }
 

@@ -26,4 +26,5 @@ pub use collective::{Collective, Operation, Reduce};
 pub use error::{Error, Result};
 pub use group::Group;
 pub use handshake::Field;
+pub use launcher::likely_rank;
 pub use world::{Options, Transport, World};

@@ -23,6 +23,7 @@ mod mail;
 mod round;
 mod segment;
 mod slices;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -118,6 +119,7 @@ impl Shared {
         self.channel.check_abort()?;
         let Channel { board, me, index, .. } = &self.channel;
         board.enter(*me, *index, call);
+        self.channel.begin();
         self.channel.pause();
         let result = body(&mut state);
         board.exit(*me, *index);

@@ -20,21 +20,21 @@ pub(crate) struct Sources {
     pub(crate) mine: usize,
 }
 
-/// Reduces `own` and what the others hold into `own`, and into `copy` too unless that is null.
+/// Reduces `own` and what the others hold into `own`.
 ///
 /// # Safety
 ///
-/// From each of the others' places `own.len()` bytes can be read, and at `copy` as many be written; nobody writes the
-/// former and nobody touches the latter until this returns, and neither overlaps `own`. They need no alignment.
-pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], sources: Sources, copy: *mut u8) {
+/// From each of the others' places `own.len()` bytes can be read, which nobody writes until this returns, and which do not
+/// overlap `own`. They need no alignment.
+pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], sources: Sources) {
     assert!(sources.ranks >= 2 && sources.mine < sources.ranks && own.len().is_multiple_of(dtype.bytes()));
     macro_rules! by_operation {
         ($element:ty) => {
             // SAFETY: by the caller's promise.
             match reduce {
-                Reduce::Sum => unsafe { dispatch::<$element, Sum>(own, sources, copy) },
-                Reduce::Max => unsafe { dispatch::<$element, Max>(own, sources, copy) },
-                Reduce::Min => unsafe { dispatch::<$element, Min>(own, sources, copy) },
+                Reduce::Sum => unsafe { dispatch::<$element, Sum>(own, sources) },
+                Reduce::Max => unsafe { dispatch::<$element, Max>(own, sources) },
+                Reduce::Min => unsafe { dispatch::<$element, Min>(own, sources) },
             }
         };
     }
@@ -167,35 +167,35 @@ impl Element for f16 {
 /// # Safety
 ///
 /// As for `reduce`.
-unsafe fn dispatch<E: Element, O: Operation>(own: &mut [u8], sources: Sources, copy: *mut u8) {
+unsafe fn dispatch<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
     #[cfg(target_arch = "x86_64")]
     {
         /// # Safety
         ///
         /// As for `reduce`, on a processor that has these.
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        unsafe fn avx512<E: Element, O: Operation>(own: &mut [u8], sources: Sources, copy: *mut u8) {
+        unsafe fn avx512<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
             // SAFETY: by the caller's promise.
-            unsafe { body::<E, O>(own, sources, copy) }
+            unsafe { body::<E, O>(own, sources) }
         }
         /// # Safety
         ///
         /// As above.
         #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn avx2<E: Element, O: Operation>(own: &mut [u8], sources: Sources, copy: *mut u8) {
+        unsafe fn avx2<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
             // SAFETY: by the caller's promise.
-            unsafe { body::<E, O>(own, sources, copy) }
+            unsafe { body::<E, O>(own, sources) }
         }
         match level() {
             // SAFETY: by the caller's promise, and `level` found these features on this processor.
-            Level::Avx512 => return unsafe { avx512::<E, O>(own, sources, copy) },
+            Level::Avx512 => return unsafe { avx512::<E, O>(own, sources) },
             // SAFETY: as above.
-            Level::Avx2 => return unsafe { avx2::<E, O>(own, sources, copy) },
+            Level::Avx2 => return unsafe { avx2::<E, O>(own, sources) },
             Level::Baseline => {}
         }
     }
     // SAFETY: by the caller's promise.
-    unsafe { body::<E, O>(own, sources, copy) }
+    unsafe { body::<E, O>(own, sources) }
 }
 
 /// Elements that are read, combined and written at once: whole arrays by value, so that the compiler need not ask whether
@@ -206,17 +206,17 @@ const BLOCK: usize = 32;
 ///
 /// As for `reduce`.
 #[inline(always)]
-unsafe fn body<E: Element, O: Operation>(own: &mut [u8], sources: Sources, copy: *mut u8) {
+unsafe fn body<E: Element, O: Operation>(own: &mut [u8], sources: Sources) {
     let count = own.len() / size_of::<E>();
     let own = own.as_mut_ptr().cast::<E>();
     let blocks = count / BLOCK * BLOCK;
     // SAFETY: both walk over elements 0 to `count` once, each within `own` and what the caller promised.
     unsafe {
         for index in (0..blocks).step_by(BLOCK) {
-            step::<E, O, BLOCK>(own, index, sources, copy.cast());
+            step::<E, O, BLOCK>(own, index, sources);
         }
         for index in blocks..count {
-            step::<E, O, 1>(own, index, sources, copy.cast());
+            step::<E, O, 1>(own, index, sources);
         }
     }
 }
@@ -227,7 +227,7 @@ unsafe fn body<E: Element, O: Operation>(own: &mut [u8], sources: Sources, copy:
 ///
 /// They lie within `own` and what the caller of `reduce` promised.
 #[inline(always)]
-unsafe fn step<E: Element, O: Operation, const B: usize>(own: *mut E, index: usize, sources: Sources, copy: *mut E) {
+unsafe fn step<E: Element, O: Operation, const B: usize>(own: *mut E, index: usize, sources: Sources) {
     let read = |rank: usize| -> [E; B] {
         let theirs = sources.first.wrapping_add(rank * sources.stride_bytes).cast::<E>();
         let from = if rank == sources.mine { own.cast_const() } else { theirs };
@@ -246,9 +246,6 @@ unsafe fn step<E: Element, O: Operation, const B: usize>(own: *mut E, index: usi
     // SAFETY: by the caller's promise.
     unsafe {
         own.wrapping_add(index).cast::<[E; B]>().write_unaligned(made);
-        if !copy.is_null() {
-            copy.wrapping_add(index).cast::<[E; B]>().write_unaligned(made);
-        }
     }
 }
 
@@ -348,7 +345,6 @@ pub(crate) mod tests {
             ranks in 2usize..6,
             mine in 0usize..5,
             shift in 0usize..9,
-            copied in any::<bool>(),
         ) {
             let mine = mine % ranks;
             for dtype in crate::collective::REDUCIBLE {
@@ -369,17 +365,14 @@ pub(crate) mod tests {
                         })
                         .collect();
                     let mut own = all[shift + mine * stride..][..bytes].to_vec();
-                    let mut copy = vec![0u8; bytes];
                     let first = all[shift..].as_ptr();
                     let sources = Sources { first, stride_bytes: stride, ranks, mine };
-                    let target = if copied { copy.as_mut_ptr() } else { std::ptr::null_mut() };
-                    // SAFETY: every place is within `all` or `copy`, which nobody else uses.
-                    unsafe { reduce(dtype, operation, &mut own, sources, target) };
+                    // SAFETY: every place is within `all`, which nobody writes.
+                    unsafe { reduce(dtype, operation, &mut own, sources) };
                     for (index, &expected) in expected.iter().enumerate() {
                         let found = bits(dtype, &own, index);
                         prop_assert!(same(dtype, found, expected), "{dtype} {operation:?}: {found:x} {expected:x}");
                     }
-                    prop_assert!(!copied || copy == own);
                 }
             }
         }

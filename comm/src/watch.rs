@@ -16,8 +16,6 @@ use crate::failure::{Failure, GRACE, Peer};
 
 /// How often the watch looks up by itself.
 const PERIOD: Duration = Duration::from_millis(100);
-/// A rank that ended may have been ended together with this one, or its error may be on its way from another host.
-const CAUSE_DELAY: Duration = Duration::from_millis(100);
 /// The exit code of a job that lost a rank.
 const EXIT_PEER_LOST: u8 = 77;
 
@@ -118,7 +116,8 @@ impl Drop for Watch {
 fn watch(failure: &Failure, stop: &OwnedFd) {
     let mut watched: Vec<&Peer> = failure.peers.iter().collect();
     loop {
-        let handles = watched.iter().map(|peer| &peer.process).chain(&failure.launcher).filter_map(|process| process.handle.as_ref());
+        let processes = watched.iter().map(|peer| &peer.process).chain(&failure.launcher);
+        let handles = processes.filter_map(|process| process.handle.as_ref());
         let descriptors: Vec<i32> = std::iter::once(stop).chain(handles).map(AsRawFd::as_raw_fd).collect();
         if ready(&descriptors, PERIOD)[0] {
             return;
@@ -131,9 +130,7 @@ fn watch(failure: &Failure, stop: &OwnedFd) {
             return leave(failure, &cause, stop);
         }
         if let Some(lost) = lost(failure, &mut watched) {
-            if ready(&[stop.as_raw_fd()], CAUSE_DELAY)[0] {
-                return;
-            }
+            // At once: mpirun, which sees it too, is about to end this rank.
             failure.report(&lost);
         }
     }
@@ -141,12 +138,7 @@ fn watch(failure: &Failure, stop: &OwnedFd) {
 
 /// Why the job fails if a process has ended that should not have.
 fn lost(failure: &Failure, watched: &mut Vec<&Peer>) -> Option<Cause> {
-    let cause = |rank: usize, text: String| Cause {
-        rank,
-        host: failure.host.clone(),
-        exit_code: EXIT_PEER_LOST,
-        text,
-    };
+    let cause = |rank: usize, text: String| Cause { rank, host: failure.host.clone(), exit_code: EXIT_PEER_LOST, text };
     let ended = watched.iter().position(|peer| peer.process.has_ended());
     if let Some(index) = ended {
         let peer = watched.swap_remove(index);

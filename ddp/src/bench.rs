@@ -8,9 +8,10 @@ pub mod mlp;
 
 use std::time::{Duration, Instant};
 
-use ddp_comm::Group;
+use ddp_comm::handshake::Field;
+use ddp_comm::{Group, World};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{Device, Tensor, threads};
 
 use crate::error::Result;
 
@@ -74,7 +75,17 @@ fn largest(group: &Group, value: f64) -> Result<f64> {
     Ok(tensor.to_vec::<f64>()?[0])
 }
 
-/// The name of a dtype as the JSON line has it.
-fn dtype_name(dtype: DType) -> String {
-    dtype.to_string()
+/// Uses so many threads (this rank's share of the cores by default), each on a core of its own.
+fn pin(count: Option<usize>, world: &World) -> Result<()> {
+    let count = count.unwrap_or_else(|| world.default_threads());
+    Ok(threads::set_count_pinned_from(world.core_offset(), count)?)
+}
+
+/// All ranks measure the same with the same program.
+fn agree(world: &World, config: &str) -> Result<()> {
+    let way_out = "Start every rank with the same program and the same flags.";
+    Ok(world.handshake(&[
+        Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), way_out),
+        Field::must_match("the flags of the bench", config, way_out),
+    ])?)
 }

@@ -6,14 +6,21 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod checkpoint;
+pub mod cli;
+pub mod config;
 pub mod data;
 pub mod error;
+mod files;
+pub mod metrics;
 pub mod models;
 pub mod nn;
 pub mod optim;
 pub mod params;
 pub mod process;
+pub mod progress;
 pub mod reducer;
 pub mod step;
+pub mod trainer;
 
 pub use error::{Error, Result};

@@ -10,12 +10,13 @@ pub mod plan;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ddp_comm::Group;
+use ddp_comm::{Group, World};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Tensor, ops};
+use ddp_kernels::{DType, Tensor, ops, threads};
 
 use self::lane::{Job, Lane};
 use self::plan::{Bucket, BucketSizes};
+use crate::config::Overlap;
 use crate::error::{Error, Result};
 use crate::nn::pass::Listener;
 use crate::params::{ParamId, Parameter, Params};
@@ -29,6 +30,15 @@ pub struct ReducerOptions {
     pub dtype: DType,
     /// Whether a thread of its own reduces while backward runs.
     pub overlap: bool,
+}
+
+/// Whether to reduce on a thread of its own while backward runs: by default where the rank has a core for it.
+pub fn overlaps(wanted: Overlap, world: &World) -> bool {
+    match wanted {
+        Overlap::On => true,
+        Overlap::Off => false,
+        Overlap::Auto => world.default_threads() > threads::count(),
+    }
 }
 
 /// When a bucket was reduced, for timelines: times since the step began.
@@ -108,6 +118,11 @@ impl Reducer {
     /// The plan.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
+    }
+
+    /// Whether a thread of its own reduces while backward runs.
+    pub fn overlaps(&self) -> bool {
+        self.lane.has_thread()
     }
 
     /// The plan as text, for the handshake: ranks with different plans would wait for each other for ever.
@@ -192,7 +207,7 @@ impl Listener for Reducer {
     /// Reduces a small tensor (losses and counts) with the gradients, in the order of the calls: before the bucket that
     /// comes next.
     fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
-        self.lane.start(Job::plain(tensor.clone()))
+        self.lane.start(tensor.clone())
     }
 }
 

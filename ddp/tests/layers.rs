@@ -119,6 +119,8 @@ type Asked = Arc<Mutex<Vec<(Fold, bool)>>>;
 struct Probe<L> {
     inner: L,
     asked: Asked,
+    /// The activations it was asked to apply, and whether it does.
+    fused: Arc<Mutex<Vec<(Activation, bool)>>>,
 }
 
 impl<L: Layer> Layer for Probe<L> {
@@ -134,7 +136,9 @@ impl<L: Layer> Layer for Probe<L> {
         Ok(folded)
     }
     fn fuse(&mut self, above: Activation) -> bool {
-        self.inner.fuse(above)
+        let fuses = self.inner.fuse(above);
+        self.fused.lock().unwrap().push((above, fuses));
+        fuses
     }
 }
 
@@ -146,7 +150,7 @@ fn probed(layers: usize) -> (Sequential, Vec<Asked>) {
             net.push(Box::new(Activate::relu()));
         }
         let asked = Asked::default();
-        net.push(Box::new(Probe { inner: Linear::new(5), asked: asked.clone() }));
+        net.push(Box::new(Probe { inner: Linear::new(5), asked: asked.clone(), fused: Default::default() }));
         all.push(asked);
     }
     (net, all)
@@ -160,6 +164,20 @@ fn linear_layers_fold_the_activation_below_and_the_lowest_computes_no_gradient_o
     let asked: Vec<_> = asked.iter().map(|asked| asked.lock().unwrap().clone()).collect();
     let folds = (Fold::Activation(Activation::Relu), true);
     assert_eq!(asked, [vec![(Fold::Nothing, false)], vec![folds], vec![folds]]);
+}
+
+#[test]
+fn a_linear_layer_applies_one_activation_above_it_across_sequentials_too() {
+    let [inner, outer] =
+        [(); 2].map(|()| Probe { inner: Linear::new(5), asked: Asked::default(), fused: Default::default() });
+    let fused = [inner.fused.clone(), outer.fused.clone()];
+    let inner = Sequential::new().then(Activate::relu()).then(inner);
+    let net = Sequential::new().then(inner).then(Activate::gelu()).then(outer).then(Activate::relu());
+    Bench::new(net.then(Activate::gelu()), &[5], DType::F32, &|_| false);
+    let [inner, outer] = fused.map(|fused| fused.lock().unwrap().clone());
+    assert_eq!((inner, outer), (vec![(Activation::Gelu(Gelu::Erf), true)], vec![(Activation::Relu, true)]));
+    let mut linear = Linear::new(5);
+    assert_eq!([(); 2].map(|()| linear.fuse(Activation::Relu)), [true, false]);
 }
 
 #[test]
@@ -286,6 +304,12 @@ fn evaluation_saves_nothing_drops_nothing_and_uses_two_buffers_by_turns() {
     let (y, saved, bytes) = run(0.5, false);
     assert_eq!((saved, bytes), (0, 2 * 16 * 64 * 4));
     assert!(y == run(0.0, true).0, "no dropout in evaluation");
+    let mut bench = Bench::new(layers(0.5).without_fusing(), &[64], DType::F32, &|_| false);
+    let saved = bench.pass(false, WHOLE, |model, pass, _| {
+        model.forward(pass, &x).unwrap();
+        pass.saved_count()
+    });
+    assert_eq!((saved.0, bench.scratch.bytes()), (0, 2 * 16 * 64 * 4));
     assert!(y != run(0.5, true).0);
 }
 

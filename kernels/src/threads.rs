@@ -32,22 +32,27 @@ pub fn count() -> usize {
 /// Uses `count` threads from now on: the caller as it is, and workers free to move between `cores()`.
 #[track_caller]
 pub fn set_count(count: usize) -> Result<()> {
-    replace(count, false)
+    replace(count, None)
 }
 
-/// Uses `count` threads from now on, each kept on one of `cores()`, the calling thread on the first: for measuring, and
-/// for ranks that share a machine.
+/// Uses `count` threads from now on, each kept on one of `cores()`, the calling thread on the first: for measuring.
 #[track_caller]
 pub fn set_count_pinned(count: usize) -> Result<()> {
-    replace(count, true)
+    set_count_pinned_from(0, count)
+}
+
+/// As `set_count_pinned`, the calling thread on the `first` of `cores()`, counted round: for ranks that share cores.
+#[track_caller]
+pub fn set_count_pinned_from(first: usize, count: usize) -> Result<()> {
+    replace(count, Some(first))
 }
 
 #[track_caller]
-fn replace(count: usize, pinned: bool) -> Result<()> {
+fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
     if count == 0 || count > COUNT_MAX {
         return Err(Error::value("threads", "count", format!("1 to {COUNT_MAX}"), count));
     }
-    let pool = Arc::new(Pool::new(count, pinned));
+    let pool = Arc::new(Pool::new(count, pinned_from));
     // The former pool ends outside the lock: that waits for its workers.
     let former = POOL.write().unwrap_or_else(PoisonError::into_inner).replace(pool);
     drop(former);
@@ -74,7 +79,7 @@ fn pool() -> Arc<Pool> {
         return pool.clone();
     }
     let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
-    slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), false))).clone()
+    slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), None))).clone()
 }
 
 /// Starts a thread that inherits this thread's transfer rules: policy, phase, scopes and ledger.

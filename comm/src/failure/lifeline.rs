@@ -18,6 +18,8 @@ const TAG: c_int = 1;
 pub(crate) struct Lifeline {
     pub(crate) comm: Comm,
     pub(crate) others: Vec<usize>,
+    /// This is the host that speaks when all fail at the same time.
+    pub(crate) is_on_first_host: bool,
 }
 
 impl Lifeline {

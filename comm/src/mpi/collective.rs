@@ -213,8 +213,8 @@ impl Mpi {
         }
         let sources =
             Sources { first: all.as_ptr(), stride_bytes: mine.len(), ranks: self.members.len(), mine: self.me };
-        // SAFETY: `all` has a part of this length for every member, is ours alone, and outlives the call; no copy is asked.
-        unsafe { sums::reduce(dtype, reduce, &mut bytes[mine], sources, std::ptr::null_mut()) };
+        // SAFETY: `all` has a part of this length for every member, is ours alone, and outlives the call.
+        unsafe { sums::reduce(dtype, reduce, &mut bytes[mine], sources) };
         Ok(())
     }
 
@@ -231,7 +231,11 @@ impl Mpi {
     }
 
     /// Runs `body` for one range of `bytes` after the other, each cut into a part a member that fits a message.
-    fn in_parts(&self, count: usize, mut body: impl FnMut(Range<usize>, Vec<Range<usize>>) -> Result<()>) -> Result<()> {
+    fn in_parts(
+        &self,
+        count: usize,
+        mut body: impl FnMut(Range<usize>, Vec<Range<usize>>) -> Result<()>,
+    ) -> Result<()> {
         let size = self.members.len();
         for start in (0..count).step_by(MESSAGE_BYTES_MAX * size) {
             let range = start..count.min(start + MESSAGE_BYTES_MAX * size);
@@ -241,7 +245,11 @@ impl Mpi {
     }
 
     /// Runs `body` with the same range of each of the members' equal slices, one range after the other.
-    fn in_slices(&self, bytes: &mut [u8], mut body: impl FnMut(&mut [u8], &[Range<usize>]) -> Result<()>) -> Result<()> {
+    fn in_slices(
+        &self,
+        bytes: &mut [u8],
+        mut body: impl FnMut(&mut [u8], &[Range<usize>]) -> Result<()>,
+    ) -> Result<()> {
         let size = self.members.len();
         let each = bytes.len() / size;
         for start in (0..each).step_by(MESSAGE_BYTES_MAX) {
@@ -352,9 +360,7 @@ impl Collective for Mpi {
         self.run(call, || {
             self.meet(call)?;
             lend_mut(tensor, |bytes| {
-                self.in_slices(bytes, |bytes, parts| {
-                    self.reduce_parts(call, bytes, parts, (tensor.dtype(), reduce))
-                })
+                self.in_slices(bytes, |bytes, parts| self.reduce_parts(call, bytes, parts, (tensor.dtype(), reduce)))
             })
         })
     }

@@ -21,6 +21,8 @@ use crate::error::{Cause, Error, Result};
 
 /// How long to look for the others before sleeping: about what a sleep and a wake-up cost.
 const SPIN: Duration = Duration::from_micros(20);
+/// How often in one call to look in vain. Then the others are not at it, and the core has better to do.
+const VAIN_SPINS_MAX: u8 = 3;
 
 /// What a rank counts on a channel. Each of these is written by that rank alone.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +78,8 @@ pub(super) struct Channel {
     /// The global rank of each, for messages.
     ranks: Vec<usize>,
     room: AtomicU8,
+    /// How often this call has looked in vain.
+    vain_spins: AtomicU8,
     delays: Option<Delays>,
 }
 
@@ -95,7 +99,7 @@ impl Channel {
             });
         }
         board.set_cores(me, cores());
-        Ok(Channel { segment, board, index, me, ranks, room: AtomicU8::new(UNKNOWN), delays })
+        Ok(Channel { segment, board, index, me, ranks, room: AtomicU8::new(UNKNOWN), vain_spins: AtomicU8::new(0), delays })
     }
 
     pub(super) fn size(&self) -> usize {
@@ -172,8 +176,12 @@ impl Channel {
         missing: impl Fn() -> Vec<usize>,
     ) -> Result<()> {
         let counter = self.counter_of(at);
-        if self.room.load(Ordering::Relaxed) == ROOMY && counter.spin(target, SPIN) {
-            return Ok(());
+        let vain_spins = self.vain_spins.load(Ordering::Relaxed);
+        if vain_spins < VAIN_SPINS_MAX && self.room.load(Ordering::Relaxed) == ROOMY {
+            if counter.spin(target, SPIN) {
+                return Ok(());
+            }
+            self.vain_spins.store(vain_spins + 1, Ordering::Relaxed);
         }
         let started = Instant::now();
         loop {
@@ -197,6 +205,11 @@ impl Channel {
             counter.sleep(target, left.min(SLEEP_MAX));
             asleep.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Begins a call: whoever was late in the last one may be in time in this one.
+    pub(super) fn begin(&self) {
+        self.vain_spins.store(0, Ordering::Relaxed);
     }
 
     /// The error that ends this call if the job ends.

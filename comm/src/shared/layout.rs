@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub(super) const CHANNELS: usize = 8;
 /// Slots of staging for each flow of pieces: one is filled while the other is emptied. A power of two, since slots are
 /// counted round by counters that wrap.
-pub(super) const DEPTH: usize = 2;
+pub(super) const DEPTH: usize = 4;
 /// The most ranks of one host.
 pub(super) const RANKS_MAX: usize = 256;
 /// Two cache lines: processors fetch them in pairs, and what two ranks write must not share one.
@@ -30,10 +30,10 @@ pub(super) const CAUSE_BYTES: usize = 2 * PAGE_BYTES;
 
 /// What two flows of pieces and a mailbox of a rank take together stays within its second-level cache.
 const GIVEN_BYTES: usize = 512 << 10;
-const PIECE_BYTES: Range<usize> = 2048..(128 << 10);
+const PIECE_BYTES: Range<usize> = 2048..(256 << 10);
 const MAIL_BYTES: usize = 256 << 10;
 const CHUNK_BYTES: Range<usize> = 4096..(64 << 10);
-const SMALL_BYTES: usize = 16 << 10;
+const SMALL_BYTES: usize = 4 << 10;
 
 /// The sizes that a segment is laid out by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

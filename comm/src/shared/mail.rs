@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::activity::Asked;
 use super::channel::Channel;
 use super::layout::{Cut, DEPTH, LINE_BYTES};
+use super::stream::copy_out;
 use crate::collective::Call;
 use crate::error::Result;
 
@@ -78,7 +79,7 @@ impl Mail<'_> {
             said[1].store(asked.count, Ordering::Relaxed);
             // SAFETY: `pointer` checked the bounds; only this rank writes there, and the receiver has said that it is
             // done with what lay there (see the top of this file).
-            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+            unsafe { copy_out(target, source) };
             self.count(SENT_AT, self.number(letter + 1));
         }
         Ok(self.number(letters))

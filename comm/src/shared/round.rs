@@ -9,6 +9,7 @@ use ddp_kernels::DType;
 
 use super::channel::{Channel, Turn};
 use super::layout::DEPTH;
+use super::stream::copy_out;
 use crate::collective::Reduce;
 use crate::error::Result;
 use crate::sums::{Sources, reduce};
@@ -32,7 +33,7 @@ impl Round<'_> {
         let target = self.place(self.channel.me, bytes.len());
         // SAFETY: `place` checked the bounds; only this rank writes there, and those who read what lay there before have
         // arrived at a later call (see the top of this file).
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        unsafe { copy_out(target, bytes) };
         self.channel.arrive(self.turn);
         self.channel.meet(self.turn)
     }
@@ -53,7 +54,7 @@ impl Round<'_> {
         let first = self.place(0, offset + own.len()).wrapping_add(offset);
         let sources = Sources { first, stride_bytes, ranks, mine: self.channel.me };
         // SAFETY: `place` checked the bounds for the first and the last rank; what is there is written no more, as in
-        // `take`. Nothing is copied.
-        unsafe { reduce(dtype, operation, own, sources, std::ptr::null_mut()) };
+        // `take`.
+        unsafe { reduce(dtype, operation, own, sources) };
     }
 }

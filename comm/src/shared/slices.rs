@@ -18,10 +18,16 @@ use ddp_kernels::DType;
 
 use super::channel::{Blame, Channel, Count, Turn};
 use super::layout::{Cut, DEPTH};
+use super::stream::copy_out;
 use crate::collective::Reduce;
 use crate::error::Result;
 use crate::sums::{Sources, reduce};
 
+/// What is reduced at once, and then shown: it stays in the first-level cache between the two.
+const BLOCK_BYTES: usize = 4096;
+
+pub(super) static T: [std::sync::Mutex<Vec<u32>>; 16] = [const { std::sync::Mutex::new(Vec::new()) }; 16];
+fn tsc(i: usize, from: u64) -> u64 { let now = unsafe { std::arch::x86_64::_rdtsc() }; if from != 0 { T[i].lock().unwrap().push((now - from) as u32); } now }
 /// A tensor on its way through the staging of a channel.
 pub(super) struct Slices<'a> {
     pub(super) channel: &'a Channel,
@@ -125,7 +131,9 @@ impl Slices<'_> {
     /// Copies piece `piece` of every other rank's slice to staging.
     fn give(&self, piece: usize, bytes: &[u8]) -> Result<()> {
         let Channel { segment, index, me, .. } = self.channel;
+        let t = tsc(0, 0);
         self.channel.wait_for_all(self.turn, Count::Made, self.freed(piece))?;
+        let t = tsc(0, t);
         for owner in self.channel.others() {
             let source = &bytes[self.cut.piece(owner, piece)];
             let at = segment.layout().given(*index, *me, self.slot(piece), owner);
@@ -133,9 +141,10 @@ impl Slices<'_> {
             assert!(source.len() <= segment.layout().piece_bytes);
             // SAFETY: `pointer` checked the bounds; staging is no tensor's memory. Only this rank writes there, and all
             // who read what lay there before have said that they are done (see the top of this file).
-            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+            unsafe { copy_out(target, source) };
         }
         self.channel.raise(Count::Given, self.number(piece + 1));
+        tsc(1, t);
         Ok(())
     }
 
@@ -143,27 +152,31 @@ impl Slices<'_> {
     fn make(&self, piece: usize, bytes: &mut [u8], dtype: DType, operation: Reduce, shown: bool) -> Result<()> {
         let Channel { segment, index, me, .. } = self.channel;
         let (layout, slot) = (segment.layout(), self.slot(piece));
+        let t = tsc(0, 0);
         self.channel.wait_for_all(self.turn, Count::Given, self.number(piece + 1))?;
         let own = &mut bytes[self.cut.piece(*me, piece)];
         assert!(own.len() <= layout.piece_bytes);
-        let mut copy = std::ptr::null_mut();
         if shown {
             self.channel.wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
-            copy = segment.pointer(layout.made(*index, *me, slot), own.len());
         }
+        let t = tsc(2, t);
         let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
         let reach = (ranks - 1) * stride_bytes + own.len();
-        let sources = Sources {
-            first: segment.pointer(layout.given(*index, 0, slot, *me), reach),
-            stride_bytes,
-            ranks,
-            mine: *me,
-        };
-        // SAFETY: `pointer` checked the bounds of all. The others have written this piece and said so, and write there
-        // again only after this rank has counted it made, below; what this rank shows nobody reads before that, and all
-        // have said that they are done with what lay there (see the top of this file).
-        unsafe { reduce(dtype, operation, own, sources, copy) };
+        let given = segment.pointer(layout.given(*index, 0, slot, *me), reach);
+        let made = segment.pointer(layout.made(*index, *me, slot), own.len());
+        for (block, own) in own.chunks_mut(BLOCK_BYTES).enumerate() {
+            let start = block * BLOCK_BYTES;
+            let sources = Sources { first: given.wrapping_add(start), stride_bytes, ranks, mine: *me };
+            // SAFETY: `pointer` checked the bounds. The others have written this piece and said so, and write there again
+            // only after this rank has counted it made, below (see the top of this file).
+            unsafe { reduce(dtype, operation, own, sources) };
+            if shown {
+                // SAFETY: as in `give`; the others read this only after it is counted, below.
+                unsafe { copy_out(made.wrapping_add(start), own) };
+            }
+        }
         self.channel.raise(Count::Made, self.number(piece + 1));
+        tsc(3, t);
         Ok(())
     }
 
@@ -175,18 +188,21 @@ impl Slices<'_> {
         let target = segment.pointer(segment.layout().made(*index, *me, self.slot(piece)), source.len());
         assert!(source.len() <= segment.layout().piece_bytes);
         // SAFETY: as in `give`.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        unsafe { copy_out(target, source) };
         self.channel.raise(Count::Made, self.number(piece + 1));
         Ok(())
     }
 
     /// Copies piece `piece` of every other rank's slice out of staging.
     fn take(&self, piece: usize, bytes: &mut [u8]) -> Result<()> {
+        let t = tsc(0, 0);
         self.channel.wait_for_all(self.turn, Count::Made, self.number(piece + 1))?;
+        let t = tsc(4, t);
         for owner in self.channel.others() {
             self.take_from(owner, piece, &mut bytes[self.cut.piece(owner, piece)]);
         }
         self.channel.raise(Count::Taken, self.number(piece + 1));
+        tsc(5, t);
         Ok(())
     }
 

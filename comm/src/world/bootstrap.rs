@@ -25,7 +25,7 @@ const TEST_HOST: &str = "DDP_TEST_HOST";
 /// The world of the ranks that `launch` speaks of; none if MPI finds this rank alone.
 pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World>> {
     let lookup = |name: &str| std::env::var(name).ok();
-    keep_to_this_host(launch, &lookup);
+    restrain(launch, &lookup);
     let job = Job::start()?;
     let (rank, size) = (job.world().rank(), job.world().size());
     if size == 1 {
@@ -54,7 +54,10 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
     let others = placement.elsewhere();
     let lifeline = match others.is_empty() {
         true => None,
-        false => Some(Lifeline { comm: job.world().duplicate(timeout)?, others }),
+        false => {
+            let is_on_first_host = placement.host == 0;
+            Some(Lifeline { comm: job.world().duplicate(timeout)?, others, is_on_first_host })
+        }
     };
     let failure = Failure {
         rank,
@@ -130,11 +133,7 @@ fn check_transport(transport: Transport, placement: &Placement, job: &Job) -> Re
 
 fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {
     let peer = |(local_rank, &rank): (usize, &usize)| {
-        (local_rank != placement.local_rank).then(|| Peer {
-            rank,
-            local_rank,
-            process: Process::open(cards[rank].pid),
-        })
+        (local_rank != placement.local_rank).then(|| Peer { rank, local_rank, process: Process::open(cards[rank].pid) })
     };
     placement.here().iter().enumerate().filter_map(peer).collect()
 }
@@ -158,21 +157,13 @@ fn exchange_cards(comm: &Comm, lookup: Lookup<'_>, timeout: Duration) -> Result<
     let key = format!("{host} {boot} {} {user}", namespace.display());
     let cards = exchange(comm, &json!([host, key, std::process::id()]), timeout)?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
-    let card = |card: &Value| Card {
-        host: text(&card[0]),
-        key: text(&card[1]),
-        pid: card[2].as_u64().unwrap_or(0) as u32,
-    };
+    let card =
+        |card: &Value| Card { host: text(&card[0]), key: text(&card[1]), pid: card[2].as_u64().unwrap_or(0) as u32 };
     Ok(cards.iter().map(card).collect())
 }
 
 /// The memory that the ranks of this host share. The inner error is one that all ranks of the job see alike: some could not.
-fn share_memory(
-    comm: &Comm,
-    placement: &Placement,
-    cards: &[Card],
-    timeout: Duration,
-) -> Result<Result<Segment>> {
+fn share_memory(comm: &Comm, placement: &Placement, cards: &[Card], timeout: Duration) -> Result<Result<Segment>> {
     let (leader, local_size) = (placement.here()[0], placement.here().len());
     let made = (placement.local_rank == 0).then(|| Segment::create(local_size));
     let fd = match &made {
@@ -209,9 +200,10 @@ fn exchange(comm: &Comm, value: &Value, timeout: Duration) -> Result<Vec<Value>>
     Ok(blocks.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect())
 }
 
-/// Keeps Open MPI's sockets off the network, and its files out of /dev/shm, where all ranks are on this host: there it
-/// only introduces them to each other. What the user has set stays. It takes its settings from the environment alone.
-fn keep_to_this_host(launch: &Launch, lookup: Lookup<'_>) {
+/// Keeps Open MPI's files out of /dev/shm, where they stay when it is killed; and its sockets off the network where all
+/// ranks are on this host, for there it only introduces them to each other. What the user has set stays. Open MPI takes its
+/// settings from the environment alone.
+fn restrain(launch: &Launch, lookup: Lookup<'_>) {
     // This thread is the only one: see below.
     if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) != 1 {
         return;
@@ -223,13 +215,18 @@ fn keep_to_this_host(launch: &Launch, lookup: Lookup<'_>) {
     }
 }
 
-/// The settings that `keep_to_this_host` makes.
+/// The settings that `restrain` makes.
 fn settings(launch: &Launch, lookup: Lookup<'_>, is_folder: &dyn Fn(&str) -> bool) -> Vec<(&'static str, String)> {
-    if launch.launcher != Launcher::OpenMpi || !launch.is_on_one_host() {
+    if launch.launcher != Launcher::OpenMpi {
         return Vec::new();
     }
-    // Point to point by Open MPI's own code, over anything but TCP, which listens on every interface.
-    let mut all = vec![("OMPI_MCA_pml", "ob1".to_string()), ("OMPI_MCA_btl", "^tcp".to_string())];
+    let mut all = Vec::new();
+    if launch.is_on_one_host() {
+        // Point to point by Open MPI's own code, and over no network: what is left is its shared memory. TCP listens on
+        // every interface, OFI on the first. Without them MPI also starts in 0.04 s instead of 0.3 s.
+        all.push(("OMPI_MCA_pml", "ob1".to_string()));
+        all.push(("OMPI_MCA_btl", "^tcp,ofi,openib,usnic,uct".to_string()));
+    }
     // The launcher's own folder, which it removes however the ranks end. The two names are those of versions 4 and 5.
     if let Some(folder) = lookup("PMIX_SERVER_TMPDIR").filter(|folder| is_folder(folder)) {
         all.push(("OMPI_MCA_btl_vader_backing_directory", folder.clone()));
@@ -261,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn between_hosts_and_under_others_nothing_is_set() {
-        let two_hosts = Launch { size: Some(4), ..ON_ONE_HOST };
+    fn between_hosts_the_network_stays_and_other_launchers_are_left_alone() {
+        let lookup = |name: &str| (name == "PMIX_SERVER_TMPDIR").then(|| "/tmp/session".to_string());
+        let two_hosts = settings(&Launch { size: Some(4), ..ON_ONE_HOST }, &lookup, &|_| true);
+        assert!(two_hosts.len() == 2 && two_hosts.iter().all(|(_, value)| value == "/tmp/session"), "{two_hosts:?}");
         let slurm = Launch { launcher: Launcher::Pmix, size: None, local_size: None };
-        for launch in [two_hosts, slurm] {
-            assert!(settings(&launch, &|_| None, &|_| true).is_empty());
-        }
+        assert!(settings(&slurm, &lookup, &|_| true).is_empty());
     }
 }

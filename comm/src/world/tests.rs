@@ -61,7 +61,8 @@ fn groups_do_not_hear_each_other() {
     let sums = on_ranks(2, Some(3), |world| {
         let (first, second) = (world.group("first").unwrap(), world.group("second").unwrap());
         let stream = host_stream().unwrap();
-        let (one, ten) = (Tensor::ones(&[3], DType::F32, Device::Cpu), Tensor::full(&[3], 10.0, DType::F32, Device::Cpu));
+        let (one, ten) =
+            (Tensor::ones(&[3], DType::F32, Device::Cpu), Tensor::full(&[3], 10.0, DType::F32, Device::Cpu));
         let (one, ten) = (one.unwrap(), ten.unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| second.all_reduce(&ten, Reduce::Sum, &stream).unwrap());

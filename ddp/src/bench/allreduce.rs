@@ -1,34 +1,25 @@
 //! `ddp-train bench allreduce`: how long the ranks take to sum a tensor.
 
-use ddp_comm::{Group, Reduce};
+use ddp_comm::{Reduce, World};
+use ddp_kernels::Tensor;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
-use super::{dtype_name, rounds};
+use super::{agree, pin, rounds};
+use crate::config::AllreduceConfig;
 use crate::error::Result;
 
-/// What to measure.
-#[derive(Clone, Copy, Debug)]
-pub struct AllreduceBench {
-    /// Bytes of the tensor that every rank has.
-    pub bytes: usize,
-    /// F32 or BF16.
-    pub dtype: DType,
-    /// Where.
-    pub device: Device,
-    /// How long in all.
-    pub seconds: f64,
-    /// In how many rounds.
-    pub rounds: usize,
-}
-
 /// Measures, on all ranks.
-pub fn run(bench: &AllreduceBench, group: &Group) -> Result<Value> {
-    let stream = Stream::default_of(bench.device)?;
-    let count = (bench.bytes / bench.dtype.bytes()).max(1);
+pub fn on_ranks(bench: &AllreduceConfig, world: &World) -> Result<Value> {
+    pin(bench.threads, world)?;
+    agree(world, &format!("{bench:?}"))?;
+    let device = bench.device.device(world.local_rank());
+    let group = &world.group("main")?;
+    let stream = Stream::default_of(device)?;
+    let dtype = bench.dtype.dtype();
+    let count = bench.bytes() / dtype.bytes();
     // Zeros stay zeros: random numbers would grow to infinity over so many sums.
-    let tensor = Tensor::zeros(&[count], bench.dtype, bench.device)?.named("bench");
+    let tensor = Tensor::zeros(&[count], dtype, device)?.named("bench");
     let times = rounds(group, bench.seconds, bench.rounds, |_| {
         Ok(group.all_reduce(&tensor, Reduce::Sum, &stream)?)
     })?;
@@ -42,8 +33,8 @@ pub fn run(bench: &AllreduceBench, group: &Group) -> Result<Value> {
         "bench": "allreduce",
         "bytes": tensor.bytes(),
         "ranks": group.size(),
-        "dtype": dtype_name(bench.dtype),
-        "device": bench.device.to_string(),
+        "dtype": dtype.to_string(),
+        "device": device.to_string(),
         "transport": group.transport(),
         "ms": round(times.median_s() * 1e3, 1e4),
         "ms_best": round(times.least_s() * 1e3, 1e4),

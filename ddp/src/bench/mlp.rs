@@ -1,36 +1,23 @@
 //! `ddp-train bench mlp`: training steps of a perceptron with ReLU, cross-entropy and AdamW.
 
-use ddp_comm::Group;
+use std::ops::Range;
+
+use ddp_comm::{Group, World};
 use ddp_kernels::ops::Activation;
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::{Rounds, dtype_name, largest, rounds};
+use super::{Rounds, agree, largest, pin, rounds};
+use crate::config::MlpBenchConfig;
 use crate::data::{Batch, sampler};
 use crate::error::Result;
 use crate::models::{Mlp, Model};
 use crate::nn::CrossEntropy;
 use crate::optim::{Optimizer, Rule};
 use crate::process;
-use crate::reducer::{ReduceTime, ReducerOptions};
+use crate::reducer::plan::BucketSizes;
+use crate::reducer::{self, ReduceTime, ReducerOptions};
 use crate::step::{Step, StepOptions};
-
-/// What to measure.
-#[derive(Clone, Debug)]
-pub struct MlpBench {
-    /// The widths, the input's first.
-    pub layers: Vec<usize>,
-    /// Rows of the global batch.
-    pub batch: usize,
-    /// Where.
-    pub device: Device,
-    /// How long in all.
-    pub seconds: f64,
-    /// In how many rounds.
-    pub rounds: usize,
-    /// How gradients are reduced.
-    pub reducer: ReducerOptions,
-}
 
 /// Each rank steps through about as many rows as this, so that a batch is not in cache from the step before.
 const ROWS: usize = 4096;
@@ -61,11 +48,19 @@ impl Reduced {
 }
 
 /// Measures, on all ranks; the line is the same on all but for what is a rank's own.
-pub fn run(bench: &MlpBench, gradients: Group, main: &Group) -> Result<Value> {
-    let mine = sampler::share(&(0..bench.batch as u64), main.rank(), main.size());
-    let (rows, first) = ((mine.end - mine.start) as usize, mine.start);
-    let batches = batches(bench, rows, first, main.rank())?;
-    let mut step = step(bench, gradients)?;
+pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
+    pin(bench.threads, world)?;
+    agree(world, &format!("{bench:?}"))?;
+    let device = bench.device.device(world.local_rank());
+    let (main, gradients) = (&world.group("main")?, world.group("gradients")?);
+    let mine = sampler::share(&(0..bench.batch), world.rank(), world.size());
+    let batches = batches(bench, device, &mine, world.rank())?;
+    let reducer = ReducerOptions {
+        sizes: BucketSizes::of_bytes((bench.bucket_mb * 1e6) as usize),
+        dtype: bench.reduce_dtype.dtype(),
+        overlap: reducer::overlaps(bench.overlap, world),
+    };
+    let mut step = step(bench, device, gradients, reducer)?;
     let mut number = 0;
     let mut take = |step: &mut Step| -> Result<()> {
         let mut batch = batches[number as usize % batches.len()].clone();
@@ -83,32 +78,34 @@ pub fn run(bench: &MlpBench, gradients: Group, main: &Group) -> Result<Value> {
         reduced.add(step.reducer().last_time());
         Ok(())
     })?;
-    line(bench, main, &step, &times, &reduced, [first_step_s, first_step_mb])
+    line(bench, device, main, &step, &times, &reduced, [first_step_s, first_step_mb])
 }
 
-fn step(bench: &MlpBench, gradients: Group) -> Result<Step> {
+fn step(bench: &MlpBenchConfig, device: Device, gradients: Group, reducer: ReducerOptions) -> Result<Step> {
     let (&outputs, rest) = bench.layers.split_last().expect("checked: at least two widths");
     let layers = Mlp { hidden: rest[1..].to_vec(), outputs, activation: Activation::Relu, dropout: 0.0 }.layers();
-    let model = Model::new(Box::new(layers), &rest[..1], DType::F32, bench.device, 0, &|_| false)?;
+    let model = Model::new(Box::new(layers), &rest[..1], DType::F32, device, 0, &|_| false)?;
     let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    let options = StepOptions { reducer: bench.reducer, clip_norm: 0.0, seed: 0 };
+    let options = StepOptions { reducer, clip_norm: 0.0, seed: 0 };
     Step::new(model, Box::new(CrossEntropy::default()), optimizer, gradients, &options)
 }
 
-fn batches(bench: &MlpBench, rows: usize, first: u64, rank: usize) -> Result<Vec<Batch>> {
+fn batches(bench: &MlpBenchConfig, device: Device, mine: &Range<u64>, rank: usize) -> Result<Vec<Batch>> {
     let mut random = Random::new(rank as u64);
+    let rows = (mine.end - mine.start) as usize;
     let (inputs, classes) = (bench.layers[0], *bench.layers.last().expect("checked: at least two widths"));
     let count = (ROWS / rows.max(1)).max(2);
     let make = |_| -> Result<Batch> {
-        let x = Tensor::randn(&[rows, inputs], DType::F32, bench.device, &mut random)?.named("batch");
-        let targets = Tensor::randint(classes as u32, &[rows], DType::I64, bench.device, &mut random)?;
-        Ok(Batch::new(0, 0, bench.batch as u64, first, x, targets.named("targets"), rows.max(1)))
+        let x = Tensor::randn(&[rows, inputs], DType::F32, device, &mut random)?.named("batch");
+        let targets = Tensor::randint(classes as u32, &[rows], DType::I64, device, &mut random)?;
+        Ok(Batch::new(0, 0, bench.batch, mine.start, x, targets.named("targets"), rows.max(1)))
     };
     (0..count).map(make).collect()
 }
 
 fn line(
-    bench: &MlpBench,
+    bench: &MlpBenchConfig,
+    device: Device,
     main: &Group,
     step: &Step,
     times: &Rounds,
@@ -131,8 +128,8 @@ fn line(
         "batch": bench.batch,
         "ranks": main.size(),
         "threads": threads::count(),
-        "dtype": dtype_name(DType::F32),
-        "device": bench.device.to_string(),
+        "dtype": DType::F32.to_string(),
+        "device": device.to_string(),
         "step_ms": round(median_s * 1e3, 4),
         "samples_per_s": (bench.batch as f64 / median_s).round() as u64,
         "samples_per_s_best": (bench.batch as f64 / times.least_s()).round() as u64,
@@ -143,10 +140,10 @@ fn line(
         "steps": times.repetitions,
         "transport": main.transport(),
         "buckets": step.reducer().buckets().len(),
-        "overlap": bench.reducer.overlap,
+        "overlap": step.reducer().overlaps(),
         "reduce_ms": reduced.per_step_ms(reduced.busy_s),
         "exposed_ms": reduced.per_step_ms(reduced.exposed_s),
-        "hidden_share": reduced.hidden_share(),
+        "hidden_share": if main.size() == 1 { Value::Null } else { reduced.hidden_share() },
     }))
 }
 

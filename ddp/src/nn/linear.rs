@@ -89,11 +89,9 @@ impl Linear {
         match dw {
             Some(dw) => ops::linear_backward_weight_into(dw.tensor, db, dy, x, accumulate)?,
             None if db.is_some() => {
-                // The weight alone is frozen: rare, so its gradient is made all the same, and forgotten.
+                // The weight alone is frozen: rare, so its gradient is made all the same (or added to whatever is there),
+                // and forgotten.
                 let unused = pass.take(&[self.outputs, inputs])?;
-                if accumulate {
-                    ops::zero(&unused)?;
-                }
                 ops::linear_backward_weight_into(&unused, db, dy, x, accumulate)?;
             }
             None => {}

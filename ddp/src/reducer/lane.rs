@@ -33,12 +33,16 @@ impl Job {
 
     fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
         let Some(narrow) = &self.narrow else {
-            return Ok(group.all_reduce(&self.tensor, Reduce::Sum, stream)?);
+            return sum(&self.tensor, group, stream);
         };
         ops::cast_into(narrow, &self.tensor)?;
-        group.all_reduce(narrow, Reduce::Sum, stream)?;
+        sum(narrow, group, stream)?;
         Ok(ops::cast_into(&self.tensor, narrow)?)
     }
+}
+
+fn sum(tensor: &Tensor, group: &Group, stream: &Stream) -> Result<()> {
+    Ok(group.all_reduce(tensor, Reduce::Sum, stream)?)
 }
 
 /// The most small jobs between two joins, beside the buckets.
@@ -61,7 +65,7 @@ struct Queue {
 #[derive(Clone, Debug)]
 enum Entry {
     Bucket(usize),
-    Other(Job),
+    Other(Tensor),
 }
 
 /// What the two threads share.
@@ -112,14 +116,19 @@ impl Lane {
         Ok(Lane { shared, threaded })
     }
 
+    /// Whether a thread of its own reduces.
+    pub fn has_thread(&self) -> bool {
+        self.threaded
+    }
+
     /// Starts the reduction of bucket `index`.
     pub fn start_bucket(&self, index: usize) -> Result<()> {
         self.push(Entry::Bucket(index))
     }
 
-    /// Starts another reduction.
-    pub fn start(&self, job: Job) -> Result<()> {
-        self.push(Entry::Other(job))
+    /// Starts the reduction of another tensor.
+    pub fn start(&self, tensor: Tensor) -> Result<()> {
+        self.push(Entry::Other(tensor))
     }
 
     fn push(&self, entry: Entry) -> Result<()> {
@@ -208,7 +217,7 @@ impl Shared {
         let started = Instant::now();
         let result = match &entry {
             Entry::Bucket(index) => self.buckets[*index].run(&self.group, &self.stream),
-            Entry::Other(job) => job.run(&self.group, &self.stream),
+            Entry::Other(tensor) => sum(tensor, &self.group, &self.stream),
         };
         let ended = Instant::now();
 

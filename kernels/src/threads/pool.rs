@@ -96,16 +96,21 @@ impl Shared<'_> {
 }
 
 impl Pool {
-    pub(super) fn new(count: usize, pinned: bool) -> Pool {
+    /// Thread `i` is kept on the core `i` places behind the one pinned from, the caller being thread 0.
+    pub(super) fn new(count: usize, pinned_from: Option<usize>) -> Pool {
         let cores = super::cores();
         let spins = count <= cores.len().max(1);
-        if pinned && let Some(&core) = cores.first() {
+        let core_of = |index: usize| {
+            let first = pinned_from.filter(|_| !cores.is_empty())?;
+            Some(cores[(first + index) % cores.len()])
+        };
+        if let Some(core) = core_of(0) {
             keep_on(&[core]);
         }
         let start = |index: usize| {
             let mailbox = Arc::new(Mailbox { state: AtomicU8::new(STARTING), job: UnsafeCell::new(None) });
             let theirs = mailbox.clone();
-            let core = (pinned && !cores.is_empty()).then(|| cores[index % cores.len()]);
+            let core = core_of(index);
             let body = move || {
                 // A new thread starts with the mask of the one that starts it, which may be pinned.
                 match core {

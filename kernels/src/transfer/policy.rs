@@ -31,6 +31,8 @@ pub enum Phase {
     Step,
     /// Reading figures back for people.
     Log,
+    /// Trying the model on held-out data.
+    Evaluation,
     /// Saving.
     Checkpoint,
 }
@@ -41,6 +43,7 @@ impl fmt::Display for Phase {
             Phase::Setup => "setup",
             Phase::Step => "step",
             Phase::Log => "log",
+            Phase::Evaluation => "evaluation",
             Phase::Checkpoint => "checkpoint",
         })
     }

@@ -35,12 +35,13 @@ pub(super) fn in_this_process(group: &Group) {
     let (large, narrow) = (zeros(COUNT, DType::F32), zeros(COUNT, DType::BF16));
     let rounds = 500;
     say("all_reduce sum 7.4 MB f32", time(rounds, || group.all_reduce(&large, Reduce::Sum, &stream).unwrap()));
+    if group.rank() == 0 { println!("speed phases us {:?}", crate::shared::slices::T.each_ref().map(|t| { let mut v = t.lock().unwrap(); v.sort(); if v.is_empty() { 0.0 } else { v[v.len() / 2] as f64 / 2595.0 } })); }
     say("all_reduce sum 3.7 MB bf16", time(rounds, || group.all_reduce(&narrow, Reduce::Sum, &stream).unwrap()));
     say("all_reduce max 7.4 MB f32", time(rounds, || group.all_reduce(&large, Reduce::Max, &stream).unwrap()));
     say("reduce_scatter 7.4 MB f32", time(rounds, || group.reduce_scatter(&large, Reduce::Sum, &stream).unwrap()));
     say("all_gather 7.4 MB f32", time(rounds, || group.all_gather(&large, &stream).unwrap()));
     say("broadcast 7.4 MB f32", time(rounds, || group.broadcast(&large, 0, &stream).unwrap()));
-    for count in [4, 1024, 2048, 4096, 4097, 16 << 10, 64 << 10, 256 << 10] {
+    for count in [4, 256, 512, 1024, 1025, 2048, 4096, 16 << 10, 64 << 10, 256 << 10] {
         let tensor = zeros(count, DType::F32);
         let what = format!("all_reduce sum {} B f32", 4 * count);
         say(&what, time(5000, || group.all_reduce(&tensor, Reduce::Sum, &stream).unwrap()));

@@ -1,0 +1,82 @@
+//! Copies to where another core will read: past the caches, straight to memory.
+//!
+//! A line that one core has changed and another wants has to be fetched out of the first one's cache, and before the first
+//! may write there again, taken from the second's. Between cores that share no third-level cache that is slow: measured on
+//! a Zen 4, 3.7 MB through a ring of 64 KiB pieces, one writing and the other reading, takes 1650 µs (440 µs where they
+//! share it). Written past the caches, the reader finds it in memory, and the hardware fetches that ahead: 170 µs (190 µs).
+
+/// The widest store, and a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE_BYTES: usize = 64;
+
+/// Below this, one fetch from another cache costs less than a detour through memory.
+const PAST_CACHES_BYTES_MIN: usize = 2048;
+
+/// Copies `source` to where another core will read it.
+///
+/// # Safety
+///
+/// As for `copy_past_caches`.
+pub(super) unsafe fn copy_out(target: *mut u8, source: &[u8]) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if source.len() < PAST_CACHES_BYTES_MIN {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len());
+        } else {
+            copy_past_caches(target, source);
+        }
+    }
+}
+
+/// Copies `source` to `target`; when this returns the copy is visible to whoever is told (by a release) that it is.
+///
+/// # Safety
+///
+/// `target` can be written for `source.len()` bytes, which nobody else touches meanwhile, and does not overlap `source`.
+unsafe fn copy_past_caches(target: *mut u8, source: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: by the caller's promise.
+    unsafe {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        let lines = if target.addr().is_multiple_of(LINE_BYTES) { source.len() / LINE_BYTES * LINE_BYTES } else { 0 };
+        for line in (0..lines).step_by(LINE_BYTES) {
+            let (from, to) = (source.as_ptr().add(line).cast::<__m128i>(), target.add(line).cast::<__m128i>());
+            let parts: [__m128i; 4] = std::array::from_fn(|part| _mm_loadu_si128(from.add(part)));
+            for (part, value) in parts.into_iter().enumerate() {
+                _mm_stream_si128(to.add(part), value);
+            }
+        }
+        std::ptr::copy_nonoverlapping(source.as_ptr().add(lines), target.add(lines), source.len() - lines);
+        // These stores are in no order with others, not even with the release that tells of them.
+        _mm_sfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: by the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_length_and_alignment_is_copied_and_nothing_beside(
+            from in 0usize..70,
+            to in 0usize..70,
+            bytes in 0usize..400,
+            aligned in any::<bool>(),
+        ) {
+            let source: Vec<u8> = (0..from + bytes).map(|index| (index * 7 + 1) as u8).collect();
+            let mut target = vec![0u8; 600];
+            let to = if aligned { target.as_ptr().align_offset(64) } else { to };
+            // SAFETY: at most 70 + 400 bytes from the start of 600.
+            unsafe { copy_past_caches(target.as_mut_ptr().add(to), &source[from..]) };
+            prop_assert_eq!(&target[to..to + bytes], &source[from..]);
+            prop_assert!(target[..to].iter().chain(&target[to + bytes..]).all(|&byte| byte == 0));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! One dies, all end.
+
+use crate::job::{END_MAX_MS, Job};
+use crate::rank::now_ms;
+
+/// Ends a job of three by a fault on its last rank while the others reduce, and while they compute.
+#[track_caller]
+fn faults(kind: &str, exit_code: i32, expected: &[&str]) {
+    for others in ["reduce", "compute"] {
+        let ended = Job::new(3, &format!("fault {kind} 2 {others}")).run();
+        let cause = ended.assert_ended_with(exit_code);
+        assert!(cause.contains("ddp-train: rank 2 on "), "{ended}");
+        assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
+    }
+}
+
+#[test]
+fn a_panic_ends_all_with_70_and_its_line() {
+    faults("panic", 70, &["panicked at", "mpirun/rank.rs:", ": seven is not a number"]);
+}
+
+#[test]
+fn a_panic_on_any_thread_ends_all() {
+    faults("panic-in-thread", 70, &["seven is not a number"]);
+}
+
+#[test]
+fn an_error_ends_all_with_its_own_code() {
+    faults("error", 76, &[": the loss is not finite"]);
+}
+
+#[test]
+fn a_killed_rank_is_spoken_for_by_another() {
+    faults("kill", 137, &["ended without a word", "kill -9"]);
+}
+
+#[test]
+fn a_crashed_rank_is_spoken_for_by_another() {
+    faults("crash", 139, &["ended without a word", "crashed"]);
+}
+
+#[test]
+fn a_rank_that_just_leaves_ends_all() {
+    // 1 is mpirun's own code for a rank that returns 0 without having ended MPI.
+    faults("exit", 1, &["ended without a word", "left before the others"]);
+}
+
+#[test]
+fn a_stopped_rank_is_named_when_time_is_up() {
+    for size in [2, 3] {
+        let ended = Job::new(size, "fault stop 1 reduce").timeout_ms(2000).run();
+        let cause = ended.assert_ended_with(77);
+        let expected =
+            ["all_reduce sum of \"gradient\" f32[1000]", "rank 1 did not arrive within 2 s", "group gradients"];
+        assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_named_by_every_transport() {
+    let fault = |rank: usize| format!("fault stop {rank} reduce");
+    let hosts = [("left", 2), ("right", 1)];
+    for (rank, job) in [
+        (1, Job::new(3, &fault(1)).transport("mpi")),
+        (1, Job::on_hosts(&hosts, &fault(1))),
+        (2, Job::on_hosts(&hosts, &fault(2))),
+    ] {
+        let ended = job.timeout_ms(1000).run();
+        let cause = ended.assert_ended_with(77);
+        assert!(cause.contains(&format!("rank {rank} did not arrive within ")), "{ended}");
+    }
+}
+
+#[test]
+fn ranks_that_make_different_calls_end_with_78_and_both_calls() {
+    let role = "fault other 2 reduce";
+    for job in [
+        Job::new(3, role),
+        Job::new(3, role).transport("mpi"),
+        Job::on_hosts(&[("left", 1), ("right", 2)], role),
+        Job::on_hosts(&[("left", 2), ("right", 1)], role),
+    ] {
+        let ended = job.run();
+        let cause = ended.assert_ended_with(78);
+        assert!(cause.contains("all_reduce sum of") && cause.contains("all_reduce max of"), "{ended}");
+    }
+}
+
+#[test]
+fn ranks_that_part_ways_are_told_who_is_missing() {
+    let ended = Job::new(2, "fault skip 1 reduce").timeout_ms(1000).run();
+    assert!(ended.assert_ended_with(77).contains("did not arrive within 1 s"), "{ended}");
+}
+
+#[test]
+fn a_killed_launcher_takes_its_ranks_along() {
+    let mut running = Job::new(3, "fault none 0 reduce").start();
+    running.wait_until_told("pid", 3);
+    running.kill_launcher();
+    let killed_at_ms = now_ms();
+    // The pipe closes when the last rank is gone.
+    let ended = running.wait();
+    assert!(now_ms() - killed_at_ms <= END_MAX_MS, "{ended}");
+    ended.assert_clean();
+}
+
+#[test]
+fn a_failure_on_one_host_ends_the_others() {
+    for (kind, exit_code) in [("error", 76), ("panic", 70)] {
+        for others in ["reduce", "compute"] {
+            let ended = Job::on_hosts(&[("left", 2), ("right", 1)], &format!("fault {kind} 2 {others}")).run();
+            assert!(ended.assert_ended_with(exit_code).contains("ddp-train: rank 2 on right: "), "{ended}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_killed_on_one_host_ends_the_others() {
+    for faulty in [0, 1] {
+        let ended = Job::on_hosts(&[("left", 2), ("right", 1)], &format!("fault kill {faulty} reduce")).run();
+        let cause = ended.assert_ended_with(137);
+        assert!(cause.contains(&format!("ddp-train: rank {faulty} on left: process ")), "{ended}");
+    }
+}

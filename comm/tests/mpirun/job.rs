@@ -1,0 +1,221 @@
+//! Starting ranks under the real `mpirun`, and what became of them.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, TRANSPORT, now_ms};
+
+/// How long a job may take to end after a fault, as this project promises.
+pub(crate) const END_MAX_MS: u64 = 5000;
+/// More than any job here takes on a machine that is busy with other things: a job that hangs is ended, and its test fails.
+const RUN_MAX: Duration = Duration::from_secs(60);
+
+/// In the place of hosts: one rank here, which `mpirun` binds to a core as it does by itself.
+pub(crate) const BOUND: (&str, usize) = ("bound", 1);
+
+/// Ranks to start.
+pub(crate) struct Job {
+    command: Command,
+}
+
+/// A job that runs.
+pub(crate) struct Running {
+    mpirun: Child,
+    stderr: JoinHandle<String>,
+    folder: PathBuf,
+}
+
+/// A job that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// `mpirun`'s exit code; none if a signal ended it.
+    pub(crate) exit_code: Option<i32>,
+    /// What the ranks told.
+    told: String,
+    pub(crate) stderr: String,
+    ended_at_ms: u64,
+}
+
+impl Job {
+    /// `size` ranks that play `role`.
+    pub(crate) fn new(size: usize, role: &str) -> Job {
+        Job::on_hosts(&[("", size)], role)
+    }
+
+    /// Ranks that play `role`, so many on each of hosts that this machine stands in for.
+    pub(crate) fn on_hosts(hosts: &[(&str, usize)], role: &str) -> Job {
+        let mut command = Command::new("mpirun");
+        // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
+        if unsafe { libc::geteuid() } == 0 {
+            command.arg("--allow-run-as-root");
+        }
+        command.arg("--oversubscribe");
+        if hosts != [BOUND] {
+            command.args(["--bind-to", "none"]);
+        }
+        let program = std::env::current_exe().expect("this program has a path");
+        for (index, (host, size)) in hosts.iter().enumerate() {
+            if index > 0 {
+                command.arg(":");
+            }
+            command.args(["-n", &size.to_string()]);
+            if !host.is_empty() && hosts != [BOUND] {
+                command.args(["-x", &format!("DDP_TEST_HOST={host}")]);
+            }
+            command.arg(&program);
+        }
+        // What this test itself was started under is not what its ranks are.
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLURM_")) {
+            command.env_remove(name);
+        }
+        command.env(ROLE, role).env_remove("RUST_BACKTRACE");
+        Job { command }
+    }
+
+    pub(crate) fn transport(mut self, transport: &str) -> Job {
+        self.command.env(TRANSPORT, transport);
+        self
+    }
+
+    pub(crate) fn timeout_ms(mut self, timeout_ms: u64) -> Job {
+        self.command.env(TIMEOUT_MS, timeout_ms.to_string());
+        self
+    }
+
+    pub(crate) fn start(mut self) -> Running {
+        static JOBS: AtomicUsize = AtomicUsize::new(0);
+        let number = JOBS.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("ddp-mpirun-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).expect("the temporary folder can be written");
+        self.command.env(FOLDER, &folder);
+        let piped = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut mpirun = piped.spawn().unwrap_or_else(|error| {
+            panic!("cannot start mpirun: {error}. These tests need it while the feature mpi is on: launch/setup installs it.")
+        });
+        let stderr = reader(mpirun.stderr.take());
+        Running { mpirun, stderr, folder }
+    }
+
+    pub(crate) fn run(self) -> Ended {
+        self.start().wait()
+    }
+}
+
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        _ = pipe.expect("it is a pipe").read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+fn read_all(folder: &Path) -> String {
+    let files = std::fs::read_dir(folder).expect("it is there").flatten();
+    files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect()
+}
+
+impl Running {
+    /// Waits until so many ranks have told something by this name.
+    pub(crate) fn wait_until_told(&self, name: &str, count: usize) {
+        let started = Instant::now();
+        while started.elapsed() < RUN_MAX {
+            let told = read_all(&self.folder);
+            if told.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(": "))).count()
+                >= count
+            {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("ranks did not tell {name}");
+    }
+
+    /// Ends the launcher as a machine would that runs out of memory.
+    pub(crate) fn kill_launcher(&mut self) {
+        self.mpirun.kill().expect("mpirun is there");
+    }
+
+    pub(crate) fn wait(mut self) -> Ended {
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = self.mpirun.try_wait().expect("mpirun is a child of this process") {
+                break status;
+            }
+            if started.elapsed() > RUN_MAX {
+                // Its ranks notice, and end.
+                self.kill_launcher();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let ended_at_ms = now_ms();
+        let stderr = self.stderr.join().expect("the reader does not panic");
+        let told = read_all(&self.folder);
+        _ = std::fs::remove_dir_all(&self.folder);
+        Ended { exit_code: status.code(), told, stderr, ended_at_ms }
+    }
+}
+
+impl Ended {
+    /// The values that ranks told by this name.
+    pub(crate) fn told(&self, name: &str) -> Vec<&str> {
+        self.told.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).collect()
+    }
+
+    /// The lines in which the job said why it ended.
+    pub(crate) fn causes(&self) -> Vec<&str> {
+        self.stderr.lines().filter(|line| line.contains("ddp-train: ")).collect()
+    }
+
+    /// All ranks did what they should.
+    #[track_caller]
+    pub(crate) fn assert_well(&self) {
+        assert_eq!(self.exit_code, Some(0), "{self}");
+        self.assert_clean();
+    }
+
+    /// No rank is left, and nothing of this job in /dev/shm.
+    #[track_caller]
+    pub(crate) fn assert_clean(&self) {
+        let pids = self.told("pid");
+        assert!(!pids.is_empty(), "{self}");
+        for pid in pids {
+            let left = || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+            let started = Instant::now();
+            // Whoever inherits a rank may take a moment to bury it.
+            while left() && started.elapsed() < Duration::from_secs(1) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            assert!(!left(), "process {pid} is left: {self}");
+        }
+        let job =
+            self.told("job")[0].trim_matches('"').parse::<u64>().map(|job| format!("{job:x}")).unwrap_or_default();
+        let names = std::fs::read_dir("/dev/shm").expect("/dev/shm can be read").flatten();
+        let ours = |name: &str| name.contains("ddp") || (!job.is_empty() && name.contains(&job));
+        let left: Vec<String> =
+            names.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| ours(name)).collect();
+        assert!(left.is_empty(), "left in /dev/shm: {left:?}");
+    }
+
+    /// The job ended soon after its fault, said why in one line, and left nothing. That line.
+    #[track_caller]
+    pub(crate) fn assert_ended_with(&self, exit_code: i32) -> &str {
+        self.assert_clean();
+        assert_eq!(self.exit_code, Some(exit_code), "{self}");
+        if let [at_ms] = self.told("fault")[..] {
+            let took_ms = self.ended_at_ms.saturating_sub(at_ms.parse().expect("a time"));
+            assert!(took_ms <= END_MAX_MS, "the job took {took_ms} ms to end: {self}");
+        }
+        assert_eq!(self.causes().len(), 1, "one line says why: {self}");
+        self.causes()[0]
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "exit code {:?}\n{}\n{}", self.exit_code, self.told.trim(), self.stderr.trim())
+    }
+}

@@ -1,0 +1,115 @@
+//! Ranks that are processes, under the real `mpirun`: who they are, that all transports give the same bits, and that one
+//! failure ends all of them, soon and with its cause said once.
+
+#[cfg(feature = "mpi")]
+mod faults;
+#[cfg(feature = "mpi")]
+mod job;
+#[cfg(feature = "mpi")]
+mod rank;
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn ranks_under_mpirun() {
+    println!("skipped: built without the feature mpi");
+}
+
+#[cfg(feature = "mpi")]
+mod together {
+    use crate::job::{BOUND, Ended, Job};
+
+    #[test]
+    fn ranks_find_their_places_and_keep_off_the_network() {
+        let ended = Job::new(3, "facts").run();
+        ended.assert_well();
+        for rank in 0..3 {
+            let place = ended.told(&format!("place {rank}"));
+            assert!(place[0].starts_with(&format!("(3, {rank}, 3, 1, ")), "{ended}");
+            assert!(place[0].ends_with("\"shared memory\")"), "{ended}");
+        }
+        assert_eq!(ended.told("hello"), [r#"["rank 0", "rank 1", "rank 2"]"#; 3], "{ended}");
+        assert_eq!(ended.told("word"), ["\"from 2\""; 3], "{ended}");
+        assert_eq!(ended.told("listening"), ["[]"; 3], "{ended}");
+    }
+
+    #[test]
+    fn a_machine_can_stand_in_for_several_hosts() {
+        let ended = Job::on_hosts(&[("left", 2), ("right", 1)], "facts").run();
+        ended.assert_well();
+        let transport = "\"shared memory and mpi\"";
+        assert_eq!(ended.told("place 0"), [format!("(3, 0, 2, 2, \"left\", {transport})")], "{ended}");
+        assert_eq!(ended.told("place 1"), [format!("(3, 1, 2, 2, \"left\", {transport})")], "{ended}");
+        assert_eq!(ended.told("place 2"), [format!("(3, 0, 1, 2, \"right\", {transport})")], "{ended}");
+        assert_eq!(ended.told("hello"), [r#"["rank 0", "rank 1", "rank 2"]"#; 3], "{ended}");
+    }
+
+    #[test]
+    fn shared_memory_between_hosts_is_refused() {
+        let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "facts").transport("shared").run();
+        assert_eq!(ended.exit_code, Some(77), "{ended}");
+        assert!(ended.stderr.contains("they are on 2 hosts, and shared memory was asked for"), "{ended}");
+    }
+
+    #[test]
+    fn a_rank_that_mpirun_binds_to_one_core_says_how_to_lift_it() {
+        let cores = ddp_kernels::threads::cores().len();
+        if cores < 2 {
+            println!("skipped: this process may run on one core only");
+            return;
+        }
+        let ended = Job::on_hosts(&[BOUND], "facts").run();
+        ended.assert_well();
+        let note = format!(
+            "rank 0 may run on 1 core only, and its share of this host is {cores} cores: the launcher binds ranks to \
+             cores. Lift it with mpirun --bind-to none."
+        );
+        assert_eq!(ended.told("share 0"), [format!("(1, 0, Some({note:?}))")], "{ended}");
+        // Nobody to meet: MPI was not even started.
+        assert!(ended.told("place 0")[0].ends_with("\"alone\")"), "{ended}");
+        let free = Job::new(1, "facts").run();
+        assert_eq!(free.told("share 0"), [format!("({cores}, 0, None)")], "{free}");
+    }
+
+    fn digests(ended: &Ended) -> Vec<&str> {
+        ended.assert_well();
+        let mut all = ended.told("digest");
+        all.sort_unstable();
+        assert!(all.len() > 100, "{ended}");
+        all
+    }
+
+    #[test]
+    fn every_transport_gives_every_rank_the_same_bits() {
+        let shared = Job::new(4, "sums").run();
+        let shared = digests(&shared);
+        // Four ranks told of every operation, and all told the same.
+        let odd = shared.chunks(4).find(|four| four.iter().any(|told| *told != four[0]));
+        assert_eq!(odd, None);
+        let mpi = Job::new(4, "sums").transport("mpi").run();
+        assert_eq!(digests(&mpi), shared);
+        for hosts in [&[("left", 2), ("right", 2)][..], &[("a", 1), ("b", 2), ("c", 1)]] {
+            let hosts = Job::on_hosts(hosts, "sums").run();
+            assert_eq!(digests(&hosts), shared);
+        }
+    }
+
+    #[test]
+    fn ranks_that_hosts_hold_out_of_order_go_through_mpi_alone() {
+        let ended = Job::on_hosts(&[("left", 1), ("right", 1), ("left", 1)], "facts").run();
+        ended.assert_well();
+        assert_eq!(ended.told("place 2"), ["(3, 1, 2, 2, \"left\", \"mpi\")"], "{ended}");
+    }
+
+    #[test]
+    fn a_disagreement_ends_all_with_78_and_shows_both_values() {
+        let ended = Job::new(3, "disagree 2").run();
+        let cause = ended.assert_ended_with(78);
+        let expected = "ranks disagree on the configuration: rank 2 has lr = 0.5, rank 0 has lr = 0.1. Give all";
+        assert!(cause.contains(expected), "{ended}");
+    }
+
+    #[test]
+    fn a_rank_that_is_done_waits_for_one_that_is_not() {
+        Job::new(2, "late 1").run().assert_well();
+    }
+}

@@ -1,0 +1,242 @@
+//! What the ranks of these tests do. The test binary is the program that `mpirun` starts: with a role in the environment it
+//! plays that instead of running tests, before `main` and its threads, as a program that connects first of all.
+
+use std::fmt::Debug;
+use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ddp_comm::{Field, Group, Options, Reduce, Result, Transport, World};
+use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Device, Element, Tensor};
+
+/// The role of the rank, and what it is given.
+pub(crate) const ROLE: &str = "DDP_TEST_ROLE";
+pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
+pub(crate) const TRANSPORT: &str = "DDP_TEST_TRANSPORT";
+pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
+
+// Constructors of a program run on its only thread, before `main`; this one returns where there is no role to play.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    // As Rust's own start does: whoever reads the output may be gone.
+    // SAFETY: this is the only thread, and ignoring a signal runs no code.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    let transport = match std::env::var(TRANSPORT).as_deref() {
+        Ok("mpi") => Transport::Mpi,
+        Ok("shared") => Transport::SharedMemory,
+        _ => Transport::Auto,
+    };
+    let timeout_ms = std::env::var(TIMEOUT_MS).ok().and_then(|text| text.parse().ok()).unwrap_or(20_000);
+    let options = Options { timeout: Duration::from_millis(timeout_ms), transport };
+    let world = match World::connect(&options) {
+        Ok(world) => world,
+        Err(error) => {
+            eprintln!("ddp-train: {error}");
+            std::process::exit(i32::from(error.exit_code()));
+        }
+    };
+    world.install_panic_hook();
+    if let Err(error) = world.watch().and_then(|()| play(&role, &world)) {
+        world.fail(&error, error.exit_code());
+    }
+    drop(world);
+    std::process::exit(0);
+}
+
+/// A line for the test to read: in a file of this rank's own, since mpirun mixes what ranks print.
+fn tell(what: &str, value: impl Debug) {
+    let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).expect("the test names a folder"));
+    let file = folder.join(std::process::id().to_string());
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("the folder is there");
+    writeln!(file, "{what}: {value:?}").expect("the folder has room");
+}
+
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+fn play(role: &str, world: &World) -> Result<()> {
+    tell("pid", std::process::id());
+    tell("job", std::env::var("PMIX_NAMESPACE").unwrap_or_default());
+    let words: Vec<&str> = role.split_whitespace().collect();
+    match words[..] {
+        ["facts"] => facts(world),
+        ["sums"] => sums(world),
+        ["disagree", rank] => {
+            let odd = rank == world.rank().to_string();
+            let configuration = format!("seed = 1\nlr = {}\n", if odd { 0.5 } else { 0.1 });
+            world.handshake(&[
+                Field::must_match("the program", "0.2.0", "Install one version."),
+                Field::must_match("the configuration", configuration, "Give all ranks the same flags."),
+            ])
+        }
+        ["fault", kind, rank, others] => fault(world, kind, rank.parse().unwrap_or(0), others),
+        ["late", rank] => {
+            if rank == world.rank().to_string() {
+                std::thread::sleep(Duration::from_secs(2));
+            }
+            Ok(())
+        }
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+fn facts(world: &World) -> Result<()> {
+    tell(
+        &format!("place {}", world.rank()),
+        (world.size(), world.local_rank(), world.local_size(), world.hosts(), world.host(), world.transport()),
+    );
+    tell(&format!("share {}", world.rank()), (world.default_threads(), world.core_offset(), world.affinity_note()));
+    let hello = world.all_gather_bytes(format!("rank {}", world.rank()).as_bytes())?;
+    tell("hello", hello.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect::<Vec<_>>());
+    let mut word = format!("from {}", world.rank()).into_bytes();
+    world.broadcast_bytes(&mut word, world.size() - 1)?;
+    tell("word", String::from_utf8_lossy(&word));
+    tell("listening", listening());
+    world.barrier()
+}
+
+/// The addresses, as the kernel writes them, on which this process listens to more than this machine.
+fn listening() -> Vec<String> {
+    let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let own: Vec<String> = links
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_string()))
+        .collect();
+    let mut found = Vec::new();
+    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6", "/proc/self/net/udp", "/proc/self/net/udp6"] {
+        for line in std::fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
+            let columns: Vec<&str> = line.split_whitespace().collect();
+            let (address, state, inode) = (columns[1], columns[3], columns[9]);
+            // 127.0.0.1 and ::1 in the kernel's byte order; 0A is a listening TCP socket, 07 an unconnected UDP one.
+            let local = address.starts_with("0100007F:") || address.starts_with("00000000000000000000000001000000:");
+            if own.iter().any(|own| own == inode) && ["0A", "07"].contains(&state) && !local {
+                found.push(format!("{table} {address}"));
+            }
+        }
+    }
+    found
+}
+
+/// Every operation on many tensors: the test compares what they give with what another transport gives.
+fn sums(world: &World) -> Result<()> {
+    let (main, second) = (world.group("main")?, world.group("second")?);
+    for count in [1, 12, 5_000] {
+        operations::<f32>(world, &main, count)?;
+        operations::<f64>(world, &second, count)?;
+        operations::<i64>(world, &main, count)?;
+        operations::<bf16>(world, &main, count)?;
+        operations::<f16>(world, &second, count)?;
+    }
+    // More than one message of 1 MiB for each rank; and of what bf16 is added in.
+    operations::<f64>(world, &main, 540_012)?;
+    operations::<bf16>(world, &second, 300_012)?;
+    moves::<u8>(world, &second, 2_500_000)?;
+    moves::<i32>(world, &main, 12)?;
+    world.barrier()
+}
+
+fn operations<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {
+    let stream = Stream::default_of(Device::Cpu)?;
+    for reduce in [Reduce::Sum, Reduce::Max, Reduce::Min] {
+        let tensor = random::<T>(world.rank(), count)?;
+        group.all_reduce(&tensor, reduce, &stream)?;
+        digest::<T>(&format!("all_reduce {}", reduce.name()), count, &tensor)?;
+
+        let tensor = random::<T>(world.rank(), count * world.size())?;
+        group.reduce_scatter(&tensor, reduce, &stream)?;
+        // Only this rank's slice means something: the others are fetched from their owners.
+        group.all_gather(&tensor, &stream)?;
+        digest::<T>(&format!("reduce_scatter {}", reduce.name()), count, &tensor)?;
+    }
+    moves::<T>(world, group, count)
+}
+
+fn moves<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {
+    let (rank, size, stream) = (world.rank(), world.size(), Stream::default_of(Device::Cpu)?);
+    let tensor = random::<T>(rank, count * size)?;
+    group.all_gather(&tensor, &stream)?;
+    digest::<T>("all_gather", count, &tensor)?;
+    for root in [0, size - 1] {
+        let tensor = random::<T>(rank, count)?;
+        group.broadcast(&tensor, root, &stream)?;
+        digest::<T>(&format!("broadcast {root}"), count, &tensor)?;
+    }
+    // A letter goes round, so that every rank ends with rank 0's; then all ranks have the same to show.
+    let letter = random::<T>(rank, count)?;
+    if rank > 0 {
+        group.receive(&letter, rank - 1, &stream)?;
+    }
+    if rank + 1 < size {
+        group.send(&letter, rank + 1, &stream)?;
+    }
+    group.barrier(&stream)?;
+    digest::<T>("letter", count, &letter)
+}
+
+/// Numbers of all magnitudes, so that the order of a sum shows in its bits.
+fn random<T: Element>(rank: usize, count: usize) -> Result<Tensor> {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(rank as u64 + 1);
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (mantissa, exponent) = ((state >> 40) as f64 / f64::from(1 << 23) - 1.0, (state >> 33) % 12);
+        T::from_f64(mantissa * f64::from(1 << exponent))
+    };
+    let elements: Vec<T> = (0..count).map(|_| next()).collect();
+    Ok(Tensor::from_slice(&elements, &[count], Device::Cpu)?.named("x"))
+}
+
+fn digest<T: Element>(operation: &str, count: usize, tensor: &Tensor) -> Result<()> {
+    // Every element is exact in f64: the integers are small.
+    let mix =
+        |all: u64, value: &T| (all ^ value.to_f64().to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let digest = tensor.with_slice::<T, _>(|elements| elements.iter().fold(0, mix))?;
+    tell("digest", format!("{operation} {} {count} {digest:016x}", T::DTYPE));
+    Ok(())
+}
+
+/// All ranks reduce over and over, or compute, until `faulty` does what ends the job.
+fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
+    let (group, stream) = (world.group("gradients")?, Stream::default_of(Device::Cpu)?);
+    let tensor = Tensor::ones(&[1000], DType::F32, Device::Cpu)?.named("gradient");
+    for step in 0..600 {
+        if step == 20 && world.rank() == faulty {
+            tell("fault", now_ms());
+            commit(world, kind)?;
+        }
+        let reduce = if kind == "other" && step == 20 && world.rank() == faulty { Reduce::Max } else { Reduce::Sum };
+        if step >= 20 && others == "compute" {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        group.all_reduce(&tensor, reduce, &stream)?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::sleep(Duration::from_secs(60));
+    Ok(())
+}
+
+fn commit(world: &World, kind: &str) -> Result<()> {
+    let raise = |signal: i32| {
+        // SAFETY: raises a signal that ends or stops this process.
+        unsafe { libc::raise(signal) };
+    };
+    match kind {
+        "panic" => panic!("seven is not a number"),
+        "panic-in-thread" => _ = std::thread::spawn(|| panic!("seven is not a number")).join(),
+        "error" => world.fail(&"the loss is not finite", 76),
+        "kill" => raise(libc::SIGKILL),
+        "crash" => raise(libc::SIGSEGV),
+        "stop" => raise(libc::SIGSTOP),
+        "exit" => std::process::exit(0),
+        // Skips a call: the others are one ahead, at another place of the program.
+        "skip" => return world.barrier(),
+        "none" | "other" => {}
+        _ => panic!("no such fault: {kind}"),
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! The header of a safetensors file: eight bytes of length, then JSON that says where each tensor is.
+//!
+//! Everything in it is a claim of somebody else's, checked against the size of the file before anything is allocated.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// Longer headers are refused: a thousand tensors take about 0.1 MB.
+const HEADER_BYTES_MAX: u64 = 16 << 20;
+/// The header's length comes first.
+const LENGTH_BYTES: u64 = 8;
+const METADATA: &str = "__metadata__";
+
+/// What a file holds.
+#[derive(Debug, PartialEq)]
+pub(super) struct Header {
+    /// In the order of their data.
+    pub(super) entries: Vec<Entry>,
+    /// Where the data begin in the file.
+    pub(super) data_start: u64,
+}
+
+/// One tensor of a file.
+#[derive(Debug, PartialEq)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    /// Bytes from the beginning of the data.
+    pub(super) start: u64,
+    end: u64,
+}
+
+/// As it stands in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: [u64; 2],
+}
+
+impl Header {
+    /// Of a file with these f32 tensors, one after the other.
+    pub(super) fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Header {
+        let mut start = 0;
+        let place = |(name, shape): (&str, &[usize])| {
+            let end = start + 4 * shape.iter().product::<usize>() as u64;
+            let entry = Entry { name: name.into(), dtype: "F32".into(), shape: shape.to_vec(), start, end };
+            start = end;
+            entry
+        };
+        let mut header = Header { entries: tensors.map(place).collect(), data_start: 0 };
+        header.data_start = header.to_bytes().len() as u64;
+        header
+    }
+
+    /// The length and the JSON. `format: pt` tells other programs whose names and layouts these are.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut map = Map::new();
+        map.insert(METADATA.into(), json!({ "format": "pt" }));
+        for entry in &self.entries {
+            let (shape, data_offsets) = (&entry.shape, [entry.start, entry.end]);
+            map.insert(
+                entry.name.clone(),
+                json!({ "dtype": entry.dtype, "shape": shape, "data_offsets": data_offsets }),
+            );
+        }
+        let mut json = Value::Object(map).to_string();
+        // Data begin at a multiple of eight, so that a mapped file can be read in place.
+        while !json.len().is_multiple_of(8) {
+            json.push(' ');
+        }
+        let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(json.as_bytes());
+        bytes
+    }
+
+    /// Reads and checks the header of a file of `length` bytes. The outer error is the system's, the inner one says what is
+    /// wrong with the contents.
+    pub(super) fn read(file: &mut File, length: u64) -> io::Result<Result<Header, String>> {
+        if length < LENGTH_BYTES {
+            return Ok(Err(format!("it has {length} bytes, less than the header of a safetensors file")));
+        }
+        let mut first = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut first)?;
+        if first.starts_with(b"PK\x03\x04") || first.starts_with(b"\x80") {
+            let text = "it is a file of torch.save, whose format can run programs, and is not read. Convert it with \
+                        safetensors.torch.save_file(torch.load(…, weights_only=True), …)";
+            return Ok(Err(text.into()));
+        }
+        let header_bytes = u64::from_le_bytes(first);
+        let most = HEADER_BYTES_MAX.min(length - LENGTH_BYTES);
+        if header_bytes > most {
+            let text = format!(
+                "its header claims {header_bytes} bytes, and at most {most} can be: it is damaged, cut \
+                                short, or no safetensors file"
+            );
+            return Ok(Err(text));
+        }
+        let mut json = vec![0; header_bytes as usize];
+        file.read_exact(&mut json)?;
+        let data_start = LENGTH_BYTES + header_bytes;
+        Ok(parse(&json, length - data_start).map(|entries| Header { entries, data_start }))
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+}
+
+/// The tensors of a header before `data_bytes` bytes of data, if they fill these exactly.
+fn parse(json: &[u8], data_bytes: u64) -> Result<Vec<Entry>, String> {
+    let Tensors(map) = serde_json::from_slice(json).map_err(|error| format!("its header cannot be read: {error}"))?;
+    let mut entries: Vec<Entry> = map
+        .into_iter()
+        .map(|(name, Written { dtype, shape, data_offsets: [start, end] })| Entry { name, dtype, shape, start, end })
+        .collect();
+    entries.sort_by_key(|entry| (entry.start, entry.end));
+    let mut next = 0;
+    for entry in &entries {
+        let Entry { name, dtype, shape, start, end } = entry;
+        let element =
+            element_bytes(dtype).ok_or_else(|| format!("{name} has the dtype {dtype:?}, which is not known"))?;
+        let bytes = shape.iter().try_fold(element, |bytes, &length| bytes.checked_mul(length as u64));
+        if *start != next || end.checked_sub(*start) != bytes || bytes.is_none() {
+            return Err(format!(
+                "{name} of shape {shape:?} in {dtype} claims bytes {start} to {end}, where {next} to {} would be right",
+                bytes.and_then(|bytes| next.checked_add(bytes)).map_or("nowhere".to_string(), |end| end.to_string())
+            ));
+        }
+        next = *end;
+    }
+    if next != data_bytes {
+        return Err(format!("its tensors take {next} bytes, and it has {data_bytes}: it is cut short or damaged"));
+    }
+    Ok(entries)
+}
+
+fn element_bytes(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" => Some(1),
+        "U16" | "I16" | "F16" | "BF16" => Some(2),
+        "U32" | "I32" | "F32" => Some(4),
+        "U64" | "I64" | "F64" => Some(8),
+        _ => None,
+    }
+}
+
+/// The tensors by name. A name that comes twice is an error: which of the two would be meant?
+struct Tensors(BTreeMap<String, Written>);
+
+impl<'de> Deserialize<'de> for Tensors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tensors, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Tensors;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tensors, A::Error> {
+                let mut tensors = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == METADATA {
+                        map.next_value::<BTreeMap<String, String>>()?;
+                    } else if tensors.contains_key(&name) {
+                        return Err(A::Error::custom(format!("{name} comes twice")));
+                    } else {
+                        let tensor = map.next_value()?;
+                        tensors.insert(name, tensor);
+                    }
+                }
+                Ok(Tensors(tensors))
+            }
+        }
+        deserializer.deserialize_map(Read)
+    }
+}

@@ -1,0 +1,246 @@
+//! Claims about the command line.
+
+use clap::CommandFactory;
+
+use super::*;
+use crate::config::{Length, Optimizer};
+
+fn train(line: &str) -> Config {
+    match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
+        Command::Train(config) => *config,
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn refusal(line: &str) -> String {
+    let error = parse(words(line)).expect_err(line);
+    assert_eq!(error.exit_code(), 2, "{line}");
+    error.to_string()
+}
+
+fn words(line: &str) -> Vec<String> {
+    std::iter::once("ddp-train").chain(line.split_ascii_whitespace()).map(String::from).collect()
+}
+
+#[test]
+fn the_definition_of_the_command_line_is_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn train_is_what_happens_without_a_command() {
+    assert_eq!(train(""), Config::default());
+    assert_eq!(train("train"), Config::default());
+    assert_eq!(train("--steps 10"), train("train --steps 10"));
+    assert_eq!(train("--steps 10").length, Length::Steps(10));
+}
+
+#[test]
+fn every_flag_of_training_arrives() {
+    let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
+                --micro-batch 8 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
+                --momentum 0.5 --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
+                --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda:1 --threads 3 --seed 7 --out a/b \
+                --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --timeout-s 0.5 --progress never \
+                --overlap off --log-level trace";
+    let config = train(line);
+    let expected = Config {
+        model: ModelKind::Mlp,
+        hidden: vec![32, 16],
+        activation: Activation::GeluTanh,
+        dropout: 0.1,
+        data: "glyphs,rows=100".parse().unwrap(),
+        batch_size: 64,
+        micro_batch: Some(8),
+        length: Length::Steps(0),
+        drop_last: true,
+        optimizer: Optimizer::Sgd { momentum: 0.5 },
+        lr: 0.5,
+        min_lr: 0.25,
+        weight_decay: 0.001,
+        schedule: Schedule::Wsd,
+        warmup_steps: Some(0),
+        grad_clip: 1.0,
+        label_smoothing: 0.125,
+        class_weights: (1..=10).map(f64::from).collect(),
+        freeze: vec!["0".into(), "2.bias".into()],
+        device: DeviceChoice::CudaAt(1),
+        threads: Some(3),
+        seed: 7,
+        out: "a/b".into(),
+        eval_every: Some(0),
+        log_every: 1,
+        bucket_mb: 0.5,
+        reduce_dtype: FloatType::Bf16,
+        timeout_s: 0.5,
+        progress: When::Never,
+        overlap: Overlap::Off,
+        log_level: LogLevel::Trace,
+    };
+    assert_eq!(config, expected);
+    let flags = Cli::command()
+        .get_arguments()
+        .filter_map(|flag| flag.get_long())
+        .map(|flag| format!("--{flag}"))
+        .collect::<Vec<_>>();
+    for flag in
+        flags.iter().filter(|flag| !["--help", "--epochs", "--beta1", "--beta2", "--eps"].contains(&flag.as_str()))
+    {
+        assert!(line.contains(flag.as_str()), "{flag} is not tried here");
+    }
+    let config = train("--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false");
+    assert_eq!(config.length, Length::Epochs(3));
+    assert_eq!(config.optimizer, Optimizer::Adamw { beta1: 0.5, beta2: 0.75, eps: 1e-6 });
+    assert!(!config.drop_last);
+}
+
+#[test]
+fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
+    for (line, parts) in [
+        ("--lr -1", &["--lr -1:", "0 or more"][..]),
+        ("--lr nan", &["--lr NaN:", "finite"]),
+        ("--lr inf", &["--lr inf:", "finite"]),
+        ("--lr fast", &["'fast'", "--lr", "expected a number"]),
+        ("--min-lr 0.1", &["--min-lr 0.1:", "from 0 to 0.001"]),
+        ("--min-lr 0.0001 --schedule constant", &["--min-lr 0.0001:", "--schedule cosine"]),
+        ("--batch-size 0", &["--batch-size 0:", "from 1 to"]),
+        ("--batch-size -3", &["'-3'", "--batch-size", "whole number"]),
+        ("--micro-batch 0", &["--micro-batch 0:", "from 1"]),
+        ("--steps 10 --epochs 2", &["--steps 10:", "either", "--epochs 2"]),
+        ("--epochs 0", &["--epochs 0:", "--steps 0"]),
+        ("--steps 10 --warmup-steps 11", &["--warmup-steps 11:", "at most the 10 steps"]),
+        ("--beta1 1", &["--beta1 1:", "below 1"]),
+        ("--beta2 -0.5", &["--beta2 -0.5:", "from 0 on"]),
+        ("--eps 2", &["--eps 2:"]),
+        ("--momentum 0.9", &["--momentum 0.9:", "--optimizer sgd"]),
+        ("--optimizer sgd --beta1 0.9", &["--beta1 0.9:", "--optimizer adamw"]),
+        ("--optimizer sgd --momentum 1", &["--momentum 1:", "below 1"]),
+        ("--optimizer adam", &["'adam'", "--optimizer", "adamw, sgd"]),
+        ("--dropout 1", &["--dropout 1:", "below 1"]),
+        ("--label-smoothing 1.5", &["--label-smoothing 1.5:"]),
+        ("--grad-clip -1", &["--grad-clip -1:", "0 turns clipping off"]),
+        ("--weight-decay -1", &["--weight-decay -1:"]),
+        ("--class-weights 1,-2", &["--class-weights -2:"]),
+        ("--class-weights -1,2", &["--class-weights -1:"]),
+        ("--class-weights 0,0", &["--class-weights 0,0:", "above 0"]),
+        ("--hidden 32,0", &["--hidden 0:", "none for a linear model"]),
+        ("--hidden 32,x", &["--hidden", "\"x\""]),
+        ("--data mnist", &["--data", "no data called \"mnist\"", "glyphs"]),
+        ("--data glyphs,rows=0", &["--data", "rows is \"0\""]),
+        ("--device gpu", &["'gpu'", "--device", "cuda"]),
+        ("--threads 0", &["--threads 0:", "from 1 to 1024"]),
+        ("--seed -1", &["'-1'", "--seed"]),
+        ("--seed 9223372036854775808", &["--seed 9223372036854775808:"]),
+        ("--log-every 0", &["--log-every 0:", "from 1"]),
+        ("--bucket-mb 0", &["--bucket-mb 0:"]),
+        ("--timeout-s 0", &["--timeout-s 0:"]),
+        ("--progress maybe", &["'maybe'", "auto, always, never"]),
+        ("--freeze 0,,1", &["--freeze an empty name:"]),
+        ("--learning-rate 1", &["--learning-rate"]),
+        ("bench", &["mlp", "allreduce"]),
+        ("bench mlp --layers 3", &["--layers 3:", "two widths"]),
+        ("bench mlp --dtype bf16", &["--dtype bf16:", "f32"]),
+        ("bench mlp --batch 0", &["--batch 0:"]),
+        ("bench allreduce --mb -1", &["--mb -1:"]),
+        ("bench allreduce --rounds 0", &["--rounds 0:"]),
+        ("bench allreduce --seconds 0", &["--seconds 0:"]),
+    ] {
+        let message = refusal(line);
+        parts.iter().for_each(|part| assert!(message.contains(part), "{line}\n{message}\nlacks {part:?}"));
+        assert!(!message.starts_with("error: "), "{message}");
+    }
+}
+
+#[test]
+fn benches_have_their_own_flags() {
+    let Command::BenchMlp(bench) =
+        parse(words("bench mlp --layers 784,32,10 --batch 64 --threads 2 --dtype f32 --device cpu --seconds 1"))
+            .unwrap()
+    else {
+        panic!("not that bench");
+    };
+    assert_eq!((bench.layers, bench.batch, bench.threads), (vec![784, 32, 10], 64, Some(2)));
+    assert_eq!((bench.device, bench.seconds, bench.rounds, bench.bucket_mb), (DeviceChoice::Cpu, 1.0, 5, 4.0));
+    let Command::BenchAllreduce(bench) = parse(words("bench allreduce --mb 7.4 --seconds 2 --dtype bf16")).unwrap()
+    else {
+        panic!("not that bench");
+    };
+    assert_eq!((bench.bytes(), bench.dtype, bench.seconds), (7_400_000, FloatType::Bf16, 2.0));
+}
+
+#[test]
+fn help_says_what_the_defaults_are() {
+    let Ok(Command::Show(help)) = parse(words("--help")) else { panic!("no help") };
+    let defaults = Config::default();
+    let section = |flag: &str| {
+        let start = help
+            .find(&format!("--{flag} "))
+            .or(help.find(&format!("--{flag}[")))
+            .unwrap_or_else(|| panic!("{flag} in {help}"));
+        // Up to the next flag, on one line.
+        let rest = &help[start..];
+        let end = rest.find("\n      --").unwrap_or(rest.len());
+        rest[..end].split_ascii_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let hidden = defaults.hidden.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    for (flag, default) in [
+        ("hidden", hidden),
+        ("dropout", defaults.dropout.to_string()),
+        ("data", defaults.data.to_string()),
+        ("batch-size", defaults.batch_size.to_string()),
+        ("epochs", "5".to_string()),
+        ("lr", format!("{} for adamw, {} for sgd", defaults.lr, train("--optimizer sgd").lr)),
+        ("min-lr", defaults.min_lr.to_string()),
+        (
+            "weight-decay",
+            format!("{} for adamw, {} for sgd", defaults.weight_decay, train("--optimizer sgd").weight_decay),
+        ),
+        ("beta1", "0.9".to_string()),
+        ("beta2", "0.999".to_string()),
+        ("eps", "1e-8".to_string()),
+        ("momentum", "0.9".to_string()),
+        ("grad-clip", defaults.grad_clip.to_string()),
+        ("label-smoothing", defaults.label_smoothing.to_string()),
+        ("seed", defaults.seed.to_string()),
+        ("bucket-mb", defaults.bucket_mb.to_string()),
+        ("timeout-s", defaults.timeout_s.to_string()),
+        ("out", defaults.out.display().to_string()),
+        ("log-every", defaults.log_every.to_string()),
+        ("drop-last", defaults.drop_last.to_string()),
+    ] {
+        let text = section(flag);
+        assert!(text.contains(&format!("[default: {default}]")), "{flag}: {text}");
+    }
+    let toml: toml::Table = toml::from_str(&defaults.to_toml()).unwrap();
+    for flag in
+        ["model", "activation", "optimizer", "schedule", "device", "reduce-dtype", "overlap", "progress", "log-level"]
+    {
+        let default = toml[flag].as_str().unwrap();
+        assert!(section(flag).contains(&format!("[default: {default}]")), "{flag}: {}", section(flag));
+    }
+    assert_eq!(defaults.length, Length::Epochs(5));
+    assert_eq!(defaults.optimizer, Optimizer::Adamw { beta1: 0.9, beta2: 0.999, eps: 1e-8 });
+    assert_eq!(train("--optimizer sgd").optimizer, Optimizer::Sgd { momentum: 0.9 });
+}
+
+#[test]
+fn help_is_in_groups_with_examples_that_parse() {
+    let Ok(Command::Show(help)) = parse(words("train --help")) else { panic!("no help") };
+    for group in [MODEL, DATA, LENGTH, OPTIMIZATION, MACHINE, RANKS, OUTPUT] {
+        assert!(help.contains(&format!("\n{group}:\n")), "{group} in {help}");
+    }
+    let examples =
+        EXAMPLES.lines().filter_map(|line| line.split("ddp-train").nth(1).filter(|_| line.starts_with("  ")));
+    for example in examples.clone() {
+        let line = example.split("  ").next().unwrap();
+        assert!(parse(words(line)).is_ok(), "{line}");
+    }
+    assert_eq!(examples.count(), 6);
+    assert!(help.lines().all(|line| line.chars().count() <= 120));
+}
+
+#[test]
+fn the_version_is_shown() {
+    let shown = parse(words("--version")).unwrap();
+    assert_eq!(shown, Command::Show(format!("ddp-train {}\n", env!("CARGO_PKG_VERSION"))));
+}

@@ -1,0 +1,231 @@
+//! The record of a run: OUT/config.toml, and OUT/metrics.jsonl with one event a line. Everything else that shows a run
+//! (progress, reports) derives from it.
+//!
+//! Rank 0 writes it. A line is written whole or not at all: a disk that fills up leaves the lines before it as they were.
+//! A number that is none (NaN, infinite) is `null`. Times of the wall clock stand in the first and last line alone.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ddp_kernels::transfer::Ledger;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::files;
+
+/// The file of events.
+pub const EVENTS_FILE: &str = "metrics.jsonl";
+/// The file of settings.
+pub const CONFIG_FILE: &str = "config.toml";
+
+/// What is known before the first step.
+#[derive(Clone, Debug)]
+pub struct Start<'a> {
+    /// All settings.
+    pub config: &'a Config,
+    /// Names and versions: of this program, and of libraries it found.
+    pub versions: &'a [(&'a str, String)],
+    /// What trains, one text a rank.
+    pub devices: &'a [String],
+    /// How many ranks.
+    pub ranks: usize,
+    /// On how many hosts.
+    pub hosts: usize,
+    /// Threads of this rank.
+    pub threads: usize,
+    /// How ranks reach each other.
+    pub transport: &'a str,
+    /// What the data are.
+    pub data: &'a str,
+    /// Their fingerprint.
+    pub fingerprint: &'a str,
+    /// Elements of all parameters.
+    pub parameters: usize,
+    /// Steps that the run is to have.
+    pub steps: u64,
+    /// Steps of an epoch.
+    pub steps_per_epoch: u64,
+}
+
+/// One step, or what became of it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StepEvent {
+    /// Its number, from 1.
+    pub step: u64,
+    /// The epoch it is in, from 0.
+    pub epoch: u64,
+    /// The mean over the whole global batch.
+    pub loss: f64,
+    /// The learning rate it used.
+    pub lr: f64,
+    /// The norm of all gradients before clipping.
+    pub grad_norm: Option<f64>,
+    /// Rows a second over all ranks, since the event before.
+    pub samples_per_s: f64,
+    /// Milliseconds a step, since the event before.
+    pub step_ms: f64,
+}
+
+/// One evaluation on held-out rows.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct EvalEvent {
+    /// After this step.
+    pub step: u64,
+    /// The mean over all held-out rows.
+    pub loss: f64,
+    /// The part of them that is classified rightly; none for regression.
+    pub accuracy: Option<f64>,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct End<'a> {
+    /// Why it ended: `done`, or the error.
+    pub reason: &'a str,
+    /// The code that the process ends with.
+    pub exit_code: u8,
+    /// Steps taken.
+    pub steps: u64,
+    /// Rows trained on, over all ranks.
+    pub samples: u64,
+    /// Seconds from the first step to here, evaluation included.
+    pub seconds: f64,
+    /// Rows a second over that time.
+    pub samples_per_s: f64,
+    /// The last loss that was read.
+    pub loss: Option<f64>,
+    /// The last evaluation's.
+    pub eval_loss: Option<f64>,
+    /// The last evaluation's.
+    pub accuracy: Option<f64>,
+    /// The most memory of a rank.
+    pub peak_mb: Option<f64>,
+}
+
+/// The record that is being written.
+#[derive(Debug)]
+pub struct Record {
+    file: File,
+    path: PathBuf,
+    /// Of the whole lines so far.
+    length: u64,
+    line: Vec<u8>,
+}
+
+impl Record {
+    /// Makes the run's folder and begins its record, with the settings beside it. Refuses a folder that holds a run.
+    pub fn create(config: &Config) -> Result<Record> {
+        let out = &config.out;
+        check_free(out)?;
+        files::make_folder(out)?;
+        let path = out.join(EVENTS_FILE);
+        let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
+            // Somebody else began a run here since it was checked.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(taken(out)),
+            opened => opened.map_err(files::failed("make", &path))?,
+        };
+        let settings = out.join(CONFIG_FILE);
+        files::replace_file(&settings, |file| {
+            file.write_all(config.to_toml().as_bytes()).map_err(files::failed("write", &settings))
+        })?;
+        Ok(Record { file, path, length: 0, line: Vec::with_capacity(1024) })
+    }
+
+    /// Writes `{"event":"start",…}`.
+    pub fn start(&mut self, start: &Start<'_>) -> Result<()> {
+        let versions: serde_json::Map<String, Value> =
+            start.versions.iter().map(|(name, version)| (name.to_string(), json!(version))).collect();
+        self.write(&json!({
+            "event": "start",
+            "time_unix_s": unix_s(),
+            "config": start.config.to_json(),
+            "versions": versions,
+            "devices": start.devices,
+            "world": {
+                "ranks": start.ranks,
+                "hosts": start.hosts,
+                "threads": start.threads,
+                "transport": start.transport,
+            },
+            "data": start.data,
+            "fingerprint": start.fingerprint,
+            "parameters": start.parameters,
+            "steps": start.steps,
+            "steps_per_epoch": start.steps_per_epoch,
+        }))
+    }
+
+    /// Writes `{"event":"step",…}`.
+    pub fn step(&mut self, event: &StepEvent) -> Result<()> {
+        self.write(&Tagged { event: "step", fields: event })
+    }
+
+    /// Writes `{"event":"eval",…}`.
+    pub fn eval(&mut self, event: &EvalEvent) -> Result<()> {
+        self.write(&Tagged { event: "eval", fields: event })
+    }
+
+    /// Writes `{"event":"end",…}` with the ledger of transfers, and makes the record durable.
+    pub fn end(&mut self, end: &End<'_>, transfers: &Ledger) -> Result<()> {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            event: &'static str,
+            time_unix_s: f64,
+            #[serde(flatten)]
+            end: &'a End<'a>,
+            transfers: Value,
+        }
+        self.write(&Whole { event: "end", time_unix_s: unix_s(), end, transfers: transfers.to_json() })?;
+        self.file.sync_all().map_err(files::failed("make durable", &self.path))
+    }
+
+    fn write(&mut self, event: &impl Serialize) -> Result<()> {
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, event).expect("events have texts for names and numbers for values");
+        self.line.push(b'\n');
+        if let Err(error) = self.file.write_all(&self.line) {
+            // Half a line would make the record unreadable; if even this fails, the first error says enough.
+            let _ = self.file.set_len(self.length);
+            return Err(files::failed("write", &self.path)(error));
+        }
+        self.length += self.line.len() as u64;
+        Ok(())
+    }
+}
+
+#[derive(Serialize)]
+struct Tagged<'a, T> {
+    event: &'static str,
+    #[serde(flatten)]
+    fields: &'a T,
+}
+
+/// Refuses a folder that holds a run already, naming one that does not.
+pub fn check_free(out: &Path) -> Result<()> {
+    if out.join(EVENTS_FILE).exists() || out.join("checkpoints").exists() { Err(taken(out)) } else { Ok(()) }
+}
+
+fn taken(out: &Path) -> Error {
+    let mut numbers = 2u64..;
+    let named = |number: u64| PathBuf::from(format!("{}-{number}", out.display().to_string().trim_end_matches('/')));
+    let free = numbers.find_map(|number| Some(named(number)).filter(|folder| !folder.exists()));
+    let free = free.unwrap_or_else(|| out.to_path_buf());
+    Error::Usage(format!(
+        "--out {}: it holds a run already, and no run is overwritten. Give another folder, as in --out {}, or move that \
+         one away",
+        out.display(),
+        free.display()
+    ))
+}
+
+fn unix_s() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    (since * 1e3).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests;

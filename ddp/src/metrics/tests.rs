@@ -1,0 +1,122 @@
+//! Claims about the record.
+
+use std::fs;
+
+use super::*;
+use crate::files::testing::Scratch;
+
+fn config(out: &Path) -> Config {
+    let text = format!("out = {:?}\nsteps = 3\n", out.to_str().unwrap());
+    Config::from_toml(&text).unwrap()
+}
+
+fn lines(out: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(out.join(EVENTS_FILE)).unwrap();
+    assert!(text.ends_with('\n'));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+}
+
+fn step(step: u64, loss: f64) -> StepEvent {
+    StepEvent { step, epoch: 0, loss, lr: 0.001, grad_norm: Some(2.5), samples_per_s: 1000.0, step_ms: 1.5 }
+}
+
+#[test]
+fn a_run_is_its_events_in_order() {
+    let scratch = Scratch::new();
+    let out = scratch.path().join("a/b");
+    let config = config(&out);
+    let mut record = Record::create(&config).unwrap();
+    let (versions, devices) = ([("ddp-train", "0.2.0".to_string())], ["cpu".to_string()]);
+    let start = Start {
+        config: &config,
+        versions: &versions,
+        devices: &devices,
+        ranks: 1,
+        hosts: 1,
+        threads: 2,
+        transport: "alone",
+        data: "digits",
+        fingerprint: "glyphs 00",
+        parameters: 7,
+        steps: 3,
+        steps_per_epoch: 10,
+    };
+    record.start(&start).unwrap();
+    record.step(&step(1, 2.25)).unwrap();
+    record.eval(&EvalEvent { step: 1, loss: 2.0, accuracy: Some(0.5) }).unwrap();
+    let end = End {
+        reason: "done",
+        exit_code: 0,
+        steps: 3,
+        samples: 384,
+        seconds: 1.0,
+        samples_per_s: 384.0,
+        loss: Some(2.25),
+        eval_loss: Some(2.0),
+        accuracy: Some(0.5),
+        peak_mb: None,
+    };
+    record.end(&end, &Ledger::new()).unwrap();
+    let lines = lines(&out);
+    let events: Vec<_> = lines.iter().map(|line| line["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["start", "step", "eval", "end"]);
+    assert_eq!(lines[0]["config"]["hidden"], json!([256, 128]));
+    assert_eq!((&lines[0]["versions"]["ddp-train"], &lines[0]["world"]["ranks"]), (&json!("0.2.0"), &json!(1)));
+    let expected = r#"{"event":"step","step":1,"epoch":0,"loss":2.25,"lr":0.001,"grad_norm":2.5,"samples_per_s":1000.0,"step_ms":1.5}"#;
+    assert_eq!(fs::read_to_string(out.join(EVENTS_FILE)).unwrap().lines().nth(1), Some(expected));
+    assert_eq!(lines[2], json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5 }));
+    assert_eq!((&lines[3]["samples"], &lines[3]["transfers"]["crossed"]["count"]), (&json!(384), &json!(0)));
+    assert_eq!(Config::from_toml(&fs::read_to_string(out.join(CONFIG_FILE)).unwrap()).unwrap(), config);
+}
+
+#[test]
+fn a_number_that_is_none_is_null() {
+    let scratch = Scratch::new();
+    let mut record = Record::create(&config(scratch.path())).unwrap();
+    for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        record.step(&StepEvent { grad_norm: None, ..step(1, loss) }).unwrap();
+    }
+    for line in lines(scratch.path()) {
+        assert_eq!((&line["loss"], &line["grad_norm"]), (&Value::Null, &Value::Null));
+    }
+}
+
+#[test]
+fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
+    let scratch = Scratch::new();
+    let out = scratch.path().join("out");
+    Record::create(&config(&out)).unwrap().step(&step(1, 1.0)).unwrap();
+    fs::create_dir(scratch.path().join("out-2")).unwrap();
+    for out in [out.clone(), scratch.path().join("out/")] {
+        let error = Record::create(&config(&out)).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        let free = scratch.path().join("out-3");
+        assert!(text.contains("holds a run") && text.contains(&format!("--out {},", free.display())), "{text}");
+    }
+    assert_eq!(lines(&out).len(), 1, "the run that was there is whole");
+    let other = scratch.path().join("only-checkpoints");
+    fs::create_dir_all(other.join("checkpoints")).unwrap();
+    assert_eq!(Record::create(&config(&other)).unwrap_err().exit_code(), 2);
+}
+
+#[test]
+fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
+    let full = OpenOptions::new().write(true).open("/dev/full");
+    let Ok(file) = full else { return eprintln!("skipped: no /dev/full") };
+    let mut record = Record { file, path: "out/metrics.jsonl".into(), length: 0, line: Vec::new() };
+    let error = record.step(&step(1, 1.0)).unwrap_err();
+    assert_eq!(error.exit_code(), 74);
+    let text = error.to_string();
+    assert!(text.contains("cannot write out/metrics.jsonl") && text.contains("space left"), "{text}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let scratch = Scratch::new();
+    let file = scratch.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = Record::create(&config(&file.join("out"))).unwrap_err();
+    assert_eq!(error.exit_code(), 74);
+    assert!(error.to_string().contains("file/out"), "{error}");
+}

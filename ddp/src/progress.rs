@@ -1,0 +1,410 @@
+//! What a person sees of a run: a bar on a terminal, a line now and then elsewhere, and the log, all on standard error.
+//!
+//! The first rank alone shows progress. Other ranks are silent unless they fail: they log errors, with their number in front.
+//! A log line never tears the bar: the bar steps aside for it.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike, WeakProgressBar};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
+
+use crate::config::{LogLevel, When};
+
+/// Off a terminal a line is shown when this much time has gone by.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// How often a bar is drawn, whoever draws it.
+const REDRAWS_PER_S: u8 = 20;
+
+/// The bar that is on the screen now, for the log to write above.
+static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
+
+/// What is known of the training at a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// The step, from 1.
+    pub step: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The mean loss.
+    pub loss: f64,
+    /// The last accuracy that is known, held out or in training.
+    pub accuracy: Option<f64>,
+    /// Rows a second over all ranks.
+    pub samples_per_s: f64,
+}
+
+/// Progress of one run.
+#[derive(Debug)]
+pub struct Progress {
+    shown: Shown,
+    steps: u64,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Nothing,
+    Bar(ProgressBar),
+    Lines {
+        /// When figures first came, and of which step.
+        first: Option<(Instant, u64)>,
+        /// When the last line was shown.
+        last: Option<Instant>,
+    },
+}
+
+impl Progress {
+    /// Progress of a run of `steps` steps. Nothing is shown by any rank but the first.
+    pub fn new(when: When, steps: u64, first_rank: bool) -> Progress {
+        let terminal = io::stderr().is_terminal();
+        let shown = match when {
+            _ if !first_rank => Shown::Nothing,
+            When::Never => Shown::Nothing,
+            When::Auto if !terminal => Shown::Lines { first: None, last: None },
+            When::Auto | When::Always => {
+                let target = if terminal {
+                    ProgressDrawTarget::stderr()
+                } else {
+                    ProgressDrawTarget::term_like_with_hz(Box::new(AnyStderr), REDRAWS_PER_S)
+                };
+                Shown::Bar(bar(steps, target))
+            }
+        };
+        if let Shown::Bar(bar) = &shown {
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+        }
+        Progress { shown, steps }
+    }
+
+    /// Says that a step is done: cheap enough for every one.
+    pub fn step(&self, step: u64) {
+        if let Shown::Bar(bar) = &self.shown {
+            bar.set_position(step);
+        }
+    }
+
+    /// Shows figures: in the bar at once, as a line now and then.
+    pub fn figures(&mut self, figures: &Figures) {
+        let steps = self.steps;
+        match &mut self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => bar.set_message(describe(figures)),
+            Shown::Lines { first, last } => {
+                let (began, first_step) = *first.get_or_insert_with(|| (Instant::now(), figures.step));
+                if last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
+                    return;
+                }
+                *last = Some(Instant::now());
+                let left = time_left(
+                    began.elapsed(),
+                    figures.step.saturating_sub(first_step),
+                    steps.saturating_sub(figures.step),
+                );
+                let left = left.map_or(String::new(), |left| format!("  {} left", duration(left)));
+                say(&format!("step {} of {steps}  {}{left}", figures.step, describe(figures)));
+            }
+        }
+    }
+
+    /// Shows a line that stays: an evaluation's result, where the model was saved.
+    pub fn note(&self, line: &str) {
+        match &self.shown {
+            Shown::Nothing => {}
+            Shown::Bar(bar) => bar.suspend(|| say(line)),
+            Shown::Lines { .. } => say(line),
+        }
+    }
+
+    /// Takes the bar off the screen. What is said afterwards is a line.
+    pub fn finish(&mut self) {
+        if let Shown::Bar(_) = &self.shown {
+            clear_bar();
+            self.shown = Shown::Lines { first: None, last: None };
+        }
+    }
+}
+
+/// Takes whatever bar there is off the screen: for a thread that is about to say why the process ends, and end it.
+pub fn clear_bar() {
+    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
+        bar.finish_and_clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+fn bar(steps: u64, target: ProgressDrawTarget) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left")
+        .expect("the template is right")
+        .progress_chars("━╸─");
+    ProgressBar::with_draw_target(Some(steps), target).with_style(style)
+}
+
+/// `epoch 1  loss 0.3124  accuracy 93.1%  41,200 samples/s`
+fn describe(figures: &Figures) -> String {
+    let accuracy = figures.accuracy.map_or(String::new(), |accuracy| format!("  accuracy {:.1}%", accuracy * 100.0));
+    let Figures { epoch, loss, samples_per_s, .. } = figures;
+    format!("epoch {}  loss {loss:.4}{accuracy}  {} samples/s", epoch + 1, thousands(*samples_per_s))
+}
+
+/// A whole number with commas between thousands.
+fn thousands(number: f64) -> String {
+    let digits = format!("{:.0}", number.max(0.0));
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return digits;
+    }
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).unwrap_or("")).collect();
+    groups.join(",")
+}
+
+/// How long the rest takes if it goes on as it went; none if nothing is known or nothing is left.
+fn time_left(gone: Duration, steps_done: u64, steps_left: u64) -> Option<Duration> {
+    if steps_done == 0 || steps_left == 0 {
+        return None;
+    }
+    Duration::try_from_secs_f64(gone.as_secs_f64() * steps_left as f64 / steps_done as f64).ok()
+}
+
+/// `42 s`, `3 min 10 s`, `5 h 12 min`
+fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64().round() as u64;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+fn say(line: &str) {
+    // Nobody reads it any more: that is no reason to fail.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Standard error for `--progress always`, whatever it is connected to.
+#[derive(Debug)]
+struct AnyStderr;
+
+impl TermLike for AnyStderr {
+    fn width(&self) -> u16 {
+        100
+    }
+
+    fn move_cursor_up(&self, lines: usize) -> io::Result<()> {
+        if lines == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{lines}A") }
+    }
+
+    fn move_cursor_down(&self, lines: usize) -> io::Result<()> {
+        if lines == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{lines}B") }
+    }
+
+    fn move_cursor_right(&self, columns: usize) -> io::Result<()> {
+        if columns == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{columns}C") }
+    }
+
+    fn move_cursor_left(&self, columns: usize) -> io::Result<()> {
+        if columns == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{columns}D") }
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        writeln!(io::stderr(), "{text}")
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        write!(io::stderr(), "{text}")
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        write!(io::stderr(), "\r\x1b[2K")
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// Sends the log of this process to standard error from now on, at `level` on rank 0, errors alone on others. Does nothing if
+/// the program listens to its log already.
+pub fn start_log(level: LogLevel, rank: usize) {
+    let level = if rank == 0 { level } else { LogLevel::Error };
+    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level.filter())
+        .with_ansi(colours)
+        .with_target(level.filter() > tracing::level_filters::LevelFilter::INFO)
+        .with_timer(Uptime(Instant::now()))
+        .with_writer(Stderr { rank });
+    // Somebody's own subscriber stays.
+    let _ = subscriber.try_init();
+}
+
+/// Seconds since the log began.
+struct Uptime(Instant);
+
+impl FormatTime for Uptime {
+    fn format_time(&self, writer: &mut Writer<'_>) -> std::fmt::Result {
+        write!(writer, "{:9.3} s", self.0.elapsed().as_secs_f64())
+    }
+}
+
+/// Where the log goes.
+#[derive(Clone, Copy, Debug)]
+struct Stderr {
+    rank: usize,
+}
+
+impl<'a> MakeWriter<'a> for Stderr {
+    type Writer = Event;
+
+    fn make_writer(&'a self) -> Event {
+        let prefix = if self.rank == 0 { Vec::new() } else { format!("rank {}: ", self.rank).into_bytes() };
+        Event(prefix)
+    }
+}
+
+/// One event, gathered and written at once, so that ranks' lines do not mix, while the bar is out of the way.
+struct Event(Vec<u8>);
+
+impl Write for Event {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let write = || {
+            let _ = io::stderr().write_all(&self.0);
+        };
+        let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
+        match bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const FIGURES: Figures =
+        Figures { step: 120, epoch: 0, loss: 0.31236, accuracy: Some(0.9312), samples_per_s: 41_234.6 };
+
+    #[test]
+    fn figures_read_as_people_write_them() {
+        assert_eq!(describe(&FIGURES), "epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s");
+        let without = Figures { accuracy: None, loss: f64::NAN, samples_per_s: 999.4, ..FIGURES };
+        assert_eq!(describe(&without), "epoch 1  loss NaN  999 samples/s");
+        assert_eq!([0.0, 1000.0, 1_234_567.0, f64::INFINITY].map(thousands), ["0", "1,000", "1,234,567", "inf"]);
+    }
+
+    #[test]
+    fn time_left_is_the_time_gone_by_rule_of_three() {
+        assert_eq!(time_left(Duration::from_secs(10), 20, 60), Some(Duration::from_secs(30)));
+        assert_eq!(time_left(Duration::from_secs(10), 0, 60), None);
+        assert_eq!(time_left(Duration::from_secs(10), 20, 0), None);
+        assert_eq!(time_left(Duration::MAX, 1, u64::MAX), None);
+        let texts = [42.4, 190.0, 18_750.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
+        assert_eq!(texts, ["42 s", "3 min 10 s", "5 h 12 min"]);
+    }
+
+    /// Keeps what is drawn.
+    #[derive(Clone, Debug, Default)]
+    struct Paper(Arc<Mutex<String>>);
+
+    impl Paper {
+        fn add(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+    }
+
+    impl TermLike for Paper {
+        fn width(&self) -> u16 {
+            120
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.add(text)?;
+            self.add("\n")
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text)
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            self.add("\n")
+        }
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_bar_shows_step_figures_and_time_left() {
+        let paper = Paper::default();
+        let bar = bar(785, ProgressDrawTarget::term_like(Box::new(paper.clone())));
+        *BAR.lock().unwrap() = Some(bar.downgrade());
+        let mut progress = Progress { shown: Shown::Bar(bar.clone()), steps: 785 };
+        progress.step(120);
+        progress.figures(&FIGURES);
+        bar.tick();
+        let drawn = paper.0.lock().unwrap().clone();
+        let last = drawn.lines().rfind(|line| line.contains('/')).unwrap();
+        assert!(
+            last.contains("120/785  epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s") && last.contains("left"),
+            "{last}"
+        );
+        progress.finish();
+        assert!(bar.is_finished());
+    }
+
+    #[test]
+    fn only_the_first_rank_shows_anything() {
+        for when in [When::Auto, When::Always, When::Never] {
+            assert!(matches!(Progress::new(when, 10, false).shown, Shown::Nothing));
+        }
+        assert!(matches!(Progress::new(When::Never, 10, true).shown, Shown::Nothing));
+    }
+
+    #[test]
+    fn off_a_terminal_the_first_figures_are_a_line_and_the_next_wait() {
+        let mut progress = Progress { shown: Shown::Lines { first: None, last: None }, steps: 200 };
+        progress.figures(&FIGURES);
+        let last = |progress: &Progress| match progress.shown {
+            Shown::Lines { last, .. } => last,
+            _ => None,
+        };
+        let first = last(&progress);
+        assert!(first.is_some());
+        progress.figures(&Figures { step: 130, ..FIGURES });
+        assert_eq!(last(&progress), first, "less than {LINE_EVERY:?} later nothing is shown");
+    }
+}

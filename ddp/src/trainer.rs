@@ -1,0 +1,215 @@
+//! The loop around the step: the log, evaluations, and the model at the end.
+
+mod nonfinite;
+mod setup;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use ddp_comm::{Group, World};
+use ddp_kernels::transfer::{Ledger, Phase, in_phase};
+
+use crate::checkpoint;
+use crate::config::{Config, Plan};
+use crate::data::{InOrder, Loader, Task};
+use crate::error::Result;
+use crate::metrics::{EVENTS_FILE, End, EvalEvent, Record, StepEvent};
+use crate::optim::Schedule;
+use crate::process;
+use crate::progress::{Figures, Progress};
+use crate::step::{Stats, Step, StepReport};
+
+/// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`.
+pub fn train(config: &Config, world: &World) -> Result<()> {
+    in_phase(Phase::Setup, || setup::prepare(config, world))?.run()
+}
+
+/// A training run, on one rank.
+struct Trainer<'a> {
+    config: &'a Config,
+    world: &'a World,
+    plan: Plan,
+    task: Task,
+    schedule: Schedule,
+    loader: Loader,
+    held_out: InOrder,
+    held_out_rows: u64,
+    step: Step,
+    main: Group,
+    /// Rank 0 alone keeps the record and shows how things are going.
+    desk: Option<Desk>,
+    done: Done,
+}
+
+/// What rank 0 writes and shows.
+struct Desk {
+    record: Record,
+    progress: Progress,
+}
+
+/// What has been done so far, and how fast.
+struct Done {
+    started: Instant,
+    steps: u64,
+    samples: u64,
+    last_loss: Option<f64>,
+    evaluation: Option<Stats>,
+    /// Since when, and how much: what is not a step does not count.
+    since: Instant,
+    steps_since: u64,
+    samples_since: u64,
+}
+
+impl Done {
+    fn nothing() -> Done {
+        let now = Instant::now();
+        let (steps, samples, steps_since, samples_since) = (0, 0, 0, 0);
+        Done { started: now, steps, samples, last_loss: None, evaluation: None, since: now, steps_since, samples_since }
+    }
+
+    /// A step over so many rows.
+    fn count(&mut self, rows: u64) {
+        self.steps += 1;
+        self.samples += rows;
+        self.steps_since += 1;
+        self.samples_since += rows;
+    }
+
+    /// Milliseconds of a step and rows of a second since the last reading.
+    fn rate(&mut self) -> (f64, f64) {
+        let elapsed_s = self.since.elapsed().as_secs_f64().max(1e-9);
+        let rates = (elapsed_s * 1e3 / self.steps_since.max(1) as f64, self.samples_since as f64 / elapsed_s);
+        self.restart_clock();
+        rates
+    }
+
+    fn restart_clock(&mut self) {
+        (self.since, self.steps_since, self.samples_since) = (Instant::now(), 0, 0);
+    }
+}
+
+impl Trainer<'_> {
+    /// Trains. The record's last line says how it ended, also where that was an error.
+    fn run(mut self) -> Result<()> {
+        let result = self.all_steps().and_then(|()| in_phase(Phase::Checkpoint, || self.save()));
+        let (reason, exit_code) = match &result {
+            Ok(_) => ("done".to_string(), 0),
+            Err(error) => (error.to_string(), error.exit_code()),
+        };
+        let closed = self.close(&reason, exit_code);
+        // What went wrong first is what counts.
+        let model = result?;
+        closed?;
+        // Nobody leaves before the model is safe: a rank that ends early ends the job.
+        self.world.barrier()?;
+        if let (Some(desk), Some(model)) = (&mut self.desk, &model) {
+            let record = self.config.out.join(EVENTS_FILE);
+            desk.progress.note(&format!("model {}, record {}", model.display(), record.display()));
+            desk.progress.finish();
+        }
+        Ok(())
+    }
+
+    fn all_steps(&mut self) -> Result<()> {
+        let (steps, eval_every) = (self.plan.steps, self.plan.eval_every);
+        for step0 in 0..steps {
+            let number = step0 + 1;
+            let logs = number == 1 || number == steps || number % self.config.log_every == 0;
+            let learning_rate = self.schedule.learning_rate(number);
+            let batch = self.loader.load(step0)?;
+            let (rows, epoch) = (batch.rows, batch.epoch);
+            self.step.run(batch, learning_rate, logs)?;
+            self.done.count(rows);
+            if let Some(desk) = &self.desk {
+                desk.progress.step(number);
+            }
+            if logs {
+                in_phase(Phase::Log, || self.log(number, epoch, learning_rate))?;
+            }
+            if eval_every > 0 && number % eval_every == 0 && number != steps {
+                in_phase(Phase::Evaluation, || self.evaluate(number))?;
+            }
+        }
+        in_phase(Phase::Evaluation, || self.evaluate(steps))
+    }
+
+    /// Reads what the last step found out; ends the run if it was not finite.
+    fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
+        let report: StepReport = self.step.report(true)?;
+        if let Some(bad_step) = report.bad_step {
+            return Err(self.explain_nonfinite(bad_step, report.own_bad_step)?);
+        }
+        let (step_ms, samples_per_s) = self.done.rate();
+        let loss = report.stats.loss();
+        self.done.last_loss = Some(loss);
+        let accuracy = self.counts_answers().then(|| report.stats.accuracy());
+        if let Some(desk) = &mut self.desk {
+            let grad_norm = report.grad_norm;
+            let event = StepEvent { step: number, epoch, loss, lr: learning_rate, grad_norm, samples_per_s, step_ms };
+            desk.progress.figures(&Figures { step: number, epoch, loss, accuracy, samples_per_s });
+            desk.record.step(&event)?;
+        }
+        Ok(())
+    }
+
+    /// Tries the model on held-out rows, over all ranks, if there are such rows.
+    fn evaluate(&mut self, number: u64) -> Result<()> {
+        if self.held_out_rows == 0 {
+            return Ok(());
+        }
+        let stats = self.step.evaluate(&mut self.held_out, &self.main)?;
+        self.done.evaluation = Some(stats);
+        let event = EvalEvent { step: number, loss: stats.loss(), accuracy: self.accuracy() };
+        if let Some(desk) = &mut self.desk {
+            desk.progress.note(&format!("step {number}: on held-out rows {}", describe(&stats, event.accuracy)));
+            desk.record.eval(&event)?;
+        }
+        self.done.restart_clock();
+        Ok(())
+    }
+
+    /// Whether right answers can be counted.
+    fn counts_answers(&self) -> bool {
+        matches!(self.task, Task::Classification { .. })
+    }
+
+    /// That of the last evaluation.
+    fn accuracy(&self) -> Option<f64> {
+        self.done.evaluation.filter(|_| self.counts_answers()).map(|stats| stats.accuracy())
+    }
+
+    /// Saves the model, on rank 0.
+    fn save(&mut self) -> Result<Option<PathBuf>> {
+        self.check_values()?;
+        if self.desk.is_none() {
+            return Ok(None);
+        }
+        checkpoint::save_model(&self.config.out, self.plan.steps, &self.step.model().params).map(Some)
+    }
+
+    /// The record's last line, on rank 0.
+    fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
+        let accuracy = self.accuracy();
+        let Some(desk) = &mut self.desk else { return Ok(()) };
+        let seconds = self.done.started.elapsed().as_secs_f64();
+        let end = End {
+            reason,
+            exit_code,
+            steps: self.done.steps,
+            samples: self.done.samples,
+            seconds,
+            samples_per_s: self.done.samples as f64 / seconds.max(1e-9),
+            loss: self.done.last_loss,
+            eval_loss: self.done.evaluation.map(|stats| stats.loss()),
+            accuracy,
+            peak_mb: process::peak_mb(),
+        };
+        desk.record.end(&end, &Ledger::of_process())
+    }
+}
+
+/// `loss 0.0312, accuracy 99.10%`
+fn describe(stats: &Stats, accuracy: Option<f64>) -> String {
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", accuracy {:.2}%", accuracy * 100.0));
+    format!("loss {:.4}{accuracy}", stats.loss())
+}

@@ -1,0 +1,65 @@
+//! When a loss is no number any more: whose rows it was, found out by doing the bad step once more. The model is still
+//! what it was before that step, since the optimizer has done nothing from then on.
+
+use ddp_kernels::{DType, Tensor, ops};
+
+use super::Trainer;
+use crate::error::{Error, Result};
+
+/// The most rows that are named.
+const ROWS_NAMED: usize = 8;
+
+impl Trainer<'_> {
+    /// The error that ends the run, the same on all ranks: the step, the rank and the rows.
+    pub(super) fn explain_nonfinite(&mut self, bad_step: u64, own_bad_step: Option<u64>) -> Result<Error> {
+        let mine = if own_bad_step == Some(bad_step) { self.bad_rows(bad_step)? } else { String::new() };
+        let all = self.world.all_gather_bytes(mine.as_bytes())?;
+        let of_ranks = all.iter().enumerate().filter(|(_, text)| !text.is_empty());
+        let named: Vec<String> =
+            of_ranks.map(|(rank, text)| format!("rank {rank}, {}", String::from_utf8_lossy(text))).collect();
+        let where_from = if named.is_empty() {
+            // Every loss is a number: the gradients were too large for one.
+            "the norm of the gradients, with every row's loss finite".to_string()
+        } else {
+            named.join("; ")
+        };
+        Ok(Error::NonFinite(format!(
+            "step {bad_step}: the loss or its gradient is not finite: {where_from}. The model is as it was before that \
+             step, and nothing was saved. A lower --lr, a longer --warmup-steps or --grad-clip 1 help where training \
+             diverged; look at those rows where it did not.",
+        )))
+    }
+
+    /// This rank's rows of that step whose losses are not finite, by their numbers in the data.
+    fn bad_rows(&mut self, bad_step: u64) -> Result<String> {
+        let batch = self.loader.load(bad_step - 1)?.clone();
+        let losses = self.step.losses_of(&batch)?;
+        let pairs = losses.iter().zip(self.loader.rows());
+        let bad: Vec<u64> = pairs.filter(|(loss, _)| !loss.is_finite()).map(|(_, &row)| row).collect();
+        let named: Vec<String> = bad.iter().take(ROWS_NAMED).map(u64::to_string).collect();
+        let more = bad.len().saturating_sub(ROWS_NAMED);
+        let and_more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        Ok(match bad.len() {
+            0 => "whose rows' losses are finite one by one and not in sum".to_string(),
+            1 => format!("row {}", named[0]),
+            _ => format!("rows {}{and_more}", named.join(", ")),
+        })
+    }
+
+    /// Refuses to save values that are not finite.
+    pub(super) fn check_values(&self) -> Result<()> {
+        let values = self.step.model().params.values();
+        let flag = Tensor::zeros(&[1], DType::I64, values.device())?;
+        let one = Tensor::ones(&[1], DType::I64, values.device())?;
+        ops::mark_nonfinite(&flag, values, &one)?;
+        let bad = ddp_kernels::transfer::announced("whether the model is finite", || flag.to_vec::<i64>())?[0] != 0;
+        if !bad {
+            return Ok(());
+        }
+        let steps = self.plan.steps;
+        Err(Error::NonFinite(format!(
+            "after step {steps}: the model has values that are not finite, and is not saved. A lower --lr or --grad-clip \
+             1 helps where training diverged."
+        )))
+    }
+}
