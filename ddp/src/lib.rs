@@ -11,6 +11,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod error;
+mod faults;
 mod files;
 pub mod metrics;
 pub mod models;

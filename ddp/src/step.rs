@@ -11,6 +11,7 @@ use ddp_kernels::{DType, Tensor, ops};
 
 use crate::data::{Batch, InOrder, Micro};
 use crate::error::Result;
+use crate::faults::{self, Place};
 use crate::models::Model;
 use crate::nn::pass::Listener;
 use crate::nn::{Loss, Pass, PassOptions, Saved, Scratch};
@@ -125,6 +126,7 @@ impl Step {
     }
 
     fn begin(&mut self, batch: &Batch) -> Result<()> {
+        faults::begin(number_of(batch));
         self.reducer.begin();
         set(&self.number, &[number_of(batch) as i64])?;
         Ok(ops::zero(&self.stats)?)
@@ -139,6 +141,7 @@ impl Step {
         let Step { model, loss, scratch, saved, reducer, stats, .. } = self;
         let mut pass = Pass::new(&model.params, scratch, saved, options, reducer);
 
+        faults::at(Place::Forward)?;
         let output = model.forward(&mut pass, &micro.x)?;
         let gradient = loss.gradient(&mut pass, &output, &micro.targets, stats)?;
         if last {
@@ -164,6 +167,7 @@ impl Step {
     }
 
     fn update(&mut self, number: u64, learning_rate: f64) -> Result<()> {
+        faults::at(Place::Optimizer)?;
         let scale = Some(self.clip.out());
         self.optimizer.update(&self.model.params, number, learning_rate, scale, Some(&self.bad_step))
     }

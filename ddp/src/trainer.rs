@@ -13,6 +13,7 @@ use crate::checkpoint;
 use crate::config::{Config, Plan};
 use crate::data::{InOrder, Loader, Task};
 use crate::error::Result;
+use crate::faults::{self, Place};
 use crate::metrics::{EVENTS_FILE, End, EvalEvent, Record, StepEvent};
 use crate::optim::Schedule;
 use crate::process;
@@ -135,6 +136,7 @@ impl Trainer<'_> {
 
     /// Reads what the last step found out; ends the run if it was not finite.
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
+        faults::at(Place::Log)?;
         let report: StepReport = self.step.report(true)?;
         if let Some(bad_step) = report.bad_step {
             return Err(self.explain_nonfinite(bad_step, report.own_bad_step)?);

@@ -26,8 +26,6 @@ use crate::sums::{Sources, reduce};
 /// What is reduced at once, and then shown: it stays in the first-level cache between the two.
 const BLOCK_BYTES: usize = 4096;
 
-pub(super) static T: [std::sync::Mutex<Vec<u32>>; 16] = [const { std::sync::Mutex::new(Vec::new()) }; 16];
-fn tsc(i: usize, from: u64) -> u64 { let now = unsafe { std::arch::x86_64::_rdtsc() }; if from != 0 { T[i].lock().unwrap().push((now - from) as u32); } now }
 /// A tensor on its way through the staging of a channel.
 pub(super) struct Slices<'a> {
     pub(super) channel: &'a Channel,
@@ -131,9 +129,7 @@ impl Slices<'_> {
     /// Copies piece `piece` of every other rank's slice to staging.
     fn give(&self, piece: usize, bytes: &[u8]) -> Result<()> {
         let Channel { segment, index, me, .. } = self.channel;
-        let t = tsc(0, 0);
         self.channel.wait_for_all(self.turn, Count::Made, self.freed(piece))?;
-        let t = tsc(0, t);
         for owner in self.channel.others() {
             let source = &bytes[self.cut.piece(owner, piece)];
             let at = segment.layout().given(*index, *me, self.slot(piece), owner);
@@ -144,7 +140,6 @@ impl Slices<'_> {
             unsafe { copy_out(target, source) };
         }
         self.channel.raise(Count::Given, self.number(piece + 1));
-        tsc(1, t);
         Ok(())
     }
 
@@ -152,14 +147,12 @@ impl Slices<'_> {
     fn make(&self, piece: usize, bytes: &mut [u8], dtype: DType, operation: Reduce, shown: bool) -> Result<()> {
         let Channel { segment, index, me, .. } = self.channel;
         let (layout, slot) = (segment.layout(), self.slot(piece));
-        let t = tsc(0, 0);
         self.channel.wait_for_all(self.turn, Count::Given, self.number(piece + 1))?;
         let own = &mut bytes[self.cut.piece(*me, piece)];
         assert!(own.len() <= layout.piece_bytes);
         if shown {
             self.channel.wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
         }
-        let t = tsc(2, t);
         let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
         let reach = (ranks - 1) * stride_bytes + own.len();
         let given = segment.pointer(layout.given(*index, 0, slot, *me), reach);
@@ -176,7 +169,6 @@ impl Slices<'_> {
             }
         }
         self.channel.raise(Count::Made, self.number(piece + 1));
-        tsc(3, t);
         Ok(())
     }
 
@@ -195,14 +187,11 @@ impl Slices<'_> {
 
     /// Copies piece `piece` of every other rank's slice out of staging.
     fn take(&self, piece: usize, bytes: &mut [u8]) -> Result<()> {
-        let t = tsc(0, 0);
         self.channel.wait_for_all(self.turn, Count::Made, self.number(piece + 1))?;
-        let t = tsc(4, t);
         for owner in self.channel.others() {
             self.take_from(owner, piece, &mut bytes[self.cut.piece(owner, piece)]);
         }
         self.channel.raise(Count::Taken, self.number(piece + 1));
-        tsc(5, t);
         Ok(())
     }
 

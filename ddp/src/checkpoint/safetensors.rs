@@ -3,6 +3,7 @@
 //! Everything in it is a claim of somebody else's, checked against the size of the file before anything is allocated.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -171,12 +172,15 @@ impl<'de> Deserialize<'de> for Tensors {
                 while let Some(name) = map.next_key::<String>()? {
                     if name == METADATA {
                         map.next_value::<BTreeMap<String, String>>()?;
-                    } else if tensors.contains_key(&name) {
-                        return Err(A::Error::custom(format!("{name} comes twice")));
-                    } else {
-                        let tensor = map.next_value()?;
-                        tensors.insert(name, tensor);
+                        continue;
                     }
+                    let tensor = map.next_value()?;
+                    match tensors.entry(name) {
+                        Slot::Vacant(slot) => slot.insert(tensor),
+                        Slot::Occupied(slot) => {
+                            return Err(A::Error::custom(format!("{} comes twice", slot.key())));
+                        }
+                    };
                 }
                 Ok(Tensors(tensors))
             }

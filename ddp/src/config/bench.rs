@@ -1,7 +1,7 @@
 //! What `ddp-train bench …` measures, checked.
 
+use super::check::{WIDTH_MAX, refuse, threads, timeout, whole, within};
 use super::values::{DeviceChoice, FloatType, Overlap};
-use super::{refuse, threads, timeout, whole, within};
 use crate::cli::{AllreduceFlags, MlpBenchFlags};
 use crate::error::Result;
 
@@ -68,14 +68,9 @@ impl MlpBenchConfig {
             return Err(refuse("--dtype", "bf16", "f32", "Models in bf16 come in a later release"));
         }
         let way_out = "Give the input's width, the hidden ones and the classes, as in --layers 784,1024,10";
-        if config.layers.len() < 2 || !config.layers.iter().all(|width| (1..=super::WIDTH_MAX).contains(width)) {
+        if config.layers.len() < 2 || !config.layers.iter().all(|width| (1..=WIDTH_MAX).contains(width)) {
             let got = config.layers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-            return Err(refuse(
-                "--layers",
-                got,
-                &format!("two widths or more, from 1 to {}", super::WIDTH_MAX),
-                way_out,
-            ));
+            return Err(refuse("--layers", got, &format!("two widths or more, from 1 to {}", WIDTH_MAX), way_out));
         }
         whole("--batch", config.batch, 1, 1 << 32)?;
         within("--bucket-mb", config.bucket_mb, 0.001, 65_536.0, "It is the size of a bucket of gradients in MB")?;

@@ -25,9 +25,9 @@ pub struct Batch {
     pub first: u64,
     /// How many rows are this rank's. May be none.
     pub mine: usize,
-    /// Their features: f32 [mine, F…].
+    /// Their features: f32 `[mine, F…]`.
     pub x: Tensor,
-    /// Their targets: i64 [mine] classes, or f32 [mine, O].
+    /// Their targets: i64 `[mine]` classes, or f32 `[mine, O]`.
     pub targets: Tensor,
     micro: usize,
 }
@@ -35,7 +35,7 @@ pub struct Batch {
 /// A part of a batch that goes through the model at a time.
 #[derive(Debug)]
 pub struct Micro {
-    /// Features: f32 [rows, F…].
+    /// Features: f32 `[rows, F…]`.
     pub x: Tensor,
     /// Targets of the same rows.
     pub targets: Tensor,
@@ -77,7 +77,7 @@ impl Batch {
 /// Memory for one batch of this rank.
 #[derive(Debug)]
 struct Slot {
-    /// [R, F…] and [R] or [R, O] in host memory, where rows are gathered.
+    /// `[R, F…]`, and `[R]` or `[R, O]`, in host memory, where rows are gathered.
     host: [Tensor; 2],
     /// The same on the device; on the CPU these are the host's.
     device: [Tensor; 2],

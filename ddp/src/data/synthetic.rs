@@ -29,9 +29,9 @@ const LANES: usize = 16;
 /// A fixed random network. Letters: F features, H hidden, O outputs.
 #[derive(Debug, Default)]
 struct Teacher {
-    /// [H, F]
+    /// `[H, F]`
     first: Vec<f32>,
-    /// [O, H]
+    /// `[O, H]`
     second: Vec<f32>,
 }
 

@@ -11,6 +11,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Tensor, ops, threads};
 
 use crate::error::{Error, Result};
+use crate::faults::{self, Place};
 
 /// One tensor to be summed over the ranks.
 #[derive(Clone, Debug)]
@@ -32,6 +33,7 @@ impl Job {
     }
 
     fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
+        faults::at(Place::Reduction)?;
         let Some(narrow) = &self.narrow else {
             return sum(&self.tensor, group, stream);
         };

@@ -9,6 +9,7 @@ use super::{Desk, Done, Trainer};
 use crate::config::{self, Config, Plan};
 use crate::data::{self, Data, InOrder, Loader, Task};
 use crate::error::Result;
+use crate::faults;
 use crate::metrics::{Record, Start};
 use crate::models::{Mlp, Model};
 use crate::nn::{CrossEntropy, Loss, Mse};
@@ -98,7 +99,7 @@ fn agree(config: &Config, world: &World, data: &Data, step: &Step) -> Result<()>
     let flags = "Start every rank with the same flags.";
     let same_data = "Give every rank the same data: compare the files on the hosts.";
     let bits = "Products of matrices may differ in their last bits between these ranks.";
-    world.handshake(&[
+    let mut fields = [
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
         Field::must_match("the configuration", config.trajectory_text(), flags),
         Field::must_match("the parameters' names and shapes", shapes(params), program),
@@ -107,8 +108,9 @@ fn agree(config: &Config, world: &World, data: &Data, step: &Step) -> Result<()>
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
         Field::warn("the processor's vector instructions", format!("{:?}", simd::level()), bits),
-    ])?;
-    Ok(())
+    ];
+    faults::disagree(&mut fields);
+    Ok(world.handshake(&fields)?)
 }
 
 /// A line for each parameter.

@@ -35,7 +35,6 @@ pub(super) fn in_this_process(group: &Group) {
     let (large, narrow) = (zeros(COUNT, DType::F32), zeros(COUNT, DType::BF16));
     let rounds = 500;
     say("all_reduce sum 7.4 MB f32", time(rounds, || group.all_reduce(&large, Reduce::Sum, &stream).unwrap()));
-    if group.rank() == 0 { println!("speed phases us {:?}", crate::shared::slices::T.each_ref().map(|t| { let mut v = t.lock().unwrap(); v.sort(); if v.is_empty() { 0.0 } else { v[v.len() / 2] as f64 / 2595.0 } })); }
     say("all_reduce sum 3.7 MB bf16", time(rounds, || group.all_reduce(&narrow, Reduce::Sum, &stream).unwrap()));
     say("all_reduce max 7.4 MB f32", time(rounds, || group.all_reduce(&large, Reduce::Max, &stream).unwrap()));
     say("reduce_scatter 7.4 MB f32", time(rounds, || group.reduce_scatter(&large, Reduce::Sum, &stream).unwrap()));

@@ -1,0 +1,147 @@
+//! Faults on purpose, for the tests of how a job ends. Nothing happens unless these variables are set:
+//!
+//! - `DDP_TEST_FAULT=RANK:PLACE:STEP:KIND`, a place of [`Place`], a kind of [`Kind`], as in `1:optimizer:3:kill`;
+//! - `DDP_TEST_DISAGREE=RANK:FIELD`: that rank brings another value to the handshake, as in `1:the bucket plan`.
+
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ddp_comm::Field;
+
+use crate::error::{Error, Result};
+
+/// Where in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Forward,
+    Reduction,
+    Optimizer,
+    Log,
+}
+
+/// What happens there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// The process is killed, as by the system when memory is out.
+    Kill,
+    /// The process is stopped, as by somebody's Ctrl-Z.
+    Stop,
+    /// A panic.
+    Panic,
+    /// An error is returned.
+    Error,
+    /// It never comes back.
+    Hang,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fault {
+    rank: usize,
+    place: Place,
+    step: u64,
+    kind: Kind,
+}
+
+/// The step that is being taken, where there is a fault to come.
+static STEP: AtomicU64 = AtomicU64::new(0);
+
+fn fault() -> Option<&'static Fault> {
+    static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
+    let read = || {
+        let text = std::env::var("DDP_TEST_FAULT").ok()?;
+        let fault = parse(&text);
+        if fault.is_none() {
+            tracing::warn!("DDP_TEST_FAULT={text} is not RANK:PLACE:STEP:KIND, and is ignored");
+        }
+        fault.filter(|fault| fault.rank == ddp_comm::likely_rank())
+    };
+    FAULT.get_or_init(read).as_ref()
+}
+
+fn parse(text: &str) -> Option<Fault> {
+    let mut parts = text.split(':');
+    let mut part = || parts.next();
+    let rank = part()?.parse().ok()?;
+    let place = match part()? {
+        "forward" => Place::Forward,
+        "reduction" => Place::Reduction,
+        "optimizer" => Place::Optimizer,
+        "log" => Place::Log,
+        _ => return None,
+    };
+    let step = part()?.parse().ok()?;
+    let kind = match part()? {
+        "kill" => Kind::Kill,
+        "stop" => Kind::Stop,
+        "panic" => Kind::Panic,
+        "error" => Kind::Error,
+        "hang" => Kind::Hang,
+        _ => return None,
+    };
+    part().is_none().then_some(Fault { rank, place, step, kind })
+}
+
+/// Step `step` begins.
+pub(crate) fn begin(step: u64) {
+    if fault().is_some() {
+        STEP.store(step, Ordering::Relaxed);
+    }
+}
+
+/// Does what was asked for, if this is the place.
+pub(crate) fn at(place: Place) -> Result<()> {
+    let Some(fault) = fault() else { return Ok(()) };
+    if fault.place != place || fault.step != STEP.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let text = format!("a fault on purpose in {place:?} of step {}", fault.step);
+    match fault.kind {
+        Kind::Kill => signal("KILL"),
+        Kind::Stop => signal("STOP"),
+        Kind::Panic => panic!("{text}"),
+        Kind::Error => return Err(Error::Data(text)),
+        Kind::Hang => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
+    }
+    Ok(())
+}
+
+fn signal(name: &str) {
+    let pid = std::process::id().to_string();
+    let status = Command::new("kill").args(["-s", name, &pid]).status();
+    assert!(status.is_ok_and(|status| status.success()), "cannot run kill");
+    // The signal is on its way.
+    std::thread::sleep(Duration::from_secs(1));
+}
+
+/// Makes this rank disagree on one field, if that was asked for.
+pub(crate) fn disagree(fields: &mut [Field]) {
+    let Ok(text) = std::env::var("DDP_TEST_DISAGREE") else { return };
+    let Some((rank, name)) = text.split_once(':') else { return };
+    if rank == ddp_comm::likely_rank().to_string() {
+        fields.iter_mut().filter(|field| field.name == name).for_each(|field| field.value += " and something else");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_reads_as_it_is_written() {
+        let fault = Fault { rank: 1, place: Place::Optimizer, step: 3, kind: Kind::Kill };
+        assert_eq!(parse("1:optimizer:3:kill"), Some(fault));
+        for wrong in ["", "1", "1:optimizer:3", "1:lunch:3:kill", "x:log:3:kill", "1:log:3:kill:4", "1:log:-3:kill"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nothing_happens_unless_asked_for() {
+        begin(3);
+        at(Place::Forward).unwrap();
+    }
+}
