@@ -144,7 +144,7 @@ impl Group {
                 let expected = "f32, bf16, f16, f64 or i64".to_string();
                 return refuse("tensor".into(), expected, tensor.to_string(), "Cast it with .to_dtype(…) first.");
             }
-            Operation::ReduceScatter(_) | Operation::AllGather if tensor.count() % size != 0 => {
+            Operation::ReduceScatter(_) | Operation::AllGather if !tensor.count().is_multiple_of(size) => {
                 let expected = format!("a multiple of {size} elements, one slice a rank");
                 return refuse("tensor".into(), expected, tensor.to_string(), "Pad it.");
             }

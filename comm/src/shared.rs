@@ -42,7 +42,7 @@ use self::mail::Mail;
 use self::round::Round;
 pub use self::segment::Segment;
 use self::slices::Slices;
-use crate::collective::{Call, Collective, Reduce};
+use crate::collective::{Call, Collective, Operation, Reduce};
 use crate::error::{Cause, Error, Result};
 
 /// How many groups may use a segment: channels are numbered from 0.
@@ -140,8 +140,12 @@ impl Shared {
     }
 
     /// Runs a collective: all ranks take part, and end it in step.
-    fn collect(&self, call: &Call<'_>, blame: Blame, body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>) -> Result<()> {
+    fn collect(&self, call: &Call<'_>, body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>) -> Result<()> {
         self.run(call, |state| {
+            let blame = match call.operation {
+                Operation::Broadcast { root } => Blame::FromRoot { root, first: state.piece },
+                _ => Blame::Alike,
+            };
             let turn = Turn { call, number: state.number, blame };
             let pieces = body(&turn, state.piece)?;
             state.number = state.number.wrapping_add(1);
@@ -165,7 +169,7 @@ impl Shared {
     }
 
     fn all_reduce_bytes(&self, call: &Call<'_>, bytes: &mut [u8], dtype: DType, reduce: Reduce) -> Result<()> {
-        self.collect(call, Blame::Slowest, |turn, first| {
+        self.collect(call, |turn, first| {
             if self.is_small(bytes.len()) {
                 let round = Round { channel: &self.channel, turn };
                 round.exchange(bytes)?;
@@ -179,7 +183,7 @@ impl Shared {
     }
 
     fn reduce_scatter_bytes(&self, call: &Call<'_>, bytes: &mut [u8], dtype: DType, reduce: Reduce) -> Result<()> {
-        self.collect(call, Blame::Slowest, |turn, first| {
+        self.collect(call, |turn, first| {
             let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
             if self.is_small(bytes.len()) {
                 let (round, mine) = (Round { channel: &self.channel, turn }, cut.slice(self.channel.me));
@@ -193,7 +197,7 @@ impl Shared {
     }
 
     fn all_gather_bytes(&self, call: &Call<'_>, bytes: &mut [u8]) -> Result<()> {
-        self.collect(call, Blame::Slowest, |turn, first| {
+        self.collect(call, |turn, first| {
             let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
             if self.is_small(cut.slice(0).len()) {
                 let round = Round { channel: &self.channel, turn };
@@ -207,7 +211,7 @@ impl Shared {
     }
 
     fn broadcast_from(&self, call: &Call<'_>, bytes: &[u8]) -> Result<()> {
-        self.collect(call, Blame::Awaited, |turn, first| {
+        self.collect(call, |turn, first| {
             if self.is_small(bytes.len()) {
                 Round { channel: &self.channel, turn }.exchange(bytes)?;
                 return Ok(0);
@@ -219,7 +223,7 @@ impl Shared {
     }
 
     fn broadcast_to(&self, call: &Call<'_>, bytes: &mut [u8], root: usize) -> Result<()> {
-        self.collect(call, Blame::Awaited, |turn, first| {
+        self.collect(call, |turn, first| {
             if self.is_small(bytes.len()) {
                 let round = Round { channel: &self.channel, turn };
                 round.exchange(&[])?;
@@ -295,7 +299,7 @@ impl Collective for Shared {
     }
 
     fn barrier(&self, call: &Call<'_>) -> Result<()> {
-        self.collect(call, Blame::Slowest, |turn, _| {
+        self.collect(call, |turn, _| {
             Round { channel: &self.channel, turn }.exchange(&[])?;
             Ok(0)
         })

@@ -104,6 +104,8 @@ impl World {
     ///
     /// Call it first in `main`, before there are other threads: under Open MPI on one host it keeps MPI's sockets off the
     /// network and its files out of /dev/shm by settings that it may only make then.
+    ///
+    /// An error that all ranks find is told on rank 0; the others get [`Error::PeerFailed`], which nobody need print.
     pub fn connect(options: &Options) -> Result<World> {
         let lookup = |name: &str| std::env::var(name).ok();
         let launch = launcher::Launch::detect(&lookup);

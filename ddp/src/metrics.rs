@@ -4,8 +4,8 @@
 //! Rank 0 writes it. A line is written whole or not at all: a disk that fills up leaves the lines before it as they were.
 //! A number that is none (NaN, infinite) is `null`. Times of the wall clock stand in the first and last line alone.
 
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -117,20 +117,31 @@ pub struct Record {
 }
 
 impl Record {
-    /// Makes the run's folder and begins its record, with the settings beside it. Refuses a folder that holds a run.
+    /// Makes the run's folder and begins its record, with the settings beside it. Refuses a folder that holds a run, or
+    /// in which one begins at this moment.
     pub fn create(config: &Config) -> Result<Record> {
         let out = &config.out;
         check_free(out)?;
         files::make_folder(out)?;
         let path = out.join(EVENTS_FILE);
-        let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
-            // Somebody else began a run here since it was checked.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(taken(out)),
-            opened => opened.map_err(files::failed("make", &path))?,
-        };
-        let settings = out.join(CONFIG_FILE);
+        let (settings, text) = (out.join(CONFIG_FILE), config.to_toml());
+        // Beside a record, even an empty one, it is a run's; else somebody's own.
+        if !path.exists() && fs::read(&settings).is_ok_and(|there| there != text.as_bytes()) {
+            return Err(Error::Usage(format!(
+                "--out {}: it holds a {CONFIG_FILE} that is not of a run in it, and would be overwritten. Give another folder",
+                out.display()
+            )));
+        }
+        // Appending: after a failed write, and with the half line cut off, the next one begins where the lines end.
+        let opened = OpenOptions::new().append(true).create(true).open(&path);
+        let file = opened.map_err(files::failed("make", &path))?;
+        let is_empty = file.metadata().map_err(files::failed("look at", &path))?.len() == 0;
+        // Held as long as the record is written. File systems that know no locks do without.
+        if !is_empty || matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Err(taken(out));
+        }
         files::replace_file(&settings, |file| {
-            file.write_all(config.to_toml().as_bytes()).map_err(files::failed("write", &settings))
+            file.write_all(text.as_bytes()).map_err(files::failed("write", &settings))
         })?;
         Ok(Record { file, path, length: 0, line: Vec::with_capacity(1024) })
     }
@@ -204,9 +215,11 @@ struct Tagged<'a, T> {
     fields: &'a T,
 }
 
-/// Refuses a folder that holds a run already, naming one that does not.
+/// Refuses a folder that holds a run already, naming one that does not. A record without a line is none: a run that failed
+/// before it began.
 pub fn check_free(out: &Path) -> Result<()> {
-    if out.join(EVENTS_FILE).exists() || out.join("checkpoints").exists() { Err(taken(out)) } else { Ok(()) }
+    let begun = fs::metadata(out.join(EVENTS_FILE)).is_ok_and(|events| events.len() > 0);
+    if begun || out.join("checkpoints").exists() { Err(taken(out)) } else { Ok(()) }
 }
 
 fn taken(out: &Path) -> Error {

@@ -46,14 +46,15 @@ pub(super) struct Turn<'a> {
     pub(super) blame: Blame,
 }
 
-/// Who is named when all have arrived and time is up.
+/// How to tell who keeps the others waiting when all have arrived and time is up: those who are at the earliest step of the
+/// call. Who waits, waits for a step before its own, so those at the earliest wait for nobody.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Blame {
-    /// Those who have done least: right where all take the same steps in the same order. Who waits, waits for a step
-    /// before its own, so for somebody who has done less; those who have done least wait for nobody.
-    Slowest,
-    /// Those whose count was waited for.
-    Awaited,
+    /// All take the same steps in the same order.
+    Alike,
+    /// The root shows piece k after the others have taken piece k - `DEPTH`, and they take it after that. `first` is the
+    /// number of the first piece.
+    FromRoot { root: usize, first: u32 },
 }
 
 /// In a rank's control page: whether the channel is in use, the counters on lines of their own, what it says of two calls.
@@ -158,11 +159,7 @@ impl Channel {
         if self.counter_of(at).reached(target) {
             return Ok(());
         }
-        let below = || self.others().filter(|&rank| !self.counter(rank, count).reached(target)).collect();
-        self.wait_at(turn.call, at, target, rank, || self.absent(turn).unwrap_or_else(|| match turn.blame {
-            Blame::Slowest => self.slowest(),
-            Blame::Awaited => below(),
-        }))
+        self.wait_at(turn.call, at, target, rank, || self.absent(turn).unwrap_or_else(|| self.slowest(turn.blame)))
     }
 
     /// Waits until the counter at `at`, which is `rank`'s to count, has come to `target`. `missing` says, when time is up,
@@ -277,18 +274,23 @@ impl Channel {
         Some(absent).filter(|absent| !absent.is_empty())
     }
 
-    /// The local ranks that have done least, by all they count.
-    fn slowest(&self) -> Vec<usize> {
-        let load = |rank: usize, count: Count| self.counter(rank, count).value.load(Ordering::Acquire);
-        // Counters wrap: what counts is how far each is from where this rank is.
-        let done = |rank: usize| -> i64 {
-            let ahead = |count: Count| i64::from(load(rank, count).wrapping_sub(load(self.me, count)) as i32);
-            [Count::Given, Count::Made, Count::Taken].into_iter().map(ahead).sum()
+    /// The other local ranks that are at the earliest step.
+    fn slowest(&self, blame: Blame) -> Vec<usize> {
+        // Counters wrap: how far one is past a number is what counts.
+        let past = |rank: usize, count: Count, from: u32| {
+            i64::from(self.counter(rank, count).value.load(Ordering::Acquire).wrapping_sub(from) as i32)
         };
-        let all: Vec<(i64, usize)> = self.others().map(|rank| (done(rank), rank)).collect();
-        let least = all.iter().map(|&(done, _)| done).min();
-        let mut slowest: Vec<usize> =
-            all.into_iter().filter(|&(done, _)| Some(done) == least).map(|(_, rank)| rank).collect();
+        let step = |rank: usize| match blame {
+            Blame::Alike => {
+                [Count::Given, Count::Made, Count::Taken].map(|count| past(rank, count, self.value(count))).iter().sum()
+            }
+            Blame::FromRoot { root, first } if rank == root => 2 * past(rank, Count::Made, first),
+            Blame::FromRoot { first, .. } => 2 * past(rank, Count::Taken, first) + 1,
+        };
+        let all: Vec<(i64, usize)> = self.others().map(|rank| (step(rank), rank)).collect();
+        let least = all.iter().map(|&(step, _)| step).min();
+        let at_least = all.into_iter().filter(|&(step, _)| Some(step) == least);
+        let mut slowest: Vec<usize> = at_least.map(|(_, rank)| rank).collect();
         slowest.sort_unstable();
         slowest
     }

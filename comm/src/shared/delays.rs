@@ -10,16 +10,36 @@ const PAUSE_US_MAX: u64 = 120;
 #[derive(Debug)]
 pub(crate) struct Delays {
     state: AtomicU64,
+    /// For tests: how many places to pass, and how long to stop at the next.
+    #[cfg(test)]
+    stop: Option<(AtomicU64, Duration)>,
 }
 
 impl Delays {
     /// Pauses that follow from the seed, the rank and the channel alone.
     pub(crate) fn new(seed: u64, rank: usize, channel: usize) -> Delays {
-        Delays { state: AtomicU64::new(seed ^ mix((rank as u64) << 8 | channel as u64)) }
+        Delays {
+            state: AtomicU64::new(seed ^ mix((rank as u64) << 8 | channel as u64)),
+            #[cfg(test)]
+            stop: None,
+        }
+    }
+
+    /// No pauses but one long one, after `places` places.
+    #[cfg(test)]
+    pub(super) fn stopping(places: u64, for_a_time: Duration) -> Delays {
+        Delays { state: AtomicU64::new(0), stop: Some((AtomicU64::new(places), for_a_time)) }
     }
 
     /// Mostly goes on; sometimes lets others run, sometimes sleeps.
     pub(super) fn pause(&self) {
+        #[cfg(test)]
+        if let Some((places, for_a_time)) = &self.stop {
+            if places.fetch_sub(1, Ordering::Relaxed) == 0 {
+                std::thread::sleep(*for_a_time);
+            }
+            return;
+        }
         let drawn = mix(self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
         match drawn % 8 {
             0 => std::thread::sleep(Duration::from_micros((drawn >> 8) % PAUSE_US_MAX)),
@@ -35,4 +55,16 @@ fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_pauses_and_ranks_differ() {
+        let state = |seed, rank, channel| Delays::new(seed, rank, channel).state.into_inner();
+        assert_eq!(state(7, 1, 2), state(7, 1, 2));
+        assert!(state(7, 1, 2) != state(7, 2, 2) && state(7, 1, 2) != state(7, 1, 3) && state(7, 1, 2) != state(8, 1, 2));
+    }
 }

@@ -16,7 +16,7 @@
 
 use ddp_kernels::DType;
 
-use super::channel::{Blame, Channel, Count, Turn};
+use super::channel::{Channel, Count, Turn};
 use super::layout::{Cut, DEPTH};
 use super::stream::copy_out;
 use crate::collective::Reduce;
@@ -99,13 +99,10 @@ impl Slices<'_> {
 
     /// The root's half of a broadcast. The cut has one slice.
     pub(super) fn broadcast(&self, bytes: &[u8]) -> Result<()> {
-        let turn = Turn { blame: Blame::Awaited, ..*self.turn };
         let pieces = self.cut.pieces;
-        Slices { turn: &turn, ..*self }.show(0, 0, bytes)?;
-        self.channel.meet(&turn)?;
-        for piece in 1..pieces {
-            Slices { turn: &turn, ..*self }.show(piece, 0, bytes)?;
-        }
+        self.show(0, 0, bytes)?;
+        self.channel.meet(self.turn)?;
+        (1..pieces).try_for_each(|piece| self.show(piece, 0, bytes))?;
         self.channel.raise(Count::Given, self.number(pieces));
         self.channel.raise(Count::Taken, self.number(pieces));
         Ok(())
@@ -113,11 +110,10 @@ impl Slices<'_> {
 
     /// The others' half.
     pub(super) fn receive_broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()> {
-        let turn = Turn { blame: Blame::Awaited, ..*self.turn };
-        self.channel.meet(&turn)?;
+        self.channel.meet(self.turn)?;
         for piece in 0..self.cut.pieces {
             self.channel.pause();
-            self.channel.wait_for(&turn, root, Count::Made, self.number(piece + 1))?;
+            self.channel.wait_for(self.turn, root, Count::Made, self.number(piece + 1))?;
             self.take_from(root, piece, &mut bytes[self.cut.piece(0, piece)]);
             self.channel.raise(Count::Taken, self.number(piece + 1));
         }

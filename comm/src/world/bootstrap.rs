@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Links, Options, Transport, World, host_name};
 use crate::collective::Collective;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::failure::lifeline::Lifeline;
 use crate::failure::{Failure, Peer};
 use crate::hosts::{Hosts, Placement};
@@ -38,7 +38,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
     let mut placement = Placement::new(&keys, rank);
     let segment = match share_memory(job.world(), &placement, &cards, timeout)? {
         Ok(segment) => segment,
-        Err(error) if options.transport == Transport::SharedMemory => return Err(error),
+        Err(error) if options.transport == Transport::SharedMemory => return Err(said_by_rank_0(rank, &cards, error)),
         Err(error) => {
             if rank == 0 {
                 tracing::warn!("ranks of one host talk through MPI, which is slower: {error}");
@@ -47,7 +47,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
             Segment::in_process(1)?
         }
     };
-    check_transport(options.transport, &placement, &job)?;
+    check_transport(options.transport, &placement, &job).map_err(|error| said_by_rank_0(rank, &cards, error))?;
     let board = Board::new(&segment);
     board.set_pid(placement.local_rank, std::process::id());
 
@@ -131,6 +131,13 @@ fn check_transport(transport: Transport, placement: &Placement, job: &Job) -> Re
     Ok(())
 }
 
+/// An error that all ranks have found, for one of them to print.
+fn said_by_rank_0(rank: usize, cards: &[Card], error: Error) -> Error {
+    let cause =
+        || Cause { rank: 0, host: cards[0].host.clone(), exit_code: error.exit_code(), text: error.to_string() };
+    if rank == 0 { error } else { Error::PeerFailed(Box::new(cause())) }
+}
+
 fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {
     let peer = |(local_rank, &rank): (usize, &usize)| {
         (local_rank != placement.local_rank).then(|| Peer { rank, local_rank, process: Process::open(cards[rank].pid) })
@@ -206,6 +213,7 @@ fn exchange(comm: &Comm, value: &Value, timeout: Duration) -> Result<Vec<Value>>
 fn restrain(launch: &Launch, lookup: Lookup<'_>) {
     // This thread is the only one: see below.
     if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) != 1 {
+        tracing::debug!("MPI starts with its own settings, since this process has several threads already");
         return;
     }
     for (name, value) in settings(launch, lookup, &|folder| Path::new(folder).is_dir()) {

@@ -30,6 +30,15 @@ fn an_error_ends_all_with_its_own_code() {
 }
 
 #[test]
+fn a_world_of_one_fails_in_its_own_words() {
+    let ended = Job::alone("fault error 0 reduce", ("WORLD_SIZE", "1")).run();
+    assert_eq!((ended.exit_code, &*ended.stderr), (Some(76), "ddp-train: the loss is not finite\n"), "{ended}");
+    let ended = Job::alone("fault panic 0 reduce", ("WORLD_SIZE", "1")).run();
+    assert_eq!(ended.exit_code, Some(70), "{ended}");
+    assert!(ended.causes()[0].starts_with("ddp-train: panicked at "), "{ended}");
+}
+
+#[test]
 fn a_killed_rank_is_spoken_for_by_another() {
     faults("kill", 137, &["ended without a word", "kill -9"]);
 }
@@ -54,6 +63,13 @@ fn a_stopped_rank_is_named_when_time_is_up() {
             ["all_reduce sum of \"gradient\" f32[1000]", "rank 1 did not arrive within 2 s", "group gradients"];
         assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
     }
+}
+
+#[test]
+fn a_stopped_rank_is_killed_where_the_launcher_may_let_it_be() {
+    let ended = Job::under_another_launcher(2, "fault stop 1 reduce").timeout_ms(1000).run();
+    // mpirun's code is that of the first rank to end: the one that was killed, not the one that said why.
+    assert!(ended.assert_ended_with(137).contains("rank 1 did not arrive within 1 s"), "{ended}");
 }
 
 #[test]

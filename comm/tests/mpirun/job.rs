@@ -14,8 +14,10 @@ pub(crate) const END_MAX_MS: u64 = 5000;
 /// More than any job here takes on a machine that is busy with other things: a job that hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(60);
 
-/// In the place of hosts: one rank here, which `mpirun` binds to a core as it does by itself.
-pub(crate) const BOUND: (&str, usize) = ("bound", 1);
+/// In the place of a host's name: ranks that `mpirun` binds to cores as it does by itself.
+pub(crate) const BOUND: &str = "bound";
+/// In the place of a host's name: see `under_another_launcher`.
+const ANOTHER_LAUNCHER: &str = "another launcher";
 
 /// Ranks to start.
 pub(crate) struct Job {
@@ -46,6 +48,11 @@ impl Job {
         Job::on_hosts(&[("", size)], role)
     }
 
+    /// The same, under a launcher that this program does not know as one that ends all ranks when one has failed.
+    pub(crate) fn under_another_launcher(size: usize, role: &str) -> Job {
+        Job::on_hosts(&[(ANOTHER_LAUNCHER, size)], role)
+    }
+
     /// Ranks that play `role`, so many on each of hosts that this machine stands in for.
     pub(crate) fn on_hosts(hosts: &[(&str, usize)], role: &str) -> Job {
         let mut command = Command::new("mpirun");
@@ -54,7 +61,7 @@ impl Job {
             command.arg("--allow-run-as-root");
         }
         command.arg("--oversubscribe");
-        if hosts != [BOUND] {
+        if hosts[0].0 != BOUND {
             command.args(["--bind-to", "none"]);
         }
         let program = std::env::current_exe().expect("this program has a path");
@@ -63,8 +70,11 @@ impl Job {
                 command.arg(":");
             }
             command.args(["-n", &size.to_string()]);
-            if !host.is_empty() && hosts != [BOUND] {
-                command.args(["-x", &format!("DDP_TEST_HOST={host}")]);
+            match *host {
+                "" | BOUND => {}
+                // What is left speaks PMIx, as srun does.
+                ANOTHER_LAUNCHER => _ = command.args(["env", "-u", "OMPI_COMM_WORLD_RANK"]),
+                host => _ = command.args(["-x", &format!("DDP_TEST_HOST={host}")]),
             }
             command.arg(&program);
         }
@@ -73,6 +83,18 @@ impl Job {
             command.env_remove(name);
         }
         command.env(ROLE, role).env_remove("RUST_BACKTRACE");
+        Job { command }
+    }
+
+    /// One process that no launcher starts, with a variable of a scheduler in its environment.
+    pub(crate) fn alone(role: &str, (name, value): (&str, &str)) -> Job {
+        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+        for (name, _) in
+            std::env::vars().filter(|(name, _)| ["SLURM_", "OMPI_", "PMI"].iter().any(|p| name.starts_with(p)))
+        {
+            command.env_remove(name);
+        }
+        command.env(ROLE, role).env_remove("RUST_BACKTRACE").env(name, value);
         Job { command }
     }
 

@@ -44,10 +44,18 @@ mod together {
     }
 
     #[test]
+    fn ranks_find_each_other_under_a_launcher_that_gives_no_numbers() {
+        let ended = Job::under_another_launcher(2, "facts").run();
+        ended.assert_well();
+        assert!(ended.told("place 1")[0].starts_with("(2, 1, 2, 1, "), "{ended}");
+    }
+
+    #[test]
     fn shared_memory_between_hosts_is_refused() {
         let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "facts").transport("shared").run();
         assert_eq!(ended.exit_code, Some(77), "{ended}");
-        assert!(ended.stderr.contains("they are on 2 hosts, and shared memory was asked for"), "{ended}");
+        let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
+        assert!(cause.contains("they are on 2 hosts, and shared memory was asked for"), "{ended}");
     }
 
     #[test]
@@ -57,7 +65,7 @@ mod together {
             println!("skipped: this process may run on one core only");
             return;
         }
-        let ended = Job::on_hosts(&[BOUND], "facts").run();
+        let ended = Job::on_hosts(&[(BOUND, 1)], "facts").run();
         ended.assert_well();
         let note = format!(
             "rank 0 may run on 1 core only, and its share of this host is {cores} cores: the launcher binds ranks to \
@@ -68,6 +76,16 @@ mod together {
         assert!(ended.told("place 0")[0].ends_with("\"alone\")"), "{ended}");
         let free = Job::new(1, "facts").run();
         assert_eq!(free.told("share 0"), [format!("({cores}, 0, None)")], "{free}");
+    }
+
+    #[test]
+    fn a_process_that_a_scheduler_left_alone_is_warned() {
+        let ended = Job::alone("facts", ("SLURM_NTASKS", "4")).run();
+        ended.assert_well();
+        assert!(ended.told("place 0")[0].starts_with("(1, 0, 1, 1, "), "{ended}");
+        let warning = "warning: this process is alone, but Slurm speaks of 4 tasks (SLURM_NTASKS=4)";
+        assert!(ended.stderr.starts_with(warning) && ended.stderr.contains("srun --mpi=pmix"), "{ended}");
+        assert_eq!(Job::alone("facts", ("SLURM_NTASKS", "1")).run().stderr, "");
     }
 
     fn digests(ended: &Ended) -> Vec<&str> {
@@ -109,7 +127,15 @@ mod together {
     }
 
     #[test]
-    fn a_rank_that_is_done_waits_for_one_that_is_not() {
-        Job::new(2, "late 1").run().assert_well();
+    fn a_rank_that_waits_burns_no_core() {
+        let role = "late 1";
+        let hosts = [("left", 1), ("right", 1)];
+        for job in [Job::new(2, role), Job::new(2, role).transport("mpi"), Job::on_hosts(&hosts, role)] {
+            let ended = job.run();
+            ended.assert_well();
+            let [cpu_ms] = ended.told("cpu_ms")[..] else { panic!("one rank waits: {ended}") };
+            // Of 2000 ms. Through MPI a waiting rank looks a thousand times a second.
+            assert!(cpu_ms.parse::<u64>().expect("a time") <= 200, "{ended}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ddp_comm::{Field, Group, Options, Reduce, Result, Transport, World};
+use ddp_comm::{Error, Field, Group, Options, Reduce, Result, Transport, World};
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Element, Tensor};
@@ -26,6 +26,7 @@ extern "C" fn start() {
     // As Rust's own start does: whoever reads the output may be gone.
     // SAFETY: this is the only thread, and ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    tracing::subscriber::set_global_default(Warnings).expect("nobody else has set it");
     let transport = match std::env::var(TRANSPORT).as_deref() {
         Ok("mpi") => Transport::Mpi,
         Ok("shared") => Transport::SharedMemory,
@@ -36,7 +37,9 @@ extern "C" fn start() {
     let world = match World::connect(&options) {
         Ok(world) => world,
         Err(error) => {
-            eprintln!("ddp-train: {error}");
+            if !matches!(error, Error::PeerFailed(_)) {
+                eprintln!("ddp-train: {error}");
+            }
             std::process::exit(i32::from(error.exit_code()));
         }
     };
@@ -60,6 +63,33 @@ pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
+/// The processor time that this process has used on all its threads.
+fn cpu_ms() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes the place it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
+}
+
+/// Prints what is warned of.
+struct Warnings;
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut |_: &tracing::field::Field, value: &dyn Debug| eprintln!("warning: {value:?}"));
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 fn play(role: &str, world: &World) -> Result<()> {
     tell("pid", std::process::id());
     tell("job", std::env::var("PMIX_NAMESPACE").unwrap_or_default());
@@ -77,8 +107,16 @@ fn play(role: &str, world: &World) -> Result<()> {
         }
         ["fault", kind, rank, others] => fault(world, kind, rank.parse().unwrap_or(0), others),
         ["late", rank] => {
-            if rank == world.rank().to_string() {
+            world.barrier()?;
+            let (is_late, before) = (rank == world.rank().to_string(), cpu_ms());
+            if is_late {
                 std::thread::sleep(Duration::from_secs(2));
+            }
+            world.barrier()?;
+            if !is_late {
+                tell("cpu_ms", cpu_ms() - before);
+                // The other way round at the end: it waits in `drop`.
+                std::thread::sleep(Duration::from_millis(500));
             }
             Ok(())
         }

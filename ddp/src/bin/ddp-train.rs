@@ -34,7 +34,10 @@ fn main() -> ExitCode {
     let result = world.watch().map_err(Error::from).and_then(|()| run(command?, &world));
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => world.fail(&error, error.exit_code()),
+        Err(error) => {
+            progress::clear_bar();
+            world.fail(&error, error.exit_code())
+        }
     }
 }
 

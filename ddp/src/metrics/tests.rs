@@ -101,8 +101,33 @@ fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
 }
 
 #[test]
+fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
+    let scratch = Scratch::new();
+    drop(Record::create(&config(scratch.path())).unwrap());
+    let other = Config { seed: 7, ..config(scratch.path()) };
+    let mut again = Record::create(&other).unwrap();
+    assert!(fs::read_to_string(scratch.path().join(CONFIG_FILE)).unwrap().contains("seed = 7"));
+    let error = Record::create(&config(scratch.path())).unwrap_err();
+    assert!(error.to_string().contains("holds a run"), "one that begins now does: {error}");
+    again.step(&step(1, 1.0)).unwrap();
+    assert_eq!(lines(scratch.path()).len(), 1);
+}
+
+#[test]
+fn a_config_file_of_somebody_elses_is_left_alone() {
+    let scratch = Scratch::new();
+    fs::write(scratch.path().join(CONFIG_FILE), "mine = 1\n").unwrap();
+    for _ in 0..2 {
+        let error = Record::create(&config(scratch.path())).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("config.toml that is not of a run"), "{error}");
+    }
+    assert_eq!(fs::read_to_string(scratch.path().join(CONFIG_FILE)).unwrap(), "mine = 1\n");
+}
+
+#[test]
 fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
-    let full = OpenOptions::new().write(true).open("/dev/full");
+    let full = OpenOptions::new().append(true).open("/dev/full");
     let Ok(file) = full else { return eprintln!("skipped: no /dev/full") };
     let mut record = Record { file, path: "out/metrics.jsonl".into(), length: 0, line: Vec::new() };
     let error = record.step(&step(1, 1.0)).unwrap_err();
