@@ -3,6 +3,8 @@
 //! Pure functions over a lookup of variables. MPI is initialised only where an MPI launcher's variables are present, for
 //! that takes 0.3 s; and a process that is alone although several were started is told so.
 
+#![cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "only MPI brings processes together"))]
+
 use std::fmt;
 
 /// A lookup of environment variables.

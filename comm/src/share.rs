@@ -4,6 +4,8 @@
 //! them too, itself included. A launcher that bound a rank to less than its share of what the launcher itself had is
 //! reported, for that is rarely meant and always slow: `mpirun -n 1` and `-n 2` bind each rank to one core.
 
+#![cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "only MPI brings processes together"))]
+
 use std::io;
 
 /// A set of cores by their numbers in the system, ascending.

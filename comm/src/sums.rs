@@ -30,22 +30,23 @@ pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], source
     assert!(sources.ranks >= 2 && sources.mine < sources.ranks && own.len().is_multiple_of(dtype.bytes()));
     macro_rules! by_operation {
         ($element:ty) => {
-            // SAFETY: by the caller's promise.
             match reduce {
-                Reduce::Sum => unsafe { dispatch::<$element, Sum>(own, sources) },
-                Reduce::Max => unsafe { dispatch::<$element, Max>(own, sources) },
-                Reduce::Min => unsafe { dispatch::<$element, Min>(own, sources) },
+                Reduce::Sum => dispatch::<$element, Sum>,
+                Reduce::Max => dispatch::<$element, Max>,
+                Reduce::Min => dispatch::<$element, Min>,
             }
         };
     }
-    match dtype {
+    let run: unsafe fn(&mut [u8], Sources) = match dtype {
         DType::F32 => by_operation!(f32),
         DType::BF16 => by_operation!(bf16),
         DType::F16 => by_operation!(f16),
         DType::F64 => by_operation!(f64),
         DType::I64 => by_operation!(i64),
         DType::U8 | DType::I32 => unreachable!("Group refuses to reduce {dtype}"),
-    }
+    };
+    // SAFETY: by the caller's promise.
+    unsafe { run(own, sources) }
 }
 
 /// A type that is reduced.

@@ -266,6 +266,9 @@ mod tests {
     fn nonsense_is_text_too() {
         let seen = decode(&[u64::MAX; WORDS]);
         assert!(seen.to_string().starts_with("an unknown call"), "{seen}");
-        assert_eq!(decode(&array::from_fn(|word| if word == OPERATION { 1 | 99 << 8 } else { 0 })).what, "all_reduce sum");
+        assert_eq!(
+            decode(&array::from_fn(|word| if word == OPERATION { 1 | 99 << 8 } else { 0 })).what,
+            "all_reduce sum"
+        );
     }
 }

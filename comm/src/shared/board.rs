@@ -3,7 +3,6 @@
 //! The first cause wins. Everyone who has one writes it into a slot of its own and then tries to publish the slot: a
 //! process that dies while it writes leaves a slot unused, and cannot hold up the others.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -243,12 +242,6 @@ impl Board {
 /// `text`, at most `bytes_max` bytes of it, cut between characters.
 pub(super) fn cut(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
-}
-
-impl fmt::Display for Board {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "board of {} ranks", self.segment.local_size())
-    }
 }
 
 #[cfg(test)]

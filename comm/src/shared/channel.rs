@@ -86,7 +86,13 @@ pub(super) struct Channel {
 
 impl Channel {
     /// Takes the channel for a rank; a channel is taken once.
-    pub(super) fn new(segment: Segment, index: usize, me: usize, ranks: Vec<usize>, delays: Option<Delays>) -> Result<Channel> {
+    pub(super) fn new(
+        segment: Segment,
+        index: usize,
+        me: usize,
+        ranks: Vec<usize>,
+        delays: Option<Delays>,
+    ) -> Result<Channel> {
         assert!(index < CHANNELS, "channel {index}: there are {CHANNELS}");
         assert!(me < ranks.len(), "local rank {me} of {}", ranks.len());
         assert_eq!(segment.local_size(), ranks.len(), "a segment for another number of ranks");
@@ -100,7 +106,16 @@ impl Channel {
             });
         }
         board.set_cores(me, cores());
-        Ok(Channel { segment, board, index, me, ranks, room: AtomicU8::new(UNKNOWN), vain_spins: AtomicU8::new(0), delays })
+        Ok(Channel {
+            segment,
+            board,
+            index,
+            me,
+            ranks,
+            room: AtomicU8::new(UNKNOWN),
+            vain_spins: AtomicU8::new(0),
+            delays,
+        })
     }
 
     pub(super) fn size(&self) -> usize {
@@ -214,7 +229,8 @@ impl Channel {
         if !self.board.is_aborted() {
             return Ok(());
         }
-        let unreadable = || Cause { rank: 0, host: String::new(), exit_code: 77, text: "an unreadable cause".to_string() };
+        let unreadable =
+            || Cause { rank: 0, host: String::new(), exit_code: 77, text: "an unreadable cause".to_string() };
         Err(Error::PeerFailed(Box::new(self.board.cause().unwrap_or_else(unreadable))))
     }
 
@@ -307,4 +323,3 @@ impl Channel {
         }
     }
 }
-

@@ -65,6 +65,8 @@ mod tests {
     fn a_seed_gives_the_same_pauses_and_ranks_differ() {
         let state = |seed, rank, channel| Delays::new(seed, rank, channel).state.into_inner();
         assert_eq!(state(7, 1, 2), state(7, 1, 2));
-        assert!(state(7, 1, 2) != state(7, 2, 2) && state(7, 1, 2) != state(7, 1, 3) && state(7, 1, 2) != state(8, 1, 2));
+        assert!(
+            state(7, 1, 2) != state(7, 2, 2) && state(7, 1, 2) != state(7, 1, 3) && state(7, 1, 2) != state(8, 1, 2)
+        );
     }
 }

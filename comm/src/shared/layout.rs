@@ -62,7 +62,9 @@ impl Layout {
                 way_out: "Start fewer ranks on each host, with more threads each (--threads).".to_string(),
             });
         }
-        let within = |bytes: usize, limits: RangeInclusive<usize>| bytes.next_power_of_two().clamp(*limits.start(), *limits.end());
+        let within = |bytes: usize, limits: RangeInclusive<usize>| {
+            bytes.next_power_of_two().clamp(*limits.start(), *limits.end())
+        };
         Ok(Layout {
             ranks,
             piece_bytes: within(GIVEN_BYTES / (DEPTH * ranks), PIECE_BYTES),

@@ -13,6 +13,10 @@
 //! Counting is a release and waiting an acquire, so of any write and any other access to the same byte one happens before
 //! the other. Pieces are numbered on from call to call, and at the end of a call each rank has counted all its pieces
 //! everywhere: that makes the same true across calls.
+//!
+//! In all_reduce and reduce_scatter the waits for free slots never wait: that the others have given piece k says, in the
+//! order in which they take their steps and with `DEPTH` above 2, that they are done with piece k - 3. They are kept, since
+//! they cost a few loads and the argument above needs no other.
 
 use ddp_kernels::DType;
 

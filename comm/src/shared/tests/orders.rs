@@ -57,7 +57,10 @@ fn check(step: &Step, rank: usize, before: &[Vec<u8>], after: &[Vec<u8>]) -> Res
         for index in elements {
             let all: Vec<u64> = before.iter().map(|bytes| bits(step.dtype, bytes, index)).collect();
             let (found, expected) = (bits(step.dtype, found, index), reference(step.dtype, reduce, &all));
-            prop_assert!(same(step.dtype, found, expected), "{step:?} rank {rank} element {index}: {found:x} {expected:x}");
+            prop_assert!(
+                same(step.dtype, found, expected),
+                "{step:?} rank {rank} element {index}: {found:x} {expected:x}"
+            );
         }
         Ok(())
     };

@@ -1,0 +1,66 @@
+//! Collectives within a host allocate nothing once they have run: counted by an allocator of this test's own.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use ddp_comm::{Group, Reduce, threads};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Device, Tensor};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is left to the system's allocator; counting allocates nothing itself.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // While a thread ends its counter is gone.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: by the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: by the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn every_call(group: &Group, tensors: &[Tensor], stream: &Stream) {
+    for tensor in tensors {
+        group.all_reduce(tensor, Reduce::Sum, stream).unwrap();
+        group.reduce_scatter(tensor, Reduce::Max, stream).unwrap();
+        group.all_gather(tensor, stream).unwrap();
+        group.broadcast(tensor, 1, stream).unwrap();
+        if group.rank() == 0 {
+            group.send(tensor, 1, stream).unwrap();
+        } else {
+            group.receive(tensor, 0, stream).unwrap();
+        }
+        group.barrier(stream).unwrap();
+    }
+}
+
+#[test]
+fn after_the_first_round_nothing_is_allocated() {
+    std::thread::scope(|scope| {
+        for rank in threads::ranks(2, None, Duration::from_secs(60)).unwrap() {
+            scope.spawn(move || {
+                let group = rank.group(0, "main").unwrap();
+                let stream = Stream::default_of(Device::Cpu).unwrap();
+                let make = |&(count, dtype): &_| Tensor::zeros(&[count], dtype, Device::Cpu).unwrap();
+                let tensors: Vec<Tensor> =
+                    [(6, DType::F32), (400_000, DType::F32), (300_000, DType::BF16)].iter().map(make).collect();
+                every_call(&group, &tensors, &stream);
+                let before = ALLOCATIONS.get();
+                (0..10).for_each(|_| every_call(&group, &tensors, &stream));
+                assert_eq!(ALLOCATIONS.get() - before, 0);
+            });
+        }
+    });
+}

@@ -1,0 +1,95 @@
+//! After its first steps a rank takes nothing from the system in a step, communication included: no tensor memory, and no heap
+//! memory but what the crate `gemm` packs its operands into, which a rank alone takes too.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use common::{Case, on_ranks, quietly, uniform};
+use ddp::Result;
+use ddp::data::{Loader, Sampler};
+use ddp::optim::Rule;
+use ddp_comm::World;
+use ddp_kernels::{DType, Device, memory};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const STEPS: u64 = 20;
+const WINDOWS: u64 = 8;
+
+/// The least number of heap allocations that `size` ranks together made in `STEPS` steps, of `WINDOWS` tries: the harness, or a
+/// buffer that a thread makes for its first use, may add to some.
+fn heap_allocations(case: &Case, size: usize) -> u64 {
+    let together = Arc::new(Barrier::new(size));
+    let run = |world: &World| -> Result<u64> {
+        let mut step = case.step(world)?;
+        let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
+        let mut loader =
+            Loader::new(case.data.clone(), sampler, world.rank(), world.size(), case.micro, Device::Cpu)?;
+        let mut number = 0;
+        let mut steps = |count: u64| -> Result<()> {
+            for _ in 0..count {
+                step.run(loader.load(number)?, 1e-3, false)?;
+                number += 1;
+            }
+            Ok(())
+        };
+        steps(5)?;
+        together.wait();
+        let tensors = memory::stats(Device::Cpu).allocation_count;
+        let mut least = u64::MAX;
+        for _ in 0..WINDOWS {
+            together.wait();
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            together.wait();
+            steps(STEPS)?;
+            together.wait();
+            least = least.min(ALLOCATIONS.load(Ordering::SeqCst) - before);
+        }
+        together.wait();
+        assert_eq!(memory::stats(Device::Cpu).allocation_count, tensors, "a step made a tensor's memory");
+        Ok(least)
+    };
+    on_ranks(size, None, run)[0]
+}
+
+#[test]
+fn a_step_with_its_reductions_takes_nothing_from_the_system() {
+    quietly();
+    for (overlap, reduce_dtype) in [(false, DType::F32), (true, DType::F32), (true, DType::BF16)] {
+        let case = Case {
+            rule: Rule::adamw(),
+            clip_norm: 1.0,
+            dropout: 0.1,
+            overlap,
+            reduce_dtype,
+            batch: 8,
+            ..Case::regression(4096, uniform)
+        };
+        let alone = heap_allocations(&case, 1);
+        // Each of the two has as many rows as the one had.
+        let together = heap_allocations(&Case { batch: 16, ..case }, 2);
+        assert_eq!(together, 2 * alone, "overlap {overlap}, reduced in {reduce_dtype}");
+    }
+}
