@@ -51,6 +51,21 @@ impl fmt::Display for Operation {
     }
 }
 
+impl Operation {
+    /// The method's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Operation::AllReduce(_) => "all_reduce",
+            Operation::ReduceScatter(_) => "reduce_scatter",
+            Operation::AllGather => "all_gather",
+            Operation::Broadcast { .. } => "broadcast",
+            Operation::Send { .. } => "send",
+            Operation::Receive { .. } => "receive",
+            Operation::Barrier => "barrier",
+        }
+    }
+}
+
 impl Reduce {
     /// In messages: sum, max, min.
     pub fn name(self) -> &'static str {
@@ -82,6 +97,18 @@ pub struct Call<'a> {
     pub group: &'static str,
     /// The caller's source line.
     pub site: Site,
+}
+
+impl Call<'_> {
+    /// Lends the bytes of a tensor in host memory, in this call's name.
+    pub(crate) fn lend<R>(&self, tensor: &Tensor, body: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
+        tensor.with_bytes(self.operation.name(), self.site, body)?
+    }
+
+    /// As `lend`, for writing.
+    pub(crate) fn lend_mut<R>(&self, tensor: &Tensor, body: impl FnOnce(&mut [u8]) -> Result<R>) -> Result<R> {
+        tensor.with_bytes_mut(self.operation.name(), self.site, body)?
+    }
 }
 
 /// Ranks that move and reduce tensors together, seen from one of them. `Group` is what callers use: it has checked the

@@ -111,6 +111,8 @@ impl Failure {
         }
         #[cfg(feature = "mpi")]
         if self.lifeline.is_some() {
+            // The end of this rank makes the launcher end all others: they should know why before.
+            std::thread::sleep(GRACE);
             // The launcher may not end the ranks of other hosts by itself, as srun does not.
             within(BOUND, move || crate::mpi::abort(exit_code));
         }
@@ -187,5 +189,48 @@ fn say(line: &str) {
             // Nobody listens any more.
             Err(_) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+    use crate::shared::Segment;
+
+    #[test]
+    fn a_peer_that_is_stopped_is_killed_and_one_that_leaves_is_not() {
+        let mut children: Vec<_> = (0..2).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
+        // SAFETY: stops a child of this test that it has not waited for.
+        unsafe { libc::kill(children[0].id() as libc::pid_t, libc::SIGSTOP) };
+        let peer = |rank: usize| Peer { rank, local_rank: rank, process: Process::open(children[rank].id()) };
+        let failure = Failure {
+            rank: 2,
+            size: 3,
+            local_rank: 2,
+            local_size: 3,
+            host: "here".into(),
+            board: Board::new(&Segment::in_process(3).unwrap()),
+            peers: vec![peer(0), peer(1)],
+            launcher: None,
+            must_kill: true,
+            #[cfg(feature = "mpi")]
+            lifeline: None,
+        };
+        failure.board.leave(1);
+        failure.kill_peers_that_stay();
+        assert_eq!(children[0].wait().unwrap().signal(), Some(libc::SIGKILL));
+        assert_eq!(children[1].try_wait().unwrap(), None);
+        children[1].kill().unwrap();
+        children[1].wait().unwrap();
+    }
+
+    #[test]
+    fn what_takes_too_long_is_left_behind() {
+        let started = Instant::now();
+        within(Duration::from_millis(20), || std::thread::sleep(Duration::from_secs(5)));
+        assert!(started.elapsed() < Duration::from_secs(4));
     }
 }

@@ -30,8 +30,7 @@ mod tests;
 use std::fmt;
 use std::sync::Mutex;
 
-use ddp_kernels::dtype::{bf16, f16};
-use ddp_kernels::{DType, Element, Tensor};
+use ddp_kernels::{DType, Tensor};
 
 pub use self::activity::Activity;
 pub use self::board::Board;
@@ -258,30 +257,30 @@ impl Collective for Shared {
         if self.size() == 1 {
             return Ok(());
         }
-        lend_mut(tensor, |bytes| self.all_reduce_bytes(call, bytes, tensor.dtype(), reduce))
+        call.lend_mut(tensor, |bytes| self.all_reduce_bytes(call, bytes, tensor.dtype(), reduce))
     }
 
     fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
         }
-        lend_mut(tensor, |bytes| self.reduce_scatter_bytes(call, bytes, tensor.dtype(), reduce))
+        call.lend_mut(tensor, |bytes| self.reduce_scatter_bytes(call, bytes, tensor.dtype(), reduce))
     }
 
     fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
-        lend_mut(tensor, |bytes| self.all_gather_bytes(call, bytes))
+        call.lend_mut(tensor, |bytes| self.all_gather_bytes(call, bytes))
     }
 
     fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
         if root == self.channel.me {
-            lend(tensor, |bytes| self.broadcast_from(call, bytes))
+            call.lend(tensor, |bytes| self.broadcast_from(call, bytes))
         } else {
-            lend_mut(tensor, |bytes| self.broadcast_to(call, bytes, root))
+            call.lend_mut(tensor, |bytes| self.broadcast_to(call, bytes, root))
         }
     }
 
     fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
-        lend(tensor, |bytes| {
+        call.lend(tensor, |bytes| {
             self.run(call, |state| {
                 state.sent[to] = self.mail(call, self.channel.me, to, state.sent[to]).send(bytes)?;
                 Ok(())
@@ -290,7 +289,7 @@ impl Collective for Shared {
     }
 
     fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
-        lend_mut(tensor, |bytes| {
+        call.lend_mut(tensor, |bytes| {
             self.run(call, |state| {
                 state.received[from] = self.mail(call, from, self.channel.me, state.received[from]).receive(bytes)?;
                 Ok(())
@@ -310,46 +309,4 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {} on channel {}", self.channel.me, self.size(), self.channel.index)
     }
-}
-
-/// Runs `body` with `$T` bound to the Rust type of a dtype.
-macro_rules! with_element {
-    ($dtype:expr, $T:ident => $body:expr) => {{
-        macro_rules! with {
-            ($rust:ty) => {{
-                type $T = $rust;
-                $body
-            }};
-        }
-        match $dtype {
-            DType::F32 => with!(f32),
-            DType::BF16 => with!(bf16),
-            DType::F16 => with!(f16),
-            DType::F64 => with!(f64),
-            DType::U8 => with!(u8),
-            DType::I32 => with!(i32),
-            DType::I64 => with!(i64),
-        }
-    }};
-}
-
-/// Lends a tensor's bytes, read only.
-fn lend(tensor: &Tensor, body: impl FnOnce(&[u8]) -> Result<()>) -> Result<()> {
-    with_element!(tensor.dtype(), T => tensor.with_slice::<T, _>(|elements| body(bytes_of(elements)))?)
-}
-
-/// Lends a tensor's bytes.
-fn lend_mut(tensor: &Tensor, body: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
-    with_element!(tensor.dtype(), T => tensor.with_slice_mut::<T, _>(|elements| body(bytes_of_mut(elements)))?)
-}
-
-fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: the same memory for the same time; an `Element` is a plain number without padding.
-    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
-}
-
-fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: the same memory for the same time, lent by this reference alone; an `Element` is a plain number without
-    // padding, and any bytes are one.
-    unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }

@@ -5,7 +5,7 @@
 //! is kept where there is a choice. I64 wraps around.
 
 use ddp_kernels::DType;
-use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::dtype::{bf16, f16, round};
 use ddp_kernels::simd::{Level, level};
 
 use crate::collective::Reduce;
@@ -128,40 +128,23 @@ impl Element for bf16 {
     type Wide = f32;
     #[inline(always)]
     fn wide(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
+        round::bf16_wide(self)
     }
-    /// To the nearest, ties to even; a NaN stays one and becomes quiet.
     #[inline(always)]
     fn narrow(wide: f32) -> bf16 {
-        let bits = wide.to_bits();
-        let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        bf16::from_bits(if wide.is_nan() { bits >> 16 | 0x40 } else { nearest } as u16)
+        round::bf16_nearest(wide)
     }
 }
 
 impl Element for f16 {
     type Wide = f32;
-    /// By a multiplication, which rescales normal and subnormal numbers alike.
     #[inline(always)]
     fn wide(self) -> f32 {
-        let bits = u32::from(self.to_bits());
-        let magnitude = (bits & 0x7fff) << 13;
-        // 2¹¹²: the exponents' zeros are 15 and 127.
-        let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
-        let special = magnitude | 0x7f80_0000;
-        f32::from_bits((bits & 0x8000) << 16 | if magnitude >= 0x7c00 << 13 { special } else { finite })
+        round::f16_wide(self)
     }
-    /// To the nearest, ties to even; a NaN stays one and becomes quiet.
     #[inline(always)]
     fn narrow(wide: f32) -> f16 {
-        let bits = wide.to_bits() & 0x7fff_ffff;
-        let normal = bits.wrapping_add(0xfff + (bits >> 13 & 1)).wrapping_sub(112 << 23) >> 13;
-        // Below 2⁻¹⁴ f16 counts in units of 2⁻²⁴, which is the last place of a f32 in [1/2, 1).
-        let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
-        let finite = if bits < (127 - 14) << 23 { subnormal } else { normal };
-        let special = if wide.is_nan() { 0x7e00 | bits >> 13 & 0x3ff } else { 0x7c00 };
-        let magnitude = if bits < (127 + 16) << 23 { finite } else { special };
-        f16::from_bits((wide.to_bits() >> 16 & 0x8000 | magnitude) as u16)
+        round::f16_nearest(wide)
     }
 }
 

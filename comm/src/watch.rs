@@ -7,12 +7,15 @@
 
 #![cfg_attr(not(feature = "mpi"), allow(dead_code, reason = "only MPI brings processes together"))]
 
+mod sigterm;
+
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use self::sigterm::Caught;
 use crate::error::Cause;
 use crate::failure::{Failure, GRACE, Peer};
 
@@ -116,26 +119,50 @@ impl Drop for Watch {
 }
 
 fn watch(failure: &Failure, stop: &OwnedFd) {
+    let mut sigterm = Caught::new();
     let mut watched: Vec<&Peer> = failure.peers.iter().collect();
     loop {
         let processes = watched.iter().map(|peer| &peer.process).chain(&failure.launcher);
         let handles = processes.filter_map(|process| process.handle.as_ref());
-        let descriptors: Vec<i32> = std::iter::once(stop).chain(handles).map(AsRawFd::as_raw_fd).collect();
+        let own = std::iter::once(stop).chain(sigterm.as_ref().map(|caught| &caught.wake));
+        let descriptors: Vec<i32> = own.chain(handles).map(AsRawFd::as_raw_fd).collect();
         if ready(&descriptors, PERIOD)[0] {
             return;
         }
-        #[cfg(feature = "mpi")]
-        if let Some(lifeline) = &failure.lifeline {
-            lifeline.listen(&failure.board);
-        }
-        if let Some(cause) = failure.cause() {
+        if let Some(cause) = news(failure) {
             return leave(failure, &cause, stop);
         }
         if let Some(lost) = lost(failure, &mut watched) {
             // At once: mpirun, which sees it too, is about to end this rank.
             failure.report(&lost);
+        } else if let Some(caught) = sigterm.take_if(|caught| ready(&[caught.wake.as_raw_fd()], Duration::ZERO)[0]) {
+            return asked_to_end(failure, caught, stop);
         }
     }
+}
+
+/// Why the job ends, if it does, as this host or another says.
+fn news(failure: &Failure) -> Option<Cause> {
+    #[cfg(feature = "mpi")]
+    if let Some(lifeline) = &failure.lifeline {
+        lifeline.listen(&failure.board);
+    }
+    failure.cause()
+}
+
+/// SIGTERM has come, and no rank of this host has ended. If one of another host has, news of it is on its way; else all were
+/// asked to end, and those who end first have not failed.
+fn asked_to_end(failure: &Failure, caught: Caught, stop: &OwnedFd) {
+    let started = Instant::now();
+    while started.elapsed() < GRACE {
+        if ready(&[stop.as_raw_fd()], Duration::from_millis(20))[0] {
+            return;
+        }
+        if let Some(cause) = news(failure) {
+            return leave(failure, &cause, stop);
+        }
+    }
+    caught.obey();
 }
 
 /// Why the job fails if a process has ended that should not have.
@@ -166,7 +193,6 @@ fn leave(failure: &Failure, cause: &Cause, stop: &OwnedFd) {
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
-    use std::time::Instant;
 
     use super::*;
 

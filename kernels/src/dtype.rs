@@ -3,7 +3,7 @@
 //! F32 is the working type. BF16 and F16 are for storage and casts. F64 is for checking: any device may
 //! store it, only the CPU computes with it. U8, I32 and I64 hold labels, bytes and counters.
 
-pub(crate) mod round;
+pub mod round;
 
 use std::fmt;
 

@@ -6,6 +6,7 @@ mod orders;
 mod processes;
 mod speed;
 
+use std::panic::Location;
 use std::time::Duration;
 
 use ddp_kernels::stream::Stream;
@@ -18,7 +19,7 @@ use crate::threads::{ThreadRank, ranks_on};
 /// Long enough that a test that needs it fails otherwise, on a machine that is busy with others.
 const LONG: Duration = Duration::from_secs(60);
 /// Long enough for all to arrive who will.
-const SHORT: Duration = Duration::from_millis(200);
+const SHORT: Duration = Duration::from_millis(400);
 
 fn stream() -> Stream {
     Stream::default_of(Device::Cpu).unwrap()
@@ -27,22 +28,12 @@ fn stream() -> Stream {
 /// A tensor of `bytes`.
 fn tensor_of(dtype: DType, bytes: &[u8]) -> Tensor {
     let tensor = Tensor::zeros(&[bytes.len() / dtype.bytes()], dtype, Device::Cpu).unwrap();
-    lend_mut(&tensor, |all| {
-        all.copy_from_slice(bytes);
-        Ok(())
-    })
-    .unwrap();
+    tensor.with_bytes_mut("test", Location::caller(), |all| all.copy_from_slice(bytes)).unwrap();
     tensor
 }
 
 fn bytes_in(tensor: &Tensor) -> Vec<u8> {
-    let mut found = Vec::new();
-    lend(tensor, |bytes| {
-        found.extend_from_slice(bytes);
-        Ok(())
-    })
-    .unwrap();
-    found
+    tensor.with_bytes("test", Location::caller(), <[u8]>::to_vec).unwrap()
 }
 
 /// Runs `body` on a thread for every rank, and gives what each returned, in the order of the ranks.

@@ -161,6 +161,12 @@ impl Running {
         self.mpirun.kill().expect("mpirun is there");
     }
 
+    /// Ends the job as a scheduler does when its time is up.
+    pub(crate) fn ask_to_end(&self) {
+        // SAFETY: sends a signal to a child that has not been waited for.
+        unsafe { libc::kill(self.mpirun.id() as libc::pid_t, libc::SIGTERM) };
+    }
+
     pub(crate) fn wait(mut self) -> Ended {
         let started = Instant::now();
         let status = loop {

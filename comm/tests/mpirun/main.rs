@@ -112,6 +112,17 @@ mod together {
     }
 
     #[test]
+    #[ignore = "takes 5 GB of memory and half a minute"]
+    fn tensors_beyond_what_mpi_can_count_arrive_whole() {
+        for job in [Job::new(2, "large").transport("mpi"), Job::on_hosts(&[("left", 1), ("right", 1)], "large")] {
+            let ended = job.run();
+            ended.assert_well();
+            assert_eq!(ended.told("gathered"), ["[1, 1, 2, 2]"; 2], "{ended}");
+            assert_eq!(ended.told("broadcast"), ["[1, 1, 2, 2]"; 2], "{ended}");
+        }
+    }
+
+    #[test]
     fn ranks_that_hosts_hold_out_of_order_go_through_mpi_alone() {
         let ended = Job::on_hosts(&[("left", 1), ("right", 1), ("left", 1)], "facts").run();
         ended.assert_well();

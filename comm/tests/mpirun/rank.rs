@@ -97,6 +97,7 @@ fn play(role: &str, world: &World) -> Result<()> {
     match words[..] {
         ["facts"] => facts(world),
         ["sums"] => sums(world),
+        ["large"] => large(world),
         ["disagree", rank] => {
             let odd = rank == world.rank().to_string();
             let configuration = format!("seed = 1\nlr = {}\n", if odd { 0.5 } else { 0.1 });
@@ -177,6 +178,24 @@ fn sums(world: &World) -> Result<()> {
     moves::<u8>(world, &second, 2_500_000)?;
     moves::<i32>(world, &main, 12)?;
     world.barrier()
+}
+
+/// More elements than MPI can count.
+fn large(world: &World) -> Result<()> {
+    let (group, stream) = (world.group("main")?, Stream::default_of(Device::Cpu)?);
+    let (count, last) = ((1 << 31) + 4096, world.size() - 1);
+    let tensor = Tensor::full(&[count], 1.0 + world.rank() as f64, DType::U8, Device::Cpu)?.named("x");
+    group.all_gather(&tensor, &stream)?;
+    let edges = |tensor: &Tensor| {
+        tensor.with_slice::<u8, _>(|all| [all[0], all[count / 2 - 1], all[count / 2], all[count - 1]])
+    };
+    tell("gathered", edges(&tensor)?);
+    group.broadcast(&tensor.slice(count / 2..count)?, last, &stream)?;
+    let started = std::time::Instant::now();
+    group.broadcast(&tensor, 0, &stream)?;
+    tell("broadcast", edges(&tensor)?);
+    tell("seconds", started.elapsed().as_secs_f32());
+    Ok(())
 }
 
 fn operations<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {

@@ -4,7 +4,7 @@ use super::{bf16, f16};
 
 /// The nearest bf16, ties to even; NaN stays NaN and becomes quiet.
 #[inline(always)]
-pub(crate) fn bf16_nearest(x: f32) -> bf16 {
+pub fn bf16_nearest(x: f32) -> bf16 {
     let bits = x.to_bits();
     // The upper half, one higher if the lower half is above its middle, or on it and the upper half odd.
     let nearest = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -14,13 +14,13 @@ pub(crate) fn bf16_nearest(x: f32) -> bf16 {
 
 /// The same number as f32.
 #[inline(always)]
-pub(crate) fn bf16_wide(x: bf16) -> f32 {
+pub fn bf16_wide(x: bf16) -> f32 {
     f32::from_bits(u32::from(x.to_bits()) << 16)
 }
 
 /// The nearest f16, ties to even; NaN stays NaN and becomes quiet.
 #[inline(always)]
-pub(crate) fn f16_nearest(x: f32) -> f16 {
+pub fn f16_nearest(x: f32) -> f16 {
     /// 2⁻¹⁴, the smallest f16 that is not subnormal, and 2¹⁶, where infinity lies, as bits of f32.
     const NORMAL_MIN: u32 = 0x3880_0000;
     const BEYOND: u32 = 0x4780_0000;
@@ -38,7 +38,7 @@ pub(crate) fn f16_nearest(x: f32) -> f16 {
 
 /// The same number as f32.
 #[inline(always)]
-pub(crate) fn f16_wide(x: f16) -> f32 {
+pub fn f16_wide(x: f16) -> f32 {
     let bits = u32::from(x.to_bits());
     let sign = (bits & 0x8000) << 16;
     let shifted = (bits & 0x7fff) << 13;

@@ -130,6 +130,21 @@ impl Tensor {
         Ok(change(borrow.elements_mut()))
     }
 
+    /// Lends the bytes of the elements in memory order to `look`, for what moves them whatever they are. `op` and `at`, an
+    /// operation and its caller's line, are what errors name. The tensor must be in host memory.
+    pub fn with_bytes<R>(&self, op: &'static str, at: Site, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        self.check_on_host(op, at)?;
+        let borrow = self.enter("tensor", false, op, at)?;
+        Ok(look(borrow.elements()))
+    }
+
+    /// As `with_bytes`, for writing.
+    pub fn with_bytes_mut<R>(&self, op: &'static str, at: Site, change: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+        self.check_on_host(op, at)?;
+        let mut borrow = self.enter("tensor", true, op, at)?;
+        Ok(change(borrow.elements_mut()))
+    }
+
     fn check_element<T: Element>(&self, op: &'static str, at: Site) -> Result<()> {
         if T::DTYPE == self.dtype {
             return Ok(());

@@ -108,7 +108,7 @@ fn a_rank_that_stops_in_the_middle_is_the_one_that_is_named() {
     ];
     std::thread::scope(|scope| {
         for (name, make) in &calls {
-            for places in (0..26).step_by(2) {
+            for places in (0..27).step_by(3) {
                 scope.spawn(move || {
                     let errors = stopped_at(places, make);
                     for error in errors.iter().flatten() {
@@ -172,15 +172,28 @@ fn a_waiter_is_freed_within_milliseconds() {
 
 #[test]
 fn a_group_is_unusable_after_an_error_and_says_so() {
-    let ranks = crate::threads::ranks(2, None, Duration::from_millis(5)).unwrap();
-    let group = ranks[0].group(0, "main").unwrap();
+    let ranks = crate::threads::ranks(2, None, LONG).unwrap();
+    let shared = std::sync::Arc::new(ranks[0].collective(0).unwrap());
+    let group = Group::new(shared, "main", Duration::from_millis(5));
     assert!(matches!(group.barrier(&stream()).unwrap_err(), Error::Timeout { .. }));
     let error = group.send(&zeros(1, DType::U8), 1, &stream()).unwrap_err();
     assert!(error.to_string().contains("group main cannot be used after an error: barrier (call 0"), "{error}");
     assert_eq!(error.exit_code(), 77);
     // Another group still works.
-    let others = on_all(&ranks, |rank| rank.group(1, "other").unwrap().barrier(&stream()));
-    assert!(others.iter().all(Result::is_ok) || others.iter().all(Result::is_err));
+    on_all(&ranks, |rank| rank.group(1, "other").unwrap().barrier(&stream()).unwrap());
+}
+
+#[test]
+fn a_group_is_unusable_after_a_panic_and_says_so() {
+    let ranks = crate::threads::ranks(1, None, LONG).unwrap();
+    let shared = ranks[0].collective(0).unwrap();
+    let (stream, timeout, group, site) = (stream(), LONG, "main", std::panic::Location::caller());
+    let operation = crate::collective::Operation::Barrier;
+    let call = Call { operation, tensor: None, stream: &stream, sequence: 0, timeout, group, site };
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shared.run(&call, |_| panic!("as asked"))));
+    assert!(panicked.is_err());
+    let error = shared.barrier(&call).unwrap_err();
+    assert!(error.to_string().contains("group main cannot be used after a panic"), "{error}");
 }
 
 #[test]

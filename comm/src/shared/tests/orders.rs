@@ -1,6 +1,7 @@
 //! Random programs of collectives on ranks that dawdle at random, over staging so small that everything takes many
 //! pieces, with counters that wrap on the way: always the bits of the plain loop, and the same on all ranks.
 
+use ddp_kernels::dtype::bf16;
 use proptest::prelude::*;
 
 use super::*;
@@ -180,4 +181,25 @@ fn every_dtype_reduces_and_moves_at_full_size() {
         let after = on_all(&ranks, |rank| run(rank, 0, &steps, 11));
         check_all(ranks.len(), &steps, 11, &after).unwrap();
     }
+}
+
+#[test]
+#[ignore = "takes 9 GB of memory"]
+fn counts_beyond_two_to_the_31_are_reduced_and_gathered() {
+    let count = (1usize << 31) + 6;
+    on_all(&crate::threads::ranks(2, None, LONG).unwrap(), |rank| {
+        let group = rank.group(0, "main").unwrap();
+        let tensor = Tensor::full(&[count], 1.0 + rank.rank() as f64, DType::BF16, Device::Cpu).unwrap();
+        let all_are = |value: f64| {
+            let check = |all: &[bf16]| all.iter().all(|&element| element == bf16::from_f64(value));
+            tensor.with_slice::<bf16, _>(check).unwrap()
+        };
+        group.all_reduce(&tensor, Reduce::Sum, &stream()).unwrap();
+        assert!(all_are(3.0));
+        group.reduce_scatter(&tensor, Reduce::Sum, &stream()).unwrap();
+        group.all_gather(&tensor, &stream()).unwrap();
+        assert!(all_are(6.0));
+        group.broadcast(&tensor, 1, &stream()).unwrap();
+        assert!(all_are(6.0));
+    });
 }

@@ -7,10 +7,10 @@ use super::*;
 const JOB: &str = "DDP_TEST_JOB";
 
 /// Starts `size` processes of this binary on one segment; each runs `scenario` as one rank.
-fn start(size: usize, scenario: &str, timeout: Duration) -> (Segment, Vec<Child>) {
+fn start(size: usize, scenario: &str) -> (Segment, Vec<Child>) {
     let segment = Segment::create(size).unwrap();
     let spawn = |rank: usize| {
-        let job = format!("{} {} {rank} {size} {} {scenario}", std::process::id(), segment.fd(), timeout.as_millis());
+        let job = format!("{} {} {rank} {size} {scenario}", std::process::id(), segment.fd());
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "shared::tests::processes::a_rank", "--ignored", "--nocapture", "--test-threads=1"])
             .env(JOB, job)
@@ -33,7 +33,7 @@ pub(super) fn finish(child: Child) -> (bool, String) {
 
 /// Runs a scenario on `size` processes that all must be content.
 pub(super) fn run(size: usize, scenario: &str) -> Vec<String> {
-    let (_segment, children) = start(size, scenario, LONG);
+    let (_segment, children) = start(size, scenario);
     let all: Vec<(bool, String)> = children.into_iter().map(finish).collect();
     for (rank, (content, text)) in all.iter().enumerate() {
         assert!(content, "rank {rank}: {text}");
@@ -49,15 +49,18 @@ fn a_rank() {
     let words: Vec<&str> = job.split(' ').collect();
     let number = |index: usize| words[index].parse::<usize>().unwrap();
     let segment = Segment::open(number(0) as u32, number(1) as i32, number(3)).unwrap();
-    let (rank, size, timeout) = (number(2), number(3), Duration::from_millis(number(4) as u64));
-    let shared = Shared::new(segment.clone(), 0, rank, size, (0..size).collect()).unwrap();
-    let board = shared.board().clone();
+    let (rank, size) = (number(2), number(3));
+    let group = |channel: usize, name: &'static str, timeout: Duration| {
+        let shared = Shared::new(segment.clone(), channel, rank, size, (0..size).collect()).unwrap();
+        Group::new(std::sync::Arc::new(shared), name, timeout)
+    };
+    let board = Board::new(&segment);
     board.set_pid(rank, std::process::id());
-    let group = Group::new(std::sync::Arc::new(shared), "main", timeout);
-    match words[5] {
-        "right" => right(&group),
-        "stuck" => stuck(&group),
-        "speed" => speed::in_this_process(&group),
+    let main = group(0, "main", LONG);
+    match words[4] {
+        "right" => right(&main),
+        "stuck" => stuck(&main, &group(1, "gradients", Duration::from_millis(1500))),
+        "speed" => speed::in_this_process(&main),
         other => panic!("no scenario {other}"),
     }
     board.leave(rank);
@@ -105,14 +108,15 @@ fn right(group: &Group) {
     }
 }
 
-/// Rank 1 never comes to the second call.
-fn stuck(group: &Group) {
+/// All start together; then rank 1 never comes.
+fn stuck(main: &Group, gradients: &Group) {
     let stream = stream();
-    group.barrier(&stream).unwrap();
-    if group.rank() == 1 {
+    main.barrier(&stream).unwrap();
+    if main.rank() == 1 {
         std::thread::sleep(LONG);
     }
-    println!("{:?}", group.all_reduce(&Tensor::zeros(&[5], DType::F32, Device::Cpu).unwrap(), Reduce::Sum, &stream));
+    let tensor = Tensor::zeros(&[5], DType::F32, Device::Cpu).unwrap();
+    println!("{:?}", gradients.all_reduce(&tensor, Reduce::Sum, &stream));
 }
 
 #[test]
@@ -123,17 +127,17 @@ fn processes_compute_what_one_loop_computes() {
 
 #[test]
 fn a_killed_process_is_named_by_all_others() {
-    let (segment, mut children) = start(3, "stuck", Duration::from_millis(500));
+    let (segment, mut children) = start(3, "stuck");
     let board = Board::new(&segment);
-    // Rank 1 is beyond the barrier, or about to be: from either place it never comes to the next call.
-    while (0..3).any(|rank| board.activity(rank, 0).is_none_or(|seen| seen.sequence == 0 && seen.in_progress)) {
+    // Killed when it is through the barrier: from there it never comes to the next call.
+    while board.activity(1, 0).is_none_or(|seen| seen.in_progress) {
         std::thread::sleep(Duration::from_millis(1));
     }
     children[1].kill().unwrap();
     for (rank, child) in children.into_iter().enumerate() {
         let (_, text) = finish(child);
-        assert!(rank == 1 || text.contains("all_reduce sum of f32[5] on cpu (call 1 of group main"), "{text}");
-        assert!(rank == 1 || text.contains("rank 1 did not arrive within 1 s"), "{text}");
+        assert!(rank == 1 || text.contains("all_reduce sum of f32[5] on cpu (call 0 of group gradients"), "{text}");
+        assert!(rank == 1 || text.contains("rank 1 did not arrive within 2 s"), "{text}");
     }
     assert_eq!((board.pid(1).is_some(), board.has_left(0), board.has_left(1)), (true, true, false));
 }
