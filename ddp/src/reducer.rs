@@ -181,7 +181,11 @@ impl Reducer {
         let since = |at: Instant| at.saturating_duration_since(self.began);
         let times = self.lane.bucket_times().into_iter().zip(&self.ready_at);
         times
-            .map(|((started, done), &ready)| BucketTime { ready: since(ready), started: since(started), done: since(done) })
+            .map(|((started, done), &ready)| BucketTime {
+                ready: since(ready),
+                started: since(started),
+                done: since(done),
+            })
             .collect()
     }
 

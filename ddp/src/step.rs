@@ -216,13 +216,8 @@ impl Step {
     }
 
     fn forward_only(&mut self, batch: &Batch, stats: &Tensor) -> Result<()> {
-        let options = PassOptions {
-            training: false,
-            accumulate: false,
-            last: true,
-            seed: self.seed,
-            position: &self.position,
-        };
+        let options =
+            PassOptions { training: false, accumulate: false, last: true, seed: self.seed, position: &self.position };
         let mut nobody = |_| Ok(());
         let Step { model, loss, scratch, saved, .. } = self;
         let mut pass = Pass::new(&model.params, scratch, saved, options, &mut nobody);

@@ -9,6 +9,7 @@
 mod common;
 
 use common::{cpu, mixed, on_ranks, quietly, uniform};
+use ddp::Result;
 use ddp::data::{Batch, sampler};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{CrossEntropy, Loss, Mse};
@@ -16,7 +17,6 @@ use ddp::optim::{Optimizer, Rule};
 use ddp::reducer::ReducerOptions;
 use ddp::reducer::plan::BucketSizes;
 use ddp::step::{Step, StepOptions};
-use ddp::Result;
 use ddp_comm::World;
 use ddp_kernels::ops::{Activation, AdamwConstants, Gelu, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
@@ -62,7 +62,9 @@ fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
     let weight_decay = number(case, "weight_decay");
     let rule = match case["optimizer"].as_str().unwrap() {
         "adamw" => Rule::AdamW { constants: AdamwConstants::default(), weight_decay },
-        _ => Rule::Sgd { constants: SgdConstants { momentum: number(case, "momentum"), nesterov: false }, weight_decay },
+        _ => {
+            Rule::Sgd { constants: SgdConstants { momentum: number(case, "momentum"), nesterov: false }, weight_decay }
+        }
     };
     let class_weights = case["class_weights"].as_array().map(|weights| {
         let weights: Vec<f32> = weights.iter().map(|weight| weight.as_f64().unwrap() as f32).collect();

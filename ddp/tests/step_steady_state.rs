@@ -45,8 +45,7 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
     let run = |world: &World| -> Result<u64> {
         let mut step = case.step(world)?;
         let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-        let mut loader =
-            Loader::new(case.data.clone(), sampler, world.rank(), world.size(), case.micro, Device::Cpu)?;
+        let mut loader = Loader::new(case.data.clone(), sampler, world.rank(), world.size(), case.micro, Device::Cpu)?;
         let mut number = 0;
         let mut steps = |count: u64| -> Result<()> {
             for _ in 0..count {

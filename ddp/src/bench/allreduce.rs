@@ -20,9 +20,7 @@ pub fn on_ranks(bench: &AllreduceConfig, world: &World) -> Result<Value> {
     let count = bench.bytes() / dtype.bytes();
     // Zeros stay zeros: random numbers would grow to infinity over so many sums.
     let tensor = Tensor::zeros(&[count], dtype, device)?.named("bench");
-    let times = rounds(group, bench.seconds, bench.rounds, |_| {
-        Ok(group.all_reduce(&tensor, Reduce::Sum, &stream)?)
-    })?;
+    let times = rounds(group, bench.seconds, bench.rounds, |_| Ok(group.all_reduce(&tensor, Reduce::Sum, &stream)?))?;
     let (bytes, ranks) = (tensor.bytes() as f64, group.size() as f64);
     // As NCCL's tests count it: what a perfect algorithm must move over each rank's link.
     let bus_bytes = bytes * 2.0 * (ranks - 1.0) / ranks;

@@ -122,7 +122,14 @@ fn shapes(params: &Params) -> String {
 }
 
 /// The folder of this run and the first line of its record.
-fn open_desk(config: &Config, world: &World, data: &Data, plan: &Plan, step: &Step, devices: &[String]) -> Result<Desk> {
+fn open_desk(
+    config: &Config,
+    world: &World,
+    data: &Data,
+    plan: &Plan,
+    step: &Step,
+    devices: &[String],
+) -> Result<Desk> {
     let mut record = Record::create(config)?;
     let versions = [
         ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),

@@ -1,0 +1,149 @@
+//! One dies, all end: a fault on each rank in each part of a step, under `mpirun`.
+//!
+//! The fault comes in step 3 of 8, with the record at step 2. `mpirun` ends with the code of the rank that failed first,
+//! and with 128 and the signal's number where that rank was killed.
+
+use std::time::Duration;
+
+use crate::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
+use crate::record::Record;
+
+const PLACES: [&str; 4] = ["forward", "reduction", "optimizer", "log"];
+/// Ranks that notice by themselves need no deadline: they would fail these tests if they waited for it.
+const FAR: u64 = 50;
+/// For ranks that can only be noticed by the deadline.
+const NEAR: u64 = 2;
+
+/// What a job of `ranks` came to in which rank `rank` met its fault, and its record.
+fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (Ended, Record) {
+    let folder = Folder::new(&format!("{kind}-{rank}-{place}"));
+    let job = folder.ranks(ranks, &format!("{QUICK} {flags}"));
+    let ended = job.env("DDP_TEST_FAULT", &format!("{rank}:{place}:3:{kind}")).run();
+    let record = folder.record();
+    // Two steps are on record, and none after the fault, but for one that the first rank may log while another fails.
+    let steps = record.of_steps("step");
+    assert!(steps.starts_with(&[1.0, 2.0]) && steps.len() <= 3, "{steps:?}: {ended}");
+    assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
+    (ended, record)
+}
+
+/// The job was over soon after its fault, and said why once, naming this rank.
+#[track_caller]
+fn assert_over(ended: &Ended, exit_code: i32, rank: usize, within: Duration) -> String {
+    let cause = ended.assert_fails(exit_code);
+    let took = ended.after_step_2.unwrap_or_else(|| panic!("there was a step 2: {ended}"));
+    assert!(took <= within, "the job took {took:?} to end: {ended}");
+    let named = format!("ddp-train: rank {rank} on {}: ", host());
+    cause.strip_prefix(&named).unwrap_or_else(|| panic!("it begins with {named}: {ended}")).to_string()
+}
+
+/// Every place on both ranks of two.
+fn everywhere(check: impl Fn(usize, &str) + Sync) {
+    let cases = PLACES.iter().flat_map(|place| [(0, place), (1, place)]);
+    all_at_once(cases, |(rank, place)| check(rank, place));
+}
+
+/// As a panic or an error on purpose says it.
+fn on_purpose(place: &str) -> String {
+    let capital = place[..1].to_uppercase();
+    format!("a fault on purpose in {capital}{} of step 3", &place[1..])
+}
+
+#[test]
+fn a_killed_rank_ends_all_and_is_spoken_for_by_another() {
+    everywhere(|rank, place| {
+        let (ended, _) = fault(2, rank, place, "kill", &format!("--timeout-s {FAR}"));
+        let cause = assert_over(&ended, 137, rank, END_MAX);
+        assert!(cause.starts_with("process ") && cause.contains("ended without a word: killed"), "{ended}");
+    });
+}
+
+#[test]
+fn a_panic_ends_all_with_70_and_its_source_line() {
+    everywhere(|rank, place| {
+        let (ended, _) = fault(2, rank, place, "panic", &format!("--timeout-s {FAR}"));
+        let cause = assert_over(&ended, 70, rank, END_MAX);
+        assert!(cause.starts_with("panicked at ") && cause.contains("src/faults.rs:"), "{ended}");
+        assert!(cause.ends_with(&on_purpose(place)), "{ended}");
+    });
+}
+
+#[test]
+fn an_error_ends_all_with_its_code_and_in_its_words() {
+    everywhere(|rank, place| {
+        let (ended, record) = fault(2, rank, place, "error", &format!("--timeout-s {FAR}"));
+        assert_eq!(assert_over(&ended, 65, rank, END_MAX), on_purpose(place), "{ended}");
+        // The rank that keeps the record closes it with its own error. Another's may end it before.
+        assert!(rank != 0 || record.end().is_some(), "{record:?}");
+        if let Some(end) = record.end() {
+            let reason = end["reason"].as_str().unwrap();
+            assert!(end["exit_code"] == 65 && reason.contains(&on_purpose(place)), "{end}");
+        }
+    });
+}
+
+/// The other rank waited in vain: it names who is absent, the operation that waits, and a line of source that calls it.
+#[track_caller]
+fn assert_missed(ended: &Ended, rank: usize, speaker: usize, place: &str) {
+    let cause = assert_over(ended, 77, speaker, END_MAX + Duration::from_secs(NEAR));
+    // Who stops behind the reduction is missed by the next, which begins with the losses.
+    let what = if place == "reduction" { "gradients, bucket 0" } else { "loss statistics" };
+    assert!(cause.starts_with(&format!("all_reduce sum of {what:?} f32[")), "{ended}");
+    assert!(cause.contains(" of group gradients, at "), "{ended}");
+    assert!(cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s. ")), "{ended}");
+    let (_, rest) = cause.split_once("src/reducer/lane.rs:").unwrap_or_else(|| panic!("it names a line: {ended}"));
+    let line: usize = rest.split(')').next().and_then(|line| line.parse().ok()).expect("a number");
+    let source = include_str!("../../src/reducer/lane.rs").lines().nth(line - 1).unwrap_or_default();
+    assert!(source.contains(".all_reduce("), "line {line} is {source}");
+}
+
+#[test]
+fn a_stopped_rank_is_named_with_what_waited_for_it() {
+    everywhere(|rank, place| {
+        let (ended, _) = fault(2, rank, place, "stop", &format!("--timeout-s {NEAR}"));
+        assert_missed(&ended, rank, 1 - rank, place);
+    });
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_with_what_waited_for_it() {
+    all_at_once([(0, "log", ""), (1, "forward", ""), (1, "reduction", "--overlap on")], |(rank, place, flags)| {
+        let (ended, _) = fault(2, rank, place, "hang", &format!("--timeout-s {NEAR} {flags}"));
+        assert_missed(&ended, rank, 1 - rank, place);
+    });
+}
+
+#[test]
+fn a_fault_on_the_thread_that_reduces_ends_all() {
+    all_at_once([("kill", 137), ("panic", 70), ("error", 65)], |(kind, exit_code)| {
+        let (ended, _) = fault(2, 1, "reduction", kind, &format!("--timeout-s {FAR} --overlap on"));
+        let cause = assert_over(&ended, exit_code, 1, END_MAX);
+        assert!(kind == "kill" || cause.ends_with(&on_purpose("reduction")), "{ended}");
+    });
+}
+
+#[test]
+fn of_three_ranks_the_one_that_failed_is_named() {
+    all_at_once([("kill", 137, 2), ("panic", 70, 1), ("error", 65, 2)], |(kind, exit_code, rank)| {
+        let (ended, _) = fault(3, rank, "forward", kind, &format!("--timeout-s {FAR}"));
+        assert_over(&ended, exit_code, rank, END_MAX);
+    });
+    let (ended, _) = fault(3, 1, "optimizer", "stop", &format!("--timeout-s {NEAR}"));
+    // Either of the others may be the first to say so.
+    let speaker = if ended.stderr.contains("ddp-train: rank 0") { 0 } else { 2 };
+    assert_missed(&ended, 1, speaker, "optimizer");
+}
+
+#[test]
+fn a_killed_launcher_takes_its_ranks_along() {
+    let folder = Folder::new("launcher");
+    let job = folder.ranks(2, &format!("{QUICK} --timeout-s {FAR}"));
+    let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();
+    running.wait_for_step_2();
+    running.kill();
+    // Once they are all gone the pipes close; processes that stay fail the job.
+    let ended = running.wait();
+    assert_eq!(ended.signal(), Some(9), "{ended}");
+    assert!(ended.causes().len() <= 1, "{ended}");
+    folder.record();
+}

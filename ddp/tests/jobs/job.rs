@@ -1,0 +1,409 @@
+//! Starting `ddp-train`, and what became of it.
+//!
+//! Every job has a folder of its own, in which it runs and whose path all its processes have in their environment: by that
+//! they are found, whoever their parents are. Whatever a test is about, after each job no process of it may be left and
+//! nothing in /dev/shm.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::record::Record;
+
+/// How long a job may take to end after a fault, as this project promises.
+pub(crate) const END_MAX: Duration = Duration::from_secs(5);
+/// More than any job here takes on a machine that is busy with other things: one that hangs is ended, and its test fails.
+const RUN_MAX: Duration = Duration::from_secs(60);
+
+/// A run that is quick: 8 steps. The word OUT becomes the folder of the run.
+pub(crate) const QUICK: &str =
+    "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 1 --out OUT";
+
+/// The program.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_ddp-train");
+/// Where processes have the folder of their job.
+const FOLDER: &str = "DDP_JOB_FOLDER";
+
+/// A folder for the jobs of one test, removed with everything in it.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Folder {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        // Of one width, so that no path is the beginning of another.
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ddp-jobs-{}-{number:04}-{name}", std::process::id()));
+        std::fs::create_dir(&path).expect("the temporary folder can be written");
+        Folder(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where its runs go.
+    pub(crate) fn out(&self) -> PathBuf {
+        self.0.join("out")
+    }
+
+    /// One process, with these words behind the program's name.
+    pub(crate) fn alone(&self, words: &str) -> Job {
+        self.job(Command::new(PROGRAM), words, false)
+    }
+
+    /// One process that a shell becomes after `before`.
+    pub(crate) fn in_shell(&self, before: &str, words: &str) -> Job {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{before}\nexec \"$@\""), "sh", PROGRAM]);
+        self.job(command, words, false)
+    }
+
+    /// Ranks under `mpirun`.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn ranks(&self, count: usize, words: &str) -> Job {
+        self.each(&[(count, words)])
+    }
+
+    /// Ranks under `mpirun`: so many with these words, so many with those.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn each(&self, parts: &[(usize, &str)]) -> Job {
+        self.under_mpirun("--bind-to none", parts)
+    }
+
+    /// Ranks under `mpirun`, as it binds them by itself.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn bound_ranks(&self, count: usize, words: &str) -> Job {
+        self.under_mpirun("", &[(count, words)])
+    }
+
+    #[cfg(feature = "mpi")]
+    fn under_mpirun(&self, options: &str, parts: &[(usize, &str)]) -> Job {
+        let mut command = Command::new("mpirun");
+        command.arg("--oversubscribe").args(options.split_whitespace());
+        for (index, (count, words)) in parts.iter().enumerate() {
+            if index > 0 {
+                command.arg(":");
+            }
+            command.args(["-n", &count.to_string(), PROGRAM]).args(self.words(words));
+        }
+        // Test machines are often containers, in which everybody is root.
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        self.job(command, "", true)
+    }
+
+    /// Two ranks where there is MPI, else one process.
+    pub(crate) fn together(&self, words: &str) -> Job {
+        #[cfg(feature = "mpi")]
+        return self.ranks(2, words);
+        #[cfg(not(feature = "mpi"))]
+        self.alone(words)
+    }
+
+    fn words(&self, words: &str) -> Vec<String> {
+        let out = self.out().display().to_string();
+        words.split_whitespace().map(|word| word.replace("OUT", &out)).collect()
+    }
+
+    fn job(&self, mut command: Command, words: &str, under_mpirun: bool) -> Job {
+        command.args(self.words(words)).current_dir(&self.0).env(FOLDER, &self.0);
+        // What these tests were started under is not what their jobs are started under.
+        let others = ["SLURM_", "OMPI_COMM_", "PMI", "PBS_", "WORLD_SIZE", "DDP_TEST_", "RUST_BACKTRACE", "RUST_LIB_"];
+        for (name, _) in std::env::vars_os() {
+            if others.iter().any(|other| name.to_string_lossy().starts_with(other)) {
+                command.env_remove(name);
+            }
+        }
+        Job { command, folder: self.0.clone(), under_mpirun }
+    }
+
+    /// The record of the run in `out`, every line of which parses.
+    pub(crate) fn record(&self) -> Record {
+        Record::read(&self.out())
+    }
+
+    /// The files below the folder with their bytes and when they were last changed; folders have none.
+    pub(crate) fn tree(&self) -> Vec<(PathBuf, Option<Vec<u8>>, std::time::SystemTime)> {
+        let mut tree = Vec::new();
+        let mut folders = vec![self.0.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("it is there") {
+                let path = entry.expect("it can be listed").path();
+                let about = path.metadata().expect("it is there");
+                let bytes = about.is_file().then(|| std::fs::read(&path).expect("it can be read"));
+                if bytes.is_none() {
+                    folders.push(path.clone());
+                }
+                tree.push((path, bytes, about.modified().expect("the file system keeps times")));
+            }
+        }
+        tree.sort();
+        tree
+    }
+
+    /// The names in the folder of checkpoints; none if there is no such folder.
+    pub(crate) fn checkpoints(&self) -> Vec<String> {
+        names_in(&self.out().join("checkpoints")).into_iter().collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A job that is to be started.
+pub(crate) struct Job {
+    command: Command,
+    folder: PathBuf,
+    under_mpirun: bool,
+}
+
+/// A job that runs.
+pub(crate) struct Running {
+    child: Child,
+    said: [JoinHandle<String>; 2],
+    folder: PathBuf,
+    shared_before: BTreeSet<String>,
+    after_step_2: Option<Instant>,
+    _turn: Option<Turn>,
+}
+
+/// A job that has ended.
+pub(crate) struct Ended {
+    status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    /// From step 2, which is in the record, until the job was over: a fault in step 3 came later.
+    pub(crate) after_step_2: Option<Duration>,
+}
+
+impl Job {
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Job {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn start(mut self) -> Running {
+        let turn = self.under_mpirun.then(Turn::wait_for);
+        let shared_before = names_in(Path::new("/dev/shm"));
+        let piped = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap_or_else(|error| {
+            let name = self.command.get_program().display();
+            panic!("cannot start {name}: {error}. These tests need mpirun while the feature mpi is on")
+        });
+        let said = [reader(child.stdout.take()), reader(child.stderr.take())];
+        Running { child, said, folder: self.folder, shared_before, after_step_2: None, _turn: turn }
+    }
+
+    /// Starts it, and waits for its end.
+    #[track_caller]
+    pub(crate) fn run(self) -> Ended {
+        self.start().wait()
+    }
+}
+
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        _ = pipe.expect("it is a pipe").read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+impl Running {
+    /// Whether step 2 is in the record.
+    fn has_taken_step_2(&self) -> bool {
+        let record = std::fs::read_to_string(self.folder.join("out/metrics.jsonl")).unwrap_or_default();
+        record.contains(r#"{"event":"step","step":2,"#)
+    }
+
+    #[cfg(feature = "mpi")]
+    pub(crate) fn wait_for_step_2(&self) {
+        let started = Instant::now();
+        while !self.has_taken_step_2() {
+            assert!(started.elapsed() < RUN_MAX, "step 2 does not come");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends the process that was started, not those that it started.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it is a child of this process");
+    }
+
+    #[track_caller]
+    pub(crate) fn wait(mut self) -> Ended {
+        let started = Instant::now();
+        let mut in_time = true;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it is a child of this process") {
+                break status;
+            }
+            if self.after_step_2.is_none() && self.has_taken_step_2() {
+                self.after_step_2 = Some(Instant::now());
+            }
+            if started.elapsed() > RUN_MAX {
+                in_time = false;
+                kill(&processes_of(&self.folder));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let after_step_2 = self.after_step_2.map(|at| at.elapsed());
+        let left = left_behind(&self.folder);
+        // Else they would hold the pipes open.
+        kill(&left);
+        let [stdout, stderr] = self.said.map(|said| said.join().expect("the reader does not panic"));
+        let ended = Ended { status, stdout, stderr, after_step_2 };
+        assert!(in_time, "not over after {RUN_MAX:?}: {ended}");
+        assert!(left.is_empty(), "processes {left:?} are left: {ended}");
+        let shared = left_in_shared_memory(&self.shared_before);
+        assert!(shared.is_empty(), "left in /dev/shm: {shared:?}: {ended}");
+        ended
+    }
+}
+
+/// Jobs under `mpirun` that run at a time. Not one, for a job that has failed mostly waits: `mpirun` takes a second to bury
+/// its ranks. Not many, so that two cores suffice.
+const TURNS: usize = 3;
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static GIVEN_BACK: Condvar = Condvar::new();
+
+struct Turn;
+
+impl Turn {
+    fn wait_for() -> Turn {
+        let taken = TAKEN.lock().expect("nothing panics under this lock");
+        *GIVEN_BACK.wait_while(taken, |taken| *taken == TURNS).expect("nothing panics under this lock") += 1;
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.lock().expect("nothing panics under this lock") -= 1;
+        GIVEN_BACK.notify_one();
+    }
+}
+
+/// The processes that have `folder` in their environment. Those that are dead and not yet buried have none.
+fn processes_of(folder: &Path) -> Vec<u32> {
+    let marker = folder.as_os_str().as_encoded_bytes();
+    let is_ours = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(marker.len()).any(|part| part == marker)
+    };
+    names_in(Path::new("/proc")).iter().filter_map(|name| name.parse().ok()).filter(is_ours).collect()
+}
+
+/// The processes that are still there when those who bury them have had a moment.
+fn left_behind(folder: &Path) -> Vec<u32> {
+    let started = Instant::now();
+    loop {
+        let left = processes_of(folder);
+        if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn kill(pids: &[u32]) {
+    if !pids.is_empty() {
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        _ = Command::new("sh").args(["-c", &format!("kill -KILL {}", pids.join(" "))]).status();
+    }
+}
+
+/// What is new in /dev/shm and in nobody's hands: what others of this machine work with does not count.
+fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
+    let started = Instant::now();
+    loop {
+        let new = names_in(Path::new("/dev/shm")).difference(before).cloned().collect::<Vec<_>>();
+        let left: Vec<String> = new.into_iter().filter(|name| !is_in_use(&format!("/dev/shm/{name}"))).collect();
+        if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whether a process has this file, or one in this folder, open or in its memory.
+fn is_in_use(path: &str) -> bool {
+    let has = |pid: &String| {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let folder = format!("/proc/{pid}/fd");
+        let mut open = names_in(Path::new(&folder)).into_iter().filter_map(|fd| std::fs::read_link(format!("{folder}/{fd}")).ok());
+        maps.contains(path) || open.any(|file| file.to_string_lossy().starts_with(path))
+    };
+    names_in(Path::new("/proc")).iter().filter(|name| name.parse::<u32>().is_ok()).any(has)
+}
+
+/// The names in a folder; none if it cannot be read.
+fn names_in(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+impl Ended {
+    /// As the program, or `mpirun`, gave it; none if a signal ended it.
+    pub(crate) fn exit_code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// The signal that ended it.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+
+    /// The lines in which the job says why it ended.
+    pub(crate) fn causes(&self) -> Vec<&str> {
+        self.stderr.lines().filter(|line| line.starts_with("ddp-train:")).collect()
+    }
+
+    /// It did what it should.
+    #[track_caller]
+    pub(crate) fn assert_well(&self) {
+        assert_eq!(self.exit_code(), Some(0), "{self}");
+        assert!(self.causes().is_empty(), "{self}");
+    }
+
+    /// It ended with this code and said why in one line. That line.
+    #[track_caller]
+    pub(crate) fn assert_fails(&self, exit_code: i32) -> &str {
+        assert_eq!(self.exit_code(), Some(exit_code), "{self}");
+        assert_eq!(self.stdout, "", "{self}");
+        let [cause] = self.causes()[..] else { panic!("one line says why: {self}") };
+        cause
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n{}\n{}", self.status, self.stdout.trim(), self.stderr.trim())
+    }
+}
+
+/// Checks all cases at the same time.
+pub(crate) fn all_at_once<C: Send>(cases: impl IntoIterator<Item = C>, check: impl Fn(C) + Sync) {
+    let check = &check;
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(move || check(case));
+        }
+    });
+}
+
+/// What the name of a host is.
+#[cfg(feature = "mpi")]
+pub(crate) fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").expect("this is Linux").trim().to_string()
+}
