@@ -26,7 +26,10 @@ fn main() -> ExitCode {
     let world = match World::connect(&options) {
         Ok(world) => world,
         Err(error) => {
-            eprintln!("ddp-train: {error}");
+            // Who failed first has said why.
+            if !matches!(error, ddp_comm::Error::PeerFailed(_)) {
+                eprintln!("ddp-train: {error}");
+            }
             return ExitCode::from(error.exit_code());
         }
     };
