@@ -2,9 +2,7 @@
 //! what the crate `gemm` packs its operands into, and nothing crosses between devices. Counted, by an allocator that counts
 //! and by the memory statistics. One test, alone in its process, since it counts what the process does.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
+use counting::allocations;
 use ddp::models::Model;
 use ddp::nn::{
     Activate, CrossEntropy, Dropout, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved, Scratch, Sequential, Tie,
@@ -14,25 +12,10 @@ use ddp::params::ParamId;
 use ddp_kernels::transfer::{Phase, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, memory, ops};
 
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
+#[path = "../../tests/counting.rs"]
+mod counting;
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: counting::Counting = counting::Counting;
 
 const CPU: Device = Device::Cpu;
 const ROWS: usize = 48;
@@ -156,9 +139,9 @@ impl Training {
 /// helps for the first time, may add to one of them. What every step takes shows in all.
 fn heap_count(mut body: impl FnMut()) -> u64 {
     let counts = (0..8).map(|_| {
-        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        let before = allocations();
         (0..20).for_each(|_| body());
-        ALLOCATIONS.load(Ordering::SeqCst) - before
+        allocations() - before
     });
     counts.min().unwrap_or(0)
 }

@@ -3,37 +3,20 @@
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 
 use common::{Case, on_ranks, quietly, uniform};
+use counting::allocations;
 use ddp::Result;
 use ddp::data::{Loader, Sampler};
 use ddp::optim::Rule;
 use ddp_comm::World;
 use ddp_kernels::{DType, Device, memory};
 
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
+#[path = "../../tests/counting.rs"]
+mod counting;
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: counting::Counting = counting::Counting;
 
 const STEPS: u64 = 20;
 const WINDOWS: u64 = 8;
@@ -60,11 +43,11 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
         let mut least = u64::MAX;
         for _ in 0..WINDOWS {
             together.wait();
-            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            let before = allocations();
             together.wait();
             steps(STEPS)?;
             together.wait();
-            least = least.min(ALLOCATIONS.load(Ordering::SeqCst) - before);
+            least = least.min(allocations() - before);
         }
         together.wait();
         assert_eq!(memory::stats(Device::Cpu).allocation_count, tensors, "a step made a tensor's memory");

@@ -1,34 +1,17 @@
 //! After its first step, a training step takes nothing from the system: no buffer for a tensor, and no heap memory but
 //! what the crate `gemm` packs its operands into. Counted, by an allocator that counts and by the memory statistics.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
+use counting::allocations;
 use ddp_kernels::ops::{
     self, Activation, AdamwConstants, AdamwScalars, Below, ChunkTable, CrossEntropyOptions, CrossEntropyOut, DropoutKey,
 };
 use ddp_kernels::transfer::{self, Phase};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, memory};
 
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
+#[path = "../../tests/counting.rs"]
+mod counting;
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: counting::Counting = counting::Counting;
 
 /// A perceptron of two layers with everything a step needs, made once.
 struct Net {
@@ -150,9 +133,9 @@ fn a_training_step_takes_nothing_from_the_system_after_the_first() {
     // first time, may add to one of them. What every step takes shows in all.
     let count = |body: &dyn Fn() -> Result<()>| {
         let counts = (0..8).map(|_| {
-            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            let before = allocations();
             (0..20).for_each(|_| body().unwrap());
-            ALLOCATIONS.load(Ordering::SeqCst) - before
+            allocations() - before
         });
         counts.min().unwrap()
     };

@@ -181,7 +181,7 @@ pub(crate) struct Ended {
     status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
-    /// From step 2, which is in the record, until the job was over: a fault in step 3 came later.
+    /// From step 2, which is in the record, until all processes were gone: a fault in step 3 came later.
     pub(crate) after_step_2: Option<Duration>,
 }
 
@@ -257,8 +257,8 @@ impl Running {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        let after_step_2 = self.after_step_2.map(|at| at.elapsed());
         let left = left_behind(&self.folder);
+        let after_step_2 = self.after_step_2.map(|at| at.elapsed());
         // Else they would hold the pipes open.
         kill(&left);
         let [stdout, stderr] = self.said.map(|said| said.join().expect("the reader does not panic"));
@@ -304,12 +304,12 @@ fn processes_of(folder: &Path) -> Vec<u32> {
     names_in(Path::new("/proc")).iter().filter_map(|name| name.parse().ok()).filter(is_ours).collect()
 }
 
-/// The processes that are still there when those who bury them have had a moment.
+/// The processes that stay: those that are not gone when a job has to be over.
 fn left_behind(folder: &Path) -> Vec<u32> {
     let started = Instant::now();
     loop {
         let left = processes_of(folder);
-        if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
+        if left.is_empty() || started.elapsed() > END_MAX {
             return left;
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -341,7 +341,8 @@ fn is_in_use(path: &str) -> bool {
     let has = |pid: &String| {
         let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
         let folder = format!("/proc/{pid}/fd");
-        let mut open = names_in(Path::new(&folder)).into_iter().filter_map(|fd| std::fs::read_link(format!("{folder}/{fd}")).ok());
+        let mut open =
+            names_in(Path::new(&folder)).into_iter().filter_map(|fd| std::fs::read_link(format!("{folder}/{fd}")).ok());
         maps.contains(path) || open.any(|file| file.to_string_lossy().starts_with(path))
     };
     names_in(Path::new("/proc")).iter().filter(|name| name.parse::<u32>().is_ok()).any(has)

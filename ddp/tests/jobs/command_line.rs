@@ -1,0 +1,167 @@
+//! What people type: help, the version, flags that are wrong, and folders that are taken.
+
+use crate::job::{Ended, Folder, QUICK, all_at_once};
+
+/// Flags that cannot be, and what the message must name.
+const WRONG: &[(&str, &[&str])] = &[
+    ("--batch-size x", &["'x'", "--batch-size", "expected a whole number"]),
+    ("--batch-size -1", &["'-1'", "--batch-size"]),
+    ("--batch-size 0", &["--batch-size 0: expected a whole number from 1"]),
+    ("--micro-batch 0", &["--micro-batch 0"]),
+    ("--epochs 0", &["--epochs 0", "--steps 0"]),
+    ("--steps 5 --epochs 2", &["--steps 5", "--epochs 2"]),
+    ("--steps 5 --warmup-steps 6", &["--warmup-steps 6", "5 steps"]),
+    ("--lr fast", &["'fast'", "--lr"]),
+    ("--lr nan", &["--lr NaN"]),
+    ("--lr -1", &["--lr -1"]),
+    ("--min-lr 1", &["--min-lr 1"]),
+    ("--dropout 1", &["--dropout 1"]),
+    ("--hidden 16,0", &["--hidden 0"]),
+    ("--optimizer adam", &["'adam'", "adamw"]),
+    ("--optimizer sgd --beta1 0.9", &["--beta1 0.9", "adamw"]),
+    ("--momentum 0.9", &["--momentum 0.9", "sgd"]),
+    ("--schedule step", &["'step'", "cosine"]),
+    ("--data mnist", &["'mnist'", "glyphs"]),
+    ("--data glyphs,rows=x", &["rows"]),
+    ("--data glyphs,rows=0", &["rows"]),
+    ("--class-weights 1,2", &["--class-weights 2 of them", "10 weights"]),
+    ("--data synthetic:regression,rows=64 --label-smoothing 0.1", &["--label-smoothing 0.1", "classes"]),
+    ("--data glyphs,rows=8 --drop-last", &["--drop-last"]),
+    ("--freeze 7", &["--freeze 7", "0.weight, 0.bias, 2.weight"]),
+    ("--threads 0", &["--threads 0"]),
+    ("--timeout-s 0", &["--timeout-s 0"]),
+    ("--log-every 0", &["--log-every 0"]),
+    ("--progress loud", &["'loud'", "never"]),
+    ("--no-such-flag", &["--no-such-flag"]),
+    ("tarin", &["'tarin'", "'train'"]),
+    ("bench mlp --layers 784", &["--layers 784"]),
+    ("bench mlp --dtype bf16", &["--dtype bf16"]),
+    ("bench allreduce --mb 0", &["--mb 0"]),
+    ("bench nothing", &["'nothing'", "mlp"]),
+];
+
+#[track_caller]
+fn assert_wrong(ended: &Ended, named: &[&str]) {
+    let cause = ended.assert_fails(2);
+    assert!(!cause.contains("error:") && !ended.stderr.contains("ddp-train: ddp-train:"), "{ended}");
+    let missing: Vec<_> = named.iter().filter(|part| !ended.stderr.contains(**part)).collect();
+    assert!(missing.is_empty(), "{missing:?} is not in: {ended}");
+}
+
+#[test]
+fn wrong_flags_end_with_2_and_are_named_once() {
+    for (words, named) in WRONG {
+        let folder = Folder::new("wrong");
+        assert_wrong(&folder.alone(words).run(), named);
+        assert!(folder.tree().is_empty(), "nothing was begun: {words}");
+    }
+}
+
+#[test]
+fn flags_may_be_given_once() {
+    let ended = Folder::new("twice").alone("--lr 1 --lr 2").run();
+    assert_wrong(&ended, &["--lr", "multiple times"]);
+}
+
+#[test]
+fn help_and_version_are_printed_once_and_end_well() {
+    for (words, first, parts) in [
+        ("--help", "Trains a model", &["--batch-size <ROWS>", "Exit codes: 0 done", "bench"][..]),
+        ("train -h", "Train: ", &["--batch-size <ROWS>"]),
+        ("bench mlp --help", "Training steps", &["--layers <WIDTHS>"]),
+        ("--version", concat!("ddp-train ", env!("CARGO_PKG_VERSION"), "\n"), &[]),
+    ] {
+        let folder = Folder::new("help");
+        for ended in [folder.alone(words).run(), folder.together(words).run()] {
+            ended.assert_well();
+            assert!(ended.stdout.starts_with(first) && ended.stdout.matches(first).count() == 1, "{ended}");
+            assert!(parts.iter().all(|part| ended.stdout.matches(part).count() == 1), "{ended}");
+            assert_eq!(ended.stderr, "", "{ended}");
+        }
+        assert!(folder.tree().is_empty());
+    }
+}
+
+#[test]
+fn what_cannot_be_printed_is_an_error() {
+    for words in ["--help", "bench allreduce --seconds 0.05 --mb 0.01"] {
+        let ended = Folder::new("full").in_shell("exec >/dev/full", words).run();
+        assert!(ended.assert_fails(74).contains("standard output"), "{ended}");
+    }
+}
+
+/// A first run, then another in its folder: refused, with the name of a folder that is free, and nothing changed.
+fn a_second_run_is_refused(second: impl Fn(&Folder) -> Ended) {
+    let folder = Folder::new("taken");
+    folder.alone(QUICK).run().assert_well();
+    for free in ["out-2", "out-3"] {
+        let before = folder.tree();
+        let ended = second(&folder);
+        let cause = ended.assert_fails(2);
+        let named = format!("as in --out {}, or", folder.path().join(free).display());
+        assert!(cause.contains("it holds a run already") && cause.contains(&named), "{ended}");
+        assert_eq!(folder.tree(), before, "{ended}");
+        std::fs::create_dir(folder.path().join(free)).unwrap();
+    }
+}
+
+#[test]
+fn a_folder_with_a_run_is_left_as_it_is() {
+    a_second_run_is_refused(|folder| folder.alone(&format!("{QUICK} --seed 1")).run());
+}
+
+#[test]
+fn a_folder_with_a_model_alone_is_left_as_it_is() {
+    let folder = Folder::new("model");
+    folder.alone(QUICK).run().assert_well();
+    std::fs::remove_file(folder.out().join("metrics.jsonl")).unwrap();
+    let before = folder.tree();
+    assert!(folder.alone(QUICK).run().assert_fails(2).contains("it holds a run already"));
+    assert_eq!(folder.tree(), before);
+}
+
+#[test]
+fn somebody_elses_settings_are_left_as_they_are() {
+    let folder = Folder::new("settings");
+    std::fs::create_dir(folder.out()).unwrap();
+    std::fs::write(folder.out().join("config.toml"), "theirs = true\n").unwrap();
+    let ended = folder.alone(QUICK).run();
+    assert!(ended.assert_fails(2).contains("config.toml"), "{ended}");
+    assert_eq!(std::fs::read(folder.out().join("config.toml")).unwrap(), b"theirs = true\n");
+}
+
+#[test]
+fn a_run_that_failed_before_it_began_does_not_take_the_folder() {
+    let folder = Folder::new("again");
+    folder.alone(&format!("{QUICK} --class-weights 1,2")).run().assert_fails(2);
+    folder.alone(QUICK).run().assert_well();
+}
+
+#[cfg(feature = "mpi")]
+mod under_mpirun {
+    use super::*;
+
+    #[test]
+    fn wrong_flags_are_named_once_by_all_ranks_together() {
+        // What is found while reading, while checking, and over the data.
+        all_at_once(["--batch-size x", "--lr -1", "--class-weights 1,2", "--freeze 7"], |words| {
+            let named = WRONG.iter().find(|(wrong, _)| *wrong == words).expect("it is one of them").1;
+            let folder = Folder::new("wrong");
+            assert_wrong(&folder.ranks(3, words).run(), named);
+            assert!(folder.tree().is_empty(), "nothing was begun: {words}");
+        });
+    }
+
+    #[test]
+    fn one_rank_with_wrong_flags_ends_all() {
+        let folder = Folder::new("one");
+        let ended = folder.each(&[(1, QUICK), (1, &format!("{QUICK} --lr fast"))]).run();
+        assert_wrong(&ended, &["ddp-train: rank 1 on ", "'fast'"]);
+        assert!(folder.tree().is_empty());
+    }
+
+    #[test]
+    fn a_folder_with_a_run_is_refused_once() {
+        a_second_run_is_refused(|folder| folder.ranks(2, QUICK).run());
+    }
+}

@@ -1,0 +1,136 @@
+//! Folders that cannot be written, and disks that fill up: exit code 74, what was written stays readable, and nothing half
+//! done bears the name of something whole.
+
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use crate::job::{Ended, Folder, QUICK};
+
+#[test]
+fn a_file_in_the_way_is_named() {
+    let folder = Folder::new("file");
+    std::fs::write(folder.path().join("out"), "a file").unwrap();
+    for words in [QUICK.to_string(), QUICK.replace("OUT", "OUT/below")] {
+        for ended in [folder.alone(&words).run(), folder.together(&words).run()] {
+            let cause = ended.assert_fails(74);
+            let named = format!("cannot make the folder {}", folder.out().display());
+            assert!(cause.contains(&named) && cause.contains("--out"), "{ended}");
+        }
+    }
+    assert_eq!(std::fs::read(folder.path().join("out")).unwrap(), b"a file");
+}
+
+#[test]
+fn a_folder_that_nobody_may_write_is_named() {
+    // Nobody makes folders there, root neither.
+    let ended = Folder::new("proc").alone(&QUICK.replace("OUT", "/proc/ddp")).run();
+    assert!(ended.assert_fails(74).contains("cannot make the folder /proc/ddp"), "{ended}");
+    if std::fs::metadata("/proc/self").expect("this is Linux").uid() == 0 {
+        println!("skipped: root writes where it may not");
+        return;
+    }
+    let folder = Folder::new("read-only");
+    std::fs::create_dir(folder.out()).unwrap();
+    std::fs::set_permissions(folder.out(), Permissions::from_mode(0o555)).unwrap();
+    let ended = folder.alone(QUICK).run();
+    assert!(ended.assert_fails(74).contains(&folder.out().display().to_string()), "{ended}");
+}
+
+/// A run of 64 steps, each on record, with a model of 200 kB.
+const LONG: &str = "--data glyphs,rows=256,held-out=0 --hidden 64 --batch-size 4 --epochs 1 --log-every 1 --out OUT";
+
+/// No file may have more than so many blocks, which are 512 bytes or 1024, as the shell likes.
+fn limit(blocks: u32) -> String {
+    // Ignored, the signal becomes an error of the write.
+    format!("trap '' XFSZ\nulimit -f {blocks}")
+}
+
+/// The disk was full in training: the record has whole lines up to some step, and there is no checkpoint.
+#[track_caller]
+fn assert_stopped_in_training(folder: &Folder, ended: &Ended) {
+    let cause = ended.assert_fails(74);
+    assert!(
+        cause.contains("cannot write") && cause.contains("metrics.jsonl") && cause.contains("space left"),
+        "{ended}"
+    );
+    let steps = folder.record().of_steps("step");
+    assert!((1..64).contains(&steps.len()), "{steps:?}");
+    assert!(steps.iter().zip(1..).all(|(&step, number)| step == f64::from(number)), "{steps:?}");
+    assert!(!folder.out().join("checkpoints").exists());
+}
+
+/// The disk was full when the model was saved: training is on record, and nothing of the model is there.
+#[track_caller]
+fn assert_stopped_in_saving(folder: &Folder, ended: &Ended) {
+    let cause = ended.assert_fails(74);
+    assert!(cause.contains("cannot write") && cause.contains("model.safetensors"), "{ended}");
+    let record = folder.record();
+    assert_eq!(record.of_steps("step").len(), 64);
+    let end = record.end().expect("the run came to an end");
+    assert!(end["exit_code"] == 74 && end["reason"].as_str().unwrap().contains("model.safetensors"), "{end}");
+    assert_eq!(folder.checkpoints(), [""; 0]);
+}
+
+#[test]
+fn a_disk_that_is_full_in_training_ends_the_run() {
+    let folder = Folder::new("training");
+    // 4 or 8 kB, for a record of 13.
+    let ended = folder.in_shell(&limit(8), LONG).run();
+    assert_stopped_in_training(&folder, &ended);
+}
+
+#[test]
+fn a_disk_that_is_full_in_saving_leaves_no_checkpoint() {
+    let folder = Folder::new("saving");
+    // 51 or 102 kB.
+    let ended = folder.in_shell(&limit(100), LONG).run();
+    assert_stopped_in_saving(&folder, &ended);
+}
+
+#[test]
+fn a_disk_that_is_full_from_the_start_leaves_the_folder_free() {
+    let folder = Folder::new("start");
+    let ended = folder.in_shell(&limit(0), QUICK).run();
+    assert!(ended.assert_fails(74).contains(&folder.out().display().to_string()), "{ended}");
+    folder.alone(QUICK).run().assert_well();
+}
+
+/// On a real file system of so many kB, seen by this job alone; none where that may not be made.
+fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool) -> Option<Ended> {
+    let root = std::fs::metadata("/proc/self").expect("this is Linux").uid() == 0;
+    let namespace = if root { "unshare -m" } else { "unshare -rm" };
+    let ranks = if under_mpirun { "mpirun --oversubscribe --bind-to none -n 2" } else { "" };
+    std::fs::create_dir(folder.out()).unwrap();
+    // Nobody else sees the disk: what is on it is copied to where it would lie.
+    let inside = format!(
+        "mkdir disk && mount -t tmpfs -o size={size_kb}k none disk || exit 99
+        {ranks} \"$@\"
+        code=$?
+        cp -r disk/. out
+        exit $code"
+    );
+    let before = format!("export inside='{inside}'\nset -- {namespace} sh -c \"$inside\" sh \"$@\"");
+    let job = folder.in_shell(&before, &LONG.replace("OUT", "disk"));
+    let ended = job.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").run();
+    let made = ended.exit_code() != Some(99) && !ended.stderr.contains("unshare");
+    if !made {
+        println!("skipped: no file system may be mounted here: {}", ended.stderr.trim());
+    }
+    made.then_some(ended)
+}
+
+#[test]
+fn a_small_disk_fills_up_in_training() {
+    // A page for the settings and two for the record, which needs four.
+    let folder = Folder::new("small");
+    let Some(ended) = on_a_small_disk(&folder, 12, false) else { return };
+    assert_stopped_in_training(&folder, &ended);
+}
+
+#[test]
+fn a_small_disk_fills_up_in_saving() {
+    let folder = Folder::new("small");
+    let Some(ended) = on_a_small_disk(&folder, 64, cfg!(feature = "mpi")) else { return };
+    assert!(ended.stderr.contains("No space left on device"), "{ended}");
+    assert_stopped_in_saving(&folder, &ended);
+}

@@ -1,0 +1,116 @@
+//! OUT/metrics.jsonl as it is promised: which events, in which order, with which fields.
+
+use crate::job::Folder;
+use crate::record::{Record, fields, number};
+
+const RANKS: usize = if cfg!(feature = "mpi") { 2 } else { 1 };
+
+/// A run's record, of `steps` steps of 32 rows.
+fn record(flags: &str) -> Record {
+    let folder = Folder::new("events");
+    let data = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --out OUT";
+    let ended = folder.together(&format!("{data} {flags}")).run();
+    ended.assert_well();
+    folder.record()
+}
+
+/// The events behind the start, as `step 1`.
+fn order(record: &Record) -> Vec<String> {
+    let name = |event: &serde_json::Value| match event["event"].as_str() {
+        Some(name @ ("step" | "eval")) => format!("{name} {}", event["step"]),
+        name => name.unwrap_or("none").to_string(),
+    };
+    record.0[1..].iter().map(name).collect()
+}
+
+#[test]
+fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
+    let order_of = |flags: &str| order(&record(flags)).join(", ");
+    assert_eq!(
+        order_of("--steps 10 --log-every 3 --eval-every 4"),
+        "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, end"
+    );
+    // By default every tenth step is on record, and an evaluation for each epoch of 8 steps.
+    assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, end");
+    assert_eq!(order_of("--epochs 2 --log-every 100 --eval-every 0"), "step 1, step 16, eval 16, end");
+    assert_eq!(order_of("--steps 1"), "step 1, eval 1, end");
+    assert_eq!(order_of("--steps 0"), "eval 0, end");
+}
+
+#[test]
+fn every_event_has_exactly_its_fields() {
+    let record = record("--epochs 2 --log-every 1");
+    let start = "event time_unix_s config versions devices world data fingerprint parameters steps steps_per_epoch";
+    let step = "event step epoch loss lr grad_norm samples_per_s step_ms";
+    let end = "event time_unix_s reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb transfers";
+    for event in &record.0 {
+        let expected = match event["event"].as_str().unwrap() {
+            "start" => start,
+            "step" => step,
+            "eval" => "event step loss accuracy",
+            _ => end,
+        };
+        assert_eq!(fields(event).join(" "), expected, "{event}");
+    }
+    for (step, number_of) in record.all("step").into_iter().zip(1u64..) {
+        assert_eq!((step["step"].as_u64(), step["epoch"].as_u64()), (Some(number_of), Some((number_of - 1) / 8)));
+        for field in ["loss", "grad_norm", "samples_per_s", "step_ms"] {
+            assert!(number(step, field) > 0.0, "{step}");
+        }
+    }
+    for eval in record.all("eval") {
+        assert!((0.0..=1.0).contains(&number(eval, "accuracy")), "{eval}");
+        // Of 64 held-out rows.
+        assert_eq!((number(eval, "accuracy") * 64.0).fract(), 0.0, "{eval}");
+    }
+}
+
+#[test]
+fn the_start_says_what_runs_where() {
+    let record = record("--epochs 2 --seed 7 --threads 1");
+    let start = record.start();
+    assert_eq!((&start["config"]["seed"], &start["config"]["batch-size"]), (&7.into(), &32.into()));
+    assert_eq!(start["versions"]["ddp-train"], env!("CARGO_PKG_VERSION"));
+    assert_eq!((&start["world"]["ranks"], &start["world"]["hosts"]), (&RANKS.into(), &1.into()));
+    let devices = start["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), RANKS);
+    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cpu on ")), "{start}");
+    // 784 · 16 + 16 + 16 · 10 + 10
+    assert_eq!(
+        (&start["parameters"], &start["steps"], &start["steps_per_epoch"]),
+        (&12_730.into(), &16.into(), &8.into())
+    );
+}
+
+#[test]
+fn the_end_sums_up_what_came_before() {
+    let record = record("--epochs 2 --log-every 5");
+    let end = record.end().expect("the run came to its end");
+    assert_eq!((&end["reason"], &end["exit_code"]), (&"done".into(), &0.into()));
+    assert_eq!((&end["steps"], &end["samples"]), (&16.into(), &512.into()));
+    assert_eq!(end["loss"], record.all("step").last().unwrap()["loss"]);
+    let eval = record.all("eval").pop().unwrap();
+    assert_eq!((&end["eval_loss"], &end["accuracy"]), (&eval["loss"], &eval["accuracy"]));
+    assert!(number(end, "seconds") > 0.0 && number(end, "peak_mb") > 1.0, "{end}");
+    // Nothing crosses between devices where there is one.
+    assert_eq!(end["transfers"]["crossed"]["count"], 0, "{end}");
+    assert!(number(end, "time_unix_s") >= number(record.start(), "time_unix_s"));
+}
+
+#[test]
+fn without_held_out_rows_nothing_is_evaluated() {
+    let folder = Folder::new("none-held-out");
+    folder.alone("--data glyphs,rows=64,held-out=0 --hidden 16 --steps 2 --out OUT").run().assert_well();
+    let record = folder.record();
+    assert_eq!(order(&record).join(", "), "step 1, step 2, end");
+    assert!(record.end().unwrap()["eval_loss"].is_null());
+}
+
+#[test]
+fn the_settings_beside_it_give_the_same_run_again() {
+    let folder = Folder::new("settings");
+    folder.alone("--data glyphs,rows=64,held-out=8 --hidden 16,8 --steps 3 --lr 0.01 --out OUT").run().assert_well();
+    let text = std::fs::read_to_string(folder.out().join("config.toml")).unwrap();
+    let config = ddp::config::Config::from_toml(&text).unwrap();
+    assert_eq!((config.hidden, config.lr, config.out), (vec![16, 8], 0.01, folder.out()));
+}

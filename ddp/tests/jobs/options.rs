@@ -1,0 +1,178 @@
+//! Each flag of training, from the command line to what it does to the record and the model.
+
+use crate::job::{Folder, all_at_once};
+use crate::record::{Record, model, model_bytes, number};
+
+/// 8 steps of 32 rows an epoch.
+const GLYPHS: &str =
+    "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --log-every 1 --eval-every 0 --out OUT";
+
+/// A run with these flags, on two ranks where there is MPI.
+#[track_caller]
+fn run(flags: &str) -> (Folder, Record) {
+    let folder = Folder::new("options");
+    folder.together(&format!("{GLYPHS} {flags}")).run().assert_well();
+    let record = folder.record();
+    assert!(record.losses().iter().all(|loss| loss.is_finite()));
+    (folder, record)
+}
+
+/// What a run with these flags saved after its last step, `step`.
+#[track_caller]
+fn saved(flags: &str, step: u64) -> Vec<u8> {
+    model_bytes(&run(flags).0.out(), step)
+}
+
+#[test]
+fn a_short_last_batch_is_kept_unless_it_is_to_be_dropped() {
+    let rows = |flags: &str| {
+        let folder = Folder::new("drop-last");
+        let words = "--data glyphs,rows=100,held-out=0 --hidden 16 --batch-size 32 --epochs 2 --out OUT";
+        folder.together(&format!("{words} {flags}")).run().assert_well();
+        let end = folder.record().end().unwrap().clone();
+        (end["steps"].as_u64().unwrap(), end["samples"].as_u64().unwrap())
+    };
+    assert_eq!((rows(""), rows("--drop-last"), rows("--drop-last=false")), ((8, 200), (6, 192), (8, 200)));
+}
+
+/// One step of plain gradient descent with this rate.
+const ONE_STEP: &str =
+    "--steps 1 --optimizer sgd --momentum 0 --weight-decay 0 --schedule constant --warmup-steps 0 --lr 0.125";
+
+#[test]
+fn clipping_bounds_the_step_and_not_the_norm_on_record() {
+    let (start, _) = run("--steps 0");
+    let (free, free_record) = run(ONE_STEP);
+    let (clipped, clipped_record) = run(&format!("{ONE_STEP} --grad-clip 0.0625"));
+    let norm = free_record.of_steps("grad_norm")[0];
+    assert!(norm > 0.5, "there is something to clip: {norm}");
+    assert_eq!(clipped_record.of_steps("grad_norm"), [norm]);
+    let start = model(&start.out(), 0);
+    // How far the step went, and how long the vector of all values is.
+    let length = |folder: &Folder| {
+        let (mut step, mut values) = (0.0, 0.0);
+        for (name, (_, after)) in model(&folder.out(), 1) {
+            for (after, before) in after.iter().zip(&start[&name].1).map(|(a, b)| (f64::from(*a), f64::from(*b))) {
+                step += (after - before).powi(2);
+                values += after.powi(2);
+            }
+        }
+        (step.sqrt(), values.sqrt())
+    };
+    let unit = f64::from(f32::EPSILON) / 2.0;
+    for (folder, expected) in [(&free, 0.125 * norm), (&clipped, 0.125 * 0.0625)] {
+        let (step, values) = length(folder);
+        // The new values are rounded once each. The norm is the root of a sum of 12,730 squares, at worst one after the other, and
+        // has 1e-6 added where it is clipped by; scale and rate are three more roundings.
+        let bound = unit * values + expected * (unit * (12_730.0 / 2.0 + 8.0) + 1e-6 / norm);
+        assert!((step - expected).abs() <= bound, "{step} is not {expected} within {bound}");
+    }
+}
+
+#[test]
+fn frozen_parameters_are_saved_as_they_began() {
+    let start = model(&run("--steps 0").0.out(), 0);
+    let trained = model(&run("--epochs 1 --freeze 0.weight,2").0.out(), 8);
+    let changed: Vec<&str> = start.keys().filter(|name| trained[*name] != start[*name]).map(String::as_str).collect();
+    assert_eq!(changed, ["0.bias"]);
+}
+
+#[test]
+fn class_weights_count_by_their_proportions() {
+    let plain = saved("--epochs 1", 8);
+    // Twos double losses, gradients and their divisor: exactly, as powers of two do.
+    let (ones, twos) = (["1"; 10].join(","), ["2"; 10].join(","));
+    assert!(saved(&format!("--epochs 1 --class-weights {ones}"), 8) == plain);
+    assert!(saved(&format!("--epochs 1 --class-weights {twos}"), 8) == plain);
+    assert!(saved("--epochs 1 --class-weights 1,1,1,1,1,1,1,1,1,5", 8) != plain);
+}
+
+#[test]
+fn smoothing_mixes_two_losses_in_proportion() {
+    let first = |smoothing: &str| run(&format!("--steps 1 --label-smoothing {smoothing}")).1.of_steps("loss")[0];
+    let [none, some, twice] = ["0", "0.125", "0.25"].map(first);
+    // The mean of 32 losses, each below 4 and of about 16 roundings; four such means come in.
+    let bound = f64::from(f32::EPSILON) / 2.0 * 48.0 * 4.0 * 4.0;
+    assert!((some - none).abs() > 4.0 * bound, "smoothing does something: {none}, {some}");
+    assert!((twice - none - 2.0 * (some - none)).abs() <= bound, "{none}, {some}, {twice}");
+}
+
+#[test]
+fn each_optimizer_and_activation_learns() {
+    let learns = "--epochs 6 --seed 3";
+    let cases = [
+        "--optimizer adamw --lr 0.01",
+        "--optimizer adamw --lr 0.01 --beta1 0.8 --beta2 0.99 --eps 1e-6 --weight-decay 0.1 --activation gelu",
+        "--optimizer sgd --lr 0.05",
+        "--optimizer sgd --lr 0.1 --momentum 0 --weight-decay 1e-4 --activation gelu-tanh",
+        "--lr 0.01 --dropout 0.1 --bucket-mb 0.001",
+        "--lr 0.01 --micro-batch 3 --reduce-dtype bf16 --grad-clip 1",
+    ];
+    all_at_once(cases, |flags| {
+        let (_, record) = run(&format!("{learns} {flags}"));
+        let losses = record.of_steps("loss");
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        let (first, last) = (mean(&losses[..8]), mean(&losses[40..]));
+        assert!(last < 0.8 * first, "{flags}: {first} became {last}");
+    });
+}
+
+#[test]
+fn each_schedule_gives_its_learning_rates() {
+    // 20 steps, of which 5 warm up, from 0.01 to 0.002.
+    let (peak, least) = (0.01, 0.002);
+    let part = |step: f64| (step - 5.0) / 15.0;
+    let cosine = |step: f64| least + (peak - least) * (1.0 + (std::f64::consts::PI * part(step)).cos()) / 2.0;
+    let linear = |step: f64| peak + (least - peak) * part(step);
+    // The last fifth: steps 17 to 20.
+    let wsd = |step: f64| if step <= 16.0 { peak } else { peak + (least - peak) * (step - 16.0) / 4.0 };
+    let constant = |_: f64| peak;
+    let cases: [(&str, &(dyn Fn(f64) -> f64 + Sync)); 4] = [
+        ("cosine --min-lr 0.002", &cosine),
+        ("linear --min-lr 0.002", &linear),
+        ("wsd --min-lr 0.002", &wsd),
+        ("constant", &constant),
+    ];
+    all_at_once(cases, |(schedule, expected)| {
+        let (_, record) = run(&format!("--steps 20 --warmup-steps 5 --lr 0.01 --schedule {schedule}"));
+        for (&rate, step) in record.of_steps("lr").iter().zip(1u32..) {
+            let step = f64::from(step);
+            let expected = if step <= 5.0 { peak * step / 5.0 } else { expected(step) };
+            // A few roundings of f64.
+            assert!((rate - expected).abs() <= 1e-14, "{schedule}, step {step}: {rate} is not {expected}");
+        }
+    });
+}
+
+#[test]
+fn numbers_are_learned_without_counting_right_answers() {
+    let folder = Folder::new("regression");
+    let words = "--data synthetic:regression,rows=256,held-out=64,features=8,outputs=2 --hidden 16 --batch-size 32 \
+                 --epochs 6 --lr 0.02 --log-every 1 --out OUT";
+    folder.together(words).run().assert_well();
+    let record = folder.record();
+    assert!(record.all("eval").iter().all(|eval| eval["accuracy"].is_null()));
+    assert!(record.end().unwrap()["accuracy"].is_null());
+    let evals: Vec<f64> = record.all("eval").into_iter().map(|eval| number(eval, "loss")).collect();
+    assert!(evals.last() < evals.first(), "{evals:?}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_naming_step_rank_and_rows() {
+    for ranks in [1, 2] {
+        let folder = Folder::new("nonfinite");
+        let words = format!("{GLYPHS} --epochs 1 --lr 1e30 --optimizer sgd --warmup-steps 0 --log-every 3");
+        let ended = if ranks == 1 { folder.alone(&words).run() } else { folder.together(&words).run() };
+        let cause = ended.assert_fails(76);
+        assert!(cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "), "{ended}");
+        let named_ranks = cause.matches(", rows ").count();
+        assert_eq!(named_ranks, if cfg!(feature = "mpi") { ranks } else { 1 }, "{ended}");
+        assert!(cause.contains("nothing was saved") && cause.contains("--lr"), "{ended}");
+        assert!(!folder.out().join("checkpoints").exists());
+        let record = folder.record();
+        assert_eq!(record.of_steps("step"), [1.0], "what came of step 3 is the end");
+        if let Some(end) = record.end() {
+            assert!(end["exit_code"] == 76 && end["reason"].as_str().unwrap().contains("step 2"), "{end}");
+        }
+    }
+}
