@@ -14,6 +14,7 @@ mod hosts;
 mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod run;
 mod share;
 pub mod shared;
 mod single;
@@ -27,4 +28,5 @@ pub use error::{Error, Result};
 pub use group::Group;
 pub use handshake::Field;
 pub use launcher::likely_rank;
+pub use run::Failure;
 pub use world::{Options, Transport, World};

@@ -67,7 +67,7 @@ Examples:
 
 OUT/metrics.jsonl is the record of a run, OUT/config.toml what it was, OUT/checkpoints/ its model.
 
-Exit codes: 0 done, 2 wrong flags, 65 bad data, 70 internal, 74 files, 76 loss not finite,
+Exit codes: 0 done, 2 wrong flags, 65 bad data, 70 internal, 71 out of memory, 74 files, 76 loss not finite,
 77 a rank lost or hung, 78 ranks disagree";
 
 #[derive(Parser, Debug)]

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use bench::{AllreduceConfig, MlpBenchConfig};
+pub(crate) use check::find_device;
 pub use values::{
     Activation, DeviceChoice, FloatType, List, LogLevel, ModelKind, OptimizerKind, Overlap, Schedule, When,
 };

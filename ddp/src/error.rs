@@ -60,11 +60,22 @@ impl Error {
         match self {
             Error::Usage(_) | Error::Model { .. } => 2,
             Error::Data(_) => 65,
+            Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) if is_out_of_memory(error) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io { .. } => 74,
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),
         }
+    }
+}
+
+fn is_out_of_memory(error: &ddp_kernels::Error) -> bool {
+    matches!(error, ddp_kernels::Error::OutOfMemory(_))
+}
+
+impl ddp_comm::Failure for Error {
+    fn exit_code(&self) -> u8 {
+        Error::exit_code(self)
     }
 }
 

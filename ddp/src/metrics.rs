@@ -39,6 +39,10 @@ pub struct Start<'a> {
     pub threads: usize,
     /// How ranks reach each other.
     pub transport: &'a str,
+    /// Whether gradients are reduced while backward runs.
+    pub overlap: bool,
+    /// In how many buckets.
+    pub buckets: usize,
     /// What the data are.
     pub data: &'a str,
     /// Their fingerprint.
@@ -56,7 +60,7 @@ pub struct Start<'a> {
 pub struct StepEvent {
     /// Its number, from 1.
     pub step: u64,
-    /// The epoch it is in, from 0.
+    /// The epoch it is in, from 1.
     pub epoch: u64,
     /// The mean over the whole global batch.
     pub loss: f64,
@@ -132,6 +136,10 @@ impl Record {
                 out.display()
             )));
         }
+        if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
+            let text = format!("--out {}: {EVENTS_FILE} in it is not a plain file. Give another folder", out.display());
+            return Err(Error::Usage(text));
+        }
         // Appending: after a failed write, and with the half line cut off, the next one begins where the lines end.
         let opened = OpenOptions::new().append(true).create(true).open(&path);
         let file = opened.map_err(files::failed("make", &path))?;
@@ -161,6 +169,8 @@ impl Record {
                 "hosts": start.hosts,
                 "threads": start.threads,
                 "transport": start.transport,
+                "overlap": start.overlap,
+                "buckets": start.buckets,
             },
             "data": start.data,
             "fingerprint": start.fingerprint,

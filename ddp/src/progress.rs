@@ -28,7 +28,7 @@ static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 pub struct Figures {
     /// The step, from 1.
     pub step: u64,
-    /// The epoch, from 0.
+    /// The epoch, from 1.
     pub epoch: u64,
     /// The mean loss.
     pub loss: f64,
@@ -143,7 +143,7 @@ impl Drop for Progress {
 }
 
 fn bar(steps: u64, target: ProgressDrawTarget) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:24} {pos}/{len}  {msg}  {eta} left")
+    let style = ProgressStyle::with_template("{bar:20} {pos}/{len}  {wide_msg}  {eta} left")
         .expect("the template is right")
         .progress_chars("━╸─");
     ProgressBar::with_draw_target(Some(steps), target).with_style(style)
@@ -153,7 +153,7 @@ fn bar(steps: u64, target: ProgressDrawTarget) -> ProgressBar {
 fn describe(figures: &Figures) -> String {
     let accuracy = figures.accuracy.map_or(String::new(), |accuracy| format!("  accuracy {:.1}%", accuracy * 100.0));
     let Figures { epoch, loss, samples_per_s, .. } = figures;
-    format!("epoch {}  loss {loss:.4}{accuracy}  {} samples/s", epoch + 1, thousands(*samples_per_s))
+    format!("epoch {}  loss {loss:.4}{accuracy}  {} samples/s", epoch, thousands(*samples_per_s))
 }
 
 /// A whole number with commas between thousands.
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     const FIGURES: Figures =
-        Figures { step: 120, epoch: 0, loss: 0.31236, accuracy: Some(0.9312), samples_per_s: 41_234.6 };
+        Figures { step: 120, epoch: 1, loss: 0.31236, accuracy: Some(0.9312), samples_per_s: 41_234.6 };
 
     #[test]
     fn figures_read_as_people_write_them() {

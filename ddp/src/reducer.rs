@@ -32,6 +32,13 @@ pub struct ReducerOptions {
     pub overlap: bool,
 }
 
+impl Default for ReducerOptions {
+    /// Buckets of 4 MB that travel in f32, reduced while backward runs.
+    fn default() -> ReducerOptions {
+        ReducerOptions { sizes: BucketSizes::of_bytes(4_000_000), dtype: DType::F32, overlap: true }
+    }
+}
+
 /// Whether to reduce on a thread of its own while backward runs: by default where the rank has a core for it.
 pub fn overlaps(wanted: Overlap, world: &World) -> bool {
     match wanted {

@@ -7,7 +7,7 @@
 use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
-use ddp_kernels::{DType, Tensor, ops};
+use ddp_kernels::{DType, Device, Tensor, ops};
 
 use crate::data::{Batch, InOrder, Micro};
 use crate::error::Result;
@@ -27,6 +27,13 @@ pub struct StepOptions {
     pub clip_norm: f64,
     /// The seed of what is drawn by sample and step.
     pub seed: u64,
+}
+
+impl Default for StepOptions {
+    /// No clipping, seed 0, gradients reduced by the defaults.
+    fn default() -> StepOptions {
+        StepOptions { reducer: ReducerOptions::default(), clip_norm: 0.0, seed: 0 }
+    }
 }
 
 /// A model in training, on one rank.
@@ -161,9 +168,11 @@ impl Step {
     fn clip(&mut self, measure_norm: bool) -> Result<()> {
         let weights = self.stats.slice(1..2)?;
         self.clip.compute(&self.model.params, Some(&weights), measure_norm)?;
-        // The loss and the norm are equal on all ranks, so all act alike.
+        // All of these are equal on all ranks, so all act alike.
         ops::mark_nonfinite(&self.bad_step, &self.stats, &self.number)?;
-        Ok(ops::mark_nonfinite(&self.bad_step, self.clip.out(), &self.number)?)
+        // A gradient may overflow where the loss does not; the norm tells, or else a look at all of them.
+        let gradients = if measure_norm || self.clip.is_on() { self.clip.out() } else { self.model.params.gradients() };
+        Ok(ops::mark_nonfinite(&self.bad_step, gradients, &self.number)?)
     }
 
     fn update(&mut self, number: u64, learning_rate: f64) -> Result<()> {
@@ -188,7 +197,10 @@ impl Step {
 
     /// The losses of held-out rows: those of all ranks together.
     pub fn evaluate(&mut self, batches: &mut InOrder, group: &Group) -> Result<Stats> {
-        let stats = self.stats.zeros_like()?.named("evaluation statistics");
+        // Counts of many rows are exact in f64, which accelerators only store.
+        let (device, dtype) = (self.stats.device(), self.stats.dtype());
+        let dtype = if device == Device::Cpu { DType::F64 } else { dtype };
+        let stats = Tensor::zeros(&[4], dtype, device)?.named("evaluation statistics");
         for index in 0..batches.count() {
             self.forward_only(batches.load(index)?, &stats)?;
         }
@@ -253,14 +265,14 @@ impl Stats {
         Ok(Stats { loss_sum: stats[0], weight_sum: stats[1], correct: stats[2], rows: stats[3] })
     }
 
-    /// The mean loss; 0 of no rows.
+    /// The mean loss; NaN where nothing counts.
     pub fn loss(&self) -> f64 {
-        if self.weight_sum == 0.0 { 0.0 } else { self.loss_sum / self.weight_sum }
+        if self.weight_sum == 0.0 { f64::NAN } else { self.loss_sum / self.weight_sum }
     }
 
-    /// The share of right answers; 0 of no rows.
+    /// The share of right answers; NaN of no rows.
     pub fn accuracy(&self) -> f64 {
-        if self.rows == 0.0 { 0.0 } else { self.correct / self.rows }
+        if self.rows == 0.0 { f64::NAN } else { self.correct / self.rows }
     }
 }
 

@@ -147,6 +147,7 @@ impl Trainer<'_> {
         let accuracy = self.counts_answers().then(|| report.stats.accuracy());
         if let Some(desk) = &mut self.desk {
             let grad_norm = report.grad_norm;
+            let epoch = epoch + 1;
             let event = StepEvent { step: number, epoch, loss, lr: learning_rate, grad_norm, samples_per_s, step_ms };
             desk.progress.figures(&Figures { step: number, epoch, loss, accuracy, samples_per_s });
             desk.record.step(&event)?;

@@ -6,8 +6,12 @@
 mod common;
 
 use common::{Case, Outcome, mixed, quietly, uniform};
-use ddp::optim::Rule;
-use ddp_kernels::DType;
+use ddp::data::{Batch, sampler};
+use ddp::models::Model;
+use ddp::nn::{Linear, Mse, Sequential, Tie};
+use ddp::optim::{Optimizer, Rule};
+use ddp::step::{Step, StepOptions};
+use ddp_kernels::{DType, Device};
 
 /// -2 to 2.
 fn whole(stream: u64, index: u64) -> f32 {
@@ -118,6 +122,41 @@ fn a_bucket_a_parameter_or_one_for_all_gives_the_same_bits() {
     let few = every_world_size_gives_the_same_bits(&Case::regression(48, whole));
     let case = Case { bucket_elements: 1 << 20, ..Case::regression(48, whole) };
     assert_eq!(every_world_size_gives_the_same_bits(&case), few);
+}
+
+/// y = W·W·x with one weight twice: its gradient is complete after the second use, and counted once on every rank.
+#[test]
+fn tied_parameters_are_reduced_once_after_their_last_use() {
+    quietly();
+    let train = |size: usize, micro: usize| -> Vec<Vec<u32>> {
+        let ranks = common::on_ranks(size, Some(3), |world| {
+            let tie = Tie::default();
+            let layers = Sequential::new().then(Linear::new(4).tied(&tie)).then(Linear::new(4).tied(&tie));
+            let model = Model::new(Box::new(layers), &[4], DType::F32, Device::Cpu, 1, &|_| false)?;
+            let values = model.params.values();
+            values.with_slice_mut(|values: &mut [f32]| {
+                values.iter_mut().enumerate().for_each(|(at, value)| *value = whole(9, at as u64));
+            })?;
+            let optimizer = Optimizer::new(Case::sgd(), &model.params)?;
+            let group = world.group("gradients")?;
+            let mut step = Step::new(model, Box::new(Mse), optimizer, group, &StepOptions::default())?;
+            let mine = sampler::share(&(0..7), world.rank(), world.size());
+            let draw = |stream: u64| -> Vec<f32> { (mine.start * 4..mine.end * 4).map(|at| whole(stream, at)).collect() };
+            let shape = [(mine.end - mine.start) as usize, 4];
+            let (x, targets) = (common::cpu(&draw(1), &shape), common::cpu(&draw(2), &shape));
+            step.run(&Batch::new(0, 0, 7, mine.start, x, targets, micro), 0.125, false)?;
+            common::bits(&step.model().params)
+        });
+        // A sum of zeros has one sign or the other, depending on their order: 0.0 for both.
+        let plain = |bits: &u32| if *bits == (-0.0f32).to_bits() { 0 } else { *bits };
+        ranks.iter().map(|values| values.iter().map(plain).collect()).collect()
+    };
+    let one = train(1, 7).remove(0);
+    for size in 1..=4 {
+        for micro in [1, 2, 7] {
+            assert!(train(size, micro).iter().all(|values| *values == one), "{size} ranks, micro-batches of {micro}");
+        }
+    }
 }
 
 #[test]

@@ -6,14 +6,17 @@ use ddp_kernels::stream::Stream;
 use serde_json::{Value, json};
 
 use super::{agree, pin, rounds};
-use crate::config::AllreduceConfig;
+use crate::config::{AllreduceConfig, find_device};
 use crate::error::Result;
 
 /// Measures, on all ranks.
 pub fn on_ranks(bench: &AllreduceConfig, world: &World) -> Result<Value> {
     pin(bench.threads, world)?;
     agree(world, &format!("{bench:?}"))?;
-    let device = bench.device.device(world.local_rank());
+    let device = find_device(bench.device, world.local_rank())?;
+    if world.size() == 1 {
+        tracing::warn!("one rank has nothing to sum: start it with mpirun -n 2");
+    }
     let group = &world.group("main")?;
     let stream = Stream::default_of(device)?;
     let dtype = bench.dtype.dtype();

@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
 use super::{Rounds, agree, largest, pin, rounds};
-use crate::config::MlpBenchConfig;
+use crate::config::{MlpBenchConfig, find_device};
 use crate::data::{Batch, sampler};
 use crate::error::Result;
 use crate::models::{Mlp, Model};
@@ -51,7 +51,7 @@ impl Reduced {
 pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
     pin(bench.threads, world)?;
     agree(world, &format!("{bench:?}"))?;
-    let device = bench.device.device(world.local_rank());
+    let device = find_device(bench.device, world.local_rank())?;
     let (main, gradients) = (&world.group("main")?, world.group("gradients")?);
     let mine = sampler::share(&(0..bench.batch), world.rank(), world.size());
     let batches = batches(bench, device, &mine, world.rank())?;

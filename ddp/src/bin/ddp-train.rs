@@ -10,7 +10,7 @@ use std::time::Duration;
 use ddp::cli::{self, Command};
 use ddp::config::LogLevel;
 use ddp::{Error, bench, progress, trainer};
-use ddp_comm::{World, world};
+use ddp_comm::{Options, World};
 
 fn main() -> ExitCode {
     let command = cli::parse(std::env::args_os());
@@ -21,27 +21,11 @@ fn main() -> ExitCode {
         Ok(Command::Show(_)) | Err(_) => (LogLevel::default(), 60.0),
     };
     progress::start_log(level, ddp_comm::likely_rank());
-    // First of all: it may only set up MPI while there are no other threads.
-    let options = world::Options { timeout: Duration::from_secs_f64(timeout_s), ..Default::default() };
-    let world = match World::connect(&options) {
-        Ok(world) => world,
-        Err(error) => {
-            // Who failed first has said why.
-            if !matches!(error, ddp_comm::Error::PeerFailed(_)) {
-                eprintln!("ddp-train: {error}");
-            }
-            return ExitCode::from(error.exit_code());
-        }
-    };
-    world.install_panic_hook();
-    let result = world.watch().map_err(Error::from).and_then(|()| run(command?, &world));
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            progress::clear_bar();
-            world.fail(&error, error.exit_code())
-        }
-    }
+    let options = Options { timeout: Duration::from_secs_f64(timeout_s), ..Default::default() };
+    World::run(&options, |world| {
+        // Whatever is said next is not to be drawn into a bar.
+        command.and_then(|command| run(command, world)).inspect_err(|_| progress::clear_bar())
+    })
 }
 
 fn run(command: Command, world: &World) -> Result<(), Error> {

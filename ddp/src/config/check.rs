@@ -1,6 +1,8 @@
 //! What a configuration's values may be: each error names the flag, what was given, what may be given, and the way out.
 
-use super::{Config, Length, List, Optimizer, Schedule};
+use ddp_kernels::Device;
+
+use super::{Config, DeviceChoice, Length, List, Optimizer, Schedule};
 use crate::data::Task;
 use crate::error::{Error, Result};
 
@@ -58,7 +60,9 @@ impl Config {
             Optimizer::Adamw { beta1, beta2, eps } => {
                 below_one("--beta1", beta1, "A usual value is 0.9")?;
                 below_one("--beta2", beta2, "A usual value is 0.999")?;
-                within("--eps", eps, 0.0, 1.0, "A usual value is 1e-8")?;
+                if !(eps > 0.0 && eps <= 1.0) {
+                    return Err(refuse("--eps", eps, "a number above 0, up to 1", "A usual value is 1e-8"));
+                }
             }
             Optimizer::Sgd { momentum } => below_one("--momentum", momentum, "A usual value is 0.9; 0 turns it off")?,
         }
@@ -71,9 +75,10 @@ impl Config {
         within("--grad-clip", self.grad_clip, 0.0, f64::MAX, "0 turns clipping off")?;
         below_one("--label-smoothing", self.label_smoothing, "0 turns it off")?;
         for &weight in &self.class_weights {
-            within("--class-weights", weight, 0.0, f64::MAX, "Give a weight for each class, as in 1,1,2.5")?;
+            within("--class-weights", weight, 0.0, 1e30, "Give a weight for each class, as in 1,1,2.5")?;
         }
-        if !self.class_weights.is_empty() && self.class_weights.iter().all(|&weight| weight == 0.0) {
+        // They are used in f32, where the smallest of f64 are 0.
+        if !self.class_weights.is_empty() && self.class_weights.iter().all(|&weight| weight as f32 == 0.0) {
             let got = List(self.class_weights.clone());
             return Err(refuse(
                 "--class-weights",
@@ -88,6 +93,11 @@ impl Config {
             }
             None => Ok(()),
         }
+    }
+
+    /// Where this rank trains, if that can be had.
+    pub fn find_device(&self, local_rank: usize) -> Result<Device> {
+        find_device(self.device, local_rank)
     }
 
     pub(super) fn check_task(&self, task: &Task) -> Result<()> {
@@ -109,6 +119,17 @@ impl Config {
             _ => Ok(()),
         }
     }
+}
+
+/// The device that a `--device` means for the rank that is `local_rank` on its host.
+pub(crate) fn find_device(choice: DeviceChoice, local_rank: usize) -> Result<Device> {
+    let device = choice.device(local_rank);
+    if Device::usable().contains(&device) {
+        return Ok(device);
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let expected = format!("cpu, which is what release {version} trains on (CUDA comes in 0.3)");
+    Err(refuse("--device", choice, &expected, "Leave --device out for the best there is"))
 }
 
 pub(super) fn refuse(flag: &str, got: impl std::fmt::Display, expected: &str, way_out: &str) -> Error {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// The most rows of generated data.
 pub const ROWS_MAX: u64 = 1_000_000_000_000;
 /// The most features, classes or outputs of generated data.
-pub const WIDTH_MAX: u64 = 1 << 20;
+pub const WIDTH_MAX: u64 = 1 << 16;
 /// Seeds fit the whole numbers of a TOML file.
 pub const SEED_MAX: u64 = i64::MAX as u64;
 

@@ -35,6 +35,8 @@ fn a_run_is_its_events_in_order() {
         hosts: 1,
         threads: 2,
         transport: "alone",
+        overlap: false,
+        buckets: 2,
         data: "digits",
         fingerprint: "glyphs 00",
         parameters: 7,

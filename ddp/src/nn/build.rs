@@ -63,7 +63,7 @@ pub struct Build<'a> {
     prefix: String,
 }
 
-/// A stretch of a model, by the uses of parameters in it: `Pass::trains_before` and its kin are asked by it.
+/// A stretch of a model, by the uses of parameters in it: `Pass::trains_between` is asked by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(usize);
 

@@ -5,11 +5,13 @@
 //! ```text
 //! k <= W            p · k/W                                  reaches the peak in step W
 //! constant          p
-//! linear            p + (m − p) · x         with x = (k − W)/(T − W), 1 in the last step
+//! linear            p + (m − p) · x         with x = (k − W − 1)/(T − W), 0 in the first step behind the warm-up
 //! cosine            m + (p − m) · (1 + cos πx)/2
-//! wsd               p up to step T − D, then p + (m − p) · (k − T + D)/D, with D = 0.2 T (at most T − W)
-//! k > T             as in step T
+//! wsd               p up to step T − D, then p + (m − p) · (k − T + D)/(D + 1), with D = 0.2 T (at most T − W)
+//! k > T             m (but for constant)
 //! ```
+//!
+//! So x would be 1 one step behind the last, as in PyTorch's schedulers: the last step still learns where m is 0.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -97,7 +99,6 @@ impl Schedule {
     pub fn learning_rate(&self, step: u64) -> f64 {
         let Schedule { shape, peak, minimum, warmup_steps: warmup, total_steps: total } = *self;
         assert!(step > 0, "steps count from 1");
-        let step = step.min(total.max(1));
         if step <= warmup {
             return peak * (step as f64 / warmup as f64);
         }
@@ -110,13 +111,16 @@ impl Schedule {
             (minimum + (peak - minimum) * curve(done as f64 / all as f64)).clamp(minimum, peak)
         };
         let straight = |x: f64| 1.0 - x;
+        // The first step after the warm-up has the peak, and the minimum would be that of the step after the last: with a
+        // minimum of 0 every step still learns, and a run of one step does.
+        let gone = step - warmup - 1;
         match shape {
             Shape::Constant => peak,
-            Shape::Linear => down(step - warmup, total - warmup, straight),
-            Shape::Cosine => down(step - warmup, total - warmup, |x| 0.5 * (1.0 + (PI * x).cos())),
+            Shape::Linear => down(gone, total - warmup, straight),
+            Shape::Cosine => down(gone, total - warmup, |x| 0.5 * (1.0 + (PI * x).cos())),
             Shape::Wsd => {
                 let decay = (total / WSD_DECAY).max(1).min(total - warmup);
-                if step <= total - decay { peak } else { down(step - (total - decay), decay, straight) }
+                if step <= total - decay { peak } else { down(step - (total - decay), decay + 1, straight) }
             }
         }
     }
@@ -159,19 +163,19 @@ mod tests {
         }
 
         #[test]
-        fn all_but_constant_end_at_the_minimum_and_stay_there(schedule in any_schedule()) {
-            let Schedule { shape, peak, minimum, warmup_steps, total_steps } = schedule;
-            let last = if shape == Shape::Constant || warmup_steps == total_steps { peak } else { minimum };
-            prop_assert_eq!(schedule.learning_rate(total_steps), last);
-            prop_assert_eq!(schedule.learning_rate(total_steps + 1), last);
-            prop_assert_eq!(schedule.learning_rate(u64::MAX), last);
+        fn every_step_learns_and_only_the_step_after_the_last_would_have_the_minimum(schedule in any_schedule()) {
+            let Schedule { shape, peak, minimum, total_steps, .. } = schedule;
+            prop_assert!(schedule.learning_rate(total_steps) > minimum || peak == minimum);
+            let after = if shape == Shape::Constant { peak } else { minimum };
+            prop_assert_eq!(schedule.learning_rate(total_steps + 1), after);
+            prop_assert_eq!(schedule.learning_rate(u64::MAX), after);
         }
 
         #[test]
         fn after_the_warmup_it_only_falls_and_never_jumps(schedule in any_schedule()) {
             let Schedule { shape, peak, minimum, warmup_steps, total_steps } = schedule;
             let steps = match shape {
-                Shape::Wsd => (total_steps / WSD_DECAY).max(1).min(total_steps - warmup_steps),
+                Shape::Wsd => (total_steps / WSD_DECAY).max(1).min(total_steps - warmup_steps) + 1,
                 _ => total_steps - warmup_steps,
             };
             // A straight line falls by its length over its steps, half a cosine by at most π/2 times that.
@@ -194,10 +198,11 @@ mod tests {
             assert!(got.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-15), "{got:?}");
         };
         close(rates(Shape::Constant, &[1, 5, 10, 11, 110]), &[0.1, 0.5, 1.0, 1.0, 1.0]);
-        close(rates(Shape::Linear, &[10, 35, 60, 110]), &[1.0, 0.8, 0.6, 0.2]);
-        close(rates(Shape::Cosine, &[10, 60, 110]), &[1.0, 0.6, 0.2]);
+        close(rates(Shape::Linear, &[10, 11, 36, 61, 111]), &[1.0, 1.0, 0.8, 0.6, 0.2]);
+        close(rates(Shape::Cosine, &[10, 11, 61, 111]), &[1.0, 1.0, 0.6, 0.2]);
         // The last fifth of 110 steps: 22.
-        close(rates(Shape::Wsd, &[10, 60, 88, 99, 110]), &[1.0, 1.0, 1.0, 0.6, 0.2]);
+        let w = |gone: f64| 0.2 + 0.8 * (1.0 - gone / 23.0);
+        close(rates(Shape::Wsd, &[10, 60, 88, 89, 110, 111]), &[1.0, 1.0, 1.0, w(1.0), w(22.0), 0.2]);
     }
 
     #[test]

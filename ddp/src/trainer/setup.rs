@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Device, Tensor, simd, threads};
 use super::{Desk, Done, Trainer};
 use crate::config::{self, Config, Plan};
 use crate::data::{self, Data, InOrder, Loader, Task};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults;
 use crate::metrics::{Record, Start};
 use crate::models::{Mlp, Model};
@@ -25,13 +25,24 @@ const EVAL_ROWS: usize = 512;
 
 pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Trainer<'a>> {
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
-    let device = config.device.device(world.local_rank());
+    let device = config.find_device(world.local_rank())?;
     let data = data::open(&config.data)?;
     let plan = config.plan(&data)?;
     let task = data.train.task().clone();
 
     let model = model(config, &data, device)?;
-    config.check_freeze(model.params.list().iter().map(|parameter| parameter.name.as_str()))?;
+    // In the order in which people know them: from the input on.
+    let mut parameters: Vec<_> = model.params.list().iter().collect();
+    parameters.sort_by_key(|parameter| parameter.id);
+    config.check_freeze(parameters.iter().map(|parameter| parameter.name.as_str()))?;
+    if !config.freeze.is_empty() && model.params.trained_count() == 0 {
+        let text = "expected some parameters that are not frozen. Nothing is left to train: freeze fewer";
+        return Err(Error::Usage(format!("--freeze {}: {text}", config.freeze.join(","))));
+    }
+    if config.batch_size > data.train.rows() && world.rank() == 0 {
+        let (batch, rows) = (config.batch_size, data.train.rows());
+        tracing::warn!("--batch-size {batch} is more than the {rows} rows of the data: every step is a whole epoch");
+    }
     let optimizer = Optimizer::new(rule(config), &model.params)?;
     let reducer = ReducerOptions {
         sizes: BucketSizes::of_bytes((config.bucket_mb * 1e6) as usize),
@@ -94,12 +105,19 @@ fn loss(config: &Config, task: &Task, device: Device) -> Result<Box<dyn Loss>> {
 
 /// Ends all ranks, with an error that names what differs, unless they run the same program on the same data.
 fn agree(config: &Config, world: &World, data: &Data, step: &Step) -> Result<()> {
+    let mut fields = fields(config, data, step)?;
+    faults::disagree(&mut fields);
+    Ok(world.handshake(&fields)?)
+}
+
+/// What the ranks compare.
+fn fields(config: &Config, data: &Data, step: &Step) -> Result<Vec<Field>> {
     let params = &step.model().params;
     let program = "Start every rank with the same build of ddp-train.";
     let flags = "Start every rank with the same flags.";
     let same_data = "Give every rank the same data: compare the files on the hosts.";
     let bits = "Products of matrices may differ in their last bits between these ranks.";
-    let mut fields = [
+    Ok(vec![
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
         Field::must_match("the configuration", config.trajectory_text(), flags),
         Field::must_match("the parameters' names and shapes", shapes(params), program),
@@ -108,9 +126,7 @@ fn agree(config: &Config, world: &World, data: &Data, step: &Step) -> Result<()>
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
         Field::warn("the processor's vector instructions", format!("{:?}", simd::level()), bits),
-    ];
-    faults::disagree(&mut fields);
-    Ok(world.handshake(&fields)?)
+    ])
 }
 
 /// A line for each parameter.
@@ -130,12 +146,17 @@ fn open_desk(
     step: &Step,
     devices: &[String],
 ) -> Result<Desk> {
+    // Every setting as it is, those that follow from the data and the machine too.
+    let config = &Config {
+        warmup_steps: Some(plan.warmup_steps),
+        eval_every: Some(plan.eval_every),
+        threads: Some(threads::count()),
+        ..config.clone()
+    };
     let mut record = Record::create(config)?;
     let versions = [
         ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
-        ("vector instructions", format!("{:?}", simd::level())),
-        ("overlap", if step.reducer().overlaps() { "on" } else { "off" }.to_string()),
-        ("buckets", step.reducer().buckets().len().to_string()),
+        ("simd", format!("{:?}", simd::level()).to_lowercase()),
     ];
     let steps_per_epoch = plan.sampler.steps_per_epoch();
     record.start(&Start {
@@ -146,6 +167,8 @@ fn open_desk(
         hosts: world.hosts(),
         threads: threads::count(),
         transport: world.transport(),
+        overlap: step.reducer().overlaps(),
+        buckets: step.reducer().buckets().len(),
         data: &data.description,
         fingerprint: &data.train.fingerprint()?,
         parameters: step.model().params.count(),
@@ -160,4 +183,46 @@ fn devices(world: &World, device: Device) -> Result<Vec<String>> {
     let mine = format!("{device} on {}, {} threads", world.host(), threads::count());
     let all = world.all_gather_bytes(mine.as_bytes())?;
     Ok(all.into_iter().map(|text| String::from_utf8_lossy(&text).into_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ddp_comm::Group;
+
+    /// The fields of a run with these flags, by name.
+    fn fields_of(flags: &[&str]) -> Vec<(String, String)> {
+        let parsed = crate::cli::parse(["ddp-train"].iter().chain(flags)).unwrap();
+        let crate::cli::Command::Train(config) = parsed else { panic!("{flags:?} is a run") };
+        let data = data::open(&config.data).unwrap();
+        let model = model(&config, &data, Device::Cpu).unwrap();
+        let optimizer = Optimizer::new(rule(&config), &model.params).unwrap();
+        let sizes = BucketSizes::of_bytes((config.bucket_mb * 1e6) as usize);
+        let options = StepOptions { reducer: ReducerOptions { sizes, ..Default::default() }, ..Default::default() };
+        let step = Step::new(model, Box::new(Mse), optimizer, Group::alone(), &options).unwrap();
+        fields(&config, &data, &step).unwrap().into_iter().map(|field| (field.name, field.value)).collect()
+    }
+
+    #[test]
+    fn each_field_changes_with_what_it_stands_for() {
+        let base = ["--hidden", "8", "--data", "glyphs,rows=64,held-out=16"];
+        let same = fields_of(&base);
+        assert_eq!(fields_of(&[&base[..], &["--out", "elsewhere", "--threads", "1"]].concat()), same);
+        let changes: [(&[&str], &[&str]); 5] = [
+            (&["--lr", "0.5"], &["the configuration"]),
+            (&["--hidden", "9"], &["the parameters' names and shapes", "the model's first values"]),
+            (&["--seed", "1"], &["the model's first values"]),
+            (&["--bucket-mb", "0.01"], &["the plan of buckets"]),
+            (&["--data", "glyphs,rows=64,held-out=16,seed=1"], &["the training data", "the held-out data"]),
+        ];
+        for (flags, names) in changes {
+            let kept = base.chunks(2).filter(|pair| pair[0] != flags[0]).flatten().copied();
+            let flags: Vec<&str> = kept.chain(flags.iter().copied()).collect();
+            let changed = fields_of(&flags);
+            for name in names {
+                let value = |fields: &[(String, String)]| fields.iter().find(|field| field.0 == *name).cloned();
+                assert!(value(&same).is_some() && value(&changed) != value(&same), "{flags:?}: {name}");
+            }
+        }
+    }
 }

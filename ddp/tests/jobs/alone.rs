@@ -1,6 +1,6 @@
 //! One process, and ranks whose launcher gives them less than they could have.
 
-use crate::job::{Folder, QUICK};
+use crate::job::{END_MAX, Folder, QUICK};
 
 #[test]
 fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
@@ -67,6 +67,7 @@ fn one_process_fails_in_its_own_words() {
         let folder = Folder::new("alone");
         let ended = folder.alone(QUICK).env("DDP_TEST_FAULT", &format!("0:log:3:{kind}")).run();
         assert!(ended.assert_fails(exit_code).starts_with(&format!("ddp-train: {words}")), "{ended}");
+        assert!(ended.after_step_2.is_some_and(|took| took <= END_MAX), "{ended}");
         assert_eq!(folder.record().of_steps("step"), [1.0, 2.0]);
         assert_eq!(folder.checkpoints(), [""; 0]);
     }

@@ -1,6 +1,6 @@
 //! What people type: help, the version, flags that are wrong, and folders that are taken.
 
-use crate::job::{Ended, Folder, QUICK, all_at_once};
+use crate::job::{Ended, Folder, QUICK};
 
 /// Flags that cannot be, and what the message must name.
 const WRONG: &[(&str, &[&str])] = &[
@@ -37,7 +37,7 @@ const WRONG: &[(&str, &[&str])] = &[
     ("bench mlp --layers 784", &["--layers 784"]),
     ("bench mlp --dtype bf16", &["--dtype bf16"]),
     ("bench allreduce --mb 0", &["--mb 0"]),
-    ("bench nothing", &["'nothing'", "mlp"]),
+    ("bench nothing", &["'nothing'", "ddp-train bench"]),
 ];
 
 #[track_caller]
@@ -66,7 +66,7 @@ fn flags_may_be_given_once() {
 #[test]
 fn help_and_version_are_printed_once_and_end_well() {
     for (words, first, parts) in [
-        ("--help", "Trains a model", &["--batch-size <ROWS>", "Exit codes: 0 done", "bench"][..]),
+        ("--help", "Trains a model", &["--batch-size <ROWS>", "Exit codes: 0 done"][..]),
         ("train -h", "Train: ", &["--batch-size <ROWS>"]),
         ("bench mlp --help", "Training steps", &["--layers <WIDTHS>"]),
         ("--version", concat!("ddp-train ", env!("CARGO_PKG_VERSION"), "\n"), &[]),
@@ -140,6 +140,7 @@ fn a_run_that_failed_before_it_began_does_not_take_the_folder() {
 #[cfg(feature = "mpi")]
 mod under_mpirun {
     use super::*;
+    use crate::job::all_at_once;
 
     #[test]
     fn wrong_flags_are_named_once_by_all_ranks_together() {

@@ -66,7 +66,7 @@ fn other_flags_are_another_configuration() {
     for (first, second, values) in [
         ("--lr 1e-3", "--lr 2e-3", ("lr = 0.002", "lr = 0.001. Start")),
         ("--seed 1", "--grad-clip 1 --seed 1", ("grad-clip = 1.0", "grad-clip = 0.0. Start")),
-        ("--optimizer sgd --lr 1e-3", "--lr 1e-3", ("beta1 = 0.9", "no beta1. Start")),
+        ("", "--micro-batch 4", ("micro-batch = 4", "no micro-batch. Start")),
     ] {
         let folder = Folder::new("flags");
         let [first, second] = [first, second].map(|flags| format!("{QUICK} {flags}"));

@@ -225,6 +225,12 @@ impl Running {
         record.contains(r#"{"event":"step","step":2,"#)
     }
 
+    fn look_for_step_2(&mut self) {
+        if self.after_step_2.is_none() && self.has_taken_step_2() {
+            self.after_step_2 = Some(Instant::now());
+        }
+    }
+
     #[cfg(feature = "mpi")]
     pub(crate) fn wait_for_step_2(&self) {
         let started = Instant::now();
@@ -248,15 +254,14 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("it is a child of this process") {
                 break status;
             }
-            if self.after_step_2.is_none() && self.has_taken_step_2() {
-                self.after_step_2 = Some(Instant::now());
-            }
+            self.look_for_step_2();
             if started.elapsed() > RUN_MAX {
                 in_time = false;
                 kill(&processes_of(&self.folder));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
+        self.look_for_step_2();
         let left = left_behind(&self.folder);
         let after_step_2 = self.after_step_2.map(|at| at.elapsed());
         // Else they would hold the pipes open.

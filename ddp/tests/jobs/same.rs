@@ -25,7 +25,7 @@ fn no_steps_save_the_model_as_the_seed_draws_it() {
     let words = QUICK.replace("--epochs 1", "--steps 0");
     let first = alone(&words, 0);
     assert!(alone(&words, 0) == first);
-    assert!(alone(&format!("{words} --threads 1 --optimizer sgd --batch-size 7"), 0) == first);
+    assert!(alone(&format!("{words} --threads 1 --optimizer sgd --micro-batch 7"), 0) == first);
     assert!(alone(&format!("{words} --seed 1"), 0).1 != first.1);
     #[cfg(feature = "mpi")]
     assert!(ranks(2, &words, 0).1 == first.1);

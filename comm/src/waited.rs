@@ -1,0 +1,64 @@
+//! Time spent waiting, as a deadline counts it: time in which this process could look. A job that a scheduler or a user
+//! suspends (SIGSTOP) and resumes later has waited for nobody meanwhile.
+
+use std::time::{Duration, Instant};
+
+/// How much longer than its sleep one look may take on a busy machine. What is beyond is not counted.
+const LOOK_MAX: Duration = Duration::from_millis(50);
+
+/// How long one wait has lasted.
+#[derive(Debug)]
+pub(crate) struct Waited {
+    total: Duration,
+    looked: Instant,
+}
+
+impl Waited {
+    /// A wait that begins now.
+    pub(crate) fn new() -> Waited {
+        Waited { total: Duration::ZERO, looked: Instant::now() }
+    }
+
+    /// How long it has lasted, after a sleep since the last look that was asked to last `slept`.
+    pub(crate) fn after(&mut self, slept: Duration) -> Duration {
+        let now = Instant::now();
+        let passed = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
+        self.count(passed, slept)
+    }
+
+    fn count(&mut self, passed: Duration, slept: Duration) -> Duration {
+        self.total += passed.min(slept.saturating_mul(2).saturating_add(LOOK_MAX));
+        self.total
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_hour_in_which_the_process_was_stopped_is_no_hour_of_waiting() {
+        let (mut waited, slice) = (Waited::new(), Duration::from_millis(50));
+        (0..10).for_each(|_| _ = waited.count(slice, slice));
+        assert_eq!(waited.total, 10 * slice);
+        let total = waited.count(Duration::from_secs(3600), slice);
+        assert!(total < Duration::from_secs(1), "{total:?}");
+    }
+
+    #[test]
+    fn sleeps_that_take_a_little_longer_count_as_long_as_they_took() {
+        let mut waited = Waited::new();
+        // 20 µs asked for, and the kernel's timer slack; a core that others use too.
+        assert_eq!(waited.count(Duration::from_micros(75), Duration::from_micros(20)), Duration::from_micros(75));
+        let crowded = Duration::from_millis(40);
+        assert_eq!(waited.count(crowded, Duration::from_millis(1)), crowded + Duration::from_micros(75));
+    }
+
+    #[test]
+    fn a_wait_is_as_long_as_the_clock_says() {
+        let (mut waited, started) = (Waited::new(), Instant::now());
+        std::thread::sleep(Duration::from_millis(20));
+        let total = waited.after(Duration::from_millis(20));
+        assert!(total >= Duration::from_millis(20) && total <= started.elapsed());
+    }
+}
