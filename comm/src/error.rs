@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::time::Duration;
 
 use ddp_kernels::error::Site;
 
@@ -33,9 +34,9 @@ impl fmt::Display for Cause {
 pub enum Error {
     /// Some ranks did not come to a collective in time.
     #[error(
-        "{call}: {} did not arrive within {waited_s} s. See whether they are stopped, swapping or stuck; --timeout-s \
-         sets how long to wait.",
-        Ranks(missing)
+        "{call}: {} did not arrive within {}. See whether they are stopped, swapping or stuck; --timeout-s sets how long \
+         to wait.",
+        Ranks(missing), Seconds(*waited)
     )]
     Timeout {
         /// The call that waited.
@@ -43,7 +44,7 @@ pub enum Error {
         /// The ranks that did not arrive.
         missing: Vec<usize>,
         /// For how long.
-        waited_s: u64,
+        waited: Duration,
     },
     /// Ranks made different calls: the program took different turns on different ranks.
     #[error(
@@ -138,7 +139,7 @@ impl fmt::Debug for Error {
 }
 
 /// `rank 3`, `ranks 1, 2 and 5`.
-struct Ranks<'a>(&'a [usize]);
+pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -154,11 +155,33 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
+/// `2 s`, `0.5 s`: to the millisecond.
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} s", (self.0.as_secs_f64() * 1e3).round() / 1e3)
+    }
+}
+
 /// `step.rs:12`, a place in the caller's source.
 pub(crate) struct Line<'a>(pub(crate) &'a Location<'a>);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.0.file(), self.0.line())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_as_they_are() {
+        let told = |ms: u64| Seconds(Duration::from_millis(ms)).to_string();
+        assert_eq!([0, 5, 500, 1500, 2000, 600_000].map(told), ["0 s", "0.005 s", "0.5 s", "1.5 s", "2 s", "600 s"]);
+        let timeout = Error::Timeout { call: "x".into(), missing: vec![1, 4], waited: Duration::from_millis(500) };
+        assert!(timeout.to_string().starts_with("x: ranks 1 and 4 did not arrive within 0.5 s. "), "{timeout}");
     }
 }

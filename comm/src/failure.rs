@@ -41,6 +41,8 @@ pub(crate) struct Peer {
 /// What a rank needs when its job fails. One a rank, shared by the world, its watch and its panic hook.
 #[derive(Debug)]
 pub(crate) struct Failure {
+    /// The program's name, which begins its last line.
+    pub(crate) program: String,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) local_rank: usize,
@@ -70,14 +72,32 @@ impl Failure {
         if !self.board.fail(cause) {
             return;
         }
-        say(&match self.size {
-            1 => format!("ddp-train: {}\n", cause.text),
-            _ => format!("ddp-train: {cause}\n"),
-        });
+        self.tell(cause);
         #[cfg(feature = "mpi")]
         if let Some(lifeline) = &self.lifeline {
             lifeline.tell(cause, BOUND);
         }
+    }
+
+    fn tell(&self, cause: &Cause) {
+        let program = &self.program;
+        say(&match self.size {
+            1 => format!("{program}: {}\n", cause.text),
+            _ => format!("{program}: {cause}\n"),
+        });
+    }
+
+    /// Ends the process without MPI, which does not return.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn give_up(&self, text: String, exit_code: u8) -> ! {
+        let cause = Cause { rank: self.rank, host: self.host.clone(), exit_code, text };
+        if self.board.fail(&cause) {
+            self.tell(&cause);
+        }
+        if self.must_kill {
+            self.kill_peers_that_stay();
+        }
+        leave_at_once(exit_code)
     }
 
     /// Ends the process because of what happened on this rank.
@@ -147,7 +167,7 @@ impl Failure {
 
 impl World {
     /// Ends this process because of an error, and with it the job: the first cause of a job is printed once, by the rank
-    /// it belongs to, as `ddp-train: rank 2 on node7: …`, and every rank ends with its exit code. An error that only says
+    /// it belongs to, as `ddp-train: rank 2 on node7: …` ([`Options::program`](crate::Options) is the name before it), and every rank ends with its exit code. An error that only says
     /// that another rank failed prints nothing.
     ///
     /// This is how `main` ends when something went wrong. A world that is dropped waits for the other ranks instead.
@@ -175,9 +195,17 @@ fn within(bound: Duration, body: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// Ends the process, whatever its other threads do.
+#[cfg(feature = "mpi")]
+pub(crate) fn leave_at_once(exit_code: u8) -> ! {
+    within(BOUND, || _ = std::io::stdout().flush());
+    // SAFETY: as in `Failure::end`.
+    unsafe { libc::_exit(i32::from(exit_code)) }
+}
+
 /// Writes `line` to standard error in one call, so that ranks do not write into each other's lines, and without its lock,
 /// which a thread that is stuck may hold.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut left = line.as_bytes();
     while !left.is_empty() {
         // SAFETY: the call reads at most the length of the slice it is given.
@@ -207,6 +235,7 @@ mod tests {
         unsafe { libc::kill(children[0].id() as libc::pid_t, libc::SIGSTOP) };
         let peer = |rank: usize| Peer { rank, local_rank: rank, process: Process::open(children[rank].id()) };
         let failure = Failure {
+            program: "test".into(),
             rank: 2,
             size: 3,
             local_rank: 2,

@@ -13,7 +13,7 @@ use ddp_kernels::{DType, Tensor};
 
 use crate::collective::{Call, Collective, Operation, Reduce};
 use crate::error::{Error, Result};
-use crate::mpi::{MESSAGE_BYTES_MAX, Mpi, lend, lend_mut};
+use crate::mpi::{MESSAGE_BYTES_MAX, Mpi};
 use crate::shared::Shared;
 use crate::sums::{self, Sources};
 
@@ -106,8 +106,8 @@ impl Hosts {
     fn meet<'a>(&self, call: &Call<'a>) -> Result<Later<'a>> {
         self.local.barrier(call)?;
         let later = Later {
-            leader: Call { timeout: call.timeout + LEADER_PATIENCE, ..*call },
-            local: Call { timeout: call.timeout + LOCAL_PATIENCE, ..*call },
+            leader: Call { timeout: call.timeout.saturating_add(LEADER_PATIENCE), ..*call },
+            local: Call { timeout: call.timeout.saturating_add(LOCAL_PATIENCE), ..*call },
         };
         if let Some(leaders) = &self.leaders {
             leaders.meet(&later.leader)?;
@@ -122,11 +122,11 @@ impl Hosts {
             let piece = flat.slice(range)?;
             if let Some(leaders) = self.leaders.as_ref().filter(|_| host > 0) {
                 let before = leaders.exchange(&later.leader, &[], &[(host - 1, piece.bytes())])?;
-                put_before(&before[0], &piece, reduce)?;
+                put_before(&later.leader, &before[0], &piece, reduce)?;
             }
             self.local.all_reduce(&later.local, &piece, reduce)?;
             if let Some(leaders) = self.leaders.as_ref().filter(|_| host < self.placement.last()) {
-                leaders.exchange(&later.leader, &[(host + 1, bytes(&piece)?)], &[])?;
+                leaders.exchange(&later.leader, &[(host + 1, bytes(&later.leader, &piece)?)], &[])?;
             }
         }
         Ok(())
@@ -139,10 +139,14 @@ impl Hosts {
             let piece = flat.slice(range)?;
             if let Some(leaders) = &self.leaders {
                 if host < last {
-                    fill(&piece, &leaders.exchange(&later.leader, &[], &[(host + 1, piece.bytes())])?[0])?;
+                    fill(
+                        &later.leader,
+                        &piece,
+                        &leaders.exchange(&later.leader, &[], &[(host + 1, piece.bytes())])?[0],
+                    )?;
                 }
                 if host > 0 {
-                    leaders.exchange(&later.leader, &[(host - 1, bytes(&piece)?)], &[])?;
+                    leaders.exchange(&later.leader, &[(host - 1, bytes(&later.leader, &piece)?)], &[])?;
                 }
             }
             if host < last {
@@ -159,7 +163,7 @@ impl Hosts {
             for (to, leaders) in (0..last).flat_map(|to| self.leaders.as_ref().map(|leaders| (to, leaders))) {
                 let block = flat.slice(self.block(flat, to))?;
                 for range in pieces(&block) {
-                    leaders.exchange(&later.leader, &[(to, bytes(&block.slice(range)?)?)], &[])?;
+                    leaders.exchange(&later.leader, &[(to, bytes(&later.leader, &block.slice(range)?)?)], &[])?;
                 }
             }
             return Ok(());
@@ -168,7 +172,7 @@ impl Hosts {
         for range in pieces(&block) {
             let piece = block.slice(range)?;
             if let Some(leaders) = &self.leaders {
-                fill(&piece, &leaders.exchange(&later.leader, &[], &[(last, piece.bytes())])?[0])?;
+                fill(&later.leader, &piece, &leaders.exchange(&later.leader, &[], &[(last, piece.bytes())])?[0])?;
             }
             self.local.broadcast(&later.local, &piece, 0)?;
         }
@@ -193,7 +197,7 @@ impl Hosts {
             let piece = |host: usize| cuts[host].get(round).map(|range| blocks[host].slice(range.clone())).transpose();
             let others: Vec<usize> = (0..blocks.len()).filter(|&other| other != host).collect();
             if let Some(leaders) = &self.leaders {
-                let mine = piece(host)?.map(|piece| bytes(&piece)).transpose()?;
+                let mine = piece(host)?.map(|piece| bytes(&later.leader, &piece)).transpose()?;
                 let sends: Vec<(usize, Arc<[u8]>)> =
                     mine.iter().flat_map(|mine| others.iter().map(|&other| (other, Arc::clone(mine)))).collect();
                 let mut theirs = Vec::new();
@@ -203,7 +207,7 @@ impl Hosts {
                 let receives: Vec<(usize, usize)> =
                     theirs.iter().map(|(other, piece)| (*other, piece.bytes())).collect();
                 let received = leaders.exchange(&later.leader, &sends, &receives)?;
-                theirs.iter().zip(received).try_for_each(|((_, piece), bytes)| fill(piece, &bytes))?;
+                theirs.iter().zip(received).try_for_each(|((_, piece), bytes)| fill(&later.leader, piece, &bytes))?;
             }
             for other in others {
                 if let Some(piece) = piece(other)? {
@@ -239,20 +243,20 @@ fn pieces(flat: &Tensor) -> impl Iterator<Item = Range<usize>> + use<> {
     (0..count).step_by(each).map(move |start| start..count.min(start + each))
 }
 
-fn bytes(piece: &Tensor) -> Result<Arc<[u8]>> {
-    lend(piece, |bytes| Ok(Arc::from(bytes)))
+fn bytes(call: &Call<'_>, piece: &Tensor) -> Result<Arc<[u8]>> {
+    call.lend(piece, |bytes| Ok(Arc::from(bytes)))
 }
 
-fn fill(piece: &Tensor, source: &[u8]) -> Result<()> {
-    lend_mut(piece, |bytes| {
+fn fill(call: &Call<'_>, piece: &Tensor, source: &[u8]) -> Result<()> {
+    call.lend_mut(piece, |bytes| {
         bytes.copy_from_slice(source);
         Ok(())
     })
 }
 
 /// `piece` becomes the reduction of `before` and itself, in this order.
-fn put_before(before: &[u8], piece: &Tensor, reduce: Reduce) -> Result<()> {
-    lend_mut(piece, |own| {
+fn put_before(call: &Call<'_>, before: &[u8], piece: &Tensor, reduce: Reduce) -> Result<()> {
+    call.lend_mut(piece, |own| {
         assert_eq!(before.len(), own.len());
         let sources = Sources { first: before.as_ptr(), stride_bytes: own.len(), ranks: 2, mine: 1 };
         // SAFETY: the first of two is `before`, of the length of `own`, and the second `own` itself.
@@ -313,7 +317,7 @@ impl Collective for Hosts {
             self.local.broadcast(&later.local, tensor, root_place)?;
         }
         if let Some(leaders) = &self.leaders {
-            lend_mut(tensor, |bytes| leaders.broadcast_bytes(&later.leader, bytes, root_host))?;
+            call.lend_mut(tensor, |bytes| leaders.broadcast_bytes(&later.leader, bytes, root_host))?;
         }
         if self.placement.host != root_host {
             self.local.broadcast(&later.local, tensor, 0)?;
@@ -349,6 +353,8 @@ impl Collective for Hosts {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::Location;
+
     use super::*;
 
     #[test]
@@ -372,9 +378,13 @@ mod tests {
         // 2²⁴ + 1 is no f32: the order of the sum shows.
         let own = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], ddp_kernels::Device::Cpu).unwrap();
         let before: Vec<u8> = [16_777_216.0f32, 1.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-        put_before(&before, &own, Reduce::Sum).unwrap();
+        let (stream, site) =
+            (ddp_kernels::stream::Stream::default_of(ddp_kernels::Device::Cpu).unwrap(), Location::caller());
+        let (operation, timeout) = (Operation::AllReduce(Reduce::Sum), Duration::from_secs(1));
+        let call = Call { operation, tensor: Some(&own), stream: &stream, sequence: 0, timeout, group: "main", site };
+        put_before(&call, &before, &own, Reduce::Sum).unwrap();
         assert_eq!(own.to_vec::<f32>().unwrap()[0], 16_777_216.0);
-        put_before(&before, &own, Reduce::Max).unwrap();
+        put_before(&call, &before, &own, Reduce::Max).unwrap();
         assert!(own.to_vec::<f32>().unwrap()[1].is_nan());
     }
 }

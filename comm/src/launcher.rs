@@ -127,6 +127,10 @@ fn claim(lookup: Lookup<'_>) -> Option<Claim> {
 /// type. None where being alone is what was asked for. `with_mpi`: this build can use MPI; `mpi_started`: it did.
 pub(crate) fn alone_warning(lookup: Lookup<'_>, with_mpi: bool, mpi_started: bool) -> Option<String> {
     let Claim { by, variable, count } = claim(lookup)?;
+    // Within an allocation of four, `mpirun -n 1` is meant.
+    if matches!(by, By::Slurm | By::Pbs) && Launch::detect(lookup).is_some_and(|launch| launch.is_of_one()) {
+        return None;
+    }
     let way_out = if !with_mpi {
         format!(
             "This program was built without the feature mpi: build it with default features on a machine that has \
@@ -233,6 +237,16 @@ mod tests {
     fn one_task_is_no_reason_to_warn() {
         assert_eq!(warning(&[], true, false), None);
         assert_eq!(warning(&[("SLURM_NTASKS", "1"), ("WORLD_SIZE", "1")], true, false), None);
+        // mpirun of one inside an allocation of four, with MPI built in or not; but torchrun is a launcher of its own.
+        let mpirun_of_one = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+        for (allocation, is_warned) in [("SLURM_NTASKS", false), ("PBS_NP", false), ("WORLD_SIZE", true)] {
+            let mut lookup = std::collections::HashMap::from(mpirun_of_one);
+            lookup.insert(allocation, "4");
+            let lookup = |name: &str| lookup.get(name).map(ToString::to_string);
+            for with_mpi in [true, false] {
+                assert_eq!(alone_warning(&lookup, with_mpi, false).is_some(), is_warned, "{allocation}");
+            }
+        }
         // One step of one task inside an allocation of four.
         assert_eq!(warning(&[("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "1")], true, false), None);
     }

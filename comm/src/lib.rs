@@ -20,6 +20,7 @@ pub mod shared;
 mod single;
 mod sums;
 pub mod threads;
+mod waited;
 mod watch;
 pub mod world;
 

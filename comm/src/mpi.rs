@@ -1,20 +1,20 @@
 //! MPI, as far as this crate needs it: start and end, communicators, and bytes that travel in buffers that are handed over.
 //! The only file that names the crate `mpi`. Nothing here blocks: requests are tested, and the waiting is the caller's.
 
-mod bytes;
 mod collective;
 
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mpi::environment::{Threading, Universe, initialize_with_threading};
 use mpi::ffi;
 
-pub(crate) use self::bytes::{lend, lend_mut};
 pub(crate) use self::collective::Mpi;
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Ranks, Result, Seconds};
+use crate::waited::Waited;
+use crate::world::{is_first_of_host, launcher_folder, turn};
 
 /// MPI, initialised. Dropped without `finalize` it is left as it is, for a process that ends because of a failure.
 pub(crate) struct Job {
@@ -133,14 +133,16 @@ impl Comm {
 
     /// The same ranks again. All ranks call this in the same order.
     pub(crate) fn duplicate(&self, timeout: Duration) -> Result<Comm> {
+        const ACTION: &str = "make a group of ranks";
+        self.roll_call(timeout, ACTION)?;
         // SAFETY: the handle is a constant of MPI.
         let mut new = Box::new(unsafe { ffi::RSMPI_COMM_NULL });
         let mut request = Request::new(Vec::new());
         // SAFETY: MPI writes `new` until the request is complete: it has its own place in memory, which is given up
         // for good below if that never happens.
         let code = unsafe { ffi::MPI_Comm_idup(self.raw, &mut *new, &mut request.raw) };
-        check(code, "make a group of ranks")?;
-        if let Err(error) = request.wait(timeout, "make a group of ranks") {
+        check(code, ACTION)?;
+        if let Err(error) = request.wait(timeout, ACTION) {
             std::mem::forget(new);
             return Err(error);
         }
@@ -179,6 +181,7 @@ impl Comm {
     /// The `block` of every rank, all of one length. For bringing ranks together, before there is a better way.
     pub(crate) fn all_gather(&self, block: Vec<u8>, timeout: Duration) -> Result<Vec<Vec<u8>>> {
         const ACTION: &str = "exchange addresses between ranks";
+        self.roll_call(timeout, ACTION)?;
         let each = block.len();
         let mut everything = vec![0u8; each * self.size()];
         let mut request = Request::new(block);
@@ -197,6 +200,81 @@ impl Comm {
         Ok(everything.chunks(each.max(1)).map(<[u8]>::to_vec).collect())
     }
 
+    /// Returns when all ranks have come here. Rank 0 hears of each, and lets all go on or says who did not come; then the
+    /// others, who have heard it, need not say it too.
+    fn roll_call(&self, timeout: Duration, action: &str) -> Result<()> {
+        match self.rank() {
+            0 => self.call_roll(timeout, action),
+            rank => self.answer_roll(rank, timeout, action),
+        }
+    }
+
+    fn call_roll(&self, timeout: Duration, action: &str) -> Result<()> {
+        let others = 1..self.size();
+        let (mut arriving, mut under_way) = (Vec::with_capacity(others.len()), Vec::with_capacity(2 * others.len()));
+        for rank in others {
+            under_way.push(self.send(Arc::from([0u8]), rank, TAG_HERE)?);
+            arriving.push((rank, self.receive(1, rank, TAG_HERE)?));
+        }
+        let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
+        let mut here = Vec::with_capacity(arriving.len());
+        let missing = loop {
+            let mut absent = Vec::new();
+            for (rank, mut request) in arriving {
+                match request.is_done()? {
+                    true => here.push(rank),
+                    false => absent.push((rank, request)),
+                }
+            }
+            arriving = absent;
+            if arriving.is_empty() || waited.after(slept) >= timeout {
+                break arriving.iter().map(|(rank, _)| *rank).collect::<Vec<usize>>();
+            }
+            slept = pause.sleep();
+        };
+        let verdict = match missing.is_empty() {
+            true => String::new(),
+            false => format!("{} did not come within {}", Ranks(&missing), Seconds(timeout)),
+        };
+        let mut answer = verdict.as_bytes()[..verdict.floor_char_boundary(ANSWER_BYTES)].to_vec();
+        answer.resize(ANSWER_BYTES, 0);
+        let answer: Arc<[u8]> = answer.into();
+        for rank in here {
+            under_way.push(self.send(Arc::clone(&answer), rank, TAG_GO)?);
+        }
+        if missing.is_empty() {
+            return under_way.iter_mut().try_for_each(|request| request.wait(timeout, action));
+        }
+        let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
+        while waited.after(slept) < ANSWER_PATIENCE {
+            under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
+            slept = pause.sleep();
+        }
+        Err(too_late(action, verdict))
+    }
+
+    fn answer_roll(&self, rank: usize, timeout: Duration, action: &str) -> Result<()> {
+        let mut here = self.send(Arc::from([0u8]), 0, TAG_HERE)?;
+        let mut hello = self.receive(1, 0, TAG_HERE)?;
+        let mut answer = self.receive(ANSWER_BYTES, 0, TAG_GO)?;
+        let patience = timeout.saturating_add(turn(rank));
+        // Rank 0 may come later than this one, and then waits longer for the others.
+        for request in [&mut hello, &mut answer, &mut here] {
+            if !request.is_done_within(patience)? {
+                let error = too_late(action, format!("rank 0 did not come within {}", Seconds(timeout)));
+                return Err(if is_first_of_host(launcher_folder().as_deref()) { error } else { said_by(rank, error) });
+            }
+        }
+        let answer = answer.into_bytes();
+        let text = String::from_utf8_lossy(&answer).trim_end_matches('\0').to_string();
+        if text.is_empty() {
+            return Ok(());
+        }
+        // Rank 0 says it first.
+        std::thread::sleep(ANSWER_PATIENCE);
+        Err(said_by(0, too_late(action, text)))
+    }
+
     /// A message that has come with this tag from anyone: who sent it, and how many bytes it has.
     pub(crate) fn arrived(&self, tag: c_int) -> Result<Option<(usize, usize)>> {
         let (mut flag, mut count): (c_int, c_int) = (0, 0);
@@ -212,6 +290,27 @@ impl Comm {
             Ok(Some((status.assume_init().MPI_SOURCE as usize, usize::try_from(count).unwrap_or(0))))
         }
     }
+}
+
+/// Of a roll call: that a rank is here, and what rank 0 answers; how long the answer is, and may take.
+const TAG_HERE: c_int = 101;
+const TAG_GO: c_int = 102;
+const ANSWER_BYTES: usize = 256;
+const ANSWER_PATIENCE: Duration = Duration::from_millis(300);
+
+/// The error of a rank that waited in vain.
+fn too_late(action: &str, reason: String) -> Error {
+    Error::Setup {
+        action: action.to_string(),
+        reason,
+        way_out: "See whether they are stopped or still starting; --timeout-s sets how long to wait.".to_string(),
+    }
+}
+
+/// An error that another rank of this job prints.
+fn said_by(rank: usize, error: Error) -> Error {
+    let (exit_code, text) = (error.exit_code(), error.to_string());
+    Error::PeerFailed(Box::new(Cause { rank, host: "this job".into(), exit_code, text }))
 }
 
 /// A message under way, and its bytes. Dropped before it is done, its memory is given up for good.
@@ -252,19 +351,22 @@ impl Request {
     }
 
     fn wait(&mut self, timeout: Duration, action: &str) -> Result<()> {
-        let (started, mut pause) = (Instant::now(), Pause::default());
-        while !self.is_done()? {
-            if started.elapsed() >= timeout {
-                return Err(Error::Setup {
-                    action: action.to_string(),
-                    reason: format!("not all ranks came within {} s", timeout.as_secs()),
-                    way_out: "See whether ranks are stopped or still starting; --timeout-s sets how long to wait."
-                        .to_string(),
-                });
-            }
-            pause.sleep();
+        match self.is_done_within(timeout)? {
+            true => Ok(()),
+            false => Err(too_late(action, format!("not all ranks came within {}", Seconds(timeout)))),
         }
-        Ok(())
+    }
+
+    /// Whether MPI is done with it before `timeout` has passed.
+    fn is_done_within(&mut self, timeout: Duration) -> Result<bool> {
+        let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
+        while !self.is_done()? {
+            if waited.after(slept) >= timeout {
+                return Ok(false);
+            }
+            slept = pause.sleep();
+        }
+        Ok(true)
     }
 }
 
@@ -288,8 +390,10 @@ impl Default for Pause {
 }
 
 impl Pause {
-    pub(crate) fn sleep(&mut self) {
+    /// Sleeps, for the time that it gives back.
+    pub(crate) fn sleep(&mut self) -> Duration {
         std::thread::sleep(self.0);
-        self.0 = (self.0 * 3 / 2).min(Duration::from_millis(1));
+        let longer = (self.0 * 3 / 2).min(Duration::from_millis(1));
+        std::mem::replace(&mut self.0, longer)
     }
 }

@@ -25,10 +25,7 @@ impl World {
     ///
     /// A program that calls [`World::connect`] itself has to hand errors to [`World::fail`]: one that leaves by `?` drops the
     /// world, which waits for the other ranks, and they for it.
-    pub fn run<E: Failure + From<Error>>(
-        options: &Options,
-        body: impl FnOnce(&World) -> Result<(), E>,
-    ) -> ExitCode {
+    pub fn run<E: Failure + From<Error>>(options: &Options, body: impl FnOnce(&World) -> Result<(), E>) -> ExitCode {
         let world = match World::connect(options) {
             Ok(world) => world,
             Err(error) => {

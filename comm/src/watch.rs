@@ -124,8 +124,8 @@ fn watch(failure: &Failure, stop: &OwnedFd) {
     loop {
         let processes = watched.iter().map(|peer| &peer.process).chain(&failure.launcher);
         let handles = processes.filter_map(|process| process.handle.as_ref());
-        let own = std::iter::once(stop).chain(sigterm.as_ref().map(|caught| &caught.wake));
-        let descriptors: Vec<i32> = own.chain(handles).map(AsRawFd::as_raw_fd).collect();
+        let own = std::iter::once(stop.as_raw_fd()).chain(sigterm.as_ref().map(|caught| caught.wake.as_raw_fd()));
+        let descriptors: Vec<i32> = own.chain(handles.map(AsRawFd::as_raw_fd)).collect();
         if ready(&descriptors, PERIOD)[0] {
             return;
         }
@@ -174,7 +174,7 @@ fn lost(failure: &Failure, watched: &mut Vec<&Peer>) -> Option<Cause> {
         // It has ended: whether it left in order will not change any more.
         let text = format!(
             "process {} ended without a word: killed from outside (kill -9, out of memory), crashed, or left before the \
-             others. The kernel's log (dmesg) knows of the first two.",
+             others. The kernel's log (dmesg) tells of kills for lack of memory and of crashes, not of a kill -9.",
             peer.process.pid()
         );
         return (!failure.board.has_left(peer.local_rank)).then(|| cause(peer.rank, text));

@@ -5,16 +5,20 @@
 
 #[cfg(feature = "mpi")]
 mod bootstrap;
+#[cfg(feature = "mpi")]
+mod guard;
 
+use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ddp_kernels::error::Site;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 
 use crate::collective::Collective;
-use crate::error::{Error, Result};
+use crate::error::{Argument, Error, Result};
 use crate::failure::Failure;
 use crate::group::Group;
 use crate::launcher;
@@ -23,6 +27,8 @@ use crate::shared::{Board, Segment};
 use crate::single::Single;
 use crate::threads::{self, ThreadRank};
 use crate::watch::Watch;
+#[cfg(feature = "mpi")]
+pub(crate) use guard::{is_first_of_host, launcher_folder, turn};
 
 /// How ranks of several processes move tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,13 +49,24 @@ pub struct Options {
     pub timeout: Duration,
     /// How tensors move.
     pub transport: Transport,
+    /// The name that begins the line which says why a job ended: by itself that of the file that runs.
+    pub program: String,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { timeout: Duration::from_secs(600), transport: Transport::Auto }
+        Options { timeout: Duration::from_secs(600), transport: Transport::Auto, program: own_name() }
     }
 }
+
+/// The name of the file that this process runs.
+fn own_name() -> String {
+    let path = std::env::args_os().next().map(std::path::PathBuf::from).unwrap_or_default();
+    path.file_name().map_or_else(|| "ddp".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The most bytes that `all_gather_bytes` and `broadcast_bytes` bring to a rank: they are for words, not for tensors.
+const BYTES_MAX: usize = 4 << 30;
 
 /// Groups that a world can give out, one of them its own.
 const GROUPS_MAX: usize = crate::shared::CHANNELS;
@@ -123,7 +140,7 @@ impl World {
         if let Some(warning) = launcher::alone_warning(&lookup, cfg!(feature = "mpi"), mpi_started) {
             tracing::warn!("{warning}");
         }
-        let mut world = World::alone(options.timeout)?;
+        let mut world = World::alone(options)?;
         if let Some(launch) = launch {
             world.share = share::share(&[share::own_cores()], 0, share::launcher_cores());
             world.unbind = launch.unbind(&lookup);
@@ -134,12 +151,13 @@ impl World {
 
     /// A world of one.
     pub fn single() -> Result<World> {
-        World::alone(Options::default().timeout)
+        World::alone(&Options::default())
     }
 
-    fn alone(timeout: Duration) -> Result<World> {
+    fn alone(options: &Options) -> Result<World> {
         let segment = Segment::in_process(1)?;
-        World::new(Links::Alone, timeout, 1, local_failure(Board::new(&segment), 0, 1), vec![share::own_cores()])
+        let failure = Failure { program: options.program.clone(), ..local_failure(Board::new(&segment), 0, 1) };
+        World::new(Links::Alone, options.timeout, 1, failure, vec![share::own_cores()])
     }
 
     /// Ranks that are threads of this process, for tests: give each thread one. With a seed they dawdle at random, the same
@@ -268,6 +286,13 @@ impl World {
         self.control.barrier(&host_stream()?)
     }
 
+    /// Returns when all ranks have come here, for which they have until `limit` in place of this world's timeout: while one
+    /// rank does something long, as saving. That a rank has ended is still noticed at once where ranks `watch`.
+    #[track_caller]
+    pub fn barrier_within(&self, limit: Duration) -> Result<()> {
+        self.control.with_timeout(limit).barrier(&host_stream()?)
+    }
+
     /// The bytes that each rank brings, in the order of ranks, on every rank. They may differ in length.
     #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -276,7 +301,8 @@ impl World {
         lengths[rank] = bytes.len() as i64;
         let lengths = Tensor::from_slice(&lengths, &[size], Device::Cpu)?.named("lengths");
         self.control.all_gather(&lengths, &stream)?;
-        let lengths: Vec<usize> = lengths.to_vec::<i64>()?.into_iter().map(|length| length as usize).collect();
+        let lengths =
+            checked_lengths("all_gather_bytes", &lengths.to_vec::<i64>()?, BYTES_MAX / size, Location::caller())?;
         let longest = lengths.iter().copied().max().unwrap_or(0);
         if longest == 0 {
             return Ok(vec![Vec::new(); size]);
@@ -294,7 +320,7 @@ impl World {
         let stream = host_stream()?;
         let length = Tensor::scalar(bytes.len() as i64, Device::Cpu)?.named("length");
         self.control.broadcast(&length, root, &stream)?;
-        let length = length.to_vec::<i64>()?[0] as usize;
+        let length = checked_lengths("broadcast_bytes", &length.to_vec::<i64>()?, BYTES_MAX, Location::caller())?[0];
         if length == 0 {
             bytes.clear();
             return Ok(());
@@ -326,6 +352,22 @@ impl World {
     }
 }
 
+/// Lengths that other ranks have told, if memory may be laid out by them.
+fn checked_lengths(operation: &str, lengths: &[i64], bytes_max: usize, at: Site) -> Result<Vec<usize>> {
+    let checked = |(index, &length): (usize, &i64)| match usize::try_from(length) {
+        Ok(length) if length <= bytes_max => Ok(length),
+        _ => Err(Error::Argument(Box::new(Argument {
+            operation: operation.into(),
+            what: if lengths.len() > 1 { format!("what rank {index} brings") } else { "what the root brings".into() },
+            expected: format!("at most {bytes_max} bytes"),
+            got: length.to_string(),
+            way_out: "Move much as a tensor, with a group.".into(),
+            at,
+        }))),
+    };
+    lengths.iter().enumerate().map(checked).collect()
+}
+
 fn host_stream() -> Result<Stream> {
     Ok(Stream::default_of(Device::Cpu)?)
 }
@@ -333,6 +375,7 @@ fn host_stream() -> Result<Stream> {
 /// What a rank of one process needs: nobody dies alone here.
 fn local_failure(board: Board, rank: usize, size: usize) -> Failure {
     Failure {
+        program: own_name(),
         rank,
         size,
         local_rank: rank,
@@ -377,7 +420,7 @@ impl Drop for World {
         drop(self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         #[cfg(feature = "mpi")]
         if let Some(job) = self.job.take() {
-            job.finalize();
+            bootstrap::end(job, &self.failure, self.timeout);
         }
     }
 }

@@ -8,16 +8,17 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Comm, MESSAGE_BYTES_MAX, Pause, Request, lend, lend_mut};
+use super::{Comm, MESSAGE_BYTES_MAX, Pause, Request};
 use crate::collective::{Call, Collective, Operation, Reduce};
 use crate::error::{Cause, Error, Result};
 use crate::shared::Board;
 use crate::sums::{self, Sources};
+use crate::waited::Waited;
 
 /// Below this a broadcast sends everything to everyone at once.
 const SMALL_BYTES: usize = 64 << 10;
@@ -88,7 +89,8 @@ impl Mpi {
     /// Waits until all are done: as long as the call may wait, or as often as something moves within that time.
     fn finish(&self, call: &Call<'_>, flights: &mut [Flight], patience: Patience) -> Result<()> {
         let mut under_way: Vec<&mut Flight> = flights.iter_mut().collect();
-        let (mut moved, mut pause) = (Instant::now(), Pause::default());
+        let (mut waited, mut pause) = (Waited::new(), Pause::default());
+        let mut slept = Duration::ZERO;
         loop {
             let before = under_way.len();
             let mut still = Vec::with_capacity(before);
@@ -104,18 +106,17 @@ impl Mpi {
             if under_way.len() < before {
                 pause = Pause::default();
                 if patience == Patience::WhileMoving {
-                    moved = Instant::now();
+                    (waited, slept) = (Waited::new(), Duration::ZERO);
                 }
             }
             self.check_abort()?;
-            if moved.elapsed() >= call.timeout {
+            if waited.after(slept) >= call.timeout {
                 let mut missing: Vec<usize> = under_way.iter().map(|flight| self.members[flight.peer]).collect();
                 missing.sort_unstable();
                 missing.dedup();
-                let waited_s = call.timeout.as_secs_f64().ceil() as u64;
-                return Err(Error::Timeout { call: call.to_string(), missing, waited_s });
+                return Err(Error::Timeout { call: call.to_string(), missing, waited: call.timeout });
             }
-            pause.sleep();
+            slept = pause.sleep();
         }
     }
 
@@ -346,7 +347,7 @@ impl Collective for Mpi {
     fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            lend_mut(tensor, |bytes| {
+            call.lend_mut(tensor, |bytes| {
                 self.in_parts(bytes.len(), |range, parts| {
                     let chunk = &mut bytes[range];
                     self.reduce_parts(call, chunk, &parts, (tensor.dtype(), reduce))?;
@@ -359,7 +360,7 @@ impl Collective for Mpi {
     fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            lend_mut(tensor, |bytes| {
+            call.lend_mut(tensor, |bytes| {
                 self.in_slices(bytes, |bytes, parts| self.reduce_parts(call, bytes, parts, (tensor.dtype(), reduce)))
             })
         })
@@ -368,14 +369,14 @@ impl Collective for Mpi {
     fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            lend_mut(tensor, |bytes| self.in_slices(bytes, |bytes, parts| self.share_parts(call, bytes, parts)))
+            call.lend_mut(tensor, |bytes| self.in_slices(bytes, |bytes, parts| self.share_parts(call, bytes, parts)))
         })
     }
 
     fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            lend_mut(tensor, |bytes| self.broadcast_bytes(call, bytes, root))
+            call.lend_mut(tensor, |bytes| self.broadcast_bytes(call, bytes, root))
         })
     }
 
@@ -383,7 +384,7 @@ impl Collective for Mpi {
         self.run(call, || {
             let mut flights = vec![self.post(header(call), to, Kind::PairHeader)?];
             self.finish(call, &mut flights, Patience::WhileMoving)?;
-            lend(tensor, |bytes| {
+            call.lend(tensor, |bytes| {
                 for chunk in bytes.chunks(MESSAGE_BYTES_MAX) {
                     let mut flights = [self.post(Arc::from(chunk), to, Kind::PairData)?];
                     self.finish(call, &mut flights, Patience::WhileMoving)?;
@@ -399,7 +400,7 @@ impl Collective for Mpi {
             self.finish(call, &mut flights, Patience::WhileMoving)?;
             let [theirs] = flights;
             self.compare(call, &header(call), theirs)?;
-            lend_mut(tensor, |bytes| {
+            call.lend_mut(tensor, |bytes| {
                 for chunk in bytes.chunks_mut(MESSAGE_BYTES_MAX) {
                     let mut flights = [self.expect(chunk.len(), from, Kind::PairData)?];
                     self.finish(call, &mut flights, Patience::WhileMoving)?;

@@ -76,7 +76,8 @@ impl Asked {
 }
 
 impl Asked {
-    /// Whether this, which a sender said, is the message that `call`, a receive by rank `to`, waits for.
+    /// Whether this, which a sender said, is the message that `call`, a receive by the local rank `to`, waits for. The sender
+    /// named it by that number too: where the ranks of a host are some of a job's, `hosts.rs` has translated both calls.
     pub(super) fn is_for(&self, to: usize, call: &Call<'_>) -> bool {
         let wanted = Asked::of(&Call { operation: Operation::Send { to }, ..*call });
         *self == wanted

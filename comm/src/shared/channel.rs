@@ -5,7 +5,7 @@
 //! a call may be overwritten two calls later.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ddp_kernels::threads::cores;
 use xxhash_rust::xxh3::xxh3_64;
@@ -18,6 +18,7 @@ use super::layout::{CHANNELS, DEPTH, LINE_BYTES};
 use super::segment::Segment;
 use crate::collective::Call;
 use crate::error::{Cause, Error, Result};
+use crate::waited::Waited;
 
 /// How long to look for the others before sleeping: about what a sleep and a wake-up cost.
 const SPIN: Duration = Duration::from_micros(20);
@@ -195,7 +196,7 @@ impl Channel {
             }
             self.vain_spins.store(vain_spins + 1, Ordering::Relaxed);
         }
-        let started = Instant::now();
+        let (mut waited, mut slept) = (Waited::new(), Duration::ZERO);
         loop {
             if counter.reached(target) {
                 return Ok(());
@@ -206,15 +207,15 @@ impl Channel {
                 let theirs = self.board.whereabouts(rank);
                 return Err(Error::OutOfStep { call: call.to_string(), peer: self.ranks[rank], theirs });
             }
-            let left = call.timeout.saturating_sub(started.elapsed());
+            let left = call.timeout.saturating_sub(waited.after(slept));
             if left.is_zero() {
                 let missing = missing().into_iter().map(|rank| self.ranks[rank]).collect();
-                let waited_s = call.timeout.as_secs_f64().ceil() as u64;
-                return Err(Error::Timeout { call: call.to_string(), missing, waited_s });
+                return Err(Error::Timeout { call: call.to_string(), missing, waited: call.timeout });
             }
             let asleep = self.board.asleep(self.me, self.index);
             asleep.store(at as u64, Ordering::SeqCst);
-            counter.sleep(target, left.min(SLEEP_MAX));
+            slept = left.min(SLEEP_MAX);
+            counter.sleep(target, slept);
             asleep.store(0, Ordering::Relaxed);
         }
     }

@@ -6,17 +6,18 @@
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// What the handler writes to; -1 while nobody listens.
+/// What the handler writes to; -1 before it was first made. Never closed: a handler that has read this number may be about
+/// to write, and must not write into what another thread opens under the same number.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
-/// SIGTERM, caught. Let go when dropped.
+/// SIGTERM, caught. Let go when dropped. One at a time: who finds our own handler in place leaves it to the other.
 #[derive(Debug)]
 pub(super) struct Caught {
     /// Readable once the signal has come.
-    pub(super) wake: OwnedFd,
+    pub(super) wake: BorrowedFd<'static>,
 }
 
 impl Caught {
@@ -25,11 +26,10 @@ impl Caught {
         if handler()? != libc::SIG_DFL {
             return None;
         }
-        // SAFETY: two numbers.
-        let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        // SAFETY: where it is one, the kernel has just given this descriptor to us alone.
-        let wake = (wake >= 0).then(|| unsafe { OwnedFd::from_raw_fd(wake) })?;
-        WAKE.store(wake.as_raw_fd(), Ordering::SeqCst);
+        let wake = wake()?;
+        let mut count = [0u8; 8];
+        // SAFETY: reads at most the eight bytes that are there; does not wait. What came before is over.
+        unsafe { libc::read(wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         set_handler(ours());
         Some(Caught { wake })
     }
@@ -50,8 +50,30 @@ impl Drop for Caught {
         if handler() == Some(ours()) {
             set_handler(libc::SIG_DFL);
         }
-        WAKE.store(-1, Ordering::SeqCst);
     }
+}
+
+/// The descriptor that the handler writes to, made at the first call.
+fn wake() -> Option<BorrowedFd<'static>> {
+    let mut wake = WAKE.load(Ordering::SeqCst);
+    if wake < 0 {
+        // SAFETY: two numbers.
+        let made = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if made < 0 {
+            return None;
+        }
+        wake = match WAKE.compare_exchange(-1, made, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => made,
+            // Another thread was first. This one nobody knows of.
+            Err(first) => {
+                // SAFETY: a descriptor that the kernel has just given to this call alone.
+                unsafe { libc::close(made) };
+                first
+            }
+        };
+    }
+    // SAFETY: a descriptor of ours, which nobody ever closes.
+    Some(unsafe { BorrowedFd::borrow_raw(wake) })
 }
 
 fn ours() -> libc::sighandler_t {
@@ -88,5 +110,26 @@ extern "C" fn on_sigterm(_: c_int) {
         let before = *errno;
         libc::write(wake, one.as_ptr().cast(), one.len());
         *errno = before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handler_that_runs_late_writes_into_nobodys_file() {
+        let first = Caught::new().expect("nobody else catches it here");
+        let descriptor = first.wake.as_raw_fd();
+        assert!(Caught::new().is_none());
+        drop(first);
+        // What is opened now does not get the number that a late handler knows.
+        let opened = std::fs::File::open("/dev/null").unwrap();
+        assert!(opened.as_raw_fd() != descriptor && WAKE.load(Ordering::SeqCst) == descriptor);
+        on_sigterm(libc::SIGTERM);
+        // And what came late is not taken for a new signal.
+        let second = Caught::new().expect("the first has let go");
+        let is_readable = super::super::ready(&[second.wake.as_raw_fd()], std::time::Duration::ZERO)[0];
+        assert!(second.wake.as_raw_fd() == descriptor && !is_readable);
     }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::guard::{Guard, is_first_of_host, launcher_folder, turn};
 use super::{Links, Options, Transport, World, host_name};
 use crate::collective::Collective;
-use crate::error::{Cause, Error, Result};
+use crate::error::{Cause, Error, Result, Seconds};
 use crate::failure::lifeline::Lifeline;
-use crate::failure::{Failure, Peer};
+use crate::failure::{self, Failure, Peer};
 use crate::hosts::{Hosts, Placement};
-use crate::launcher::{Launch, Launcher, Lookup};
+use crate::launcher::{Launch, Launcher, Lookup, likely_rank};
 use crate::mpi::{Comm, Job, Mpi};
 use crate::share;
 use crate::shared::{Board, Segment, Shared};
@@ -26,17 +27,20 @@ const TEST_HOST: &str = "DDP_TEST_HOST";
 pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World>> {
     let lookup = |name: &str| std::env::var(name).ok();
     restrain(launch, &lookup);
+    let timeout = options.timeout;
+    let guard = guarded(options)?;
     let job = Job::start()?;
     let (rank, size) = (job.world().rank(), job.world().size());
     if size == 1 {
+        guard.next(FINALIZE_MAX, || failure::leave_at_once(EXIT_LATE));
         job.finalize();
         return Ok(None);
     }
-    let timeout = options.timeout;
-    let cards = exchange_cards(job.world(), &lookup, timeout)?;
+    let meeting = Meeting { comm: job.world(), guard: &guard, options, rank };
+    let cards = exchange_cards(&meeting, &lookup)?;
     let keys: Vec<&str> = cards.iter().map(|card| card.key.as_str()).collect();
     let mut placement = Placement::new(&keys, rank);
-    let segment = match share_memory(job.world(), &placement, &cards, timeout)? {
+    let segment = match share_memory(&meeting, &placement, &cards)? {
         Ok(segment) => segment,
         Err(error) if options.transport == Transport::SharedMemory => return Err(said_by_rank_0(rank, &cards, error)),
         Err(error) => {
@@ -56,10 +60,11 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
         true => None,
         false => {
             let is_on_first_host = placement.host == 0;
-            Some(Lifeline { comm: job.world().duplicate(timeout)?, others, is_on_first_host })
+            Some(Lifeline { comm: meeting.duplicate()?, others, is_on_first_host })
         }
     };
     let failure = Failure {
+        program: options.program.clone(),
         rank,
         size,
         local_rank: placement.local_rank,
@@ -74,9 +79,12 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
         lifeline,
     };
     let (host_count, here) = (placement.hosts.len(), placement.here().to_vec());
-    let base = job.world().duplicate(timeout)?;
+    let base = meeting.duplicate()?;
+    // The control group may be a communicator too.
+    meeting.step();
     let links = Links::Mpi(Wide { transport: options.transport, timeout, base, segment, board, placement });
     let mut world = World::new(links, timeout, host_count, failure, vec![share::own_cores(); here.len()])?;
+    drop(guard);
     world.of_processes = true;
     world.job = Some(job);
     world.unbind = launch.unbind(&lookup);
@@ -153,7 +161,7 @@ struct Card {
     pid: u32,
 }
 
-fn exchange_cards(comm: &Comm, lookup: Lookup<'_>, timeout: Duration) -> Result<Vec<Card>> {
+fn exchange_cards(meeting: &Meeting<'_>, lookup: Lookup<'_>) -> Result<Vec<Card>> {
     let host = lookup(TEST_HOST).unwrap_or_else(host_name);
     let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_string()).unwrap_or_default();
     let boot = read("/proc/sys/kernel/random/boot_id");
@@ -162,7 +170,7 @@ fn exchange_cards(comm: &Comm, lookup: Lookup<'_>, timeout: Duration) -> Result<
     // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
     let user = unsafe { libc::geteuid() };
     let key = format!("{host} {boot} {} {user}", namespace.display());
-    let cards = exchange(comm, &json!([host, key, std::process::id()]), timeout)?;
+    let cards = meeting.exchange(&json!([host, key, std::process::id()]))?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
     let card =
         |card: &Value| Card { host: text(&card[0]), key: text(&card[1]), pid: card[2].as_u64().unwrap_or(0) as u32 };
@@ -170,14 +178,14 @@ fn exchange_cards(comm: &Comm, lookup: Lookup<'_>, timeout: Duration) -> Result<
 }
 
 /// The memory that the ranks of this host share. The inner error is one that all ranks of the job see alike: some could not.
-fn share_memory(comm: &Comm, placement: &Placement, cards: &[Card], timeout: Duration) -> Result<Result<Segment>> {
+fn share_memory(meeting: &Meeting<'_>, placement: &Placement, cards: &[Card]) -> Result<Result<Segment>> {
     let (leader, local_size) = (placement.here()[0], placement.here().len());
     let made = (placement.local_rank == 0).then(|| Segment::create(local_size));
     let fd = match &made {
         Some(Ok(segment)) => segment.fd(),
         _ => -1,
     };
-    let fds = exchange(comm, &json!([fd]), timeout)?;
+    let fds = meeting.exchange(&json!([fd]))?;
     let segment = match made {
         Some(made) => made,
         None => {
@@ -186,7 +194,7 @@ fn share_memory(comm: &Comm, placement: &Placement, cards: &[Card], timeout: Dur
         }
     };
     let problem = segment.as_ref().err().map(ToString::to_string);
-    let problems = exchange(comm, &json!([problem]), timeout)?;
+    let problems = meeting.exchange(&json!([problem]))?;
     let first = problems.iter().enumerate().find_map(|(rank, problem)| Some((rank, problem[0].as_str()?)));
     Ok(match first {
         None => segment,
@@ -198,13 +206,91 @@ fn share_memory(comm: &Comm, placement: &Placement, cards: &[Card], timeout: Dur
     })
 }
 
-/// The `value` of every rank; a long one is cut, and then is null.
-fn exchange(comm: &Comm, value: &Value, timeout: Duration) -> Result<Vec<Value>> {
-    const BLOCK_BYTES: usize = 2048;
-    let mut block = value.to_string().into_bytes();
-    block.resize(BLOCK_BYTES, b' ');
-    let blocks = comm.all_gather(block, timeout)?;
-    Ok(blocks.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect())
+/// The exit code of a rank that waited for others in vain.
+const EXIT_LATE: u8 = 77;
+/// How long a rank that has done all its work waits for MPI to end.
+const FINALIZE_MAX: Duration = Duration::from_secs(10);
+/// How much longer than a deadline that is told by name the guard waits: two exchanges, and their words.
+const GUARD_MARGIN: Duration = Duration::from_secs(5);
+
+/// A guard that ends this process if MPI does not start in time: a rank that never comes keeps the others in there for ever.
+fn guarded(options: &Options) -> Result<Guard> {
+    let rank = likely_rank();
+    let text = format!(
+        "{}: rank {rank} on {}: not all ranks started MPI within {}. See whether one has ended, is stopped or is still \
+         starting; --timeout-s sets how long to wait.\n",
+        options.program,
+        host_name(),
+        Seconds(options.timeout)
+    );
+    Guard::start(options.timeout.saturating_add(turn(rank)), say_and_leave(text)).map_err(|error| Error::Setup {
+        action: "guard the start of MPI".into(),
+        reason: error.to_string(),
+        way_out: "Raise the limit on threads (ulimit -u).".into(),
+    })
+}
+
+/// The end of a process that hears nothing of the other ranks yet.
+fn say_and_leave(text: String) -> impl FnOnce() + Send + 'static {
+    // MPI changes the environment when it starts: not to be read then by another thread.
+    let folder = launcher_folder();
+    move || {
+        if is_first_of_host(folder.as_deref()) {
+            failure::say(&text);
+        }
+        failure::leave_at_once(EXIT_LATE)
+    }
+}
+
+/// Ends MPI in good order, or this process if another rank keeps it from that.
+pub(super) fn end(job: Job, failure: &Arc<Failure>, timeout: Duration) {
+    let (bound, failure) = (timeout.min(FINALIZE_MAX), Arc::clone(failure));
+    let text = format!(
+        "MPI did not end within {}: another rank is stopped or stuck at its end. All ranks had done their work.",
+        Seconds(bound)
+    );
+    // Without a thread to spare there is no guard.
+    let _guard = Guard::start(bound.saturating_add(turn(failure.rank)), move || failure.give_up(text, EXIT_LATE));
+    job.finalize();
+}
+
+/// Ranks that come together.
+struct Meeting<'a> {
+    comm: &'a Comm,
+    guard: &'a Guard,
+    options: &'a Options,
+    rank: usize,
+}
+
+impl Meeting<'_> {
+    /// Begins a step that is over within the timeout, or else says so: the guard speaks only if MPI lets nobody speak.
+    fn step(&self) {
+        let Options { timeout, program, .. } = self.options;
+        let limit = timeout.saturating_mul(2).saturating_add(GUARD_MARGIN + turn(self.rank));
+        let text = format!(
+            "{program}: rank {} on {}: MPI did not bring the ranks together within {}. See whether they are stopped; \
+             --timeout-s sets how long to wait.\n",
+            self.rank,
+            host_name(),
+            Seconds(limit)
+        );
+        self.guard.next(limit, say_and_leave(text));
+    }
+
+    fn duplicate(&self) -> Result<Comm> {
+        self.step();
+        self.comm.duplicate(self.options.timeout)
+    }
+
+    /// The `value` of every rank; a long one is cut, and then is null.
+    fn exchange(&self, value: &Value) -> Result<Vec<Value>> {
+        const BLOCK_BYTES: usize = 2048;
+        self.step();
+        let mut block = value.to_string().into_bytes();
+        block.resize(BLOCK_BYTES, b' ');
+        let blocks = self.comm.all_gather(block, self.options.timeout)?;
+        Ok(blocks.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect())
+    }
 }
 
 /// Keeps Open MPI's files out of /dev/shm, where they stay when it is killed; and its sockets off the network where all

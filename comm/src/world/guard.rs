@@ -1,7 +1,9 @@
 //! A bound on what MPI does: its start and its end wait for all ranks, for ever if need be, and cannot be called off. A
 //! thread that sleeps ends the process instead when time is up.
 
+use std::fs::OpenOptions;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,14 +13,26 @@ use crate::waited::Waited;
 /// How often the guard looks up. It counts the time in which it could.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Ranks run out of time together. Each gives those before it this much time to say so, and the launcher time to end the
-/// others.
-const TURN: Duration = Duration::from_millis(500);
-const TURNS_MAX: usize = 4;
+/// Ranks run out of time together. Rank 0 says so, and `mpirun`, which takes a second, ends the others; if rank 0 is the one
+/// that is missing, the first of each host says it.
+const TURN: Duration = Duration::from_millis(1500);
 
-/// How much longer `rank` waits than rank 0, where whoever is first says what all see.
+/// How much longer `rank` waits than rank 0, where both would say the same.
 pub(crate) fn turn(rank: usize) -> Duration {
-    TURN * rank.min(TURNS_MAX) as u32
+    if rank == 0 { Duration::ZERO } else { TURN }
+}
+
+/// Whether this rank is the first of its host that asks: by a file in the launcher's folder, which ranks share and the
+/// launcher removes. Without such a folder every rank is. A job ends soon after, so it is asked once.
+pub(crate) fn is_first_of_host(launcher_folder: Option<&Path>) -> bool {
+    let Some(folder) = launcher_folder else { return true };
+    let made = OpenOptions::new().write(true).create_new(true).open(folder.join("ddp-late"));
+    !made.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
+}
+
+/// The folder that Open MPI's launcher, or another that speaks PMIx, shares with the ranks it started on this host.
+pub(crate) fn launcher_folder() -> Option<PathBuf> {
+    std::env::var_os("PMIX_SERVER_TMPDIR").map(PathBuf::from)
 }
 
 /// What ends the process when its time is up.
@@ -108,8 +122,13 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_rank_speaks_first_and_nobody_waits_much_longer() {
-        assert!((1..4).all(|rank| turn(rank) > turn(rank - 1)));
-        assert_eq!((turn(0), turn(100_000)), (Duration::ZERO, Duration::from_secs(2)));
+    fn one_rank_of_a_host_is_the_first() {
+        let folder = std::env::temp_dir().join(format!("ddp-guard-test-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let asked: Vec<bool> = (0..3).map(|_| is_first_of_host(Some(&folder))).collect();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(asked, [true, false, false]);
+        // Better said twice than never.
+        assert!(is_first_of_host(Some(&folder)) && is_first_of_host(None));
     }
 }

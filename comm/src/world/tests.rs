@@ -108,3 +108,40 @@ fn ranks_that_share_the_cores_divide_them() {
     let threads = (cores / 2).max(1);
     assert_eq!(shares, [(threads, 0), (threads, threads % cores)]);
 }
+
+#[test]
+fn who_comes_late_on_purpose_is_waited_for() {
+    let mut worlds = World::threads(2, None, Duration::from_millis(50)).unwrap();
+    let late = worlds.remove(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            late.barrier_within(TIMEOUT).unwrap();
+            late.barrier().unwrap();
+        });
+        worlds[0].barrier_within(TIMEOUT).unwrap();
+        worlds[0].barrier().unwrap();
+    });
+    let error = worlds[0].barrier_within(Duration::from_millis(1500)).unwrap_err().to_string();
+    assert!(error.contains("rank 1 did not arrive within 1.5 s") && error.contains("world/tests.rs"), "{error}");
+    assert!(error.contains("call 2 of group control"), "one numbering for both deadlines: {error}");
+}
+
+#[test]
+fn lengths_from_other_ranks_are_not_believed() {
+    let at = Location::caller();
+    assert_eq!(checked_lengths("all_gather_bytes", &[3, 0, 8], 8, at).unwrap(), [3, 0, 8]);
+    for wrong in [-1, i64::MIN, 9, i64::MAX] {
+        let message = checked_lengths("all_gather_bytes", &[3, wrong], 8, at).unwrap_err().to_string();
+        let expected =
+            format!("all_gather_bytes: what rank 1 brings: expected at most 8 bytes, got {wrong} (called at ");
+        assert!(message.starts_with(&expected), "{message}");
+    }
+    assert!(checked_lengths("broadcast_bytes", &[-1], 8, at).unwrap_err().to_string().contains("what the root brings"));
+}
+
+#[test]
+fn a_program_is_called_what_its_file_is_called() {
+    let own = std::env::current_exe().unwrap();
+    assert_eq!(Options::default().program, own.file_name().unwrap().to_string_lossy());
+}

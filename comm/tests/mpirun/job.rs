@@ -16,6 +16,10 @@ const RUN_MAX: Duration = Duration::from_secs(60);
 
 /// In the place of a host's name: ranks that `mpirun` binds to cores as it does by itself.
 pub(crate) const BOUND: &str = "bound";
+/// In the place of a host's name: processes that end, or do nothing, before they come to MPI; and one that stops in it.
+pub(crate) const LEAVES: &str = "leaves";
+pub(crate) const SLEEPS: &str = "sleeps";
+pub(crate) const STARTS_ONLY: &str = "starts MPI only";
 /// In the place of a host's name: see `under_another_launcher`.
 const ANOTHER_LAUNCHER: &str = "another launcher";
 
@@ -72,6 +76,19 @@ impl Job {
             command.args(["-n", &size.to_string()]);
             match *host {
                 "" | BOUND => {}
+                LEAVES => {
+                    command.arg("true");
+                    continue;
+                }
+                SLEEPS => {
+                    command.args(["sleep", "60"]);
+                    continue;
+                }
+                // With the settings that the others make, or MPI would not start.
+                STARTS_ONLY => {
+                    let settings = ["OMPI_MCA_pml=ob1", "OMPI_MCA_btl=^tcp,ofi,openib,usnic,uct"];
+                    command.args(["env", &format!("{ROLE}=init only")]).args(settings);
+                }
                 // What is left speaks PMIx, as srun does.
                 ANOTHER_LAUNCHER => _ = command.args(["env", "-u", "OMPI_COMM_WORLD_RANK"]),
                 host => _ = command.args(["-x", &format!("DDP_TEST_HOST={host}")]),
@@ -159,6 +176,22 @@ impl Running {
     /// Ends the launcher as a machine would that runs out of memory.
     pub(crate) fn kill_launcher(&mut self) {
         self.mpirun.kill().expect("mpirun is there");
+    }
+
+    /// Stops the ranks, one after the other, 100 ms apart, and has them go on after `pause`: the last to stop, which waits for
+    /// the first, is the first to go on.
+    pub(crate) fn suspend(&self, pause: Duration) {
+        let told = read_all(&self.folder);
+        let pids = told.lines().filter_map(|line| line.strip_prefix("pid: ")).map(|pid| pid.parse().expect("a number"));
+        let pids: Vec<libc::pid_t> = pids.collect();
+        let signal = |pid: libc::pid_t, signal: i32| {
+            // SAFETY: sends a signal to a process of this job, which has not ended.
+            unsafe { libc::kill(pid, signal) };
+            std::thread::sleep(Duration::from_millis(100));
+        };
+        pids.iter().for_each(|&pid| signal(pid, libc::SIGSTOP));
+        std::thread::sleep(pause);
+        pids.iter().rev().for_each(|&pid| signal(pid, libc::SIGCONT));
     }
 
     /// Ends the job as a scheduler does when its time is up.

@@ -33,7 +33,10 @@ extern "C" fn start() {
         _ => Transport::Auto,
     };
     let timeout_ms = std::env::var(TIMEOUT_MS).ok().and_then(|text| text.parse().ok()).unwrap_or(20_000);
-    let options = Options { timeout: Duration::from_millis(timeout_ms), transport };
+    if role == "init only" {
+        init_only();
+    }
+    let options = Options { timeout: Duration::from_millis(timeout_ms), transport, program: "ddp-train".into() };
     let world = match World::connect(&options) {
         Ok(world) => world,
         Err(error) => {
@@ -49,6 +52,17 @@ extern "C" fn start() {
     }
     drop(world);
     std::process::exit(0);
+}
+
+/// A rank that comes to MPI and no further.
+fn init_only() -> ! {
+    unsafe extern "C" {
+        fn MPI_Init(count: *mut i32, words: *mut *mut *mut i8) -> i32;
+    }
+    // SAFETY: MPI takes no words at all where it is given null, and this is the only thread.
+    unsafe { MPI_Init(std::ptr::null_mut(), std::ptr::null_mut()) };
+    std::thread::sleep(Duration::from_secs(60));
+    std::process::exit(0)
 }
 
 /// A line for the test to read: in a file of this rank's own, since mpirun mixes what ranks print.
@@ -120,6 +134,34 @@ fn play(role: &str, world: &World) -> Result<()> {
                 std::thread::sleep(Duration::from_millis(500));
             }
             Ok(())
+        }
+        // Comes to the end like the others, but never ends MPI.
+        ["stays", rank] => {
+            if rank == world.rank().to_string() {
+                world.barrier()?;
+                std::thread::sleep(Duration::from_secs(60));
+            }
+            Ok(())
+        }
+        ["steps", count] => {
+            let (group, stream) = (world.group("gradients")?, Stream::default_of(Device::Cpu)?);
+            let tensor = Tensor::ones(&[1000], DType::F32, Device::Cpu)?.named("gradient");
+            for _ in 0..count.parse().unwrap_or(0) {
+                group.all_reduce(&tensor, Reduce::Sum, &stream)?;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(())
+        }
+        // Rank 0 takes longer than the timeout, and the others know that it may.
+        ["slow", kind] => {
+            world.barrier()?;
+            if world.rank() == 0 {
+                std::thread::sleep(Duration::from_millis(1500));
+                tell("fault", now_ms());
+                commit(world, kind)?;
+            }
+            world.barrier_within(Duration::from_secs(20))?;
+            world.barrier()
         }
         _ => panic!("no such role: {role}"),
     }

@@ -54,7 +54,7 @@ fn every_event_has_exactly_its_fields() {
         assert_eq!(fields(event).join(" "), expected, "{event}");
     }
     for (step, number_of) in record.all("step").into_iter().zip(1u64..) {
-        assert_eq!((step["step"].as_u64(), step["epoch"].as_u64()), (Some(number_of), Some((number_of - 1) / 8)));
+        assert_eq!((step["step"].as_u64(), step["epoch"].as_u64()), (Some(number_of), Some(number_of.div_ceil(8))));
         for field in ["loss", "grad_norm", "samples_per_s", "step_ms"] {
             assert!(number(step, field) > 0.0, "{step}");
         }
