@@ -262,7 +262,7 @@ impl Comm {
         for request in [&mut hello, &mut answer, &mut here] {
             if !request.is_done_within(patience)? {
                 let error = too_late(action, format!("rank 0 did not come within {}", Seconds(timeout)));
-                return Err(if is_first_of_host(launcher_folder().as_deref()) { error } else { said_by(rank, error) });
+                return Err(said_once(error));
             }
         }
         let answer = answer.into_bytes();
@@ -305,6 +305,15 @@ fn too_late(action: &str, reason: String) -> Error {
         reason,
         way_out: "See whether they are stopped or still starting; --timeout-s sets how long to wait.".to_string(),
     }
+}
+
+/// An error that all ranks find by themselves, for the first of a host to print.
+fn said_once(error: Error) -> Error {
+    if is_first_of_host(launcher_folder().as_deref()) {
+        return error;
+    }
+    std::thread::sleep(ANSWER_PATIENCE);
+    said_by(0, error)
 }
 
 /// An error that another rank of this job prints.
@@ -353,7 +362,7 @@ impl Request {
     fn wait(&mut self, timeout: Duration, action: &str) -> Result<()> {
         match self.is_done_within(timeout)? {
             true => Ok(()),
-            false => Err(too_late(action, format!("not all ranks came within {}", Seconds(timeout)))),
+            false => Err(said_once(too_late(action, format!("not all ranks came within {}", Seconds(timeout))))),
         }
     }
 

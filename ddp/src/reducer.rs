@@ -1,8 +1,8 @@
 //! Sums gradients over the ranks while the backward pass is still running.
 //!
 //! A bucket (`plan.rs`) starts the moment the last gradient in it is written, and in the plan's order, which is the same on
-//! all ranks. `join` waits for all. Where the rank has a core to spare, a thread of its own reduces (`lane.rs`) while
-//! layers below still compute; else everything is reduced at `join`, since two threads on one core only disturb each other.
+//! all ranks. `join` waits for all. A thread of its own reduces (`lane.rs`) while layers below still compute. It sleeps while it
+//! waits for other ranks, so that it pays even where it shares a core with the layers: the waiting is hidden, if not the work.
 
 pub mod lane;
 pub mod plan;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, World};
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Tensor, ops, threads};
+use ddp_kernels::{DType, Tensor, ops};
 
 use self::lane::{Job, Lane};
 use self::plan::{Bucket, BucketSizes};
@@ -39,12 +39,12 @@ impl Default for ReducerOptions {
     }
 }
 
-/// Whether to reduce on a thread of its own while backward runs: by default where the rank has a core for it.
+/// Whether to reduce on a thread of its own while backward runs: by default wherever there is another rank.
 pub fn overlaps(wanted: Overlap, world: &World) -> bool {
     match wanted {
         Overlap::On => true,
         Overlap::Off => false,
-        Overlap::Auto => world.default_threads() > threads::count(),
+        Overlap::Auto => world.size() > 1,
     }
 }
 

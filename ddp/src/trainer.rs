@@ -4,7 +4,7 @@ mod nonfinite;
 mod setup;
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, World};
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
@@ -19,6 +19,9 @@ use crate::optim::Schedule;
 use crate::process;
 use crate::progress::{Figures, Progress};
 use crate::step::{Stats, Step, StepReport};
+
+/// How long the other ranks wait for the one that saves.
+const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
 
 /// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
@@ -92,7 +95,7 @@ impl Done {
 impl Trainer<'_> {
     /// Trains. The record's last line says how it ended, also where that was an error.
     fn run(mut self) -> Result<()> {
-        let result = self.all_steps().and_then(|()| in_phase(Phase::Checkpoint, || self.save()));
+        let result = self.all_steps().and_then(|()| in_phase(Phase::Checkpoint, || self.save_together()));
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(error) => (error.to_string(), error.exit_code()),
@@ -101,8 +104,6 @@ impl Trainer<'_> {
         // What went wrong first is what counts.
         let model = result?;
         closed?;
-        // Nobody leaves before the model is safe: a rank that ends early ends the job.
-        self.world.barrier()?;
         if let (Some(desk), Some(model)) = (&mut self.desk, &model) {
             let record = self.config.out.join(EVENTS_FILE);
             desk.progress.note(&format!("model {}, record {}", model.display(), record.display()));
@@ -179,6 +180,14 @@ impl Trainer<'_> {
     /// That of the last evaluation.
     fn accuracy(&self) -> Option<f64> {
         self.done.evaluation.filter(|_| self.counts_answers()).map(|stats| stats.accuracy())
+    }
+
+    /// Saves the model. Nobody goes on before it is safe, for a rank that ends early ends the job; and a large model may take
+    /// longer than ranks otherwise wait for each other.
+    fn save_together(&mut self) -> Result<Option<PathBuf>> {
+        let model = self.save()?;
+        self.world.barrier_within(SAVING_MAX.max(self.world.timeout()))?;
+        Ok(model)
     }
 
     /// Saves the model, on rank 0.

@@ -56,12 +56,10 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
     board.set_pid(placement.local_rank, std::process::id());
 
     let others = placement.elsewhere();
-    let lifeline = match others.is_empty() {
-        true => None,
-        false => {
-            let is_on_first_host = placement.host == 0;
-            Some(Lifeline { comm: meeting.duplicate()?, others, is_on_first_host })
-        }
+    let lifeline = if others.is_empty() {
+        None
+    } else {
+        Some(Lifeline { comm: meeting.duplicate()?, others, is_on_first_host: placement.host == 0 })
     };
     let failure = Failure {
         program: options.program.clone(),

@@ -119,7 +119,7 @@ pub enum When {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overlap {
-    /// Where there is a core for it
+    /// Wherever there are several ranks
     #[default]
     Auto,
     /// Always

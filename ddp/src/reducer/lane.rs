@@ -1,4 +1,4 @@
-//! Where reductions run: on a thread of their own, or, where there is no core for one, in `join`.
+//! Where reductions run: on a thread of their own, or, with `--overlap off`, in `join`.
 //!
 //! Either way they run one after the other in the order in which they were started.
 
