@@ -37,8 +37,7 @@ fn run(world: &World, case: &Case, rows: u64, spoiled: &[Spoiled]) -> Result<See
         for bad in spoiled.iter().filter(|bad| bad.rank == world.rank() && bad.step == number) {
             targets[0] = bad.value;
         }
-        let batch =
-            Batch::new(number - 1, 0, rows, mine.start, cpu(&x, &[count, 6]), cpu(&targets, &[count, 4]), 2);
+        let batch = Batch::new(number - 1, 0, rows, mine.start, cpu(&x, &[count, 6]), cpu(&targets, &[count, 4]), 2);
         step.run(&batch, 0.01, false)?;
         let mut seen = bits(&step.model().params)?;
         for (_, moment) in step.optimizer().moments() {

@@ -141,7 +141,8 @@ fn tied_parameters_are_reduced_once_after_their_last_use() {
             let group = world.group("gradients")?;
             let mut step = Step::new(model, Box::new(Mse), optimizer, group, &StepOptions::default())?;
             let mine = sampler::share(&(0..7), world.rank(), world.size());
-            let draw = |stream: u64| -> Vec<f32> { (mine.start * 4..mine.end * 4).map(|at| whole(stream, at)).collect() };
+            let draw =
+                |stream: u64| -> Vec<f32> { (mine.start * 4..mine.end * 4).map(|at| whole(stream, at)).collect() };
             let shape = [(mine.end - mine.start) as usize, 4];
             let (x, targets) = (common::cpu(&draw(1), &shape), common::cpu(&draw(2), &shape));
             step.run(&Batch::new(0, 0, 7, mine.start, x, targets, micro), 0.125, false)?;

@@ -154,10 +154,8 @@ fn open_desk(
         ..config.clone()
     };
     let mut record = Record::create(config)?;
-    let versions = [
-        ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
-        ("simd", format!("{:?}", simd::level()).to_lowercase()),
-    ];
+    let versions =
+        [("ddp-train", env!("CARGO_PKG_VERSION").to_string()), ("simd", format!("{:?}", simd::level()).to_lowercase())];
     let steps_per_epoch = plan.sampler.steps_per_epoch();
     record.start(&Start {
         config,
