@@ -126,6 +126,11 @@ impl Failure {
         // Another thread may hold the lock of standard output for ever.
         within(BOUND, || _ = std::io::stdout().flush());
         self.board.leave(self.local_rank);
+        let died = |peer: &Peer| peer.process.has_ended() && !self.board.has_left(peer.local_rank);
+        if !self.must_kill && self.peers.iter().any(died) {
+            // The launcher's exit code is that of the rank whose end it sees first: let that be the one that died.
+            std::thread::sleep(GRACE);
+        }
         if self.must_kill {
             self.kill_peers_that_stay();
         }

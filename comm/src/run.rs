@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::process::ExitCode;
 
 use crate::error::{Error, Result};
+use crate::failure;
 use crate::world::{Options, World};
 
 /// An error that says which exit code a process ends with because of it.
@@ -31,7 +32,7 @@ impl World {
             Err(error) => {
                 // Who failed first has said why.
                 if !matches!(error, Error::PeerFailed(_)) {
-                    eprintln!("{}: {error}", program_name());
+                    failure::say(&format!("{}: {error}\n", options.program));
                 }
                 return ExitCode::from(error.exit_code());
             }
@@ -42,11 +43,4 @@ impl World {
             Err(error) => world.fail(&error, error.exit_code()),
         }
     }
-}
-
-/// What this program is called: its messages begin with it.
-pub(crate) fn program_name() -> String {
-    let path = std::env::args_os().next().map(std::path::PathBuf::from);
-    let name = path.as_deref().and_then(std::path::Path::file_name).map(|name| name.to_string_lossy().into_owned());
-    name.unwrap_or_else(|| "this program".into())
 }

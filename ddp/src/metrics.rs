@@ -106,7 +106,7 @@ pub struct End<'a> {
     pub eval_loss: Option<f64>,
     /// The last evaluation's.
     pub accuracy: Option<f64>,
-    /// The most memory of a rank.
+    /// The most memory that rank 0 has had.
     pub peak_mb: Option<f64>,
 }
 

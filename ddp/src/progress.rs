@@ -186,8 +186,8 @@ fn duration(duration: Duration) -> String {
 }
 
 fn say(line: &str) {
-    // Nobody reads it any more: that is no reason to fail.
-    let _ = writeln!(io::stderr(), "{line}");
+    // In one write: the words of other ranks must not come in between. Nobody reads it any more: that is no reason to fail.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Standard error for `--progress always`, whatever it is connected to.
