@@ -17,14 +17,14 @@ fn line(ended: &Ended) -> Value {
 
 /// Alone, and on two ranks where there is MPI.
 fn on_one_and_two(words: &str, check: impl Fn(&Value, usize) + Sync) {
-    let folder = Folder::new("bench");
     all_at_once([1, if cfg!(feature = "mpi") { 2 } else { 1 }], |ranks| {
+        let folder = Folder::new("bench");
         let job = if ranks == 1 { folder.alone(words) } else { folder.together(words) };
         let line = line(&job.run());
         assert_eq!(line["ranks"], ranks);
         check(&line, ranks);
+        assert!(folder.tree().is_empty(), "a bench writes nothing");
     });
-    assert!(folder.tree().is_empty(), "a bench writes nothing");
 }
 
 #[test]
