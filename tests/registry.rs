@@ -1,16 +1,21 @@
-//! A model that moves as a whole between devices, and what it leaves behind. Two stand-in devices for all tests of this
-//! file, so each test uses a prefix of its own; `cuda:1` has little room, which only one of them uses.
+//! A model that moves as a whole between devices, and what it leaves behind. On two GPUs, real or
+//! simulated, which all tests of this file share, so each test uses a prefix of its own; `cuda:1` has little room, which only one of
+//! them uses.
 
 use ddp_kernels::registry::{Registry, Role};
 use ddp_kernels::transfer::{self, Kind, Ledger};
-use ddp_kernels::{DType, Device, Error, Tensor, device, memory, ops};
+use ddp_kernels::{DType, Device, Error, Tensor, memory, ops};
 
 const FIRST: Device = Device::Cuda(0);
 const SECOND: Device = Device::Cuda(1);
 
-fn install() {
-    device::stand_in::install(2, 1 << 30);
-    memory::set_limit_bytes(SECOND, Some(256 << 10));
+/// Whether there are two GPUs; the second one gets little room.
+fn two_gpus() -> bool {
+    let enough = ddp_tests::gpus(2);
+    if enough {
+        memory::set_limit_bytes(SECOND, Some(256 << 10));
+    }
+    enough
 }
 
 fn numbers(shape: &[usize]) -> Tensor {
@@ -24,7 +29,9 @@ fn devices(registry: &Registry) -> Vec<Device> {
 
 #[test]
 fn everything_moves_and_each_move_is_counted_at_the_callers_line() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut model = Registry::new("moves");
     model.parameter("w", numbers(&[2, 3])).unwrap();
     model.parameter("w_t", numbers(&[4, 2]).t().unwrap()).unwrap();
@@ -51,7 +58,9 @@ fn everything_moves_and_each_move_is_counted_at_the_callers_line() {
 
 #[test]
 fn on_an_error_nothing_has_moved() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut model = Registry::new("whole");
     model.parameter("small", numbers(&[8])).unwrap();
     model.parameter("large", numbers(&[128 << 10])).unwrap();
@@ -70,7 +79,9 @@ fn on_an_error_nothing_has_moved() {
 
 #[test]
 fn tied_weights_stay_tied_and_move_once() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let embedding = numbers(&[4, 3]);
     let mut model = Registry::new("tied");
     model.parameter("head", embedding.t().unwrap()).unwrap();
@@ -94,7 +105,9 @@ fn tied_weights_stay_tied_and_move_once() {
 
 #[test]
 fn slices_of_a_registered_arena_stay_slices_of_it() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let arena = numbers(&[10]);
     let mut model = Registry::new("arena");
     model.parameter("a", arena.slice(0..6).unwrap().reshape(&[2, 3]).unwrap().t().unwrap()).unwrap();
@@ -124,7 +137,9 @@ fn slices_of_a_registered_arena_stay_slices_of_it() {
 
 #[test]
 fn a_mask_that_was_never_registered_is_found_by_its_name() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut model = Registry::new("found");
     model.parameter("w", numbers(&[8, 8])).unwrap();
     let line = line!() + 1;
@@ -151,7 +166,9 @@ fn a_mask_that_was_never_registered_is_found_by_its_name() {
 
 #[test]
 fn a_handle_kept_from_before_the_move_is_found() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut model = Registry::new("kept");
     model.parameter("w", numbers(&[8])).unwrap();
     let kept_by_the_optimizer = model.get("w").unwrap().clone();
@@ -165,7 +182,9 @@ fn a_handle_kept_from_before_the_move_is_found() {
 
 #[test]
 fn two_ranks_in_one_process_do_not_see_each_others_model() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut ranks: Vec<Registry> = [FIRST, SECOND]
         .into_iter()
         .map(|device| {
@@ -185,7 +204,9 @@ fn two_ranks_in_one_process_do_not_see_each_others_model() {
 
 #[test]
 fn the_table_is_grouped_by_device_and_the_majority_of_bytes_is_home() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut model = Registry::new("table");
     model.parameter("w", numbers(&[8, 8]).to(FIRST).unwrap()).unwrap();
     model.buffer("mask", numbers(&[8])).unwrap();
@@ -212,7 +233,9 @@ on cuda:0: 2 tensors, 256 B
 
 #[test]
 fn a_replacement_from_elsewhere_is_left_behind_until_the_next_move() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let mut model = Registry::new("replaced");
     model.parameter("w", numbers(&[8])).unwrap();
     model.to(FIRST).unwrap();
@@ -224,7 +247,9 @@ fn a_replacement_from_elsewhere_is_left_behind_until_the_next_move() {
 
 #[test]
 fn a_file_goes_to_and_comes_from_a_device_through_the_door() {
-    install();
+    if !two_gpus() {
+        return;
+    }
     let path = std::env::temp_dir().join(format!("ddp-registry-{}.npy", std::process::id()));
     let ledger = Ledger::new();
     let matrix = Tensor::arange(6, DType::F32, FIRST).unwrap().reshape(&[2, 3]).unwrap().t().unwrap();

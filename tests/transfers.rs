@@ -1,6 +1,5 @@
-//! The door between devices seen from outside: policies, scopes, the ledger and its hints, on stand-in devices.
+//! The door between devices seen from outside: policies, scopes, the ledger and its hints, on GPUs, real or simulated.
 
-use ddp_kernels::device::stand_in;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{self, Hint, Kind, Ledger, Phase, Policy};
 use ddp_kernels::{DType, Device, Error, Random, Tensor, ops, threads};
@@ -8,11 +7,12 @@ use ddp_kernels::{DType, Device, Error, Random, Tensor, ops, threads};
 const GPU: Device = Device::Cuda(0);
 const OTHER: Device = Device::Cuda(1);
 
-/// Two devices, and a ledger of this test's own: tests run side by side in one process.
-fn on_two_devices<R>(body: impl FnOnce(&Ledger) -> R) -> R {
-    stand_in::install(2, 1 << 30);
-    let ledger = Ledger::new();
-    transfer::with_ledger(&ledger, || body(&ledger))
+/// Where there are two devices, with a ledger of this test's own: tests run side by side in one process.
+fn on_two_devices(body: impl FnOnce(&Ledger)) {
+    if ddp_tests::gpus(2) {
+        let ledger = Ledger::new();
+        transfer::with_ledger(&ledger, || body(&ledger));
+    }
 }
 
 fn randn(shape: &[usize], device: Device) -> Tensor {

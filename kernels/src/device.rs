@@ -3,18 +3,14 @@
 //! Nothing here falls back in silence: a device that cannot be used is an error that says why.
 
 mod discover;
-#[cfg(feature = "stand-in-devices")]
-pub mod stand_in;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use discover::{Discovery, Gpu, Library, discover};
 
+use crate::cuda::gpu;
 use crate::error::{Error, Result, Site};
-
-/// The release that brings tensors on CUDA devices.
-pub const CUDA_RELEASE: &str = "0.3";
 
 /// Where a tensor's storage is and where operations on it run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,12 +24,12 @@ pub enum Device {
 impl Device {
     /// The best device that tensors can be made on in this process: the first CUDA device, else the CPU.
     pub fn best() -> Device {
-        if cuda_usable_count() > 0 { Device::Cuda(0) } else { Device::Cpu }
+        if gpu::usable_count() > 0 { Device::Cuda(0) } else { Device::Cpu }
     }
 
     /// Every device that tensors can be made on in this process, the CPU first.
     pub fn usable() -> Vec<Device> {
-        std::iter::once(Device::Cpu).chain((0..cuda_usable_count()).map(Device::Cuda)).collect()
+        std::iter::once(Device::Cpu).chain((0..gpu::usable_count()).map(Device::Cuda)).collect()
     }
 
     /// Whether this is anything but the CPU.
@@ -43,51 +39,30 @@ impl Device {
 
     /// Whether host code may touch this device's memory and run operations for it.
     pub(crate) fn runs_host_code(self) -> bool {
-        match self {
-            Device::Cpu => true,
-            Device::Cuda(index) => index < stand_in_count(),
-        }
+        self == Device::Cpu
     }
 
     /// Refuses a device that tensors cannot be made on, saying why.
     pub(crate) fn check_usable(self, op: &'static str, at: Site) -> Result<()> {
         match self {
             Device::Cpu => Ok(()),
-            Device::Cuda(index) if index < cuda_usable_count() => Ok(()),
+            Device::Cuda(index) if index < gpu::usable_count() => Ok(()),
             Device::Cuda(index) => Err(Error::DeviceAbsent { op, device: self, why: why_absent(index), at }),
         }
     }
 }
 
-/// How many CUDA devices tensors can be made on. None in this release, except where tests stand in for them.
-fn cuda_usable_count() -> usize {
-    stand_in_count()
-}
-
-#[cfg(feature = "stand-in-devices")]
-fn stand_in_count() -> usize {
-    stand_in::count()
-}
-
-#[cfg(not(feature = "stand-in-devices"))]
-fn stand_in_count() -> usize {
-    0
-}
-
 fn why_absent(index: usize) -> String {
-    if stand_in_count() > 0 {
-        return format!("the highest is cuda:{}. Use one of {:?}", stand_in_count() - 1, Device::usable());
+    let found = discover();
+    match found.gpus.len() {
+        0 => {
+            let why = found.why_no_gpu.as_deref().unwrap_or("this machine shows no CUDA device");
+            format!("{why}. Or use Device::Cpu: nothing is put there for you")
+        }
+        _ if let Some(why) = gpu::why_unusable() => why,
+        1 => format!("this machine has 1 CUDA device, cuda:0, and no cuda:{index}"),
+        n => format!("this machine has {n} CUDA devices, up to cuda:{}", n - 1),
     }
-    let found = match discover().gpus.len() {
-        0 => "this machine shows no CUDA device".to_string(),
-        n if index < n => format!("this machine has it, among {n} CUDA devices"),
-        n => format!("this machine has {n} CUDA devices"),
-    };
-    format!(
-        "{found}, and tensors on CUDA come in release {CUDA_RELEASE} (this is {}). Use Device::Cpu; nothing is put \
-         there for you",
-        env!("CARGO_PKG_VERSION")
-    )
 }
 
 impl fmt::Display for Device {

@@ -113,6 +113,35 @@ pub enum Error {
         /// The caller's line.
         at: Site,
     },
+    /// The CUDA driver, or one of its libraries, refused a call.
+    #[error("{0}")]
+    Cuda(Box<CudaFailure>),
+    /// A kernel of ours could not be compiled or loaded for this GPU.
+    #[error("{op}: {source_name} cannot be compiled for {device} ({}): {problem}", Place(at))]
+    Kernel {
+        /// The operation.
+        op: &'static str,
+        /// The `.cu` file.
+        source_name: &'static str,
+        /// The device.
+        device: Device,
+        /// What is missing or what the compiler said, and the way out.
+        problem: String,
+        /// The caller's line.
+        at: Site,
+    },
+    /// Something that a graph being captured cannot contain.
+    #[error("{op}: not while a graph is captured on {device} ({}): {why}", Place(at))]
+    Capture {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: Device,
+        /// Why, and what to do.
+        why: String,
+        /// The caller's line.
+        at: Site,
+    },
     /// A file that is not what it claims to be.
     #[error("{path:?}: not a usable {format} file: {problem}")]
     BadFile {
@@ -206,6 +235,33 @@ fn joined(items: &[String]) -> String {
         [] => String::new(),
         [one] => one.clone(),
         [rest @ .., last] => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// A call that CUDA refused.
+#[derive(Debug)]
+pub struct CudaFailure {
+    /// The operation.
+    pub op: &'static str,
+    /// The device.
+    pub device: Device,
+    /// The function that was called.
+    pub function: &'static str,
+    /// CUDA's name for what is wrong.
+    pub name: String,
+    /// CUDA's words for it.
+    pub meaning: String,
+    /// What to do, where we know.
+    pub hint: &'static str,
+    /// The caller's line.
+    pub at: Site,
+}
+
+impl fmt::Display for CudaFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CudaFailure { op, device, function, name, meaning, hint, at } = self;
+        write!(f, "{op}: {function} on {device} said {name} ({meaning}) ({})", Place(at))?;
+        if hint.is_empty() { Ok(()) } else { write!(f, ". {hint}") }
     }
 }
 

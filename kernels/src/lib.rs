@@ -13,6 +13,7 @@
 //! # Ok::<(), ddp_kernels::Error>(())
 //! ```
 
+mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;

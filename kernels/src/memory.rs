@@ -1,10 +1,18 @@
 //! Memory by device: what is allocated, what is kept for reuse, the largest tensors alive, and running out.
 //!
 //! Freed buffers are kept and handed out again, because giving them back to the system and faulting them in anew
-//! costs a training step up to a third of its time. Large ones are mapped on huge pages. Every byte handed out was
-//! initialised at some time (fresh memory is zero), so reading a buffer before writing it is never undefined.
+//! costs a training step up to a third of its time. Every byte of host memory handed out was initialised at some time
+//! (fresh memory is zero), so reading a buffer before writing it is never undefined.
+//!
+//! Three kinds: host memory (`host.rs`), pinned host memory, which devices copy from and to by themselves
+//! (`pinned.rs`), and GPUs' memory, in stream order from the driver's pools (`gpu.rs`).
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+mod gpu;
+mod host;
+mod pinned;
+
+pub(crate) use gpu::free_deferred;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ptr::NonNull;
@@ -12,14 +20,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Device;
+use crate::cuda::gpu::GPUS_MAX;
+use crate::cuda::queue::Queue;
 use crate::error::{Error, LiveTensor, OutOfMemory, Result, Site, TensorInfo, human_bytes};
+use crate::stream::Event;
 
 /// Every buffer starts on a multiple of this many bytes, which is what cuBLASLt's heuristics assume.
 pub(crate) const ALIGNMENT: usize = 256;
 /// Buffers up to this size come from the system allocator, larger ones are mapped by themselves.
 const SMALL_BYTES_MAX: usize = 1 << 20;
 const SMALL_STEP_BYTES: usize = 512;
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// From this size on the machine's free memory is asked before a buffer is mapped: Linux would promise anything.
 const CHECKED_BYTES_MIN: usize = 16 << 20;
 /// How many tensors an out-of-memory error lists.
@@ -62,13 +72,23 @@ impl fmt::Display for MemoryStats {
 
 /// What `device`'s memory is used for now. Zeros for a device that was never used.
 pub fn stats(device: Device) -> MemoryStats {
-    pool(device).map(|pool| pool.lock().stats).unwrap_or_default()
+    let Some(pool) = pool(device) else { return MemoryStats::default() };
+    let mut state = pool.lock();
+    gpu::refresh(device, &mut state);
+    state.stats
+}
+
+/// What pinned host memory is used for now: host memory that devices copy from and to by themselves.
+pub fn pinned_stats() -> MemoryStats {
+    PINNED.lock().stats
 }
 
 /// Starts the peaks again from what is in use now.
 pub fn reset_peak(device: Device) {
     if let Some(pool) = pool(device) {
-        let stats = &mut pool.lock().stats;
+        let mut state = pool.lock();
+        gpu::refresh(device, &mut state);
+        let stats = &mut state.stats;
         stats.allocated_bytes_peak = stats.allocated_bytes;
         stats.reserved_bytes_peak = stats.reserved_bytes;
     }
@@ -77,7 +97,12 @@ pub fn reset_peak(device: Device) {
 /// Gives buffers that are kept for reuse back to the system and says how many bytes that were. Live tensors keep
 /// theirs. Not for a training loop: the next step would have to ask the system again.
 pub fn empty_cache(device: Device) -> usize {
-    pool(device).map(|pool| pool.lock().empty_cache()).unwrap_or(0)
+    let Some(pool) = pool(device) else { return 0 };
+    if !device.runs_host_code() {
+        return gpu::empty_cache(device, pool);
+    }
+    let pinned_bytes = if device == Device::Cpu { pinned::empty_cache() } else { 0 };
+    pinned_bytes + pool.lock().empty_cache()
 }
 
 /// The most bytes that may be reserved on `device` from now on; `None` lifts the limit. Buffers kept for reuse are given
@@ -86,8 +111,10 @@ pub fn set_limit_bytes(device: Device, limit_bytes: Option<usize>) {
     if let Some(pool) = pool(device) {
         let mut state = pool.lock();
         state.limit_bytes = limit_bytes;
+        gpu::refresh(device, &mut state);
         if limit_bytes.is_some_and(|limit| state.stats.reserved_bytes > limit) {
-            state.empty_cache();
+            drop(state);
+            empty_cache(device);
         }
     }
 }
@@ -110,6 +137,7 @@ pub(crate) fn named_live(device: Device) -> Vec<(u64, LiveTensor)> {
 /// A buffer on one device, given back to its pool when dropped.
 #[derive(Debug)]
 pub(crate) struct Block {
+    /// Of a GPU's memory only the address is meant: the host never follows it.
     pointer: NonNull<u8>,
     /// 0 for the empty buffer, which no pool ever sees.
     capacity_bytes: usize,
@@ -117,6 +145,18 @@ pub(crate) struct Block {
     id: u64,
     /// Whether the bytes are known to be zero still.
     fresh: bool,
+    home: Home,
+}
+
+/// Where a block goes back to.
+#[derive(Debug)]
+enum Home {
+    /// Host memory, or what stands in for a device's in tests.
+    Host,
+    /// Pinned host memory; with the copies that may still use it.
+    Pinned(Vec<Event>),
+    /// A GPU's pool.
+    Gpu(gpu::Place),
 }
 
 // SAFETY: a block is the sole owner of its bytes; what is read and written through it from several threads is
@@ -126,19 +166,31 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// A buffer of at least `bytes` on `device`, for a tensor described by `info`.
-    pub(crate) fn new(device: Device, bytes: usize, info: TensorInfo, op: &'static str, at: Site) -> Result<Block> {
+    /// A buffer of at least `bytes` on `device`, for a tensor described by `info`; `pinned` for host memory that is.
+    pub(crate) fn new(
+        device: Device,
+        bytes: usize,
+        pinned: bool,
+        info: TensorInfo,
+        op: &'static str,
+        at: Site,
+    ) -> Result<Block> {
         device.check_usable(op, at)?;
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         if bytes == 0 {
             let pointer = NonNull::without_provenance(std::num::NonZero::new(ALIGNMENT).unwrap());
-            return Ok(Block { pointer, capacity_bytes: 0, device, id, fresh: true });
+            return Ok(Block { pointer, capacity_bytes: 0, device, id, fresh: true, home: Home::Host });
         }
         let Some(pool) = pool(device) else {
             return Err(Error::DeviceAbsent { op, device, why: "it has no memory pool".into(), at });
         };
-        pool.allocate(device, bytes, id, info, at)
+        let wanted = Wanted { device, bytes, id, info, op, at };
+        match device {
+            Device::Cpu if pinned => pinned::allocate(wanted),
+            Device::Cuda(index) if !device.runs_host_code() => gpu::allocate(index, pool, wanted),
+            _ => pool.allocate(wanted),
+        }
     }
 
     pub(crate) fn pointer(&self) -> NonNull<u8> {
@@ -155,26 +207,67 @@ impl Block {
 
     /// Puts the tensor's name into the list of live tensors.
     pub(crate) fn set_name(&self, name: &Arc<str>) {
-        if let Some(pool) = pool(self.device)
+        let pool = if let Home::Pinned(_) = self.home { Some(&PINNED) } else { pool(self.device) };
+        if let Some(pool) = pool
             && let Some(live) = pool.lock().live.get_mut(&self.id)
         {
             live.tensor.name = Some(name.clone());
+        }
+    }
+
+    /// The bytes are not handed out again before these have passed.
+    pub(crate) fn hold_until(&mut self, events: impl Iterator<Item = Event>) {
+        if let Home::Pinned(pending) = &mut self.home {
+            pending.extend(events);
+        }
+    }
+
+    /// Work that is known to come after everything that uses the block now will use it on `queue`.
+    pub(crate) fn adopt(&self, queue: &Arc<Queue>) {
+        if let Home::Gpu(place) = &self.home {
+            place.adopt(queue);
+        }
+    }
+
+    /// Work on `queue` is going to use the block: from now on it is freed after that, and if this is the first such work, it starts
+    /// after the allocation. Nothing to do but on a GPU, and there nothing on the stream that the block was made on.
+    pub(crate) fn visit(&self, queue: &Arc<Queue>, op: &'static str, at: Site) -> Result<()> {
+        match &self.home {
+            Home::Gpu(place) => place.visit(queue, op, at),
+            _ => Ok(()),
         }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.capacity_bytes > 0
-            && let Some(pool) = pool(self.device)
-        {
-            let mut state = pool.lock();
-            state.live.remove(&self.id);
-            state.stats.allocated_bytes -= self.capacity_bytes;
-            state.stats.live_count -= 1;
-            state.free.entry(self.capacity_bytes).or_default().push(Chunk(self.pointer));
+        if self.capacity_bytes == 0 {
+            return;
+        }
+        let Some(pool) = pool(self.device) else { return };
+        match &mut self.home {
+            Home::Host => {
+                let mut state = pool.lock();
+                state.remove(self.id, self.capacity_bytes);
+                state.free.entry(self.capacity_bytes).or_default().push(Chunk(self.pointer));
+            }
+            Home::Pinned(pending) => pinned::give_back(self.id, self.pointer, self.capacity_bytes, std::mem::take(pending)),
+            Home::Gpu(place) => {
+                pool.lock().remove(self.id, self.capacity_bytes);
+                place.free(self.pointer.addr().get() as u64);
+            }
         }
     }
+}
+
+/// What a pool is asked for.
+struct Wanted {
+    device: Device,
+    bytes: usize,
+    id: u64,
+    info: TensorInfo,
+    op: &'static str,
+    at: Site,
 }
 
 /// An address in a pool's list of free buffers.
@@ -195,14 +288,14 @@ struct PoolState {
 #[derive(Debug)]
 struct Pool(std::sync::LazyLock<Mutex<PoolState>>);
 
-/// How many stand-in devices have a pool; real devices will bring pools of their own.
-pub(crate) const STAND_IN_COUNT_MAX: usize = 8;
-static POOLS: [Pool; 1 + STAND_IN_COUNT_MAX] = [const { Pool::new() }; 1 + STAND_IN_COUNT_MAX];
+/// The CPU's pool, then one for each GPU (or what stands in for it).
+static POOLS: [Pool; 1 + GPUS_MAX] = [const { Pool::new() }; 1 + GPUS_MAX];
+static PINNED: Pool = Pool::new();
 
 fn pool(device: Device) -> Option<&'static Pool> {
     match device {
         Device::Cpu => POOLS.first(),
-        Device::Cuda(index) => POOLS[1..].get(index).filter(|_| device.runs_host_code()),
+        Device::Cuda(index) => POOLS[1..].get(index),
     }
 }
 
@@ -216,27 +309,48 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn allocate(&self, device: Device, bytes: usize, id: u64, info: TensorInfo, at: Site) -> Result<Block> {
-        let capacity_bytes = rounded(bytes);
+    /// Host memory.
+    fn allocate(&self, wanted: Wanted) -> Result<Block> {
+        let capacity_bytes = host::rounded(wanted.bytes);
         let mut state = self.lock();
         let (pointer, capacity_bytes, fresh) = match state.reuse(capacity_bytes) {
             Some((pointer, capacity)) => (pointer, capacity, false),
-            None => match state.take_from_system(device, capacity_bytes) {
+            None => match state.take_from_system(wanted.device, capacity_bytes) {
                 Some(pointer) => (pointer, capacity_bytes, true),
-                None => return Err(Error::OutOfMemory(Box::new(state.out_of_memory(device, bytes, info, at)))),
+                None => return Err(state.out_of_memory(wanted)),
             },
         };
-        let stats = &mut state.stats;
-        stats.allocated_bytes += capacity_bytes;
-        stats.allocated_bytes_peak = stats.allocated_bytes_peak.max(stats.allocated_bytes);
-        stats.live_count += 1;
-        stats.allocation_count += 1;
-        state.live.insert(id, LiveTensor { tensor: info, bytes: capacity_bytes, made_at: at });
-        Ok(Block { pointer, capacity_bytes, device, id, fresh })
+        let (device, id) = (wanted.device, wanted.id);
+        state.insert(wanted, capacity_bytes);
+        Ok(Block { pointer, capacity_bytes, device, id, fresh, home: Home::Host })
     }
 }
 
 impl PoolState {
+    /// Counts a buffer that was handed out.
+    fn insert(&mut self, wanted: Wanted, capacity_bytes: usize) {
+        let stats = &mut self.stats;
+        stats.allocated_bytes += capacity_bytes;
+        stats.allocated_bytes_peak = stats.allocated_bytes_peak.max(stats.allocated_bytes);
+        stats.live_count += 1;
+        stats.allocation_count += 1;
+        self.live.insert(wanted.id, LiveTensor { tensor: wanted.info, bytes: capacity_bytes, made_at: wanted.at });
+    }
+
+    /// Counts a buffer that came back.
+    fn remove(&mut self, id: u64, capacity_bytes: usize) {
+        self.live.remove(&id);
+        self.stats.allocated_bytes -= capacity_bytes;
+        self.stats.live_count -= 1;
+    }
+
+    /// Counts memory taken from the system.
+    fn grow(&mut self, bytes: usize) {
+        self.stats.reserved_bytes += bytes;
+        self.stats.reserved_bytes_peak = self.stats.reserved_bytes_peak.max(self.stats.reserved_bytes);
+        self.stats.system_allocation_count += 1;
+    }
+
     /// The smallest kept buffer that fits without wasting more than a quarter (twice, for small ones).
     fn reuse(&mut self, capacity_bytes: usize) -> Option<(NonNull<u8>, usize)> {
         let most = if capacity_bytes <= SMALL_BYTES_MAX {
@@ -261,13 +375,11 @@ impl PoolState {
                 return None;
             }
         }
-        let pointer = system_allocate(capacity_bytes).or_else(|| {
+        let pointer = host::allocate(capacity_bytes).or_else(|| {
             self.empty_cache();
-            system_allocate(capacity_bytes)
+            host::allocate(capacity_bytes)
         })?;
-        self.stats.reserved_bytes += capacity_bytes;
-        self.stats.reserved_bytes_peak = self.stats.reserved_bytes_peak.max(self.stats.reserved_bytes);
-        self.stats.system_allocation_count += 1;
+        self.grow(capacity_bytes);
         Some(pointer)
     }
 
@@ -276,8 +388,8 @@ impl PoolState {
         let within_limit = self.limit_bytes.map_or(usize::MAX, |limit| limit.saturating_sub(self.stats.reserved_bytes));
         if device == Device::Cpu && wanted_bytes >= CHECKED_BYTES_MIN {
             // What is reserved but was never written is promised already, though the machine still counts it as free.
-            let promised = self.stats.reserved_bytes.saturating_sub(resident_bytes().unwrap_or(usize::MAX));
-            within_limit.min(machine_available_bytes().unwrap_or(usize::MAX).saturating_sub(promised))
+            let promised = self.stats.reserved_bytes.saturating_sub(host::resident_bytes().unwrap_or(usize::MAX));
+            within_limit.min(host::machine_available_bytes().unwrap_or(usize::MAX).saturating_sub(promised))
         } else {
             within_limit
         }
@@ -287,9 +399,9 @@ impl PoolState {
         let mut released_bytes = 0;
         for (capacity_bytes, chunks) in std::mem::take(&mut self.free) {
             for chunk in chunks {
-                // SAFETY: the chunk came from `system_allocate` with this capacity, and it was in the free list:
+                // SAFETY: the chunk came from `host::allocate` with this capacity, and it was in the free list:
                 // no block refers to it any more.
-                unsafe { system_release(chunk.0, capacity_bytes) };
+                unsafe { host::release(chunk.0, capacity_bytes) };
                 released_bytes += capacity_bytes;
             }
         }
@@ -303,115 +415,22 @@ impl PoolState {
         by_size.into_iter().take(count).cloned().collect()
     }
 
-    fn out_of_memory(&self, device: Device, asked_bytes: usize, wanted: TensorInfo, at: Site) -> OutOfMemory {
+    fn out_of_memory(&self, wanted: Wanted) -> Error {
         // Small failures under no limit come from the system itself: then it is the machine's state that informs.
-        let free_bytes = self.free_bytes(device, CHECKED_BYTES_MIN);
-        OutOfMemory {
-            device,
-            wanted,
-            asked_bytes,
+        let free_bytes = match wanted.device {
+            Device::Cuda(index) if !wanted.device.runs_host_code() => gpu::free_bytes(index, self),
+            device => self.free_bytes(device, CHECKED_BYTES_MIN),
+        };
+        Error::OutOfMemory(Box::new(OutOfMemory {
+            device: wanted.device,
+            wanted: wanted.info,
+            asked_bytes: wanted.bytes,
             free_bytes,
             limit_bytes: self.limit_bytes.unwrap_or_else(|| self.stats.reserved_bytes.saturating_add(free_bytes)),
             allocated_bytes: self.stats.allocated_bytes,
             reserved_bytes: self.stats.reserved_bytes,
             largest: self.largest_live(LARGEST_LISTED),
-            at,
-        }
-    }
-}
-
-fn rounded(bytes: usize) -> usize {
-    if bytes <= SMALL_BYTES_MAX {
-        bytes.next_multiple_of(SMALL_STEP_BYTES)
-    } else {
-        // A shape's bytes are at most isize::MAX: rounding up cannot overflow usize.
-        bytes.next_multiple_of(HUGE_PAGE_BYTES)
-    }
-}
-
-/// Zeroed memory for one buffer, or `None` when the system has none.
-fn system_allocate(capacity_bytes: usize) -> Option<NonNull<u8>> {
-    if capacity_bytes <= SMALL_BYTES_MAX {
-        let layout = Layout::from_size_align(capacity_bytes, ALIGNMENT).ok()?;
-        // SAFETY: the size is not zero: the smallest capacity is SMALL_STEP_BYTES.
-        return NonNull::new(unsafe { alloc_zeroed(layout) });
-    }
-    map_huge(capacity_bytes)
-}
-
-/// A private mapping that starts on a huge-page boundary.
-fn map_huge(capacity_bytes: usize) -> Option<NonNull<u8>> {
-    let mapped_bytes = capacity_bytes.checked_add(HUGE_PAGE_BYTES)?;
-    // SAFETY: a new private anonymous mapping at an address of the kernel's choosing touches nothing of ours.
-    let start = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            mapped_bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        return None;
-    }
-    let skip_bytes = start.addr().next_multiple_of(HUGE_PAGE_BYTES) - start.addr();
-    let rest_bytes = HUGE_PAGE_BYTES - skip_bytes;
-    // SAFETY: head and tail lie inside the mapping just made and outside the part that is kept; both are whole
-    // pages because mmap's address, the huge page and the capacity are multiples of the page size.
-    unsafe {
-        let kept = start.byte_add(skip_bytes);
-        if skip_bytes > 0 {
-            libc::munmap(start, skip_bytes);
-        }
-        if rest_bytes > 0 {
-            libc::munmap(kept.byte_add(capacity_bytes), rest_bytes);
-        }
-        // Advice only: where huge pages are off, small ones serve.
-        libc::madvise(kept, capacity_bytes, libc::MADV_HUGEPAGE);
-        NonNull::new(kept.cast())
-    }
-}
-
-/// # Safety
-/// `pointer` came from `system_allocate(capacity_bytes)` and nothing uses it any more.
-unsafe fn system_release(pointer: NonNull<u8>, capacity_bytes: usize) {
-    if capacity_bytes <= SMALL_BYTES_MAX {
-        // SAFETY: allocated with exactly this layout, by the caller's promise.
-        unsafe { dealloc(pointer.as_ptr(), Layout::from_size_align_unchecked(capacity_bytes, ALIGNMENT)) };
-    } else {
-        // SAFETY: the kept part of a mapping of our own, whole pages, unused by the caller's promise.
-        unsafe { libc::munmap(pointer.as_ptr().cast(), capacity_bytes) };
-    }
-}
-
-/// The memory of this process that is really there.
-fn resident_bytes() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
-    line.split_whitespace().nth(1)?.parse::<usize>().ok()?.checked_mul(1024)
-}
-
-/// What the machine, or the container around this process, can still give. `None` where it does not say.
-fn machine_available_bytes() -> Option<usize> {
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let number = |path: &str| read(path).and_then(|text| text.trim().parse::<usize>().ok());
-    let machine = read("/proc/meminfo").and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<usize>().ok()?.checked_mul(1024)
-    });
-    // Files that were read count as used in a container, though they give way.
-    let gives_way = read("/sys/fs/cgroup/memory.stat").and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("inactive_file "))?;
-        line.split_whitespace().nth(1)?.parse::<usize>().ok()
-    });
-    let container = number("/sys/fs/cgroup/memory.max").and_then(|most| {
-        let used_bytes = number("/sys/fs/cgroup/memory.current")?.saturating_sub(gives_way.unwrap_or(0));
-        Some(most.saturating_sub(used_bytes))
-    });
-    match (machine, container) {
-        (Some(machine), Some(container)) => Some(machine.min(container)),
-        (one, other) => one.or(other),
+            at: wanted.at,
+        }))
     }
 }

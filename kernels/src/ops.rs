@@ -28,13 +28,21 @@ mod matmul;
 mod mse;
 mod mul;
 mod nonfinite;
+mod precision;
+mod random;
 mod relu;
 mod scale;
 mod sgd;
 mod sum;
 mod targets;
+mod transpose;
 #[cfg(test)]
 pub(crate) mod testing;
+
+pub(crate) use call::Lent;
+pub(crate) use fill::{arange_new, fill_new};
+pub(crate) use random::{Distribution, draw_new};
+pub(crate) use transpose::write_transposed;
 
 pub use accuracy::accuracy;
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
@@ -53,6 +61,7 @@ pub use linear::{Activation, Below, linear_backward_input_into, linear_backward_
 pub use mse::mse_into;
 pub use mul::{mul, mul_into};
 pub use nonfinite::mark_nonfinite;
+pub use precision::{F32Math, f32_math, with_f32_math};
 pub use relu::{relu, relu_backward_into, relu_into};
 pub use scale::{scale, scale_into};
 pub use sgd::{SgdConstants, SgdScalars, sgd};

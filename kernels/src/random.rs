@@ -57,6 +57,11 @@ multiversion! {
 }
 
 impl Draw {
+    /// Its place among all random numbers, for kernels that make them on a GPU.
+    pub(crate) fn stream(self) -> Stream {
+        self.0
+    }
+
     /// Uniforms in [0, 1) or standard normals. Uniforms have as many bits as the type (53, 24, 11, 8); other normals than
     /// f32's are the f32 number, rounded.
     pub(crate) fn fill<T: Element>(self, normal: bool, out: &mut [T]) {

@@ -15,6 +15,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cuda::capture;
+use crate::cuda::queue::Queue;
 use crate::error::{Error, OperandInfo, Result, Site, TensorInfo};
 use crate::storage::{Borrow, Origin, Storage};
 use crate::{DType, Device, Shape};
@@ -102,9 +104,10 @@ impl Tensor {
         self
     }
 
-    /// Whether this is the only handle on its memory: nobody else can read or write it.
+    /// Whether this is the only handle on its memory: nobody else can read or write it. Graphs do not count: they use it in the
+    /// order of their launches, like operations.
     pub fn is_only_handle(&self) -> bool {
-        Arc::strong_count(&self.storage) == 1
+        Arc::strong_count(&self.storage) == 1 + self.storage.graphs()
     }
 
     /// Whether the two handles share memory.
@@ -168,6 +171,29 @@ impl Tensor {
             self.storage.mark_used();
         }
         Ok(borrow)
+    }
+
+    /// As `enter`, for work that is given to a stream of a GPU: the memory is not freed before that is done, and a graph being
+    /// captured keeps it.
+    pub(crate) fn enter_for(
+        &self,
+        role: &'static str,
+        writes: bool,
+        queue: &Arc<Queue>,
+        op: &'static str,
+        at: Site,
+    ) -> Result<Borrow<'_>> {
+        let borrow = self.enter(role, writes, op, at)?;
+        self.storage.block().visit(queue, op, at)?;
+        self.join_capture(writes, queue);
+        Ok(borrow)
+    }
+
+    /// A graph being captured on `queue` keeps this tensor's memory.
+    pub(crate) fn join_capture(&self, writes: bool, queue: &Queue) {
+        if queue.is_captured() {
+            capture::keep(&self.storage, self.byte_range(), writes);
+        }
     }
 
     /// A new tensor of unspecified contents.

@@ -10,6 +10,8 @@
 mod hints;
 mod ledger;
 mod policy;
+mod route;
+mod scalars;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -20,7 +22,10 @@ pub use ledger::{Kind, Ledger, Row};
 pub(crate) use policy::with_rules;
 pub use policy::{Phase, Policy, announced, forbid_transfers, in_phase, inherit, policy, with_ledger, with_policy};
 
+pub use scalars::Scalars;
+
 use self::ledger::{Circumstances, Key};
+use self::route::Copy;
 use crate::error::{DeviceMismatch, Error, ForbiddenTransfer, Place, Result, Site, TensorInfo};
 use crate::storage::{Borrow, Origin};
 use crate::stream::{Event, Stream};
@@ -49,7 +54,7 @@ pub(crate) fn check(op: &'static str, info: &TensorInfo, target: Device, asked: 
 }
 
 /// Books one crossing that has happened.
-fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
+fn book(tensor: &Tensor, target: Device, kind: Kind, pinned: bool, asked: Asked, at: Site) {
     let storage = tensor.storage();
     let source = tensor.device();
     let unused = source == Device::Cpu && storage.origin == Origin::Computed && !storage.was_used();
@@ -63,7 +68,7 @@ fn book(tensor: &Tensor, target: Device, pinned: bool, asked: Asked, at: Site) {
         // Saving copies down what came up, and that is its purpose.
         let saving = rules.phase == Phase::Checkpoint;
         let key = Key {
-            kind: Kind::between(source, target),
+            kind,
             phase: rules.phase,
             source,
             target,
@@ -100,8 +105,9 @@ pub(crate) fn cross_entered(
     target.check_usable(op, at)?;
     check(op, &tensor.info(), target, asked, at)?;
     let copy = tensor.empty_for_arrival(target, op, at)?;
-    copy_bytes(&mut copy.borrow("copy", true, op, at)?, entered);
-    book(tensor, target, tensor.is_pinned(), asked, at);
+    let way = Copy { target: &copy, source: tensor, op, at };
+    let kind = way.now(&mut copy.borrow("copy", true, op, at)?, entered)?;
+    book(tensor, target, kind, tensor.is_pinned(), asked, at);
     Ok(copy)
 }
 
@@ -113,31 +119,40 @@ pub(crate) fn bring_back(
     op: &'static str,
     at: Site,
 ) -> Result<()> {
-    copy_bytes(entered, &copy.borrow("copy", false, op, at)?);
-    book(copy, original.device(), original.is_pinned(), Asked::ByPolicy, at);
+    let way = Copy { target: original, source: copy, op, at };
+    let kind = way.now(entered, &copy.borrow("copy", false, op, at)?)?;
+    book(copy, original.device(), kind, original.is_pinned(), Asked::ByPolicy, at);
     Ok(())
 }
 
 /// Copies the elements of `source` into `target`: same dtype, shape and layout, any two devices.
 pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
+    copy_with(target, source, op, at, |copy, mut writes, reads| Ok((copy.now(&mut writes, &reads)?, ())))
+}
+
+/// As `copy_into`, with the bytes copied by `way`.
+fn copy_with<R>(
+    target: &Tensor,
+    source: &Tensor,
+    op: &'static str,
+    at: Site,
+    way: impl FnOnce(Copy<'_>, Borrow<'_>, Borrow<'_>) -> Result<(Kind, R)>,
+) -> Result<R> {
     let crosses = target.device() != source.device();
     if crosses {
         check(op, &source.info(), target.device(), Asked::Explicitly, at)?;
     }
     let reads = source.borrow("source", false, op, at)?;
-    copy_bytes(&mut target.borrow("target", true, op, at)?, &reads);
+    let writes = target.borrow("target", true, op, at)?;
+    let (kind, outcome) = way(Copy { target, source, op, at }, writes, reads)?;
     if crosses {
-        book(source, target.device(), source.is_pinned() || target.is_pinned(), Asked::Explicitly, at);
+        let pinned = source.is_pinned() || target.is_pinned();
+        book(source, target.device(), kind, pinned, Asked::Explicitly, at);
     } else {
         source.storage().mark_used();
     }
     target.storage().mark_changed();
-    Ok(())
-}
-
-/// The bytes themselves, between memories that the host can reach. CUDA devices add their copies here.
-fn copy_bytes(target: &mut Borrow<'_>, source: &Borrow<'_>) {
-    crate::threads::copy(target.elements_mut::<u8>(), source.elements::<u8>());
+    Ok(outcome)
 }
 
 /// The elements of `tensor` as the host sees them, for `to_vec` and `save`: a download when it lives elsewhere.
@@ -155,9 +170,12 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
     if crosses {
         check("item", &tensor.info(), Device::Cpu, Asked::Explicitly, at)?;
     }
-    // Host memory and what stands in for a device's; CUDA devices copy one element here.
     let entered = tensor.enter("x", false, "item", at)?;
-    let value = crate::dtype::with_element!(tensor.dtype(), T => entered.elements::<T>()[0].to_f64());
+    let value = crate::dtype::with_element!(tensor.dtype(), T => {
+        let element =
+            if source.runs_host_code() { entered.elements::<T>()[0] } else { route::element(tensor, &entered, "item", at)? };
+        element.to_f64()
+    });
     with_rules(|rules| {
         let key =
             Key { kind: Kind::ScalarRead, phase: rules.phase, source, target: Device::Cpu, implicit: false, site: at };
@@ -240,8 +258,11 @@ impl PendingCopy {
     }
 }
 
-/// Starts copying `source` into `target` on `stream`: same dtype and shape, any two devices. Between memories of
-/// the host the copy is done on return.
+/// Starts copying `source` into `target` on `stream`: same dtype and shape, any two devices. Between memories of the host the copy
+/// is done on return, and so it is into host memory that is not pinned (`Tensor::zeros_pinned`).
+///
+/// The copy comes after what `stream` was given before, and waits for no other stream: say with events what it has to wait for. Pinned memory
+/// that it reads or writes cannot be touched before it is done: that is an error, also when the `PendingCopy` is gone.
 #[track_caller]
 pub fn copy_async(target: &Tensor, source: &Tensor, stream: &Stream) -> Result<PendingCopy> {
     let at = std::panic::Location::caller();
@@ -251,6 +272,6 @@ pub fn copy_async(target: &Tensor, source: &Tensor, stream: &Stream) -> Result<P
         let expected = format!("a stream on {} or {}", devices[0], devices[1]);
         return Err(Error::value("copy_async", "stream", expected, format!("one on {}", stream.device())));
     }
-    copy_into(target, source, "copy_async", at)?;
-    Ok(PendingCopy { done: stream.record()?, _source: source.clone(), _target: target.clone() })
+    let done = copy_with(target, source, "copy_async", at, |copy, writes, reads| copy.on(stream, writes, reads))?;
+    Ok(PendingCopy { done, _source: source.clone(), _target: target.clone() })
 }

@@ -25,7 +25,8 @@ pub struct Discovery {
     pub cublaslt: Library,
     /// The compiler for CUDA C++ at run time: needed for this project's kernels.
     pub nvrtc: Library,
-    /// The folder with `cuda_bf16.h` and `cuda_fp16.h`, which NVRTC does not find by itself.
+    /// The folder with `cuda_bf16.h` and `cuda_fp16.h`, which NVRTC does not find by itself and no kernel of this release
+    /// needs.
     pub nvrtc_headers: Library,
     /// Collectives: needed for more than one GPU.
     pub nccl: Library,
@@ -140,9 +141,10 @@ const NCCL: Part = Part {
 };
 
 const HEADERS: &str = "NVRTC headers";
-const HEADERS_ADVICE: &str = "cuda_bf16.h and cuda_fp16.h are needed for compiling this project's kernels for a GPU, \
-     and NVRTC comes without them. Install your distribution's package of the CUDA runtime's headers, or the pip wheel \
-     nvidia-cuda-runtime in the active Python environment, or set DDP_CUDA_INCLUDE to the folder that holds them";
+const HEADERS_ADVICE: &str = "this release's kernels do without. cuda_bf16.h and cuda_fp16.h are needed for kernels \
+     that include them, and NVRTC comes without them. To have them, install your distribution's package of the CUDA \
+     runtime's headers, or the pip wheel nvidia-cuda-runtime in the active Python environment, or set \
+     DDP_CUDA_INCLUDE to the folder that holds them";
 
 /// What a search for a library's file comes to.
 fn library(part: Part, found: Found) -> Library {

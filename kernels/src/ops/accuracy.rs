@@ -3,12 +3,18 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use crate::cuda::launch::BLOCK_THREADS;
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
+use crate::ops::call::{Call, FLOATS, Lent};
 use crate::ops::float::Float;
 use crate::ops::targets::{Targets, check_operands};
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
+
+static SOURCE: Source = Source::new("accuracy.cu", include_str!("accuracy.cu"));
+/// Rows of a thread block, a warp for each.
+const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 multiversion! {
     /// How many of the rows have their argmax at the target, and how many are not ignored.
@@ -41,21 +47,29 @@ fn is_argmax<T: Float>(logits: &[T], target: usize) -> bool {
 }
 
 /// `out = [correct, counted]`, i64\[2\]: of the rows of `logits` (B, C) whose target (B; u8, i32 or i64) is not
-/// `ignore_index`, how many have their first maximum at the target.
+/// `ignore_index`, how many have their first maximum at the target. A target that is no class is an error, except on a GPU, where
+/// the host cannot know: there it is counted, and is not correct.
 #[track_caller]
 pub fn accuracy(out: &Tensor, logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> Result<()> {
     let mut call = Call::new("accuracy");
     let out = call.writes("out", out);
     let logits = call.reads("logits", logits);
     let targets = call.reads("targets", targets);
-    let [_, classes] = check_operands(&call, logits, targets)?;
+    let [rows, classes] = check_operands(&call, logits, targets)?;
     call.row_major(logits)?;
     call.has_shape(out, &[2], "correct and counted")?;
     call.has_dtype(out, &[DType::I64])?;
     let placed = call.place(logits, &FLOATS)?;
     {
         let [mut out, lent_logits, lent_targets] = placed.enter([out, logits, targets])?;
-        let targets = Targets::of(&lent_targets, placed.tensor(targets).dtype());
+        let target_dtype = placed.tensor(targets).dtype();
+        if let Some(gpu) = placed.launcher()? {
+            let targets = (&lent_targets, target_dtype);
+            launch(&gpu, [&out, &lent_logits], targets, [rows, classes], ignore_index)?;
+            drop((out, lent_logits, lent_targets));
+            return placed.finish();
+        }
+        let targets = Targets::of(&lent_targets, target_dtype);
         targets.check("accuracy", classes, ignore_index)?;
         let counts = match placed.tensor(logits).dtype() {
             DType::F32 => count::<f32>(lent_logits.elements(), classes, targets, ignore_index),
@@ -64,6 +78,25 @@ pub fn accuracy(out: &Tensor, logits: &Tensor, targets: &Tensor, ignore_index: O
         out.elements_mut().copy_from_slice(&counts);
     }
     placed.finish()
+}
+
+fn launch(
+    gpu: &Launcher,
+    [out, logits]: [&Lent<'_>; 2],
+    (targets, target_dtype): (&Lent<'_>, DType),
+    [rows, classes]: [usize; 2],
+    ignore_index: Option<i64>,
+) -> Result<()> {
+    /// Sixteen blocks on each of 132 processors: beyond that a warp takes several rows.
+    const BLOCKS_MAX: usize = 16 * 132;
+    gpu.kernel(&SOURCE, "accuracy_zero")?.output(out).launch(Grid::blocks(1, 32))?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let kernel = gpu.kernel(&SOURCE, "accuracy_f32")?.output(out).reads(logits);
+    let kernel = kernel.reads(targets).u32(target_dtype.bytes() as u32).count(rows).count(classes);
+    let kernel = kernel.i64(ignore_index.unwrap_or_default()).u32(u32::from(ignore_index.is_some()));
+    kernel.launch(Grid::blocks(rows.div_ceil(ROWS_PER_BLOCK).min(BLOCKS_MAX), BLOCK_THREADS))
 }
 
 fn count<T: Float>(logits: &[T], classes: usize, targets: Targets<'_>, ignore_index: Option<i64>) -> [i64; 2] {

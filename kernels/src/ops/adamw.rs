@@ -4,9 +4,10 @@
 //! What changes from step to step (learning rate, bias corrections, clip scale, the sticky flag) is read from small
 //! tensors on the device, so that a captured graph can be replayed for every step.
 
+use crate::cuda::{Grid, Launcher};
 use crate::error::{Error, Result};
 use crate::ops::call::{Call, FLOATS, Lent};
-use crate::ops::chunks::ChunkTable;
+use crate::ops::chunks::{self, ChunkTable};
 use crate::ops::float::Float;
 use crate::ops::{grad_norm, nonfinite};
 use crate::simd::multiversion;
@@ -155,9 +156,11 @@ pub fn adamw(
     {
         let [values, grads, first, second, lent_scalars] = placed.enter([values, grads, first, second, scalars])?;
         let (lent_scale, lent_flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
-        if !nonfinite::is_set(lent_flag.as_ref()) {
-            let scale = scale.zip(lent_scale.as_ref()).map(|(slot, lent)| (lent, placed.tensor(slot).dtype()));
-            let buffers = [values, grads, first, second];
+        let scale = scale.zip(lent_scale.as_ref()).map(|(slot, lent)| (lent, placed.tensor(slot).dtype()));
+        let buffers = [values, grads, first, second];
+        if let Some(gpu) = placed.launcher()? {
+            launch(&gpu, &buffers, chunks, constants, &lent_scalars, scale, lent_flag.as_ref())?;
+        } else if !nonfinite::is_set(lent_flag.as_ref()) {
             match placed.tensor(scalars).dtype() {
                 DType::F32 => run::<f32>(buffers, chunks, constants, &lent_scalars, scale),
                 _ => run::<f64>(buffers, chunks, constants, &lent_scalars, scale),
@@ -177,6 +180,26 @@ fn check_constants(call: &Call<'_>, constants: &AdamwConstants) -> Result<()> {
         return Err(call.bad_value("epsilon", "0 or more", constants.epsilon.to_string()));
     }
     Ok(())
+}
+
+fn launch(
+    gpu: &Launcher,
+    [values, grads, first, second]: &[Lent<'_>; 4],
+    chunks: &ChunkTable,
+    constants: &AdamwConstants,
+    scalars: &Lent<'_>,
+    scale: Option<(&Lent<'_>, DType)>,
+    flag: Option<&Lent<'_>>,
+) -> Result<()> {
+    if chunks.quanta() == 0 {
+        return Ok(());
+    }
+    let kernel = gpu.kernel(&chunks::SOURCE, "adamw_f32")?;
+    let kernel = kernel.output(values).reads(grads).output(first).output(second).reads(scalars);
+    let kernel = grad_norm::give_scale(kernel, scale).maybe(flag);
+    let AdamwConstants { beta1, beta2, epsilon } = *constants;
+    let kernel = kernel.f32((1.0 - beta1) as f32).f32(beta2 as f32).f32((1.0 - beta2) as f32).f32(epsilon as f32);
+    chunks.launch(gpu, kernel, Grid::blocks(chunks.quanta(), chunks::QUANTUM_THREADS))
 }
 
 fn run<T: Float>(

@@ -2,10 +2,14 @@
 
 use std::panic::Location;
 
+use crate::cuda::Source;
 use crate::error::{Error, Result};
-use crate::ops::elementwise::{InPlace, binary_op};
+use crate::ops::elementwise::{InPlace, Kernels, binary_op, kernel_names};
 use crate::ops::loops::Binary;
 use crate::{Tensor, transfer};
+
+static SOURCE: Source = Source::new("add.cu", include_str!("add.cu"));
+const KERNELS: Kernels = Kernels { source: &SOURCE, names: kernel_names!("add") };
 
 /// The sum of two elements.
 #[derive(Clone, Copy)]
@@ -29,7 +33,7 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `out = a + b`; `out` may be `a` itself, or `b`, or both.
 #[track_caller]
 pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    binary_op("add", [("out", out), ("a", a), ("b", b)], InPlace::Either, Add)
+    binary_op("add", [("out", out), ("a", a), ("b", b)], InPlace::Either, Add, &KERNELS)
 }
 
 /// Room for the result of an elementwise operation on two tensors, or the error that says why they cannot meet.

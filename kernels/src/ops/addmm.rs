@@ -2,10 +2,14 @@
 //!
 //! `mat1` and `mat2` may be transposed views (`t()`), read as they are. `acc` has the output's shape, or is one row for
 //! all rows (a bias), or is the output itself (then it is added within the product, whose last bits differ from those of
-//! a separate output). As in BLAS, a factor of 0 means that its operand is not read at all: NaN there does no harm.
+//! a separate output). On a GPU all three may also be bf16 or f16, with sums in f32; f32 itself is strict unless
+//! `with_f32_math` says otherwise. As in BLAS, a factor of 0 means that its operand is not read at all: NaN there does no harm.
 
+use crate::cuda::Launcher;
+use crate::cuda::blaslt::{Epilogue, Product, Side};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS, Lent, Placed, Slot};
+use crate::ops::call::{Call, Lent, Placed, Slot, WIDE};
+use crate::ops::linear::gpu::{address, fits_epilogue, scale_rows};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
@@ -19,7 +23,7 @@ pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) 
     let mut call = Call::new("addmm");
     let acc = call.reads("acc", acc);
     let operands = Operands::check(&mut call, acc, mat1, mat2)?;
-    let placed = call.place(operands.mat1, &FLOATS)?;
+    let placed = call.place(operands.mat1, &WIDE)?;
     let [m, n, _] = operands.mnk;
     let out = placed.tensor(operands.mat1).new_empty(&[m, n])?;
     {
@@ -43,7 +47,7 @@ pub fn addmm_into(out: &Tensor, acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alph
     call.has_shape(out, &[m, n], "[rows of mat1, columns of mat2]")?;
     call.same_dtype(out, operands.mat1)?;
     call.row_major(out)?;
-    let placed = call.place(operands.mat1, &FLOATS)?;
+    let placed = call.place(operands.mat1, &WIDE)?;
     {
         let [lent_out, lent_acc] = placed.enter([out, acc])?;
         operands.run(&placed, lent_out, &lent_acc, alpha, beta)?;
@@ -85,11 +89,56 @@ impl Operands {
     fn run(&self, placed: &Placed<'_>, mut out: Lent<'_>, acc: &Lent<'_>, alpha: f64, beta: f64) -> Result<()> {
         let [mat1, mat2] = placed.enter([self.mat1, self.mat2])?;
         let transposed = [self.mat1, self.mat2].map(|slot| placed.tensor(slot).is_transposed());
-        match placed.tensor(self.mat1).dtype() {
-            DType::F32 => self.compute::<f32>(&mut out, acc, [&mat1, &mat2], transposed, alpha, beta),
-            _ => self.compute::<f64>(&mut out, acc, [&mat1, &mat2], transposed, alpha, beta),
+        match (placed.launcher()?, placed.tensor(self.mat1).dtype()) {
+            (Some(gpu), dtype) => {
+                let [left, right] = [(&mat1, transposed[0]), (&mat2, transposed[1])]
+                    .map(|(lent, transposed)| Side { address: address(lent), transposed });
+                self.compute_on_gpu(&gpu, dtype, [&out, acc], [left, right], [alpha as f32, beta as f32])?;
+            }
+            (None, DType::F32) => self.compute::<f32>(&mut out, acc, [&mat1, &mat2], transposed, alpha, beta),
+            (None, _) => self.compute::<f64>(&mut out, acc, [&mat1, &mat2], transposed, alpha, beta),
         }
         Ok(())
+    }
+
+    /// One product, mostly. `acc` is read by it where it is; one row for all is the library's bias if nothing is scaled, and
+    /// else is written to all rows of `out` first.
+    fn compute_on_gpu(
+        &self,
+        gpu: &Launcher,
+        dtype: DType,
+        [out, acc]: [&Lent<'_>; 2],
+        [left, right]: [Side; 2],
+        [alpha, beta]: [f32; 2],
+    ) -> Result<()> {
+        let [m, n, k] = self.mnk;
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        let out = address(out);
+        // In place, one row is all of out.
+        let broadcast = self.broadcast && acc.address().is_some();
+        let acc = acc.address().unwrap_or(out);
+        if k == 0 || alpha == 0.0 {
+            return scale_rows(gpu, dtype, out, acc, broadcast, [m, n], beta);
+        }
+        let epilogue = Epilogue::default();
+        let product =
+            Product { mnk: self.mnk, left, right, out, existing: acc, dtype, out_dtype: dtype, alpha, beta, epilogue };
+        if beta == 0.0 {
+            return gpu.multiply(&Product { existing: out, ..product });
+        }
+        if !broadcast {
+            return gpu.multiply(&product);
+        }
+        if alpha == 1.0 && beta == 1.0 && fits_epilogue(acc) {
+            let epilogue = Epilogue { bias: Some(acc), ..epilogue };
+            if gpu.multiply_if_supported(&Product { beta: 0.0, existing: out, epilogue, ..product })? {
+                return Ok(());
+            }
+        }
+        scale_rows(gpu, dtype, out, acc, true, [m, n], 1.0)?;
+        gpu.multiply(&Product { existing: out, ..product })
     }
 
     fn compute<T: Real + AddScaled>(

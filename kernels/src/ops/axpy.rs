@@ -1,12 +1,17 @@
-//! axpy: `y += a x`, each element by one fused multiply-add, so one rounding. `a` is rounded to the dtype first.
+//! axpy: `y += a x`, each element by one fused multiply-add, so one rounding. `a` is rounded first to the type
+//! of the math: f32, or f64 for f64.
 
+use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
+use crate::ops::call::{Call, WIDE};
+use crate::ops::elementwise::{grid_of_packs, kernel_for, kernel_names};
 use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;
 use crate::simd::multiversion;
 use crate::threads;
 use crate::{DType, Tensor};
+
+static SOURCE: Source = Source::new("axpy.cu", include_str!("axpy.cu"));
 
 /// `y += a x`. `x` may not be `y`: that is `scale_into(y, y, 1.0 + a)`.
 #[track_caller]
@@ -15,12 +20,19 @@ pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     let y = call.writes("y", y);
     let x = call.reads("x", x);
     call.elementwise(&[y, x])?;
-    let placed = call.place(y, &FLOATS)?;
+    let placed = call.place(y, &WIDE)?;
+    let (dtype, count) = (placed.tensor(y).dtype(), placed.tensor(y).count());
     {
         let [mut lent_y, x] = placed.enter([y, x])?;
-        match placed.tensor(y).dtype() {
-            DType::F32 => update(lent_y.elements_mut(), a as f32, x.elements()),
-            _ => update(lent_y.elements_mut(), a, x.elements()),
+        match placed.launcher()? {
+            Some(_) if count == 0 => {}
+            Some(gpu) => {
+                let kernel = gpu.kernel(&SOURCE, kernel_for(kernel_names!("axpy"), dtype))?;
+                let kernel = kernel.output(&lent_y).reads(&x).count(count).f32(a as f32);
+                kernel.launch(grid_of_packs(count, dtype))?;
+            }
+            None if dtype == DType::F32 => update(lent_y.elements_mut(), a as f32, x.elements()),
+            None => update(lent_y.elements_mut(), a, x.elements()),
         }
     }
     placed.finish()

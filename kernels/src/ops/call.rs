@@ -13,9 +13,13 @@
 //! ```
 
 use std::panic::Location;
+use std::sync::Arc;
 
+use crate::cuda::Launcher;
+use crate::cuda::queue::Queue;
 use crate::error::{Error, NoVersion, Result, Site};
 use crate::storage::Borrow;
+use crate::stream::Stream;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor};
 
@@ -31,6 +35,10 @@ pub(crate) struct Versions {
 
 /// The math in f32 everywhere, and in f64 on the CPU, for checking.
 pub(crate) const FLOATS: Versions = Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32] };
+
+/// As `FLOATS`, and in the half-width types on CUDA, where the math is in f32 and rounded once.
+pub(crate) const WIDE: Versions =
+    Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32, DType::BF16, DType::F16] };
 
 /// One operand by its position in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +229,7 @@ impl<'a> Call<'a> {
         }
         let device = transfer::meeting_place(self.op, &roles[..self.count], self.at)?;
         let there = if device == Device::Cpu { versions.cpu } else { versions.cuda };
-        if !device.runs_host_code() || !there.contains(&self.tensor(math).dtype()) {
+        if !there.contains(&self.tensor(math).dtype()) {
             return Err(self.no_version(math, device, versions));
         }
         let mut moved = Vec::new();
@@ -230,7 +238,11 @@ impl<'a> Call<'a> {
                 moved.push(self.bring(slot, device, &moved)?);
             }
         }
-        Ok(Placed { call: self, moved })
+        let queue = match device {
+            Device::Cpu => None,
+            _ => Stream::current_at(device, self.op, self.at)?.queue().cloned(),
+        };
+        Ok(Placed { call: self, moved, queue })
     }
 
     /// Finds operands that are in place of an output, and refuses every other overlap with what is written. Asked of the
@@ -316,6 +328,8 @@ pub(crate) struct Placed<'a> {
     pub(crate) call: Call<'a>,
     /// What the policy moved, by slot; empty where all operands were on one device, which costs nothing.
     moved: Vec<Option<Moved<'a>>>,
+    /// The stream that the work goes to, on a GPU.
+    queue: Option<Arc<Queue>>,
 }
 
 impl Placed<'_> {
@@ -323,6 +337,12 @@ impl Placed<'_> {
         let slot = self.call.operand(slot).in_place_of.unwrap_or(slot);
         let moved = self.moved.get(usize::from(slot.0)).and_then(Option::as_ref);
         moved.map_or_else(|| self.call.tensor(slot), |moved| &moved.copy)
+    }
+
+    /// Where to run kernels, if the operands met on a GPU.
+    pub(crate) fn launcher(&self) -> Result<Option<Launcher>> {
+        let Some(queue) = &self.queue else { return Ok(None) };
+        Ok(Some(Launcher { gpu: queue.gpu, queue: queue.clone(), op: self.call.op, at: self.call.at }))
     }
 
     /// Enters the memory of all operands in `slots`.
@@ -341,7 +361,16 @@ impl Placed<'_> {
 
     /// Enters an output that this operation has just made.
     pub(crate) fn enter_new<'b>(&self, out: &'b Tensor) -> Result<Lent<'b>> {
-        out.enter("out", true, self.call.op, self.call.at).map(|borrow| Lent(Some(borrow)))
+        self.enter_as(out, "out", true)
+    }
+
+    fn enter_as<'b>(&self, tensor: &'b Tensor, role: &'static str, writes: bool) -> Result<Lent<'b>> {
+        let (op, at) = (self.call.op, self.call.at);
+        let borrow = match &self.queue {
+            None => tensor.enter(role, writes, op, at),
+            Some(queue) => tensor.enter_for(role, writes, queue, op, at),
+        };
+        borrow.map(|borrow| Lent(Some(borrow)))
     }
 
     /// Enters the memory of one operand.
@@ -350,8 +379,7 @@ impl Placed<'_> {
         if operand.in_place_of.is_some() {
             return Ok(Lent(None));
         }
-        let borrow = self.tensor(slot).enter(operand.role, operand.writes, self.call.op, self.call.at)?;
-        Ok(Lent(Some(borrow)))
+        self.enter_as(self.tensor(slot), operand.role, operand.writes)
     }
 
     /// Brings outputs that the policy moved back to where the caller has them. The borrows must be gone.
@@ -378,6 +406,11 @@ impl Lent<'_> {
     /// The elements of an operand that cannot be in place.
     pub(crate) fn elements<T: Element>(&self) -> &[T] {
         self.unless_in_place().expect("only operands declared with may_be_in_place are ever in place")
+    }
+
+    /// Where it begins in its device's memory; none when it is the output itself.
+    pub(crate) fn address(&self) -> Option<u64> {
+        self.0.as_ref().map(Borrow::address)
     }
 
     /// The elements of an output.

@@ -5,9 +5,10 @@
 //! its way to them is first rounded "to odd", which keeps what the second rounding needs to know: whether anything
 //! was dropped. The conversions are integer arithmetic and selects, which vectorise.
 
-use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use std::marker::PhantomData;
 
+use crate::cuda::{Grid, Launcher, Source, copies};
+use crate::dtype::round::{bf16_nearest, bf16_wide, f16_nearest, f16_wide, f32_to_odd};
 use crate::dtype::{DType, Element, bf16, f16, with_element};
 use crate::error::Result;
 use crate::ops::call::{Call, Lent, Versions};
@@ -15,6 +16,8 @@ use crate::ops::loops::{GRAIN, write_past_caches};
 use crate::simd::multiversion;
 use crate::streaming::{Make, STREAMING_BYTES_MIN, ask_ahead};
 use crate::{Tensor, threads};
+
+static SOURCE: Source = Source::new("cast.cu", include_str!("cast.cu"));
 
 /// Every dtype on every device: for operations that only move or convert numbers.
 pub(super) const EVERY_DTYPE: Versions = Versions { cpu: &DType::ALL, cuda: &DType::ALL };
@@ -42,13 +45,49 @@ pub fn cast_into(out: &Tensor, x: &Tensor) -> Result<()> {
     {
         let [mut lent_out, lent_x] = placed.enter([out, x])?;
         let (from, to) = (placed.tensor(x).dtype(), placed.tensor(out).dtype());
-        if from == to {
+        if let Some(gpu) = placed.launcher()? {
+            cast_on(&gpu, &lent_out, &lent_x, placed.tensor(x).count(), from, to)?;
+        } else if from == to {
             threads::copy(lent_out.elements_mut::<u8>(), lent_x.elements::<u8>());
         } else {
             with_element!(from, From => with_element!(to, To => run::<From, To>(&mut lent_out, &lent_x)));
         }
     }
     placed.finish()
+}
+
+macro_rules! kernels {
+    ($($from:ident),*) => { [$(kernels!(from $from: f32, bf16, f16, f64, u8, i32, i64)),*] };
+    (from $from:ident: $($to:ident),*) => {
+        [$(concat!("cast_", stringify!($from), "_to_", stringify!($to))),*]
+    };
+}
+
+/// The kernel for each pair of dtypes, in the order of `DType::ALL`; equal ones are copied, whatever they are.
+const KERNELS: [[&str; 7]; 7] = kernels!(f32, bf16, f16, f64, u8, i32, i64);
+
+fn cast_on(gpu: &Launcher, out: &Lent<'_>, x: &Lent<'_>, count: usize, from: DType, to: DType) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    if from == to {
+        return copy_on(gpu, out, x, count * from.bytes());
+    }
+    let threads = (count * from.bytes().max(to.bytes())).div_ceil(16);
+    let kernel = gpu.kernel(&SOURCE, KERNELS[from as usize][to as usize])?;
+    kernel.output(out).reads(x).count(count).launch(Grid::elements(threads))
+}
+
+/// Copies `bytes` bytes, all of both operands; nothing to do where they are the same.
+pub(super) fn copy_on(gpu: &Launcher, out: &Lent<'_>, x: &Lent<'_>, bytes: usize) -> Result<()> {
+    let (Some(target), Some(source)) = (out.address(), x.address()) else { return Ok(()) };
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: both operands are entered, are memory of this device, have `bytes` bytes by the caller's promise, and do not
+    // overlap: `place` refuses that but for operands that are in place, whose input has no address.
+    let copied = unsafe { copies::within(&gpu.queue, target, source, bytes) };
+    copied.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at))
 }
 
 fn run<From: Convert<To>, To: Element>(out: &mut Lent<'_>, x: &Lent<'_>) {

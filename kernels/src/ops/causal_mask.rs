@@ -1,13 +1,19 @@
 //! causal_mask: which tokens (columns) each token (row) may not see, those after it. In a float dtype what is added to
 //! the scores: 0 on and below the diagonal, −∞ above; in u8 the mask itself: 1 above the diagonal, else 0.
 
+use crate::cuda::Source;
 use crate::dtype::{DType, bf16, f16};
 use crate::error::Result;
 use crate::ops::call::{Call, Versions};
+use crate::ops::elementwise::grid_of_packs;
+use crate::ops::fill::{bits_of, kernel_for_width};
 use crate::{Device, Element, Tensor, threads};
 
 const MASKS: &[DType] = &[DType::F32, DType::F64, DType::BF16, DType::F16, DType::U8];
 const VERSIONS: Versions = Versions { cpu: MASKS, cuda: MASKS };
+
+static SOURCE: Source = Source::new("causal_mask.cu", include_str!("causal_mask.cu"));
+const KERNELS: [&str; 4] = ["causal_mask_1", "causal_mask_2", "causal_mask_4", "causal_mask_8"];
 
 /// The mask of `tokens` tokens, in a new tensor `[tokens, tokens]`.
 #[track_caller]
@@ -26,9 +32,19 @@ pub fn causal_mask_into(out: &Tensor) -> Result<()> {
     call.has_shape(out, &[tokens, tokens], "[tokens, tokens]")?;
     call.row_major(out)?;
     let placed = call.place(out, &VERSIONS)?;
+    let dtype = placed.tensor(out).dtype();
     {
         let [mut lent_out] = placed.enter([out])?;
-        match placed.tensor(out).dtype() {
+        if let Some(gpu) = placed.launcher()? {
+            if tokens > 0 {
+                let hidden = bits_of(if dtype == DType::U8 { 1.0 } else { f64::NEG_INFINITY }, dtype);
+                let kernel = gpu.kernel(&SOURCE, kernel_for_width(KERNELS, dtype.bytes()))?.output(&lent_out);
+                kernel.count(tokens).u64(hidden).launch(grid_of_packs(tokens * tokens, dtype))?;
+            }
+            drop(lent_out);
+            return placed.finish();
+        }
+        match dtype {
             DType::F32 => write_rows(lent_out.elements_mut(), tokens, f32::NEG_INFINITY),
             DType::F64 => write_rows(lent_out.elements_mut(), tokens, f64::NEG_INFINITY),
             DType::BF16 => write_rows(lent_out.elements_mut(), tokens, bf16::NEG_INFINITY),

@@ -3,16 +3,29 @@
 //! A table may cover a part only (under ZeRO-1: this rank's slice of every bucket). Work is counted in quanta of
 //! [`QUANTUM`] elements from each chunk's start, the last of a chunk being shorter: the grid on which threads share
 //! it, and on which `grad_norm_partials` sums. The grid depends on the table alone, never on the threads.
+//!
+//! On a GPU one launch covers all chunks, a quantum a block; what the kernels need of a table (`chunks.cu`) goes there at the
+//! first use on that device, which must not be in a capture, and stays.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::cuda::launch::Kernel;
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::{Error, Result};
 use crate::ops::call::{Call, Slot};
-use crate::threads;
 use crate::threads::Shares;
+use crate::transfer::{self, Asked};
+use crate::{Device, Tensor, threads};
 
 /// Elements of a quantum.
 pub const QUANTUM: usize = 1024;
+
+/// The kernels that go over chunks.
+pub(crate) static SOURCE: Source = Source::new("chunks.cu", include_str!("chunks.cu"));
+/// Threads of a block that has a quantum to itself: 16 bytes a thread.
+pub(crate) const QUANTUM_THREADS: u32 = 256;
 
 /// A range of a flat buffer, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +51,28 @@ pub struct ChunkTable {
     chunks: Vec<Chunk>,
     /// How many quanta come before each chunk, and at the end how many there are.
     quanta_before: Vec<usize>,
+    copies: Copies,
 }
+
+/// The table as kernels read it, on each device that has asked. Clones of a table share it, since chunks never change,
+/// and two tables of the same chunks are equal wherever they have been.
+#[derive(Clone, Default)]
+struct Copies(Arc<Mutex<Vec<Tensor>>>);
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        f.debug_set().entries(copies.iter().map(Tensor::device)).finish()
+    }
+}
+
+impl PartialEq for Copies {
+    fn eq(&self, _: &Copies) -> bool {
+        true
+    }
+}
+
+impl Eq for Copies {}
 
 impl ChunkTable {
     /// Checks that the chunks are in order and do not overlap.
@@ -61,12 +95,16 @@ impl ChunkTable {
             quanta += chunk.len.div_ceil(QUANTUM);
             quanta_before.push(quanta);
         }
-        Ok(ChunkTable { chunks, quanta_before })
+        Ok(ChunkTable { chunks, quanta_before, copies: Copies::default() })
     }
 
     /// One chunk: the first `len` elements.
     pub fn whole(len: usize, decay: bool) -> ChunkTable {
-        ChunkTable { chunks: vec![Chunk { offset: 0, len, decay }], quanta_before: vec![0, len.div_ceil(QUANTUM)] }
+        ChunkTable {
+            chunks: vec![Chunk { offset: 0, len, decay }],
+            quanta_before: vec![0, len.div_ceil(QUANTUM)],
+            copies: Copies::default(),
+        }
     }
 
     /// The chunks.
@@ -126,6 +164,47 @@ impl ChunkTable {
         Ok(())
     }
 
+    /// Launches a kernel of `chunks.cu`, whose last four parameters are the table. There must be a quantum.
+    pub(crate) fn launch(&self, gpu: &Launcher, kernel: Kernel<'_>, grid: Grid) -> Result<()> {
+        assert!(self.quanta() > 0, "an empty grid cannot be launched");
+        // One chunk travels in the parameters.
+        let (table, chunk) = match self.chunks[..] {
+            [chunk] => (None, chunk),
+            _ => (Some(self.copy_on(gpu)?), Chunk { offset: 0, len: 0, decay: false }),
+        };
+        let entered = match &table {
+            Some(table) => Some(table.enter_for("chunks", false, &gpu.queue, gpu.op, gpu.at)?),
+            None => None,
+        };
+        kernel
+            .address(entered.as_ref().map_or(0, |table| table.address()))
+            .u32(u32::try_from(self.chunks.len()).expect("a table of fewer than 2³² chunks"))
+            .count(chunk.offset)
+            .u64(length_word(&chunk))
+            .launch(grid)
+    }
+
+    /// The table on the launcher's device, brought there at the first call.
+    fn copy_on(&self, gpu: &Launcher) -> Result<Tensor> {
+        let device = gpu.gpu.device();
+        let mut copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
+            return Ok(copy.clone());
+        }
+        let befores = self.quanta_before[..self.chunks.len()].iter().map(|&before| before as u64);
+        let offsets = self.chunks.iter().map(|chunk| chunk.offset as u64);
+        let words = befores.chain(offsets).chain(self.chunks.iter().map(length_word)).map(u64::cast_signed);
+        let words: Vec<i64> = words.collect();
+        let here = Tensor::from_slice(&words, &[3, self.chunks.len()], Device::Cpu)?.named("chunk table");
+        let copy = transfer::announced("the chunk table, once a device", || {
+            transfer::cross(&here, device, gpu.op, Asked::Explicitly, gpu.at)
+        })?;
+        // From here on every stream may read it, without knowing when it came.
+        gpu.queue.synchronize().map_err(|fault| fault.of(gpu.op, device, gpu.at))?;
+        copies.push(copy.clone());
+        Ok(copy)
+    }
+
     /// Runs `body(run, parts)` over all chunks, shared among the threads: `parts` are the run's elements of `slices`.
     /// `body` must not depend on where runs are cut.
     pub(crate) fn update<T: Send, const N: usize>(
@@ -157,6 +236,11 @@ impl ChunkTable {
             }
         });
     }
+}
+
+/// A chunk's length and decay in one word.
+fn length_word(chunk: &Chunk) -> u64 {
+    2 * chunk.len as u64 + u64::from(chunk.decay)
 }
 
 #[cfg(test)]

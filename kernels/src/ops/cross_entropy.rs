@@ -9,19 +9,22 @@
 //! ```
 //!
 //! Few classes: a group of rows at a time (`narrow.rs`). Many: row by row, in blocks (`wide.rs`). Which of the two
-//! depends on C alone, and what becomes of a row on that row alone.
+//! depends on C alone, and what becomes of a row on that row alone. The kernels (`cross_entropy.cu`) add in the same order.
 
 mod narrow;
 #[cfg(test)]
 mod tests;
 mod wide;
 
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS, Lent};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::targets::{Targets, check_operands};
 use crate::threads::Shares;
 use crate::{DType, Tensor, threads};
+
+static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
 
 /// An element here costs as much as this many of a simple loop: what makes threads pay earlier.
 const COST: usize = 4;
@@ -58,6 +61,9 @@ impl Default for CrossEntropyOptions<'_> {
 
 /// Softmax cross-entropy of `logits` (B, C) with `targets` (B; u8, i32 or i64): losses, and on request their gradient.
 /// Nothing is written if a target is neither a class nor `ignore_index`. A row with NaN or +∞ gives NaN.
+///
+/// On a GPU the host cannot know the targets: one that is neither makes its row's loss, weight and gradient NaN, which
+/// `mark_nonfinite` finds.
 #[track_caller]
 pub fn cross_entropy(
     logits: &Tensor,
@@ -96,7 +102,14 @@ pub fn cross_entropy(
         let [mut losses, lent_logits, lent_targets] = placed.enter([losses, logits, targets])?;
         let (mut dlogits, mut weights) = (placed.enter_some(dlogits)?, placed.enter_some(weights)?);
         let class_weights = placed.enter_some(class_weights)?;
-        let targets = Targets::of(&lent_targets, placed.tensor(targets).dtype());
+        let target_dtype = placed.tensor(targets).dtype();
+        if let Some(gpu) = placed.launcher()? {
+            let inputs = (&lent_logits, (&lent_targets, target_dtype), class_weights.as_ref());
+            launch(&gpu, [rows, classes], inputs, (&losses, dlogits.as_ref(), weights.as_ref()), options)?;
+            drop((losses, lent_logits, lent_targets, dlogits, weights, class_weights));
+            return placed.finish();
+        }
+        let targets = Targets::of(&lent_targets, target_dtype);
         targets.check("cross_entropy", classes, options.ignore_index)?;
         let inputs = (&lent_logits, targets, class_weights.as_ref());
         let outputs = (&mut losses, dlogits.as_mut(), weights.as_mut());
@@ -106,6 +119,40 @@ pub fn cross_entropy(
         }
     }
     placed.finish()
+}
+
+fn launch(
+    gpu: &Launcher,
+    [rows, classes]: [usize; 2],
+    (logits, (targets, target_dtype), class_weights): (&Lent<'_>, (&Lent<'_>, DType), Option<&Lent<'_>>),
+    (losses, dlogits, weights): (&Lent<'_>, Option<&Lent<'_>>, Option<&Lent<'_>>),
+    options: &CrossEntropyOptions<'_>,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    // Rows of a block and its threads, as `cross_entropy.cu` has them.
+    let (name, rows_per_block, threads) = match classes {
+        ..=narrow::CLASSES_MAX => ("cross_entropy_narrow_f32", 32, 128),
+        ..=128 => ("cross_entropy_128_f32", 4, 128),
+        ..=256 => ("cross_entropy_256_f32", 4, 128),
+        ..=512 => ("cross_entropy_512_f32", 4, 128),
+        ..=1024 => ("cross_entropy_1024_f32", 4, 128),
+        _ => ("cross_entropy_wide_f32", 1, 512),
+    };
+    let mut blocks = rows.div_ceil(rows_per_block);
+    if rows_per_block == 1 {
+        // A block goes from row to row, two on a processor.
+        blocks = blocks.min(2 * gpu.gpu.multiprocessors as usize);
+    }
+    let switches = u32::from(options.ignore_index.is_some()) + 2 * u32::from(options.label_smoothing > 0.0);
+    let kernel = gpu.kernel(&SOURCE, name)?.output(losses).maybe(dlogits).maybe(weights);
+    let kernel = if let Some(dlogits) = dlogits { kernel.input(logits, dlogits) } else { kernel.reads(logits) };
+    let kernel = kernel.reads(targets).u32(target_dtype.bytes() as u32).maybe(class_weights);
+    let kernel = kernel.count(rows).count(classes).i64(options.ignore_index.unwrap_or_default()).u32(switches);
+    let kernel = kernel.f32((1.0 - options.label_smoothing) as f32);
+    let kernel = kernel.f32((options.label_smoothing / classes as f64) as f32).f32(options.gradient_scale as f32);
+    kernel.launch(Grid::blocks(blocks, threads))
 }
 
 /// What all rows share.

@@ -5,13 +5,18 @@
 //! the column: not of the rank that holds the sample, nor of how the batch is cut. So any number of ranks drops the
 //! same elements, and nothing need be kept for the backward pass: it is the same call, on dy.
 
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
+use crate::ops::call::{Call, Lent, WIDE};
+use crate::ops::cast::copy_on;
+use crate::ops::elementwise::{kernel_for, kernel_names};
 use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;
 use crate::philox::philox4x32;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
+
+static SOURCE: Source = Source::new("dropout.cu", include_str!("dropout.cu"));
 
 /// One past the largest global row.
 const ROWS_MAX: u64 = 1 << 40;
@@ -45,6 +50,9 @@ pub fn dropout(x: &Tensor, probability: f64, key: &DropoutKey<'_>) -> Result<Ten
 /// itself. The same call with dy for `x` is the derivative.
 ///
 /// An element is kept when a uniform multiple of 2⁻²⁴ is at least `probability`.
+///
+/// A position out of range is an error on the CPU. On a GPU nobody reads it before the kernel does: there it makes all of `out`
+/// NaN, which `mark_nonfinite` finds (but not at a `probability` of 0, which copies whatever the position is).
 #[track_caller]
 pub fn dropout_into(out: &Tensor, x: &Tensor, probability: f64, key: &DropoutKey<'_>) -> Result<()> {
     let mut call = Call::new("dropout");
@@ -68,9 +76,27 @@ pub fn dropout_into(out: &Tensor, x: &Tensor, probability: f64, key: &DropoutKey
     if columns > COLUMNS_MAX {
         return Err(call.misfit(x, format!("at most {COLUMNS_MAX} columns"), "Reshape it to more rows."));
     }
-    let placed = call.place(x, &FLOATS)?;
+    let pattern = Pattern {
+        key: [key.seed as u32, (key.seed >> 32) as u32],
+        step: 0,
+        layer: key.layer,
+        // An exact product; rounding up makes "at least the probability" a comparison of whole numbers.
+        kept_from: (probability * f64::from(1 << 24)).ceil() as i32,
+    };
+    let scale = 1.0 / (1.0 - probability);
+    let placed = call.place(x, &WIDE)?;
     {
         let [mut out, lent_x, position] = placed.enter([out, x, position])?;
+        if let Some(gpu) = placed.launcher()? {
+            if probability == 0.0 {
+                copy_on(&gpu, &out, &lent_x, placed.tensor(x).bytes())?;
+            } else {
+                let dtype = placed.tensor(x).dtype();
+                drop_on(&gpu, [&out, &lent_x, &position], dtype, [rows as usize, columns], pattern, scale as f32)?;
+            }
+            drop((out, lent_x, position));
+            return placed.finish();
+        }
         let &[step, first_row] = position.elements::<i64>() else { unreachable!("its shape is [2]") };
         let (Ok(step), Ok(first_row)) = (u32::try_from(step), u64::try_from(first_row)) else {
             return Err(placed.call.bad_value("position", POSITIONS, format!("[{step}, {first_row}]")));
@@ -78,14 +104,7 @@ pub fn dropout_into(out: &Tensor, x: &Tensor, probability: f64, key: &DropoutKey
         if first_row > ROWS_MAX || first_row + rows > ROWS_MAX {
             return Err(placed.call.bad_value("position", POSITIONS, format!("[{step}, {first_row}] for {rows} rows")));
         }
-        let pattern = Pattern {
-            key: [key.seed as u32, (key.seed >> 32) as u32],
-            step,
-            layer: key.layer,
-            // An exact product; rounding up makes "at least the probability" a comparison of whole numbers.
-            kept_from: (probability * f64::from(1 << 24)).ceil() as i32,
-        };
-        let scale = 1.0 / (1.0 - probability);
+        let pattern = Pattern { step, ..pattern };
         match placed.tensor(x).dtype() {
             _ if probability == 0.0 => {
                 if let Some(x) = lent_x.unless_in_place::<u8>() {
@@ -122,6 +141,26 @@ impl Pattern {
     fn counter(self, row: u64, block: u32) -> [u32; 4] {
         [block, row as u32, 1 << 31 | self.layer << 8 | (row >> 32) as u32, self.step]
     }
+}
+
+/// On a GPU; the kernel reads the step and the first row from `position`.
+fn drop_on(
+    gpu: &Launcher,
+    [out, x, position]: [&Lent<'_>; 3],
+    dtype: DType,
+    [rows, columns]: [usize; 2],
+    pattern: Pattern,
+    scale: f32,
+) -> Result<()> {
+    // A thread takes the columns of 16 bytes.
+    let groups = rows * columns.div_ceil(16 / dtype.bytes());
+    if groups == 0 {
+        return Ok(());
+    }
+    let kernel = gpu.kernel(&SOURCE, kernel_for(kernel_names!("dropout"), dtype))?;
+    let kernel = kernel.output(out).input(x, out).reads(position).count(rows).count(columns).f32(scale);
+    let kernel = kernel.i32(pattern.kept_from).u32(pattern.layer).u32(pattern.key[0]).u32(pattern.key[1]);
+    kernel.launch(Grid::elements(groups))
 }
 
 fn drop_rows<T: Float>(out: &mut [T], x: Option<&[T]>, columns: usize, first_row: u64, pattern: Pattern, scale: T) {

@@ -1,13 +1,15 @@
 //! fill: one value everywhere, in any dtype; and zero.
 
-use crate::Tensor;
-use crate::dtype::{exact, with_element};
-use crate::error::Result;
-use crate::ops::call::Call;
+use crate::cuda::{Grid, Launcher, Source, copies};
+use crate::dtype::{bf16, exact, f16, with_element};
+use crate::error::{Result, Site};
+use crate::ops::call::{Call, Lent};
 use crate::ops::cast::EVERY_DTYPE;
 use crate::ops::loops::{GRAIN, write_past_caches};
 use crate::streaming::{Make, STREAMING_BYTES_MIN};
-use crate::{Element, threads};
+use crate::{DType, Element, Tensor, threads};
+
+static SOURCE: Source = Source::new("fill.cu", include_str!("fill.cu"));
 
 /// `out = value` everywhere. An integer dtype must be able to hold the value; a float dtype rounds it.
 #[track_caller]
@@ -20,11 +22,15 @@ pub fn fill_into(out: &Tensor, value: f64) -> Result<()> {
     let out = call.writes("out", out);
     let (op, at) = (call.op, call.at);
     let placed = call.place(out, &EVERY_DTYPE)?;
+    let dtype = placed.tensor(out).dtype();
     {
         let [mut lent_out] = placed.enter([out])?;
-        with_element!(placed.tensor(out).dtype(), T => {
-            let value = exact::<T>(op, value, at)?;
-            fill_all(lent_out.elements_mut::<T>(), value);
+        with_element!(dtype, T => {
+            let rounded = exact::<T>(op, value, at)?;
+            match placed.launcher()? {
+                Some(gpu) => fill_on(&gpu, &lent_out, placed.tensor(out).count(), dtype.bytes(), bits_of(value, dtype))?,
+                None => fill_all(lent_out.elements_mut::<T>(), rounded),
+            }
         });
     }
     placed.finish()
@@ -42,10 +48,94 @@ fn fill_bytes(op: &'static str, out: &Tensor) -> Result<()> {
     let out = call.writes("out", out);
     let placed = call.place(out, &EVERY_DTYPE)?;
     {
-        let [mut out] = placed.enter([out])?;
-        fill_all(out.elements_mut::<u8>(), 0);
+        let [mut lent_out] = placed.enter([out])?;
+        match placed.launcher()? {
+            Some(gpu) => zero_on(&gpu, &lent_out, placed.tensor(out).bytes())?,
+            None => fill_all(lent_out.elements_mut::<u8>(), 0),
+        }
     }
     placed.finish()
+}
+
+/// The bits of `value`, rounded to `dtype`, in the lowest ones.
+pub(crate) fn bits_of(value: f64, dtype: DType) -> u64 {
+    match dtype {
+        DType::F32 => f32::from_f64(value).to_bits().into(),
+        DType::BF16 => bf16::from_f64(value).to_bits().into(),
+        DType::F16 => f16::from_f64(value).to_bits().into(),
+        DType::F64 => value.to_bits(),
+        DType::U8 => u8::from_f64(value).into(),
+        DType::I32 => i32::from_f64(value).cast_unsigned().into(),
+        DType::I64 => i64::from_f64(value).cast_unsigned(),
+    }
+}
+
+/// The kernel that is for elements of so many bytes: `names` are for 1, 2, 4 and 8.
+pub(crate) fn kernel_for_width(names: [&'static str; 4], element_bytes: usize) -> &'static str {
+    names[element_bytes.trailing_zeros() as usize]
+}
+
+/// Zeroes the `bytes` bytes of `out`.
+fn zero_on(gpu: &Launcher, out: &Lent<'_>, bytes: usize) -> Result<()> {
+    let Some(address) = out.address().filter(|_| bytes > 0) else { return Ok(()) };
+    // SAFETY: the output is entered for writing, is memory of this device, and has so many bytes by the caller's promise.
+    let zeroed = unsafe { copies::zero(&gpu.queue, address, bytes) };
+    zeroed.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at))
+}
+
+/// Fills the `count` elements of `out`, of `element_bytes` each, with the lowest bits of `value`.
+fn fill_on(gpu: &Launcher, out: &Lent<'_>, count: usize, element_bytes: usize, value: u64) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let kernel = gpu.kernel(&SOURCE, kernel_for_width(["fill_1", "fill_2", "fill_4", "fill_8"], element_bytes))?;
+    kernel.output(out).count(count).u64(value).launch(Grid::elements((count * element_bytes).div_ceil(16)))
+}
+
+/// Fills `out`, which `op` has just made on a GPU, with `value`, which an integer dtype must be able to hold.
+pub(crate) fn fill_new(out: &Tensor, value: f64, op: &'static str, at: Site) -> Result<()> {
+    write_new(out, op, at, |gpu, lent| match bits_of(value, out.dtype()) {
+        // The zero of every dtype is all zero bits.
+        0 => zero_on(gpu, lent, out.bytes()),
+        bits => fill_on(gpu, lent, out.count(), out.dtype().bytes(), bits),
+    })
+}
+
+/// Fills `out`, which `op` has just made on a GPU, with 0, 1, 2 …
+pub(crate) fn arange_new(out: &Tensor, op: &'static str, at: Site) -> Result<()> {
+    let name = match out.dtype() {
+        DType::F32 => "arange_f32",
+        DType::BF16 => "arange_bf16",
+        DType::F16 => "arange_f16",
+        DType::F64 => "arange_f64",
+        DType::U8 => "arange_u8",
+        DType::I32 => "arange_i32",
+        DType::I64 => "arange_i64",
+    };
+    write_new(out, op, at, |gpu, lent| {
+        gpu.kernel(&SOURCE, name)?.output(lent).count(out.count()).launch(Grid::elements(out.count()))
+    })
+}
+
+/// Runs `launch` on `out`, which `op` has just made on a GPU, unless it is empty.
+pub(crate) fn write_new(
+    out: &Tensor,
+    op: &'static str,
+    at: Site,
+    launch: impl FnOnce(&Launcher, &Lent<'_>) -> Result<()>,
+) -> Result<()> {
+    if out.count() == 0 {
+        return Ok(());
+    }
+    let mut call = Call::new(op);
+    call.at = at;
+    let out = call.writes("tensor", out);
+    let placed = call.place(out, &EVERY_DTYPE)?;
+    let [lent] = placed.enter([out])?;
+    let gpu = placed.launcher()?.expect("the caller asked whether the device is a GPU");
+    let launched = launch(&gpu, &lent);
+    drop(lent);
+    launched.and_then(|()| placed.finish())
 }
 
 fn fill_all<T: Element>(out: &mut [T], value: T) {

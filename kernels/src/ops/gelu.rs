@@ -3,10 +3,17 @@
 //! NaN stays NaN; −∞ gives −0 where PyTorch gives NaN.
 
 use crate::Tensor;
+use crate::cuda::Source;
 use crate::error::Result;
 use crate::math;
-use crate::ops::elementwise::{InPlace, binary_op, unary_op};
+use crate::ops::elementwise::{InPlace, Kernels, binary_op, kernel_names, unary_op};
 use crate::ops::loops::{Binary, Unary};
+
+static SOURCE: Source = Source::new("gelu.cu", include_str!("gelu.cu"));
+const TANH: Kernels = Kernels { source: &SOURCE, names: kernel_names!("gelu_tanh") };
+const TANH_BACKWARD: Kernels = Kernels { source: &SOURCE, names: kernel_names!("gelu_tanh_backward") };
+const ERF: Kernels = Kernels { source: &SOURCE, names: kernel_names!("gelu_erf") };
+const ERF_BACKWARD: Kernels = Kernels { source: &SOURCE, names: kernel_names!("gelu_erf_backward") };
 
 /// Which formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,8 +139,8 @@ pub fn gelu(x: &Tensor, kind: Gelu) -> Result<Tensor> {
 #[track_caller]
 pub fn gelu_into(out: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
     match kind {
-        Gelu::Tanh => unary_op("gelu", out, x, GeluTanh),
-        Gelu::Erf => unary_op("gelu", out, x, GeluErf),
+        Gelu::Tanh => unary_op("gelu", out, x, GeluTanh, &TANH, None),
+        Gelu::Erf => unary_op("gelu", out, x, GeluErf, &ERF, None),
     }
 }
 
@@ -142,8 +149,8 @@ pub fn gelu_into(out: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
 pub fn gelu_backward_into(dx: &Tensor, dy: &Tensor, x: &Tensor, kind: Gelu) -> Result<()> {
     let operands = [("dx", dx), ("dy", dy), ("x", x)];
     match kind {
-        Gelu::Tanh => binary_op("gelu_backward", operands, InPlace::First, GeluTanhGrad),
-        Gelu::Erf => binary_op("gelu_backward", operands, InPlace::First, GeluErfGrad),
+        Gelu::Tanh => binary_op("gelu_backward", operands, InPlace::First, GeluTanhGrad, &TANH_BACKWARD),
+        Gelu::Erf => binary_op("gelu_backward", operands, InPlace::First, GeluErfGrad, &ERF_BACKWARD),
     }
 }
 

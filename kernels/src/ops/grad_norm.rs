@@ -4,12 +4,20 @@
 //! Squares are summed in f64, in an order that depends on the chunk table alone. So ranks that each hold the partials
 //! of their own slices (ZeRO-1) get, once these are put in order, the norm that one rank alone would.
 
+use crate::cuda::launch::{BLOCK_THREADS, Kernel};
+use crate::cuda::{Grid, Source};
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS, Lent, Slot};
-use crate::ops::chunks::ChunkTable;
+use crate::ops::chunks::{self, ChunkTable};
 use crate::ops::float::{Float, LANES, lane_sum, tree_sum};
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
+
+static SOURCE: Source = Source::new("grad_norm.cu", include_str!("grad_norm.cu"));
+/// Threads of the one block that adds the partials.
+const CLIP_THREADS: u32 = 512;
+/// Quanta of a block that has a warp for each.
+const QUANTA_PER_BLOCK: usize = BLOCK_THREADS as usize / 32;
 
 multiversion! {
     /// Σ x². The square of an f32 is exact in f64, so whether it is fused with the sum makes no difference.
@@ -46,10 +54,17 @@ pub fn grad_norm_partials(partials: &Tensor, grads: &Tensor, chunks: &ChunkTable
     let placed = call.place(grads, &FLOATS)?;
     {
         let [mut partials, lent_grads] = placed.enter([partials, grads])?;
-        let partials = partials.elements_mut::<f64>();
-        match placed.tensor(grads).dtype() {
-            DType::F32 => partials_of::<f32>(partials, lent_grads.elements(), chunks),
-            _ => partials_of::<f64>(partials, lent_grads.elements(), chunks),
+        if let Some(gpu) = placed.launcher()? {
+            let quanta = chunks.quanta();
+            if quanta > 0 {
+                let kernel = gpu.kernel(&chunks::SOURCE, "grad_norm_partials_f32")?;
+                let kernel = kernel.output(&partials).reads(&lent_grads).count(quanta);
+                chunks.launch(&gpu, kernel, Grid::blocks(quanta.div_ceil(QUANTA_PER_BLOCK), BLOCK_THREADS))?;
+            }
+        } else if placed.tensor(grads).dtype() == DType::F32 {
+            partials_of::<f32>(partials.elements_mut(), lent_grads.elements(), chunks);
+        } else {
+            partials_of::<f64>(partials.elements_mut(), lent_grads.elements(), chunks);
         }
     }
     placed.finish()
@@ -90,18 +105,29 @@ pub fn clip_scale(out: &Tensor, partials: Option<&Tensor>, max_norm: f64, diviso
         let [mut lent_out] = placed.enter([out])?;
         let (lent_partials, lent_divisor) = (placed.enter_some(partials)?, placed.enter_some(divisor)?);
         let divisor = divisor.zip(lent_divisor.as_ref()).map(|(slot, lent)| (lent, placed.tensor(slot).dtype()));
-        let divisor = read_scale::<f64>(divisor);
-        let mean = if divisor == 0.0 { 0.0 } else { 1.0 / divisor };
-        let norm = mean * lent_partials.map_or(0.0, |partials| sum(partials.elements()).sqrt());
-        // Not min(): a NaN must stay.
-        let limit = max_norm / (norm + 1e-6);
-        let scale = if max_norm == 0.0 || limit > 1.0 { mean } else { mean * limit };
-        match placed.tensor(out).dtype() {
-            DType::F32 => lent_out.elements_mut().copy_from_slice(&[scale as f32, norm as f32]),
-            _ => lent_out.elements_mut().copy_from_slice(&[scale, norm]),
+        if let Some(gpu) = placed.launcher()? {
+            let count = partials.map_or(0, |partials| placed.tensor(partials).count());
+            let kernel = gpu.kernel(&SOURCE, "clip_scale_f32")?.output(&lent_out).maybe(lent_partials.as_ref());
+            give_scale(kernel.count(count).f64(max_norm), divisor).launch(Grid::blocks(1, CLIP_THREADS))?;
+        } else {
+            let sum = lent_partials.map_or(0.0, |partials| sum(partials.elements()));
+            let [scale, norm] = clipped(sum, max_norm, read_scale(divisor));
+            match placed.tensor(out).dtype() {
+                DType::F32 => lent_out.elements_mut().copy_from_slice(&[scale as f32, norm as f32]),
+                _ => lent_out.elements_mut().copy_from_slice(&[scale, norm]),
+            }
         }
     }
     placed.finish()
+}
+
+/// Scale and norm, from the sum of squares.
+fn clipped(sum: f64, max_norm: f64, divisor: f64) -> [f64; 2] {
+    let mean = if divisor == 0.0 { 0.0 } else { 1.0 / divisor };
+    let norm = mean * sum.sqrt();
+    // Not min(): a NaN must stay.
+    let limit = max_norm / (norm + 1e-6);
+    [if max_norm == 0.0 || limit > 1.0 { mean } else { mean * limit }, norm]
 }
 
 /// What an optimizer asks of a `gradient_scale`: at least one float, of which it reads the first.
@@ -122,6 +148,12 @@ pub(super) fn read_scale<T: Float>(scale: Option<(&Lent<'_>, DType)>) -> T {
         Some((lent, DType::F32)) => T::from_f64(f64::from(lent.elements::<f32>()[0])),
         Some((lent, _)) => T::from_f64(lent.elements::<f64>()[0]),
     }
+}
+
+/// Such a tensor as kernels take it: where it lies, and whether it is f64.
+pub(super) fn give_scale<'a>(kernel: Kernel<'a>, scale: Option<(&Lent<'_>, DType)>) -> Kernel<'a> {
+    let is_f64 = scale.is_some_and(|(_, dtype)| dtype == DType::F64);
+    kernel.maybe(scale.map(|(lent, _)| lent)).u32(u32::from(is_f64))
 }
 
 #[cfg(test)]

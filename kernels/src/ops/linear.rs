@@ -3,11 +3,15 @@
 //! Letters: B rows of the batch, I inputs, O outputs. Backward goes down with the gradient at the *pre-activation* of each
 //! layer: `linear_backward_input_into` folds in the derivative of the activation of the layer BELOW, so no gradient is
 //! ever written before its activation's derivative is applied. Bias, activation and derivative are applied to each tile
-//! of a product while it is in the cache of the thread that made it.
+//! of a product while it is in the cache of the thread that made it; on a GPU (`linear/gpu.rs`) by cuBLASLt where it can.
+//!
+//! On a GPU operands may also be bf16 or f16, with sums in f32; f32 itself is strict unless `with_f32_math` says otherwise.
+
+pub(in crate::ops) mod gpu;
 
 use crate::error::Result;
 use crate::ops::addmm::AddScaled;
-use crate::ops::call::{Call, FLOATS, Lent, Placed, Slot};
+use crate::ops::call::{Call, Lent, Placed, Slot, WIDE};
 use crate::ops::gelu::{Gelu, GeluErf, GeluErfGrad, GeluTanh, GeluTanhGrad};
 use crate::ops::loops::{Binary, Unary};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Tile};
@@ -72,10 +76,12 @@ pub fn linear_into(
     if let Some(pre) = pre {
         call.same_shape(pre, y)?;
     }
-    let placed = call.place(x, &FLOATS)?;
-    match placed.tensor(x).dtype() {
-        DType::F32 => forward::<f32>(&placed, [y, x, weight], bias, pre, activation, [rows, inputs, outputs])?,
-        _ => forward::<f64>(&placed, [y, x, weight], bias, pre, activation, [rows, inputs, outputs])?,
+    let placed = call.place(x, &WIDE)?;
+    let sizes = [rows, inputs, outputs];
+    match (placed.launcher()?, placed.tensor(x).dtype()) {
+        (Some(gpu), _) => gpu::forward(&gpu, &placed, [y, x, weight], bias, pre, activation, sizes)?,
+        (None, DType::F32) => forward::<f32>(&placed, [y, x, weight], bias, pre, activation, sizes)?,
+        (None, _) => forward::<f64>(&placed, [y, x, weight], bias, pre, activation, sizes)?,
     }
     placed.finish()
 }
@@ -104,10 +110,12 @@ pub fn linear_backward_input_into(dx: &Tensor, dy: &Tensor, weight: &Tensor, bel
     if let Some(saved) = saved {
         call.same_shape(saved, dx)?;
     }
-    let placed = call.place(dy, &FLOATS)?;
-    match placed.tensor(dy).dtype() {
-        DType::F32 => backward_input::<f32>(&placed, [dx, dy, weight], saved, below, [rows, inputs, outputs])?,
-        _ => backward_input::<f64>(&placed, [dx, dy, weight], saved, below, [rows, inputs, outputs])?,
+    let placed = call.place(dy, &WIDE)?;
+    let sizes = [rows, inputs, outputs];
+    match (placed.launcher()?, placed.tensor(dy).dtype()) {
+        (Some(gpu), _) => gpu::backward_input(&gpu, &placed, [dx, dy, weight], saved, below, sizes)?,
+        (None, DType::F32) => backward_input::<f32>(&placed, [dx, dy, weight], saved, below, sizes)?,
+        (None, _) => backward_input::<f64>(&placed, [dx, dy, weight], saved, below, sizes)?,
     }
     placed.finish()
 }
@@ -115,7 +123,8 @@ pub fn linear_backward_input_into(dx: &Tensor, dy: &Tensor, weight: &Tensor, bel
 /// `dw = dyᵀ·x` and `db = Σ rows of dy`, or added to what is there with `accumulate`.
 ///
 /// `dw [O, I]`, `db [O]`, `dy [B, O]`, `x [B, I]`. Rows of `db` are summed in blocks of 64, in order, so the bits do not
-/// depend on the number of threads.
+/// depend on the number of threads, and are the same on a GPU. Where `dy` and `x` are bf16 or f16, `dw` and `db` may be
+/// f32, each by itself.
 #[track_caller]
 pub fn linear_backward_weight_into(
     dw: &Tensor,
@@ -136,14 +145,17 @@ pub fn linear_backward_weight_into(
         return Err(call.misfit(x, expected, "Pass the x that the forward product used."));
     }
     call.has_shape(dw, &[outputs, inputs], "[columns of dy, columns of x]")?;
-    check_same(&call, dy, &[Some(dw), Some(x), db])?;
+    check_same(&call, dy, &[Some(x)])?;
+    check_gradients(&call, dy, &[Some(dw), db])?;
     if let Some(db) = db {
         call.has_shape(db, &[outputs], "[columns of dy]")?;
     }
-    let placed = call.place(dy, &FLOATS)?;
-    match placed.tensor(dy).dtype() {
-        DType::F32 => backward_weight::<f32>(&placed, [dw, dy, x], db, accumulate, [rows, inputs, outputs])?,
-        _ => backward_weight::<f64>(&placed, [dw, dy, x], db, accumulate, [rows, inputs, outputs])?,
+    let placed = call.place(dy, &WIDE)?;
+    let sizes = [rows, inputs, outputs];
+    match (placed.launcher()?, placed.tensor(dy).dtype()) {
+        (Some(gpu), _) => gpu::backward_weight(&gpu, &placed, [dw, dy, x], db, accumulate, sizes)?,
+        (None, DType::F32) => backward_weight::<f32>(&placed, [dw, dy, x], db, accumulate, sizes)?,
+        (None, _) => backward_weight::<f64>(&placed, [dw, dy, x], db, accumulate, sizes)?,
     }
     placed.finish()
 }
@@ -153,6 +165,18 @@ fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<(
     call.row_major(first)?;
     for &slot in others.iter().flatten() {
         call.same_dtype(slot, first)?;
+        call.row_major(slot)?;
+    }
+    Ok(())
+}
+
+/// Gradients of parameters have the dtype of `dy`, or are f32 where that is narrower.
+fn check_gradients(call: &Call<'_>, dy: Slot, gradients: &[Option<Slot>]) -> Result<()> {
+    let narrow = [DType::BF16, DType::F16].contains(&call.tensor(dy).dtype());
+    for &slot in gradients.iter().flatten() {
+        if !(narrow && call.tensor(slot).dtype() == DType::F32) {
+            call.same_dtype(slot, dy)?;
+        }
         call.row_major(slot)?;
     }
     Ok(())

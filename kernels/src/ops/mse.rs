@@ -4,8 +4,11 @@
 //! numbers of rows can weigh theirs right. The mean over N rows of F features each, which PyTorch's MSELoss gives, is
 //! `sum(losses) / (N F)`, and `gradient_scale` = 1 / (N F) makes `dpred` its derivative; N counts the rows of all ranks.
 //!
-//! Squares are added in f64, in 8 lanes that are then added pairwise, whatever the SIMD level: the same bits always.
+//! Squares are added in f64: within blocks of 1024 features in 8 lanes that are then added pairwise, and block by block.
+//! So the bits depend neither on the SIMD level nor on whether a GPU works on several blocks at once.
 
+use crate::cuda::launch::BLOCK_THREADS;
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
 use crate::ops::call::{Call, FLOATS, Lent};
 use crate::ops::float::Float;
@@ -14,7 +17,13 @@ use crate::simd::multiversion;
 use crate::threads::{self, PARALLEL_MIN};
 use crate::{DType, Tensor};
 
+static SOURCE: Source = Source::new("mse.cu", include_str!("mse.cu"));
+
 const LANES: usize = 8;
+/// Features that are added together in lanes.
+const BLOCK: usize = 1024;
+/// Rows of a thread block, where a row has a thread for each lane.
+const ROWS_PER_BLOCK: usize = BLOCK_THREADS as usize / LANES;
 
 /// `apply(pred, target)` is the factor times their difference.
 #[derive(Clone, Copy)]
@@ -59,6 +68,12 @@ pub fn mse_into(
     {
         let [mut losses, lent_pred, target] = placed.enter([losses, pred, target])?;
         let mut dpred = placed.enter_some(dpred)?;
+        if let Some(gpu) = placed.launcher()? {
+            let count = placed.tensor(pred).count();
+            launch(&gpu, [&losses, &lent_pred, &target], dpred.as_ref(), [rows, count], 2.0 * gradient_scale)?;
+            drop((losses, lent_pred, target, dpred));
+            return placed.finish();
+        }
         match placed.tensor(pred).dtype() {
             DType::F32 => {
                 let slope = ScaledDifference((2.0 * gradient_scale) as f32);
@@ -71,6 +86,29 @@ pub fn mse_into(
         }
     }
     placed.finish()
+}
+
+fn launch(
+    gpu: &Launcher,
+    [losses, pred, target]: [&Lent<'_>; 3],
+    dpred: Option<&Lent<'_>>,
+    [rows, count]: [usize; 2],
+    slope: f64,
+) -> Result<()> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let features = count / rows;
+    let is_narrow = features <= BLOCK;
+    let kernel = gpu.kernel(&SOURCE, if is_narrow { "mse_narrow_f32" } else { "mse_wide_f32" })?;
+    let kernel = kernel.output(losses).maybe(dpred);
+    let kernel = if let Some(dpred) = dpred { kernel.input(pred, dpred) } else { kernel.reads(pred) }.reads(target);
+    if is_narrow {
+        let kernel = kernel.count(rows).count(features).f32(slope as f32);
+        kernel.launch(Grid::blocks(rows.div_ceil(ROWS_PER_BLOCK), BLOCK_THREADS))
+    } else {
+        kernel.count(features).f32(slope as f32).launch(Grid::blocks(rows, BLOCK_THREADS))
+    }
 }
 
 fn all_rows<T: Float>(
@@ -106,20 +144,24 @@ fn sum_rows<T: Float>(losses: &mut [T], pred: &[T], target: &[T]) {
 
 multiversion! {
     fn squared_distance[T: Float](pred: &[T], target: &[T]) -> f64 {
-        let mut lanes = [0f64; LANES];
-        let ((pred, pred_rest), (target, target_rest)) = (pred.as_chunks::<LANES>(), target.as_chunks::<LANES>());
-        for (pred, target) in pred.iter().zip(target) {
-            for lane in 0..LANES {
-                let difference = (pred[lane] - target[lane]).widened();
-                lanes[lane] = difference.mul_add(difference, lanes[lane]);
+        let mut sum = 0.0;
+        for (pred, target) in pred.chunks(BLOCK).zip(target.chunks(BLOCK)) {
+            let mut lanes = [0f64; LANES];
+            let ((pred, pred_rest), (target, target_rest)) = (pred.as_chunks::<LANES>(), target.as_chunks::<LANES>());
+            for (pred, target) in pred.iter().zip(target) {
+                for lane in 0..LANES {
+                    let difference = (pred[lane] - target[lane]).widened();
+                    lanes[lane] = difference.mul_add(difference, lanes[lane]);
+                }
             }
+            for (lane, (&pred, &target)) in lanes.iter_mut().zip(pred_rest.iter().zip(target_rest)) {
+                let difference = (pred - target).widened();
+                *lane = difference.mul_add(difference, *lane);
+            }
+            let [a, b, c, d, e, f, g, h] = lanes;
+            sum += ((a + e) + (c + g)) + ((b + f) + (d + h));
         }
-        for (lane, (&pred, &target)) in lanes.iter_mut().zip(pred_rest.iter().zip(target_rest)) {
-            let difference = (pred - target).widened();
-            *lane = difference.mul_add(difference, *lane);
-        }
-        let [a, b, c, d, e, f, g, h] = lanes;
-        ((a + e) + (c + g)) + ((b + f) + (d + h))
+        sum
     }
 }
 

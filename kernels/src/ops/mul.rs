@@ -1,10 +1,14 @@
 //! mul: `out = a b`, element by element.
 
 use crate::Tensor;
+use crate::cuda::Source;
 use crate::error::Result;
 use crate::ops::add::empty_where_they_meet;
-use crate::ops::elementwise::{InPlace, binary_op};
+use crate::ops::elementwise::{InPlace, Kernels, binary_op, kernel_names};
 use crate::ops::loops::Binary;
+
+static SOURCE: Source = Source::new("mul.cu", include_str!("mul.cu"));
+const KERNELS: Kernels = Kernels { source: &SOURCE, names: kernel_names!("mul") };
 
 /// The product of two elements.
 #[derive(Clone, Copy)]
@@ -28,7 +32,7 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `out = a b`, element by element; `out` may be `a` itself, or `b`, or both.
 #[track_caller]
 pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    binary_op("mul", [("out", out), ("a", a), ("b", b)], InPlace::Either, Mul)
+    binary_op("mul", [("out", out), ("a", a), ("b", b)], InPlace::Either, Mul, &KERNELS)
 }
 
 #[cfg(test)]

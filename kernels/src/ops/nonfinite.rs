@@ -3,12 +3,17 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::{Error, Result};
 use crate::ops::call::{Call, FLOATS, Lent, Slot};
 use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;
 use crate::simd::multiversion;
 use crate::{DType, Tensor, threads};
+
+static SOURCE: Source = Source::new("nonfinite.cu", include_str!("nonfinite.cu"));
+/// Elements that a thread of the kernel has on their way at once.
+const PER_THREAD: usize = 16;
 
 multiversion! {
     fn all_finite[T: Float](x: &[T]) -> bool {
@@ -18,7 +23,7 @@ multiversion! {
 }
 
 /// If `first_bad_step`, i64\[1\], is 0 and any element of `values` is NaN or infinite, `first_bad_step = step`.
-/// `step`, i64\[1\], counts from 1.
+/// `step`, i64\[1\], counts from 1; on a GPU that is not checked, and a step of 0 marks nothing.
 #[track_caller]
 pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -> Result<()> {
     let mut call = Call::new("mark_nonfinite");
@@ -31,6 +36,11 @@ pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -
     let placed = call.place(values, &FLOATS)?;
     {
         let [mut flag, lent_values, step] = placed.enter([flag, values, step])?;
+        if let Some(gpu) = placed.launcher()? {
+            launch(&gpu, [&flag, &lent_values, &step], placed.tensor(values).count())?;
+            drop((flag, lent_values, step));
+            return placed.finish();
+        }
         let step = step.elements::<i64>()[0];
         if step < 1 {
             return Err(Error::value("mark_nonfinite", "step", "1 or more (steps count from 1)", step));
@@ -46,6 +56,14 @@ pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -
         }
     }
     placed.finish()
+}
+
+fn launch(gpu: &Launcher, [flag, values, step]: [&Lent<'_>; 3], count: usize) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let kernel = gpu.kernel(&SOURCE, "mark_nonfinite_f32")?.output(flag).reads(values).count(count).reads(step);
+    kernel.launch(Grid::elements(count.div_ceil(PER_THREAD)))
 }
 
 fn is_finite<T: Float>(values: &[T]) -> bool {

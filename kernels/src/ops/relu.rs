@@ -1,9 +1,14 @@
 //! relu: `out = max(x, 0)`, and its derivative `x > 0` (so 0 at 0, as in PyTorch). NaN stays NaN.
 
 use crate::Tensor;
+use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::elementwise::{InPlace, binary_op, unary_op};
+use crate::ops::elementwise::{InPlace, Kernels, binary_op, kernel_names, unary_op};
 use crate::ops::loops::{Binary, Unary};
+
+static SOURCE: Source = Source::new("relu.cu", include_str!("relu.cu"));
+const FORWARD: Kernels = Kernels { source: &SOURCE, names: kernel_names!("relu") };
+const BACKWARD: Kernels = Kernels { source: &SOURCE, names: kernel_names!("relu_backward") };
 
 /// relu of one element.
 #[derive(Clone, Copy)]
@@ -43,13 +48,13 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 /// `out = relu(x)`; `out` may be `x` itself.
 #[track_caller]
 pub fn relu_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    unary_op("relu", out, x, Relu)
+    unary_op("relu", out, x, Relu, &FORWARD, None)
 }
 
 /// `dx = dy` where `y > 0`, else 0; `y` is relu's input or output, `dx` may be `dy` itself.
 #[track_caller]
 pub fn relu_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
-    binary_op("relu_backward", [("dx", dx), ("dy", dy), ("y", y)], InPlace::First, ReluGrad)
+    binary_op("relu_backward", [("dx", dx), ("dy", dy), ("y", y)], InPlace::First, ReluGrad, &BACKWARD)
 }
 
 #[cfg(test)]

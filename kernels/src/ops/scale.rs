@@ -1,9 +1,13 @@
-//! scale: `out = factor · x`. The factor is rounded to the dtype of `x` first.
+//! scale: `out = factor · x`. The factor is rounded first to the type of the math: f32, or f64 for f64.
 
 use crate::Tensor;
+use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::elementwise::unary_op;
+use crate::ops::elementwise::{Kernels, kernel_names, unary_op};
 use crate::ops::loops::Unary;
+
+static SOURCE: Source = Source::new("scale.cu", include_str!("scale.cu"));
+const KERNELS: Kernels = Kernels { source: &SOURCE, names: kernel_names!("scale") };
 
 /// One element times the factor.
 #[derive(Clone, Copy)]
@@ -34,7 +38,7 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
 /// `out = factor · x`; `out` may be `x` itself.
 #[track_caller]
 pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
-    unary_op("scale", out, x, Scale(factor))
+    unary_op("scale", out, x, Scale(factor), &KERNELS, Some(factor as f32))
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@
 //! Dampening is 0, as in PyTorch by default: then a momentum buffer of zeros gives the same first step as PyTorch's,
 //! which starts the buffer with the first gradient. What changes from step to step is read from small tensors.
 
+use crate::cuda::{Grid, Launcher};
 use crate::error::{Error, Result};
 use crate::ops::call::{Call, FLOATS, Lent};
-use crate::ops::chunks::ChunkTable;
+use crate::ops::chunks::{self, ChunkTable};
 use crate::ops::float::Float;
 use crate::ops::{grad_norm, nonfinite};
 use crate::simd::multiversion;
@@ -128,8 +129,11 @@ pub fn sgd(
         let [values, grads, lent_scalars] = placed.enter([values, grads, scalars])?;
         let momentum = placed.enter_some(momentum)?;
         let (lent_scale, lent_flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
-        if !nonfinite::is_set(lent_flag.as_ref()) {
-            let scale = scale.zip(lent_scale.as_ref()).map(|(slot, lent)| (lent, placed.tensor(slot).dtype()));
+        let scale = scale.zip(lent_scale.as_ref()).map(|(slot, lent)| (lent, placed.tensor(slot).dtype()));
+        if let Some(gpu) = placed.launcher()? {
+            let buffers = [&values, &grads];
+            launch(&gpu, buffers, momentum.as_ref(), chunks, constants, &lent_scalars, scale, lent_flag.as_ref())?;
+        } else if !nonfinite::is_set(lent_flag.as_ref()) {
             match placed.tensor(scalars).dtype() {
                 DType::F32 => run::<f32>([values, grads], momentum, chunks, constants, &lent_scalars, scale),
                 _ => run::<f64>([values, grads], momentum, chunks, constants, &lent_scalars, scale),
@@ -152,6 +156,30 @@ fn check_constants(call: &Call<'_>, constants: &SgdConstants, has_buffer: bool) 
         return Err(call.bad_value("momentum", expected, momentum.to_string()));
     }
     Ok(())
+}
+
+#[expect(clippy::too_many_arguments, reason = "what the operation has")]
+fn launch(
+    gpu: &Launcher,
+    [values, grads]: [&Lent<'_>; 2],
+    momentum: Option<&Lent<'_>>,
+    chunks: &ChunkTable,
+    constants: &SgdConstants,
+    scalars: &Lent<'_>,
+    scale: Option<(&Lent<'_>, DType)>,
+    flag: Option<&Lent<'_>>,
+) -> Result<()> {
+    if chunks.quanta() == 0 {
+        return Ok(());
+    }
+    let name = match (momentum, constants.nesterov) {
+        (None, _) => "sgd_plain_f32",
+        (Some(_), false) => "sgd_momentum_f32",
+        (Some(_), true) => "sgd_nesterov_f32",
+    };
+    let kernel = gpu.kernel(&chunks::SOURCE, name)?.output(values).reads(grads).maybe(momentum).reads(scalars);
+    let kernel = grad_norm::give_scale(kernel, scale).maybe(flag).f32(constants.momentum as f32);
+    chunks.launch(gpu, kernel, Grid::blocks(chunks.quanta(), chunks::QUANTUM_THREADS))
 }
 
 fn run<T: Float>(

@@ -3,13 +3,20 @@
 //! The order is fixed by the length alone, so the bits depend neither on the threads nor on the SIMD level. A block of
 //! 1024 elements goes into 32 lanes (element i into lane i mod 32), which are added pairwise; runs of whole blocks, at
 //! most 256 runs of equal length, add their blocks in order; and the runs are added in order.
+//!
+//! On a GPU a warp adds a block of elements. Up to 256 blocks a single thread block does it all; beyond, each run has one, and
+//! the runs' sums take 2 KiB of scratch memory, which a captured graph cannot allocate.
 
+use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS};
+use crate::ops::call::{Call, FLOATS, Lent, Placed};
 use crate::ops::float::Float;
 use crate::simd::multiversion;
+use crate::storage::Origin;
 use crate::threads::{self, PARALLEL_MIN};
-use crate::{DType, Tensor};
+use crate::{DType, Shape, Tensor};
+
+static SOURCE: Source = Source::new("sum.cu", include_str!("sum.cu"));
 
 /// Elements added together in lanes.
 const BLOCK: usize = 1024;
@@ -58,17 +65,47 @@ fn reduce_into(op: &'static str, out: &Tensor, x: &Tensor) -> Result<()> {
     let placed = call.place(x, &FLOATS)?;
     {
         let [mut out, lent_x] = placed.enter([out, x])?;
-        match placed.tensor(x).dtype() {
-            DType::F32 => out.elements_mut()[0] = (total::<f32>(lent_x.elements()) / divisor) as f32,
-            _ => out.elements_mut()[0] = total::<f64>(lent_x.elements()) / divisor,
+        if let Some(gpu) = placed.launcher()? {
+            launch(&gpu, &placed, [&out, &lent_x], placed.tensor(x).count(), divisor)?;
+        } else if placed.tensor(x).dtype() == DType::F32 {
+            out.elements_mut()[0] = (total::<f32>(lent_x.elements()) / divisor) as f32;
+        } else {
+            out.elements_mut()[0] = total::<f64>(lent_x.elements()) / divisor;
         }
     }
     placed.finish()
 }
 
+fn launch(gpu: &Launcher, placed: &Placed<'_>, [out, x]: [&Lent<'_>; 2], count: usize, divisor: f64) -> Result<()> {
+    /// What `sum.cu` allows.
+    const ONE_RUN_WARPS_MAX: usize = 32;
+    const RUN_THREADS: u32 = 512;
+    let blocks = count.div_ceil(BLOCK);
+    if blocks <= RUNS_MAX {
+        // Every run is one block, so the runs in order are the blocks in order.
+        let threads = 32 * blocks.clamp(1, ONE_RUN_WARPS_MAX) as u32;
+        let kernel = gpu.kernel(&SOURCE, "sum_f32")?.output(out).reads(x).count(count).f64(divisor);
+        return kernel.launch(Grid::blocks(1, threads));
+    }
+    let run_len = run_len(count);
+    let runs = count.div_ceil(run_len);
+    let shape = Shape::checked(gpu.op, &[runs], gpu.at)?;
+    let sums = Tensor::allocate(shape, DType::F64, gpu.gpu.device(), Origin::Computed, gpu.op, gpu.at)?;
+    let sums = placed.enter_new(&sums)?;
+    let kernel = gpu.kernel(&SOURCE, "sum_runs_f32")?.output(&sums).reads(x).count(count).count(run_len);
+    kernel.launch(Grid::blocks(runs, RUN_THREADS))?;
+    let kernel = gpu.kernel(&SOURCE, "sum_of_runs_f32")?.output(out).output(&sums).u32(runs as u32).f64(divisor);
+    kernel.launch(Grid::blocks(1, RUNS_MAX as u32))
+}
+
+/// Elements of a run, a multiple of BLOCK; 0 if there are no elements.
+fn run_len(count: usize) -> usize {
+    count.div_ceil(BLOCK).div_ceil(RUNS_MAX) * BLOCK
+}
+
 /// The sum in the order that this file's head describes.
 fn total<T: Float>(x: &[T]) -> f64 {
-    let run_len = x.len().div_ceil(BLOCK).div_ceil(RUNS_MAX) * BLOCK;
+    let run_len = run_len(x.len());
     if run_len == 0 {
         return 0.0;
     }

@@ -5,7 +5,8 @@ use std::panic::Location;
 use super::Tensor;
 use crate::dtype::{exact, with_element};
 use crate::error::{Error, Result, Site, TensorInfo};
-use crate::random::Random;
+use crate::ops::{Distribution, arange_new, draw_new, fill_new};
+use crate::random::{Draw, Random};
 use crate::storage::{Origin, Storage};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape};
@@ -19,17 +20,40 @@ fn most_of(dtype: DType) -> u64 {
     }
 }
 
-/// Makes a tensor and lets `fill` write its elements, which the host can reach.
-pub(super) fn filled<T: Element>(
+/// Makes a tensor and lets `fill` write its elements where the host can reach them; on a GPU `launch` does, by kernels
+/// that make the same bits there.
+fn made<T: Element>(
     op: &'static str,
     shape: &[usize],
     device: Device,
-    origin: Origin,
     at: Site,
     fill: impl FnOnce(&mut [T]),
+    launch: impl FnOnce(&Tensor) -> Result<()>,
 ) -> Result<Tensor> {
-    let tensor = Tensor::allocate(Shape::checked(op, shape, at)?, T::DTYPE, device, origin, op, at)?;
-    fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
+    let tensor = Tensor::allocate(Shape::checked(op, shape, at)?, T::DTYPE, device, Origin::Computed, op, at)?;
+    if device.runs_host_code() {
+        fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
+    } else {
+        launch(&tensor)?;
+    }
+    Ok(tensor)
+}
+
+/// Makes a random tensor, by `fill` or on a GPU. What fails uses up no numbers.
+fn random_tensor<T: Element>(
+    op: &'static str,
+    shape: &[usize],
+    device: Device,
+    random: &mut Random,
+    distribution: Distribution,
+    at: Site,
+    fill: impl FnOnce(Draw, &mut [T]),
+) -> Result<Tensor> {
+    let mut after = random.clone();
+    let draw = after.next_draw();
+    let launch = |tensor: &Tensor| draw_new(tensor, draw, distribution, op, at);
+    let tensor = made::<T>(op, shape, device, at, |elements| fill(draw, elements), launch)?;
+    *random = after;
     Ok(tensor)
 }
 
@@ -47,7 +71,9 @@ impl Tensor {
         let at = Location::caller();
         let tensor =
             Tensor::allocate(Shape::checked("zeros", shape, at)?, dtype, device, Origin::Computed, "zeros", at)?;
-        if !tensor.storage.block().is_fresh() {
+        if !device.runs_host_code() {
+            fill_new(&tensor, 0.0, "zeros", at)?;
+        } else if !tensor.storage.block().is_fresh() {
             // The zero of every dtype is all zero bits.
             tensor.borrow("tensor", true, "zeros", at)?.elements_mut::<u8>().fill(0);
         }
@@ -75,8 +101,9 @@ impl Tensor {
         at: Site,
     ) -> Result<Tensor> {
         with_element!(dtype, T => {
-            let value = exact::<T>(op, value, at)?;
-            filled::<T>(op, shape, device, Origin::Computed, at, |elements| elements.fill(value))
+            let rounded = exact::<T>(op, value, at)?;
+            let launch = |tensor: &Tensor| fill_new(tensor, value, op, at);
+            made::<T>(op, shape, device, at, |elements| elements.fill(rounded), launch)
         })
     }
 
@@ -86,11 +113,12 @@ impl Tensor {
         let at = Location::caller();
         with_element!(dtype, T => {
             exact::<T>("arange", count.saturating_sub(1) as f64, at)?;
-            filled::<T>("arange", &[count], device, Origin::Computed, at, |elements| {
+            let fill = |elements: &mut [T]| {
                 for (index, element) in elements.iter_mut().enumerate() {
                     *element = T::from_f64(index as f64);
                 }
-            })
+            };
+            made::<T>("arange", &[count], device, at, fill, |tensor| arange_new(tensor, "arange", at))
         })
     }
 
@@ -123,8 +151,9 @@ impl Tensor {
             return Err(value_error());
         }
         with_element!(dtype, T => {
-            // Drawn when there is room for it: what fails uses up no numbers.
-            filled::<T>(op, shape, device, Origin::Computed, at, |elements| random.next_draw().fill(normal, elements))
+            let distribution = if normal { Distribution::Normal } else { Distribution::Uniform };
+            let fill = |draw: Draw, elements: &mut [T]| draw.fill(normal, elements);
+            random_tensor::<T>(op, shape, device, random, distribution, at, fill)
         })
     }
 
@@ -140,8 +169,8 @@ impl Tensor {
             if bound == 0 || T::from_f64(highest).to_f64() != highest {
                 return Err(Error::value("randint", "bound", format!("1 to {}", most_of(dtype)), bound));
             }
-            let fill = |elements: &mut [T]| random.next_draw().fill_below(bound, elements);
-            filled::<T>("randint", shape, device, Origin::Computed, at, fill)
+            let fill = |draw: Draw, elements: &mut [T]| draw.fill_below(bound, elements);
+            random_tensor::<T>("randint", shape, device, random, Distribution::Below(bound), at, fill)
         })
     }
 
@@ -164,9 +193,8 @@ impl Tensor {
             let info = TensorInfo { name: None, dtype: T::DTYPE, shape: checked, device: Device::Cpu };
             transfer::check("from_slice", &info, device, Asked::Explicitly, at)?;
         }
-        let here = filled::<T>("from_slice", shape, Device::Cpu, Origin::HostData, at, |elements| {
-            elements.copy_from_slice(data);
-        })?;
+        let here = Tensor::allocate(checked, T::DTYPE, Device::Cpu, Origin::HostData, "from_slice", at)?;
+        here.borrow("tensor", true, "from_slice", at)?.elements_mut().copy_from_slice(data);
         here.to_at(device, "from_slice", at)
     }
 

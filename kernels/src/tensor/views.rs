@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::panic::Location;
 
 use super::Tensor;
-use crate::dtype::with_element;
+use crate::Shape;
 use crate::error::{Error, Result, Site};
+use crate::ops::write_transposed;
 use crate::storage::Origin;
-use crate::{Element, Shape, threads};
 
 impl Tensor {
     /// The same elements in another shape of as many. A transposed matrix has to be made `contiguous` first.
@@ -76,17 +76,8 @@ impl Tensor {
         if !self.transposed {
             return Ok(self.clone());
         }
-        if !self.device().runs_host_code() {
-            return Err(self.no_version(op, "any dtype on cpu", at));
-        }
         let copy = Tensor::allocate(self.shape, self.dtype, self.device(), Origin::Computed, op, at)?;
-        let source = self.enter("x", false, op, at)?;
-        let mut target = copy.enter("out", true, op, at)?;
-        let [rows, columns] = self.shape[..] else { unreachable!("only a matrix is ever transposed") };
-        with_element!(self.dtype, T => {
-            transpose_copy::<T>(target.elements_mut(), source.elements(), rows, columns)
-        });
-        drop(target);
+        write_transposed(&copy, self, op, at)?;
         Ok(copy.with_name_of(self))
     }
 
@@ -112,24 +103,4 @@ impl Tensor {
             at: Location::caller(),
         }
     }
-}
-
-/// `out[r][c] = x[c][r]` for an `out` of `rows` × `columns`, in square blocks that stay in the first cache.
-fn transpose_copy<T: Element>(out: &mut [T], x: &[T], rows: usize, columns: usize) {
-    const BLOCK: usize = 32;
-    if out.is_empty() {
-        return;
-    }
-    threads::split_mut(out, BLOCK * columns, |first, out| {
-        let first_row = first / columns;
-        for row_block in (0..out.len() / columns).step_by(BLOCK) {
-            for column_block in (0..columns).step_by(BLOCK) {
-                for row in row_block..(row_block + BLOCK).min(out.len() / columns) {
-                    for column in column_block..(column_block + BLOCK).min(columns) {
-                        out[row * columns + column] = x[column * rows + first_row + row];
-                    }
-                }
-            }
-        }
-    });
 }

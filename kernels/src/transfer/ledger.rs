@@ -23,6 +23,8 @@ pub enum Kind {
     Download,
     /// One device to another.
     Peer,
+    /// One device to another that does not see it: through host memory, which is slow.
+    Staged,
     /// One number read by `item`. On the CPU nothing crosses (0 bytes), but the same line would on a GPU.
     ScalarRead,
 }
@@ -44,6 +46,7 @@ impl fmt::Display for Kind {
             Kind::Upload => "host to device",
             Kind::Download => "device to host",
             Kind::Peer => "device to device",
+            Kind::Staged => "via host memory",
             Kind::ScalarRead => "scalar read",
         })
     }

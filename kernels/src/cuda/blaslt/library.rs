@@ -1,0 +1,86 @@
+//! cuBLASLt itself: its functions, and what its refusals mean.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t};
+
+use crate::cuda::library::{self, Library};
+use crate::device::discover;
+
+/// Handles, descriptors, layouts and preferences: addresses of things that are the library's own.
+pub(super) type Opaque = *mut c_void;
+
+library::functions! {
+    /// cuBLASLt's functions that are called here. Enumerations are plain numbers: a newer library may know more of them.
+    struct Functions {
+        fn cublasLtCreate(*mut Opaque) -> c_int;
+        fn cublasLtGetVersion() -> usize;
+        fn cublasLtGetStatusName(c_int) -> *const c_char;
+        fn cublasLtGetStatusString(c_int) -> *const c_char;
+        fn cublasLtMatmulDescCreate(*mut Opaque, u32, u32) -> c_int;
+        fn cublasLtMatmulDescSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
+        fn cublasLtMatmulDescDestroy(Opaque) -> c_int;
+        fn cublasLtMatrixLayoutCreate(*mut Opaque, u32, u64, u64, i64) -> c_int;
+        fn cublasLtMatrixLayoutDestroy(Opaque) -> c_int;
+        fn cublasLtMatmulPreferenceCreate(*mut Opaque) -> c_int;
+        fn cublasLtMatmulPreferenceSetAttribute(Opaque, u32, *const c_void, usize) -> c_int;
+        fn cublasLtMatmulPreferenceDestroy(Opaque) -> c_int;
+        fn cublasLtMatmulAlgoGetHeuristic(
+            Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
+            c_int, *mut cublasLtMatmulHeuristicResult_t, *mut c_int
+        ) -> c_int;
+        fn cublasLtMatmul(
+            Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void,
+            *const c_void, Opaque, *mut c_void, Opaque, *const cublasLtMatmulAlgo_t, *mut c_void, usize, Opaque
+        ) -> c_int;
+    }
+}
+
+/// A refusal by cuBLASLt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) function: &'static str,
+    pub(super) code: c_int,
+}
+
+/// There is no algorithm for what was asked.
+pub(super) const NOT_SUPPORTED: c_int = 15;
+
+/// Calls a function and turns its code into a result. It must stand in an unsafe block that argues for the call.
+macro_rules! blaslt {
+    ($functions:expr, $name:ident ( $($argument:expr),* $(,)? )) => {
+        $crate::cuda::blaslt::library::outcome(stringify!($name), ($functions.$name)($($argument),*))
+    };
+}
+pub(super) use blaslt;
+
+pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> {
+    if code == 0 { Ok(()) } else { Err(Fault { function, code }) }
+}
+
+/// The functions, looked up at the first call; or what is missing and the way out.
+pub(super) fn functions() -> Result<&'static Functions, &'static str> {
+    const WAY_OUT: &str = "It is too old or not NVIDIA's: cuBLASLt of CUDA 12.0 or later is needed, for one the pip wheel \
+         nvidia-cublas in the active Python environment";
+    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+    let load = || {
+        let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+        Functions::load(Library::open(&discover().cublaslt, &names)?, WAY_OUT)
+    };
+    FUNCTIONS.get_or_init(load).as_ref().map_err(String::as_str)
+}
+
+impl Functions {
+    /// The library's name for a code, and its words.
+    pub(super) fn describe(&self, code: c_int) -> (String, String) {
+        let text = |ask: unsafe extern "C" fn(c_int) -> *const c_char| {
+            // SAFETY: takes any number, and gives a string that lives as long as the library, or null.
+            let text = unsafe { ask(code) };
+            // SAFETY: not null, so a C string of the library's, as above.
+            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        let name = text(self.cublasLtGetStatusName).unwrap_or_else(|| format!("error {code}"));
+        (name, text(self.cublasLtGetStatusString).unwrap_or_default())
+    }
+}

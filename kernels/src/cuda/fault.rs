@@ -1,0 +1,71 @@
+//! What a function of CUDA's refused, and how that becomes an error with an operation and a line.
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys::CUresult;
+
+use super::calls;
+use crate::Device;
+use crate::error::{CudaFailure, Error, Site};
+
+/// A refusal by the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) function: &'static str,
+    pub(crate) code: CUresult,
+}
+
+/// What a call of the driver comes to.
+pub(crate) type Outcome<T> = Result<T, Fault>;
+
+/// Calls a function of the driver and turns its code into an `Outcome`: `driver!(cuStreamSynchronize(stream))`.
+/// It must stand in an unsafe block that argues for the call.
+macro_rules! driver {
+    ($name:ident ( $($argument:expr),* $(,)? )) => {
+        $crate::cuda::fault::outcome(stringify!($name), $crate::cuda::calls::$name($($argument),*))
+    };
+}
+pub(crate) use driver;
+
+pub(crate) fn outcome(function: &'static str, code: CUresult) -> Outcome<()> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Fault { function, code }) }
+}
+
+impl Fault {
+    /// As an error of an operation.
+    pub(crate) fn of(self, op: &'static str, device: Device, at: Site) -> Error {
+        let (name, meaning) = describe(self.code);
+        let hint = match self.code {
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_ASSERT => {
+                "The device is lost to this process, and the fault may be of work started earlier: run again with \
+                 CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to see which."
+            }
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => {
+                "A graph is being captured: this cannot be part of one. Do it before the capture."
+            }
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
+                "The GPU itself is at fault: look at nvidia-smi -q and the kernel log, and take it out of use."
+            }
+            _ => "",
+        };
+        let failure = CudaFailure { op, device, function: self.function, name, meaning, hint, at };
+        Error::Cuda(Box::new(failure))
+    }
+}
+
+/// The driver's name for a code, and its words.
+pub(crate) fn describe(code: CUresult) -> (String, String) {
+    let text = |ask: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: both functions write the address of a string that lives for ever, or null, to a pointer of ours.
+        let code = unsafe { ask(code, &mut text) };
+        (code == CUresult::CUDA_SUCCESS && !text.is_null())
+            // SAFETY: a C string of the driver's, as above.
+            .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    let name = text(calls::cuGetErrorName).unwrap_or_else(|| format!("error {}", code as u32));
+    (name, text(calls::cuGetErrorString).unwrap_or_default())
+}

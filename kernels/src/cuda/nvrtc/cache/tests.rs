@@ -1,0 +1,153 @@
+//! The cache's files, and what is made of those that are not as they should be.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Barrier;
+
+use super::*;
+
+/// A folder of a test's own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("ddp-kernel-cache-{}-{count}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn entry(&self, key: u128) -> Entry {
+        Entry::new(Some(self.0.clone()), "relu-sm_90", key)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::set_permissions(&self.0, fs::Permissions::from_mode(0o700));
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn image() -> Vec<u8> {
+    (0..=255).cycle().take(5000).collect()
+}
+
+#[test]
+fn what_was_written_is_read_and_leaves_one_file() {
+    let folder = Folder::new();
+    assert_eq!(folder.entry(7).read(), None);
+    folder.entry(7).write(&image());
+    assert_eq!(folder.entry(7).read(), Some(image()));
+    assert_eq!(folder.entry(8).read(), None);
+    let [file] = &folder.files()[..] else { panic!("{:?}", folder.files()) };
+    assert!(file.ends_with("relu-sm_90-00000000000000000000000000000007.kernels"), "{file:?}");
+}
+
+#[test]
+fn a_file_cut_anywhere_or_with_any_byte_changed_is_not_believed_and_then_replaced() {
+    let folder = Folder::new();
+    let entry = folder.entry(3);
+    entry.write(&image());
+    let path = entry.path.clone().unwrap();
+    let whole = fs::read(&path).unwrap();
+    for length in [0, 1, 7, 8, 23, 24, 31, 32, 47, 48, 49, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert_eq!(entry.read(), None, "{length} bytes");
+    }
+    for position in (0..HEADER_BYTES).chain([48, 49, 2000, whole.len() - 1]) {
+        let mut changed = whole.clone();
+        changed[position] ^= 0x10;
+        fs::write(&path, &changed).unwrap();
+        assert_eq!(entry.read(), None, "byte {position}");
+    }
+    fs::write(&path, [&whole[..], b"more"].concat()).unwrap();
+    assert_eq!(entry.read(), None);
+    entry.write(&image());
+    assert_eq!(entry.read(), Some(image()));
+}
+
+#[test]
+fn the_file_of_another_key_under_this_name_is_not_believed() {
+    let folder = Folder::new();
+    folder.entry(1).write(&image());
+    fs::rename(folder.entry(1).path.unwrap(), folder.entry(2).path.unwrap()).unwrap();
+    assert_eq!(folder.entry(2).read(), None);
+}
+
+#[test]
+fn a_folder_or_a_pipe_of_the_files_name_does_no_harm() {
+    let folder = Folder::new();
+    let entry = folder.entry(1);
+    fs::create_dir(entry.path.as_deref().unwrap()).unwrap();
+    assert_eq!(entry.read(), None);
+    entry.write(&image());
+    assert_eq!(folder.files().len(), 1, "the temporary file is removed: {:?}", folder.files());
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_stops_nobody() {
+    let folder = Folder::new();
+    let file = folder.0.join("file");
+    fs::write(&file, b"").unwrap();
+    let entry = Entry::new(Some(file.join("below")), "relu", 1);
+    entry.write(&image());
+    assert_eq!(entry.read(), None);
+    Entry::new(None, "relu", 1).write(&image());
+}
+
+#[test]
+fn a_new_folder_is_for_its_owner_alone() {
+    let folder = Folder::new();
+    let below = folder.0.join("a/b");
+    Entry::new(Some(below.clone()), "relu", 1).write(&image());
+    assert_eq!(fs::metadata(below).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn readers_beside_eight_writers_see_a_whole_image_or_none() {
+    let folder = Folder::new();
+    let start = Barrier::new(9);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                start.wait();
+                (0..20).for_each(|_| folder.entry(5).write(&image()));
+            });
+        }
+        start.wait();
+        while folder.entry(5).read().is_none() {
+            std::thread::yield_now();
+        }
+        for _ in 0..200 {
+            assert_eq!(folder.entry(5).read(), Some(image()));
+        }
+    });
+    assert_eq!(folder.files().len(), 1);
+}
+
+#[test]
+fn the_environment_names_the_folder_or_turns_it_off() {
+    let with = |variables: &[(&str, &str)]| {
+        folder(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+    };
+    assert_eq!(with(&[("DDP_KERNEL_CACHE", "/k"), ("HOME", "/h")]), Some("/k".into()));
+    assert_eq!(with(&[("DDP_KERNEL_CACHE", "off"), ("HOME", "/h")]), None);
+    assert_eq!(with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/ddp-train".into()));
+    assert_eq!(with(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]), Some("/h/.cache/ddp-train".into()));
+    assert_eq!(with(&[("DDP_KERNEL_CACHE", ""), ("HOME", "/h")]), Some("/h/.cache/ddp-train".into()));
+    assert_eq!(with(&[]), None);
+}
+
+#[test]
+fn the_parts_of_a_key_cannot_run_into_each_other() {
+    let key = |parts: &[&str]| parts.iter().fold(Key::new(), |key, part| key.part(part.as_bytes())).finish();
+    assert_eq!(key(&["ab", "c"]), key(&["ab", "c"]));
+    let mut keys = [key(&["ab", "c"]), key(&["a", "bc"]), key(&["abc"]), key(&["abc", ""]), key(&[])];
+    keys.sort_unstable();
+    assert!(keys.windows(2).all(|pair| pair[0] != pair[1]));
+}

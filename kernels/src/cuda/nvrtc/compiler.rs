@@ -1,0 +1,245 @@
+//! NVRTC itself: where it is, what it can compile for, and one compilation. It needs no GPU.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::fs;
+use std::sync::OnceLock;
+use std::time::UNIX_EPOCH;
+
+use crate::cuda::library::{self, Library};
+use crate::device::discover;
+
+library::functions! {
+    /// NVRTC's functions that are called here.
+    struct Functions {
+        fn nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
+        fn nvrtcGetErrorString(c_int) -> *const c_char;
+        fn nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
+        fn nvrtcGetSupportedArchs(*mut c_int) -> c_int;
+        fn nvrtcCreateProgram(*mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+        fn nvrtcDestroyProgram(*mut Program) -> c_int;
+        fn nvrtcCompileProgram(Program, c_int, *const *const c_char) -> c_int;
+        fn nvrtcGetProgramLogSize(Program, *mut usize) -> c_int;
+        fn nvrtcGetProgramLog(Program, *mut c_char) -> c_int;
+        fn nvrtcGetCUBINSize(Program, *mut usize) -> c_int;
+        fn nvrtcGetCUBIN(Program, *mut c_char) -> c_int;
+        fn nvrtcGetPTXSize(Program, *mut usize) -> c_int;
+        fn nvrtcGetPTX(Program, *mut c_char) -> c_int;
+    }
+}
+
+type Program = *mut c_void;
+
+/// The header that every kernel may include, and its name.
+pub(super) const HEADER: (&CStr, &str) = (c"common.cuh", include_str!("../../ops/common.cuh"));
+
+/// What every compilation is done with. launch/check-kernels reads them here.
+const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
+
+/// NVRTC as this process has it.
+pub(super) struct Compiler {
+    functions: Functions,
+    /// 13.0 as (13, 0).
+    pub(super) version: (i32, i32),
+    /// Length and time of last change, in nanoseconds, of its file: two builds of one version are told apart.
+    pub(super) file: (u64, u128),
+    /// What it can compile for, 90 for sm_90, in ascending order.
+    architectures: Vec<u32>,
+    /// Beside the architecture.
+    options: Vec<String>,
+}
+
+/// What a compilation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// Machine code for exactly this architecture.
+    Cubin(u32),
+    /// For an architecture that this NVRTC does not know: PTX of the newest before it, which the driver compiles on.
+    Ptx(u32),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Cubin(architecture) => write!(f, "sm_{architecture}"),
+            Target::Ptx(architecture) => write!(f, "compute_{architecture}"),
+        }
+    }
+}
+
+const WAY_OUT: &str = "It is too old or not NVIDIA's: NVRTC of CUDA 12.0 or later is needed, for one the pip wheel \
+     nvidia-cuda-nvrtc in the active Python environment";
+
+/// The compiler, loaded at the first call; or what is missing and the way out.
+pub(super) fn get() -> Result<&'static Compiler, &'static str> {
+    static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
+    COMPILER.get_or_init(Compiler::load).as_ref().map_err(String::as_str)
+}
+
+impl Compiler {
+    fn load() -> Result<Compiler, String> {
+        let discovery = discover();
+        let library = Library::open(&discovery.nvrtc, &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"])?;
+        let functions = Functions::load(library, WAY_OUT)?;
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: both functions write ints, to variables of ours.
+        unsafe {
+            functions.check("nvrtcVersion", (functions.nvrtcVersion)(&mut major, &mut minor))?;
+            functions.check("nvrtcGetNumSupportedArchs", (functions.nvrtcGetNumSupportedArchs)(&mut count))?;
+        }
+        load_builtins(functions.nvrtcVersion as *const c_void, (major, minor));
+        let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: it writes as many ints as it said there are.
+        functions.check("nvrtcGetSupportedArchs", unsafe {
+            (functions.nvrtcGetSupportedArchs)(architectures.as_mut_ptr())
+        })?;
+        let mut architectures: Vec<u32> =
+            architectures.into_iter().filter_map(|number| number.try_into().ok()).collect();
+        architectures.sort_unstable();
+        let mut options: Vec<String> = OPTIONS.map(str::to_string).into();
+        // No kernel of this release includes a CUDA header. Where they are, the kernels of a later one may.
+        if let (Some(folder), true) = (&discovery.nvrtc_headers.found, discovery.nvrtc_headers.is_sound()) {
+            options.extend(folder.to_str().map(|folder| format!("--include-path={folder}")));
+        }
+        let file = file_identity(functions.nvrtcVersion as *const c_void);
+        Ok(Compiler { functions, version: (major, minor), file, architectures, options })
+    }
+
+    /// What to compile for a GPU of this compute capability.
+    pub(super) fn target(&self, (major, minor): (u32, u32)) -> Result<Target, String> {
+        let wanted = major * 10 + minor;
+        match self.architectures.iter().rev().find(|known| **known <= wanted) {
+            Some(known) if *known == wanted => Ok(Target::Cubin(wanted)),
+            Some(older) => Ok(Target::Ptx(*older)),
+            None => Err(format!(
+                "{self} compiles for sm_{} and later, and this GPU is sm_{wanted}. Install an older NVRTC, or use a newer GPU",
+                self.architectures.first().copied().unwrap_or(0)
+            )),
+        }
+    }
+
+    /// All options of a compilation for `target`.
+    pub(super) fn options(&self, target: Target) -> Vec<String> {
+        let mut options = vec![format!("--gpu-architecture={target}")];
+        options.extend_from_slice(&self.options);
+        options
+    }
+
+    /// Compiles `text`, called `name` in messages. The error is the compiler's log.
+    pub(super) fn compile(&self, name: &str, text: &str, target: Target) -> Result<Vec<u8>, String> {
+        let functions = &self.functions;
+        let zero_byte = |_| format!("{name} has a zero byte in it");
+        let (c_name, c_text) = (CString::new(name).map_err(zero_byte)?, CString::new(text).map_err(zero_byte)?);
+        let header = CString::new(HEADER.1).map_err(zero_byte)?;
+        let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
+        let options =
+            self.options(target).into_iter().map(CString::new).collect::<Result<Vec<_>, _>>().map_err(zero_byte)?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut program = Made { functions, program: std::ptr::null_mut() };
+        // SAFETY: strings and arrays live to the end of this function, the one header has one name, and the program
+        // is destroyed once, when `program` is dropped.
+        let code = unsafe {
+            let made = (functions.nvrtcCreateProgram)(
+                &mut program.program,
+                c_text.as_ptr(),
+                c_name.as_ptr(),
+                1,
+                headers.as_ptr(),
+                header_names.as_ptr(),
+            );
+            functions.check("nvrtcCreateProgram", made)?;
+            (functions.nvrtcCompileProgram)(program.program, options.len() as c_int, options.as_ptr())
+        };
+        if code != 0 {
+            let log = program.read(functions.nvrtcGetProgramLogSize, functions.nvrtcGetProgramLog).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            let log = log.trim_end_matches(['\0', '\n']);
+            return Err(format!("{self} says {} for {target}:\n{log}", functions.meaning(code)));
+        }
+        match target {
+            Target::Cubin(_) => program.read(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN),
+            Target::Ptx(_) => program.read(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX),
+        }
+    }
+}
+
+impl fmt::Display for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVRTC {}.{}", self.version.0, self.version.1)
+    }
+}
+
+/// A program, destroyed when dropped.
+struct Made<'a> {
+    functions: &'a Functions,
+    program: Program,
+}
+
+impl Made<'_> {
+    /// What one pair of functions gives: a size, then as many bytes.
+    fn read(
+        &self,
+        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
+        bytes: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+    ) -> Result<Vec<u8>, String> {
+        let mut length = 0;
+        // SAFETY: the program is alive, and the size goes to a variable of ours.
+        self.functions.check("asking for a size", unsafe { size(self.program, &mut length) })?;
+        let mut read = vec![0u8; length];
+        // SAFETY: the program is alive, and the buffer has the size just asked for, which does not change.
+        self.functions.check("asking for the result", unsafe { bytes(self.program, read.as_mut_ptr().cast()) })?;
+        Ok(read)
+    }
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        if !self.program.is_null() {
+            // SAFETY: made by nvrtcCreateProgram and destroyed here alone.
+            unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.program) };
+        }
+    }
+}
+
+impl Functions {
+    fn check(&self, doing: &str, code: c_int) -> Result<(), String> {
+        if code == 0 { Ok(()) } else { Err(format!("NVRTC: {doing} failed: {}", self.meaning(code))) }
+    }
+
+    fn meaning(&self, code: c_int) -> String {
+        // SAFETY: takes any number, and gives a string that lives as long as the library, or null.
+        let text = unsafe { (self.nvrtcGetErrorString)(code) };
+        if text.is_null() {
+            return format!("error {code}");
+        }
+        // SAFETY: a C string of the library's, as above.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+/// NVRTC loads a second library by its name when it first compiles. The one of a pip wheel does not look in its own folder
+/// for it: where it is there, it is loaded first, and then found by name.
+fn load_builtins(function: *const c_void, (major, minor): (i32, i32)) {
+    let Some(file) = library::file_of(function) else { return };
+    let builtins = file.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
+    if builtins.is_file() {
+        // SAFETY: loading runs the library's initialisers. It lies beside NVRTC, which would load it in the same way.
+        match unsafe { libloading::Library::new(&builtins) } {
+            Ok(loaded) => std::mem::forget(loaded),
+            // NVRTC will say so, too, if it cannot do without.
+            Err(error) => tracing::debug!("{}: {error}", builtins.display()),
+        }
+    }
+}
+
+/// Length and time of last change of the file that holds `function`; zeroes where the system does not say.
+fn file_identity(function: *const c_void) -> (u64, u128) {
+    let metadata = library::file_of(function).and_then(|path| fs::metadata(path).ok());
+    metadata.map_or((0, 0), |metadata| {
+        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        (metadata.len(), changed.map_or(0, |time| time.as_nanos()))
+    })
+}
+
+#[cfg(test)]
+mod tests;

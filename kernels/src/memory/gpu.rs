@@ -1,0 +1,213 @@
+//! A GPU's memory: taken from the driver's pool in the order of a stream, given back in the order of all streams that used it.
+//!
+//! THE RULE. A block belongs to the stream it was made on: there it may be used at once, and there it is freed. The first use on
+//! another stream waits for the allocation, because what the block was before may still be at work; and before it is freed the
+//! block's own stream waits for every stream that ever used it. So no order of drops in safe code hands out memory that a
+//! kernel still works on. Which stream writes and which reads when is the caller's to say, with events.
+//!
+//! Captured streams take no allocation and no wait for what lies outside. Blocks dropped meanwhile are freed afterwards.
+
+use std::ptr::{self, NonNull};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{CUmemPool_attribute, CUresult};
+
+use super::{Block, Home, Pool, PoolState, Wanted};
+use crate::Device;
+use crate::cuda::Gpu;
+use crate::cuda::fault::{Outcome, driver};
+use crate::cuda::gpu::GPUS_MAX;
+use crate::cuda::queue::{Mark, Queue};
+use crate::error::{Error, Result, Site};
+use crate::stream::Stream;
+
+/// Blocks are multiples of this many bytes, as the driver's pools have them.
+const STEP_BYTES: usize = 512;
+
+/// The streams around one block.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// The stream it was made on.
+    queue: Arc<Queue>,
+    /// The point right after the allocation; none where the device had one stream only.
+    made: Option<Mark>,
+    /// The other streams that used it.
+    visitors: Mutex<Vec<Arc<Queue>>>,
+}
+
+/// Blocks that could not be freed while one of their streams was captured.
+static DEFERRED: [Mutex<Vec<(Place, u64)>>; GPUS_MAX] = [const { Mutex::new(Vec::new()) }; GPUS_MAX];
+
+pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Result<Block> {
+    let (device, op, at) = (wanted.device, wanted.op, wanted.at);
+    let queue = Stream::current_at(device, op, at)?.queue().expect("a GPU's stream").clone();
+    if queue.is_captured() {
+        let why = "a graph cannot allocate. Make the tensor before the capture: a step that ran once has all it needs".to_string();
+        return Err(Error::Capture { op, device, why, at });
+    }
+    free_deferred(index);
+    let capacity_bytes = wanted.bytes.next_multiple_of(STEP_BYTES);
+    let failed = |fault: crate::cuda::fault::Fault| fault.of(op, device, at);
+    let mut state = pool.lock();
+    let gpu = queue.gpu;
+    let reserved_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
+    if let Some(limit_bytes) = state.limit_bytes {
+        let kept_bytes = reserved_bytes.saturating_sub(state.stats.allocated_bytes);
+        if kept_bytes < capacity_bytes && reserved_bytes - kept_bytes + capacity_bytes > limit_bytes {
+            refresh(device, &mut state);
+            return Err(state.out_of_memory(wanted));
+        }
+    }
+    let address = match take(&queue, capacity_bytes) {
+        // What was freed in the order of streams that are not there yet counts as taken.
+        Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            trim(gpu).map_err(failed)?;
+            match take(&queue, capacity_bytes) {
+                Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    refresh(device, &mut state);
+                    return Err(state.out_of_memory(wanted));
+                }
+                other => other.map_err(failed)?,
+            }
+        }
+        other => other.map_err(failed)?,
+    };
+    let made = if gpu.has_several_queues() { Some(queue.record(false).map_err(failed)?) } else { None };
+    let now_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
+    if now_bytes > reserved_bytes {
+        state.stats.system_allocation_count += 1;
+    }
+    note_reserved(&mut state, now_bytes);
+    let id = wanted.id;
+    state.insert(wanted, capacity_bytes);
+    let pointer = NonNull::new(ptr::without_provenance_mut(address as usize)).expect("the driver gives no null");
+    let place = Place { queue, made, visitors: Mutex::default() };
+    Ok(Block { pointer, capacity_bytes, device, id, fresh: false, home: Home::Gpu(place) })
+}
+
+fn take(queue: &Queue, bytes: usize) -> Outcome<u64> {
+    queue.gpu.bind()?;
+    let mut address = 0;
+    // SAFETY: pool and stream are of the same device, alive, and the pointer is to a variable of ours.
+    unsafe { driver!(cuMemAllocFromPoolAsync(&mut address, bytes, queue.gpu.pool, queue.stream)) }?;
+    Ok(address)
+}
+
+impl Place {
+    pub(super) fn visit(&self, queue: &Arc<Queue>, op: &'static str, at: Site) -> Result<()> {
+        if Arc::ptr_eq(queue, &self.queue) {
+            return Ok(());
+        }
+        let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
+        if visitors.iter().any(|visitor| Arc::ptr_eq(visitor, queue)) {
+            return Ok(());
+        }
+        if queue.is_captured() || (self.made.is_none() && self.queue.is_captured()) {
+            let why = "a tensor made on another stream is used on this one for the first time, and a graph cannot wait for \
+                       what is not in it. Run the step once on this stream before the capture"
+                .to_string();
+            return Err(Error::Capture { op, device: queue.gpu.device(), why, at });
+        }
+        let ordered = match &self.made {
+            Some(made) => queue.wait(made),
+            None => self.queue.record(false).and_then(|now| queue.wait(&now)),
+        };
+        ordered.map_err(|fault| fault.of(op, queue.gpu.device(), at))?;
+        visitors.push(queue.clone());
+        Ok(())
+    }
+
+    /// Counts `queue` among those that use the block, without ordering anything.
+    pub(super) fn adopt(&self, queue: &Arc<Queue>) {
+        let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(queue, &self.queue) && !visitors.iter().any(|visitor| Arc::ptr_eq(visitor, queue)) {
+            visitors.push(queue.clone());
+        }
+    }
+
+    /// Frees the memory at `address` after all work that used it.
+    pub(super) fn free(&mut self, address: u64) {
+        let visitors = std::mem::take(self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let place = Place { queue: self.queue.clone(), made: None, visitors: Mutex::new(visitors) };
+        place.free_or_defer(address);
+    }
+
+    fn free_or_defer(mut self, address: u64) {
+        let visitors = self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if self.queue.is_captured() || visitors.iter().any(|visitor| visitor.is_captured()) {
+            let deferred = &DEFERRED[self.queue.gpu.index];
+            deferred.lock().unwrap_or_else(PoisonError::into_inner).push((self, address));
+            return;
+        }
+        let freed = visitors
+            .iter()
+            .try_for_each(|visitor| visitor.record(false).and_then(|used| self.queue.wait(&used)))
+            .and_then(|()| self.queue.gpu.bind())
+            // SAFETY: the address came from this device's pool and no handle on it is left. All work that used it was given to
+            // this stream or to ones it now waits for.
+            .and_then(|()| unsafe { driver!(cuMemFreeAsync(address, self.queue.stream)) });
+        // A device that is lost says so at the next call that somebody waits for; memory of such a device is lost with it.
+        if let Err(fault) = freed {
+            tracing::debug!("{} on {} said {:?} as a tensor was dropped", fault.function, self.queue.gpu.device(), fault.code);
+        }
+    }
+}
+
+/// Frees what was dropped during a capture that is over.
+pub(crate) fn free_deferred(index: usize) {
+    let waiting = std::mem::take(&mut *DEFERRED[index].lock().unwrap_or_else(PoisonError::into_inner));
+    for (place, address) in waiting {
+        place.free_or_defer(address);
+    }
+}
+
+fn attribute(gpu: &Gpu, which: CUmemPool_attribute) -> Outcome<usize> {
+    let mut value = 0u64;
+    // SAFETY: the pool is alive, and these attributes are 64-bit numbers.
+    unsafe { driver!(cuMemPoolGetAttribute(gpu.pool, which, ptr::from_mut(&mut value).cast())) }?;
+    Ok(value as usize)
+}
+
+/// Gives back to the device what the pool keeps and nobody uses, once all work on it is done.
+fn trim(gpu: &Gpu) -> Outcome<()> {
+    gpu.synchronize()?;
+    // SAFETY: the pool is alive; memory in use stays.
+    unsafe { driver!(cuMemPoolTrimTo(gpu.pool, 0)) }
+}
+
+fn note_reserved(state: &mut PoolState, reserved_bytes: usize) {
+    state.stats.reserved_bytes = reserved_bytes;
+    state.stats.reserved_bytes_peak = state.stats.reserved_bytes_peak.max(reserved_bytes);
+}
+
+/// Asks the driver what the pool holds now. Nothing to ask of other devices, or of one that was never used.
+pub(super) fn refresh(device: Device, state: &mut PoolState) {
+    if let Device::Cuda(index) = device
+        && let Some(gpu) = Gpu::if_made(index)
+        && let Ok(bytes) = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    {
+        note_reserved(state, bytes);
+    }
+}
+
+/// Bytes that may still be taken: the device's free memory and what the pool keeps, within the limit.
+pub(super) fn free_bytes(index: usize, state: &PoolState) -> usize {
+    let kept_bytes = state.stats.reserved_bytes.saturating_sub(state.stats.allocated_bytes);
+    let device_bytes = Gpu::if_made(index).and_then(|gpu| gpu.memory_bytes().ok()).map_or(0, |(free, _)| free);
+    let within_limit = state.limit_bytes.map_or(usize::MAX, |limit| limit.saturating_sub(state.stats.allocated_bytes));
+    within_limit.min(device_bytes + kept_bytes)
+}
+
+pub(super) fn empty_cache(device: Device, pool: &Pool) -> usize {
+    let Device::Cuda(index) = device else { return 0 };
+    let Some(gpu) = Gpu::if_made(index) else { return 0 };
+    free_deferred(index);
+    let mut state = pool.lock();
+    refresh(device, &mut state);
+    let before_bytes = state.stats.reserved_bytes;
+    // A device that is lost, or captured, keeps what it has.
+    let _ = trim(gpu);
+    refresh(device, &mut state);
+    before_bytes.saturating_sub(state.stats.reserved_bytes)
+}
+

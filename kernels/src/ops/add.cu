@@ -1,0 +1,8 @@
+// add: see add.rs.
+#include "common.cuh"
+
+#define ADD(NAME, T)                                                                                                   \
+    KERNEL(BLOCK_THREADS) add_##NAME(T* out, const T* a, const T* b, u64 count) {                                      \
+        map(out, a, b, count, [](float a, float b) { return a + b; });                                                 \
+    }
+FOR_WIDE(ADD)

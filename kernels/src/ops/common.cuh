@@ -1,0 +1,471 @@
+// What all kernels share: number types, indices, loads of 16 bytes, reductions in a fixed order, random bits, and the
+// functions of math.rs. The only file that kernels include: no CUDA header need be on the machine.
+//
+// Conventions. Compiled with --fmad=false and IEEE division and square root, so a * b + c rounds twice unless written
+// fmaf(a, b, c), as in Rust: what is copied here from math.rs, philox.rs and dtype/round.rs has their bits, NaN's
+// payload apart (a GPU's arithmetic makes every NaN the same one). PTX stands under __CUDA_ARCH__ alone, beside plain
+// code with the same results, for compilers that are not CUDA's.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef int i32;
+typedef long long i64;
+
+#define INLINE __device__ __forceinline__
+
+/// A kernel that Rust finds by its name, in blocks of at most THREADS threads.
+#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+
+/// Threads of a block where a kernel does not care: BLOCK_THREADS of launch.rs.
+constexpr int BLOCK_THREADS = 256;
+
+/// The dtypes in which CUDA stores what it computes with in f32: VERSION(name in Rust, type here).
+#define FOR_WIDE(VERSION) VERSION(f32, float) VERSION(bf16, bf16) VERSION(f16, f16)
+
+// ---- numbers -------------------------------------------------------------------------------------------------------
+
+/// bfloat16 and IEEE half, as bits: storage alone.
+struct bf16 {
+    u16 bits;
+};
+struct f16 {
+    u16 bits;
+};
+
+INLINE float infinity() { return __uint_as_float(0x7f800000u); }
+INLINE float nan_f32() { return __uint_as_float(0x7fc00000u); }
+INLINE bool is_nan(float x) { return x != x; }
+INLINE bool is_finite(float x) { return fabsf(x) < infinity(); }
+
+/// dtype/round.rs: the nearest, ties to even; NaN keeps what fits of its payload and becomes quiet.
+INLINE bf16 bf16_nearest(float x) {
+    const u32 bits = __float_as_uint(x);
+    const u32 nearest = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
+    return bf16{(u16)(is_nan(x) ? (bits >> 16) | 0x40u : nearest)};
+}
+
+INLINE float bf16_wide(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+INLINE f16 f16_nearest(float x) {
+    const u32 sign = (__float_as_uint(x) >> 16) & 0x8000u;
+    const u32 bits = __float_as_uint(x) & 0x7fffffffu;
+    const u32 normal = (bits + (0xfffu + ((bits >> 13) & 1u)) - ((127u - 15u) << 23)) >> 13;
+    const u32 subnormal = __float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000u;
+    const u32 finite = bits < 0x38800000u ? subnormal : normal;
+    const u32 beyond = is_nan(x) ? 0x7e00u | ((bits >> 13) & 0x3ffu) : 0x7c00u;
+    return f16{(u16)(sign | (bits < 0x47800000u ? finite : beyond))};
+}
+
+INLINE float f16_wide(f16 x) {
+    const u32 bits = x.bits;
+    const u32 sign = (bits & 0x8000u) << 16;
+    const u32 shifted = (bits & 0x7fffu) << 13;
+    const u32 normal = shifted + ((127u - 15u) << 23);
+    const u32 subnormal = __float_as_uint((float)(i32)(bits & 0x3ffu) * (1.0f / 16777216.0f));
+    const u32 finite = (bits & 0x7c00u) == 0u ? subnormal : normal;
+    return __uint_as_float(sign | ((bits & 0x7c00u) == 0x7c00u ? shifted | 0x7f800000u : finite));
+}
+
+/// An f32 next to x: x itself if f32 holds it, else whichever of its two neighbours is odd (dtype/round.rs).
+INLINE float f32_to_odd(double x) {
+    const float near = (float)x;
+    const double back = (double)near;
+    const u32 bits = __float_as_uint(near);
+    const u32 other = fabs(back) > fabs(x) ? bits - 1u : bits + 1u;
+    return __uint_as_float(back != x && (bits & 1u) == 0u ? other : bits);
+}
+
+/// An element as f32, exactly.
+INLINE float wide(float x) { return x; }
+INLINE float wide(bf16 x) { return bf16_wide(x); }
+INLINE float wide(f16 x) {
+#ifdef __CUDA_ARCH__
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+    return wide;
+#else
+    return f16_wide(x);
+#endif
+}
+
+/// The result of a computation as an element, rounded to the nearest, ties to even. Every NaN becomes 0x7fff, which is
+/// what the hardware makes of it.
+template <class T> INLINE T narrow(float x);
+template <> INLINE float narrow<float>(float x) { return x; }
+template <> INLINE bf16 narrow<bf16>(float x) {
+#ifdef __CUDA_ARCH__
+    bf16 narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+    return narrow;
+#else
+    return is_nan(x) ? bf16{0x7fff} : bf16_nearest(x);
+#endif
+}
+template <> INLINE f16 narrow<f16>(float x) {
+#ifdef __CUDA_ARCH__
+    f16 narrow;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
+    return narrow;
+#else
+    return is_nan(x) ? f16{0x7fff} : f16_nearest(x);
+#endif
+}
+
+/// One number in another dtype (cast.rs): floats round to the nearest, ties to even; to integers they drop the fraction and
+/// saturate, NaN becomes 0; integers saturate. Each pair rounds once.
+template <class To> struct Convert {
+    /// float, double or an integer that `To` need not hold to one of those.
+    template <class From> static INLINE To from(From x) { return (To)x; }
+    static INLINE To from(bf16 x) { return from(bf16_wide(x)); }
+    static INLINE To from(f16 x) { return from(f16_wide(x)); }
+};
+
+/// To an integer from LOWEST to HIGHEST; as floats, BELOW and ABOVE are the first numbers beyond which nothing fits.
+template <class To, class From> INLINE To saturated(From x, To lowest, To highest, From low, From high) {
+    return x >= high ? highest : x <= low ? lowest : x == x ? (To)x : (To)0;
+}
+
+template <> struct Convert<u8> {
+    static INLINE u8 from(float x) { return saturated<u8>(x, 0, 255, 0.0f, 255.0f); }
+    static INLINE u8 from(double x) { return saturated<u8>(x, 0, 255, 0.0, 255.0); }
+    static INLINE u8 from(i32 x) { return (u8)(x < 0 ? 0 : x > 255 ? 255 : x); }
+    static INLINE u8 from(i64 x) { return (u8)(x < 0 ? 0 : x > 255 ? 255 : x); }
+    static INLINE u8 from(bf16 x) { return from(bf16_wide(x)); }
+    static INLINE u8 from(f16 x) { return from(f16_wide(x)); }
+};
+
+template <> struct Convert<i32> {
+    static constexpr i32 LOWEST = -2147483647 - 1, HIGHEST = 2147483647;
+    static INLINE i32 from(u8 x) { return x; }
+    static INLINE i32 from(float x) { return saturated<i32>(x, LOWEST, HIGHEST, -2147483648.0f, 2147483648.0f); }
+    static INLINE i32 from(double x) { return saturated<i32>(x, LOWEST, HIGHEST, -2147483648.0, 2147483647.0); }
+    static INLINE i32 from(i64 x) { return (i32)(x < LOWEST ? LOWEST : x > HIGHEST ? HIGHEST : x); }
+    static INLINE i32 from(bf16 x) { return from(bf16_wide(x)); }
+    static INLINE i32 from(f16 x) { return from(f16_wide(x)); }
+};
+
+template <> struct Convert<i64> {
+    static constexpr i64 LOWEST = -9223372036854775807ll - 1, HIGHEST = 9223372036854775807ll;
+    static constexpr float BEYOND = 9223372036854775808.0f;
+    static INLINE i64 from(u8 x) { return x; }
+    static INLINE i64 from(i32 x) { return x; }
+    static INLINE i64 from(float x) { return saturated<i64>(x, LOWEST, HIGHEST, -BEYOND, BEYOND); }
+    static INLINE i64 from(double x) { return saturated<i64>(x, LOWEST, HIGHEST, -(double)BEYOND, (double)BEYOND); }
+    static INLINE i64 from(bf16 x) { return from(bf16_wide(x)); }
+    static INLINE i64 from(f16 x) { return from(f16_wide(x)); }
+};
+
+/// An f32 that rounds to 16 bits as x does.
+INLINE float sticky(float x) { return x; }
+INLINE float sticky(double x) { return f32_to_odd(x); }
+INLINE float sticky(u8 x) { return (float)x; }
+INLINE float sticky(i32 x) { return f32_to_odd((double)x); }
+INLINE float sticky(i64 x) {
+    // Beyond 2³² the low 16 bits count as one, "something there".
+    const u64 size = x < 0 ? 0ull - (u64)x : (u64)x;
+    const u64 kept = (size >> 16) | (u64)((size & 0xffffull) != 0);
+    const double wide = size < (1ull << 32) ? (double)size : (double)kept * 65536.0;
+    return f32_to_odd(x < 0 ? -wide : wide);
+}
+INLINE float sticky(bf16 x) { return bf16_wide(x); }
+INLINE float sticky(f16 x) { return f16_wide(x); }
+
+template <> struct Convert<bf16> {
+    template <class From> static INLINE bf16 from(From x) { return bf16_nearest(sticky(x)); }
+};
+template <> struct Convert<f16> {
+    template <class From> static INLINE f16 from(From x) { return f16_nearest(sticky(x)); }
+};
+
+// ---- indices and memory --------------------------------------------------------------------------------------------
+
+/// This thread among all of a one-dimensional grid, and how many there are:
+/// for (u64 i = first_index(); i < count; i += grid_threads()).
+INLINE u64 first_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+INLINE u64 grid_threads() { return (u64)gridDim.x * blockDim.x; }
+
+/// BYTES bytes as the hardware moves them at once.
+template <int BYTES> struct Word;
+template <> struct Word<1> { typedef u8 type; };
+template <> struct Word<2> { typedef u16 type; };
+template <> struct Word<4> { typedef u32 type; };
+template <> struct Word<8> { typedef uint2 type; };
+template <> struct Word<16> { typedef uint4 type; };
+
+/// N neighbouring elements, moved by one access: at most 16 bytes.
+template <class T, int N = 16 / sizeof(T)> union Pack {
+    static constexpr int COUNT = N;
+    typedef typename Word<N * sizeof(T)>::type Whole;
+    Whole whole;
+    T values[N];
+};
+
+/// Pack number `index` of an array whose address is a multiple of the pack's size.
+template <class P, class T> INLINE P load_pack(const T* array, u64 index) {
+    P pack;
+    pack.whole = reinterpret_cast<const typename P::Whole*>(array)[index];
+    return pack;
+}
+
+template <class P, class T> INLINE void store_pack(T* array, u64 index, P pack) {
+    reinterpret_cast<typename P::Whole*>(array)[index] = pack.whole;
+}
+
+/// Whether packs of BYTES bytes can be moved from and to all of these addresses.
+template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... pointers) {
+    return ((... | reinterpret_cast<u64>(pointers)) & (BYTES - 1)) == 0;
+}
+
+/// Packs that a thread loads before it stores the first: what keeps the memory busy.
+constexpr int PACKS_IN_FLIGHT = 2;
+
+/// out[i] = f(x[i]) in f32, rounded once; x may be out.
+template <class T, class F> INLINE void map(T* out, const T* x, u64 count, F f) {
+    typedef Pack<T> P;
+    const u64 packs = aligned(out, x) ? count / P::COUNT : 0;
+    const u64 stride = grid_threads();
+    for (u64 first = first_index(); first < packs; first += PACKS_IN_FLIGHT * stride) {
+        P pack[PACKS_IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
+            if (first + k * stride < packs) pack[k] = load_pack<P>(x, first + k * stride);
+        }
+#pragma unroll
+        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
+            if (first + k * stride >= packs) break;
+#pragma unroll
+            for (int i = 0; i < P::COUNT; i++) pack[k].values[i] = narrow<T>(f(wide(pack[k].values[i])));
+            store_pack(out, first + k * stride, pack[k]);
+        }
+    }
+    for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) out[i] = narrow<T>(f(wide(x[i])));
+}
+
+/// out[i] = f(a[i], b[i]) in f32, rounded once; a, b or both may be out.
+template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 count, F f) {
+    typedef Pack<T> P;
+    const u64 packs = aligned(out, a, b) ? count / P::COUNT : 0;
+    const u64 stride = grid_threads();
+    for (u64 first = first_index(); first < packs; first += PACKS_IN_FLIGHT * stride) {
+        P left[PACKS_IN_FLIGHT], right[PACKS_IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
+            if (first + k * stride >= packs) break;
+            left[k] = load_pack<P>(a, first + k * stride);
+            right[k] = load_pack<P>(b, first + k * stride);
+        }
+#pragma unroll
+        for (int k = 0; k < PACKS_IN_FLIGHT; k++) {
+            if (first + k * stride >= packs) break;
+#pragma unroll
+            for (int i = 0; i < P::COUNT; i++) {
+                left[k].values[i] = narrow<T>(f(wide(left[k].values[i]), wide(right[k].values[i])));
+            }
+            store_pack(out, first + k * stride, left[k]);
+        }
+    }
+    for (u64 i = packs * P::COUNT + first_index(); i < count; i += stride) {
+        out[i] = narrow<T>(f(wide(a[i]), wide(b[i])));
+    }
+}
+
+// ---- reductions in a fixed order -----------------------------------------------------------------------------------
+
+constexpr int WARP = 32;
+constexpr u32 WHOLE_WARP = 0xffffffffu;
+
+struct Sum {
+    template <class T> INLINE T operator()(T a, T b) const { return a + b; }
+};
+
+/// The larger; NaN if either is.
+struct Largest {
+    INLINE float operator()(float a, float b) const { return is_nan(a) || a > b ? a : b; }
+};
+
+/// All 32 lanes' values under a commutative `f`: the upper half onto the lower until one is left, which is `tree_sum`'s
+/// order (ops/float.rs). Every lane gets the result. All lanes of the warp must call it.
+template <class T, class F> INLINE T warp_reduce(T x, F f) {
+#pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = f(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
+    return x;
+}
+
+template <class T> INLINE T warp_sum(T x) { return warp_reduce(x, Sum()); }
+INLINE float warp_max(float x) { return warp_reduce(x, Largest()); }
+
+/// The values of all threads of a block, warp by warp and then over the warps, each as `warp_reduce` does; `identity`
+/// changes nothing under `f`. Every thread gets the result. All threads of the block must call it; the block is
+/// one-dimensional and a multiple of 32 threads.
+template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
+    __shared__ T partials[WARP];
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    x = warp_reduce(x, f);
+    if (lane == 0) partials[warp] = x;
+    __syncthreads();
+    x = warp_reduce(lane < blockDim.x / WARP ? partials[lane] : identity, f);
+    // The next call writes the partials again.
+    __syncthreads();
+    return x;
+}
+
+template <class T> INLINE T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
+INLINE float block_max(float x) { return block_reduce(x, -infinity(), Largest()); }
+
+// ---- random bits (philox.rs) ---------------------------------------------------------------------------------------
+
+/// Philox4x32-10: 128 random bits, a bijection of the counter for each key.
+INLINE uint4 philox4x32(uint4 counter, u32 key_0, u32 key_1) {
+    u32 a = counter.x, b = counter.y, c = counter.z, d = counter.w;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const u64 product_a = (u64)a * 0xd2511f53u;
+        const u64 product_c = (u64)c * 0xcd9e8d57u;
+        a = (u32)(product_c >> 32) ^ b ^ key_0;
+        b = (u32)product_c;
+        c = (u32)(product_a >> 32) ^ d ^ key_1;
+        d = (u32)product_a;
+        key_0 += 0x9e3779b9u;
+        key_1 += 0xbb67ae85u;
+    }
+    return make_uint4(a, b, c, d);
+}
+
+constexpr float UNIFORM_STEP = 1.0f / 16777216.0f;
+
+/// A multiple of 2⁻²⁴ in [0, 1).
+INLINE float uniform(u32 bits) { return (float)(i32)(bits >> 8) * UNIFORM_STEP; }
+
+/// A multiple of 2⁻⁵³ in [0, 1).
+INLINE double uniform_f64(u32 high, u32 low) {
+    const u64 bits = ((u64)high << 32) | low;
+    return (double)(bits >> 11) * (1.0 / 9007199254740992.0);
+}
+
+/// A whole number in 0..bound.
+INLINE u32 below(u32 bits, u32 bound) { return (u32)(((u64)bits * bound) >> 32); }
+
+// ---- math.rs: the same bits ----------------------------------------------------------------------------------------
+
+/// 1.5 × 2²³.
+constexpr float ROUND_TO_INTEGER = 12582912.0f;
+constexpr u32 ROUND_TO_INTEGER_BITS = 0x4b400000u;
+constexpr float LOG2_E = 1.44269504088896340736f;
+constexpr float LN_2 = 0.693147180559945309417232121458f;
+
+INLINE float at_least(float x, float low) { return x < low ? low : x; }
+INLINE float at_most(float x, float high) { return x > high ? high : x; }
+
+/// The polynomial with these coefficients, highest power first, one fused step a coefficient.
+template <class... Rest> INLINE float polynomial(float x, float sum, Rest... rest) {
+    ((sum = fmaf(sum, x, rest)), ...);
+    return sum;
+}
+
+INLINE float exp_mantissa(float r) {
+    return polynomial(r, 1.3780594e-3f, 8.3731245e-3f, 4.1669536e-2f, 1.6666472e-1f, 4.9999985e-1f, 1.0f, 1.0f);
+}
+
+INLINE float power_of_two(i32 n) { return __uint_as_float((u32)(n + 127) << 23); }
+
+INLINE float exponential(float x) {
+    x = at_most(at_least(x, -104.0f), 89.0f);
+    const float shifted = fmaf(x, LOG2_E, ROUND_TO_INTEGER);
+    const float whole = shifted - ROUND_TO_INTEGER;
+    const float mantissa = exp_mantissa(fmaf(whole, -1.4286068e-6f, fmaf(whole, -0.69314575f, x)));
+    const i32 n = (i32)(__float_as_uint(shifted) - ROUND_TO_INTEGER_BITS);
+    return mantissa * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
+}
+
+INLINE float exp_of_negative(float x) {
+    const float shifted = fmaf(x, LOG2_E, ROUND_TO_INTEGER);
+    const float whole = shifted - ROUND_TO_INTEGER;
+    const float mantissa = exp_mantissa(fmaf(whole, -1.4286068e-6f, fmaf(whole, -0.69314575f, x)));
+    return __uint_as_float(__float_as_uint(mantissa) + (__float_as_uint(shifted) << 23));
+}
+
+INLINE float logarithm(float x) {
+    const bool subnormal = x < 1.17549435e-38f;
+    const float normal = subnormal ? x * 8388608.0f : x;
+    const u32 bits = __float_as_uint(normal);
+    const u32 exponent_bits = (bits - 0x3f2aaaabu) & 0xff800000u;
+    const float m = __uint_as_float(bits - exponent_bits);
+    const float exponent = fmaf((float)(i32)exponent_bits, 1.0f / 8388608.0f, subnormal ? -23.0f : 0.0f);
+    const float f = m - 1.0f;
+    const float f2 = f * f;
+    const float odd = polynomial(f2, -0.13031006f, -0.12148351f, -0.16684613f, -0.2499962f);
+    const float even = polynomial(f2, 0.14086914f, 0.13981485f, 0.20012035f);
+    const float tail = polynomial(f, fmaf(even, f, odd), 0.33333197f, -0.5f);
+    const float finite = fmaf(exponent, LN_2, fmaf(tail, f2, f));
+    const float special = x <= 0.0f ? (x == 0.0f ? -infinity() : nan_f32()) : x;
+    return x > 0.0f && x < infinity() ? finite : special;
+}
+
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+constexpr float TWICE_U_1 = 1.595769f;
+constexpr float TWICE_U_3 = 0.071354814f;
+
+INLINE float gelu_tanh(float x) {
+    x = at_least(x, -15.0f);
+    return x * sigmoid(x * fmaf(TWICE_U_3, x * x, TWICE_U_1));
+}
+
+INLINE float gelu_tanh_grad(float x) {
+    x = at_most(at_least(x, -15.0f), 15.0f);
+    const float x2 = x * x;
+    const float e = exponential(-(fabsf(x) * fmaf(TWICE_U_3, x2, TWICE_U_1)));
+    const float near = 1.0f / (1.0f + e);
+    const float far = e * near;
+    const float s = x < 0.0f ? far : near;
+    const float slope = fmaf(3.0f * TWICE_U_3, x2, TWICE_U_1);
+    return fmaf(x * slope, near * far, s);
+}
+
+/// The normal distribution at x, and e^(−x²/2).
+INLINE float normal_cdf(float x, float& e) {
+    const float a = at_most(fabsf(x), 13.0f);
+    e = exp_of_negative(-0.5f * (a * a));
+    e = a == 13.0f ? 0.0f : e;
+    const float s = (a - 2.5f) / (a + 2.5f);
+    const float upper_tail = e * polynomial(s, 0.00013064427f, 0.001282203f, 0.003128505f, -0.005121346f,
+                                            -0.024563706f, 0.1131336f, -0.22806965f, 0.14133134f);
+    return x < 0.0f ? upper_tail : 1.0f - upper_tail;
+}
+
+INLINE float gelu_erf(float x) {
+    x = at_least(x, -15.0f);
+    float e;
+    return x * normal_cdf(x, e);
+}
+
+INLINE float gelu_erf_grad(float x) {
+    x = at_most(at_least(x, -15.0f), 15.0f);
+    float e;
+    const float integral = normal_cdf(x, e);
+    return fmaf(x * 0.3989423f, e, integral);
+}
+
+/// (sin 2πu, cos 2πu) for u in [0, 1).
+INLINE float2 sin_cos_turns(float u) {
+    const float shifted = fmaf(u, 4.0f, ROUND_TO_INTEGER);
+    const u32 quarter = __float_as_uint(shifted);
+    const float f = fmaf(shifted - ROUND_TO_INTEGER, -0.25f, u);
+    const float f2 = f * f;
+    const float sin = f * polynomial(f2, -75.24007f, 81.58813f, -41.34163f, 6.2831855f);
+    const float cos = polynomial(f2, 59.245964f, -85.44374f, 64.93932f, -19.739208f, 1.0f);
+    const bool swap = (quarter & 1u) != 0u;
+    const u32 sin_sign = (quarter & 2u) << 30, cos_sign = ((quarter + 1u) & 2u) << 30;
+    return make_float2(__uint_as_float(__float_as_uint(swap ? cos : sin) ^ sin_sign),
+                       __uint_as_float(__float_as_uint(swap ? sin : cos) ^ cos_sign));
+}
+
+/// Two independent standard normals (Box–Muller).
+INLINE float2 normal_pair(u32 radius_bits, u32 angle_bits) {
+    const float radius = sqrtf(-2.0f * logarithm(uniform(radius_bits) + UNIFORM_STEP));
+    const float2 turned = sin_cos_turns(uniform(angle_bits));
+    return make_float2(radius * turned.y, radius * turned.x);
+}

@@ -1,0 +1,387 @@
+// cross_entropy: see cross_entropy.rs for the formulas, narrow.rs and wide.rs for the order of the sums, which the
+// kernels here follow, so that the bits are the CPU's.
+//
+// Up to 64 classes: 32 rows a block, in shared memory. Up to 1,024: a row a warp, in registers. More: a row a block,
+// read three times (the maximum, the sum, the gradient), of which the caches answer most.
+#include "common.cuh"
+
+/// What all rows share.
+struct Problem {
+    /// (B, C)
+    const float* logits;
+    /// (B), of `target_bytes` each: u8, i32 or i64
+    const void* targets;
+    u32 target_bytes;
+    /// Whether rows with target `ignore_index` count for nothing.
+    bool ignores;
+    bool smooths;
+    i64 ignore_index;
+    /// (C), or null
+    const float* class_weights;
+    u64 classes;
+    float target_share, class_share, gradient_scale;
+    /// Σ class_weights
+    float weight_sum;
+    /// (B)
+    float* losses;
+    /// (B, C), or null; may be `logits`
+    float* dlogits;
+    /// (B), or null
+    float* weights;
+};
+
+/// Bits of `options`.
+constexpr u32 IGNORES = 1, SMOOTHS = 2;
+
+#define PARAMETERS                                                                                                     \
+    float *losses, float *dlogits, float *weights, const float *logits, const void *targets, u32 target_bytes,        \
+        const float *class_weights, u64 rows, u64 classes, i64 ignore_index, u32 options, float target_share,          \
+        float class_share, float gradient_scale
+#define PROBLEM                                                                                                        \
+    Problem {                                                                                                          \
+        logits, targets, target_bytes, (options & IGNORES) != 0, (options & SMOOTHS) != 0, ignore_index,               \
+            class_weights, classes, target_share, class_share, gradient_scale, (float)classes, losses, dlogits,        \
+            weights                                                                                                    \
+    }
+
+/// The target of one row.
+struct Target {
+    /// 0 for rows that are ignored or whose target is no class.
+    u64 class_index;
+    bool is_ignored;
+    bool is_class;
+    /// The class's weight; 0 for ignored rows, NaN where the target is no class: which makes loss and gradient NaN.
+    float weight;
+};
+
+INLINE Target target_of(const Problem& problem, u64 row) {
+    i64 index;
+    if (problem.target_bytes == 1) {
+        index = static_cast<const u8*>(problem.targets)[row];
+    } else if (problem.target_bytes == 4) {
+        index = static_cast<const i32*>(problem.targets)[row];
+    } else {
+        index = static_cast<const i64*>(problem.targets)[row];
+    }
+    const bool is_ignored = problem.ignores && index == problem.ignore_index;
+    const bool is_class = !is_ignored && index >= 0 && (u64)index < problem.classes;
+    float weight = is_ignored ? 0.0f : nan_f32();
+    if (is_class) weight = problem.class_weights == nullptr ? 1.0f : problem.class_weights[index];
+    return Target{is_class ? (u64)index : 0, is_ignored, is_class, weight};
+}
+
+/// `Problem::loss`: from ln s, z of the target, its weight, and Σ w z.
+INLINE float loss_of(const Problem& problem, float log_sum, float target_z, float weight, float weighted_z) {
+    const float target = problem.target_share * (weight * (log_sum - target_z));
+    if (!problem.smooths) return target;
+    return fmaf(problem.class_share, fmaf(problem.weight_sum, log_sum, 0.0f - weighted_z), target);
+}
+
+/// The factors of one row's gradient: dx_c = softmax eᶻ_c − class w_c − target [c = y].
+struct Factors {
+    float softmax, class_part, target;
+};
+
+INLINE Factors factors_of(const Problem& problem, float sum, float weight) {
+    const float target = problem.target_share * weight;
+    const float total = problem.smooths ? fmaf(problem.class_share, problem.weight_sum, target) : target;
+    return Factors{problem.gradient_scale * total / sum, problem.gradient_scale * problem.class_share,
+                   problem.gradient_scale * target};
+}
+
+/// eᶻ of one class becomes its gradient.
+INLINE float gradient_of(const Problem& problem, float e, u64 class_index, const Factors& factors, const Target& target) {
+    if (target.is_ignored) return 0.0f;
+    float gradient;
+    if (problem.smooths) {
+        const float weight = problem.class_weights == nullptr ? 1.0f : problem.class_weights[class_index];
+        gradient = fmaf(e, factors.softmax, 0.0f - factors.class_part * weight);
+    } else {
+        gradient = e * factors.softmax;
+    }
+    return target.is_class && class_index == target.class_index ? gradient - factors.target : gradient;
+}
+
+/// Σ class_weights in `lane_sum`'s order, by one warp; C without weights.
+INLINE float weight_sum_of(const Problem& problem) {
+    if (problem.class_weights == nullptr || !problem.smooths) return problem.weight_sum;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (u64 i = threadIdx.x % WARP; i < problem.classes; i += WARP) sum = sum + problem.class_weights[i];
+    return warp_sum(sum);
+}
+
+/// Adds one class to a lane's Σ w z.
+INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, float z) {
+    return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
+}
+
+// ---- up to 64 classes ----------------------------------------------------------------------------------------------
+
+constexpr u32 NARROW_CLASSES_MAX = 64;
+constexpr u32 NARROW_ROWS = WARP;
+constexpr u32 NARROW_THREADS = 128;
+
+/// Goes over the elements of `rows` rows of `classes`, as they lie in memory: `body(index, row, class)`.
+template <class F> INLINE void each_narrow(u32 rows, u32 classes, F body) {
+    u32 row = threadIdx.x / classes, column = threadIdx.x % classes;
+    const u32 row_step = NARROW_THREADS / classes, column_step = NARROW_THREADS % classes;
+    for (u32 i = threadIdx.x; i < rows * classes; i += NARROW_THREADS) {
+        body(i, row, column);
+        row += row_step, column += column_step;
+        if (column >= classes) column -= classes, row++;
+    }
+}
+
+/// What the threads of a block tell each other, by row.
+struct NarrowRow {
+    float largest;
+    Factors factors;
+    Target target;
+};
+
+KERNEL(NARROW_THREADS) cross_entropy_narrow_f32(PARAMETERS) {
+    // x, then eᶻ. Rows are an odd number of words apart, so that a warp with a row a lane meets no bank twice.
+    __shared__ float tile[NARROW_ROWS * (NARROW_CLASSES_MAX + 1)];
+    __shared__ NarrowRow shared_rows[NARROW_ROWS];
+    __shared__ float shared_weight_sum;
+    Problem problem = PROBLEM;
+    const u32 columns = (u32)classes, pitch = columns | 1;
+    const u64 first_row = (u64)blockIdx.x * NARROW_ROWS;
+    const u64 first = first_row * classes;
+    const u32 count = rows - first_row < NARROW_ROWS ? (u32)(rows - first_row) : NARROW_ROWS;
+    const bool has_row = threadIdx.x < count;
+    const u64 row = first_row + threadIdx.x;
+    float* own = tile + threadIdx.x * pitch;
+
+    each_narrow(count, columns, [&](u32 i, u32 row, u32 column) { tile[row * pitch + column] = logits[first + i]; });
+    if (threadIdx.x / WARP == 1) {
+        const float sum = weight_sum_of(problem);
+        if (threadIdx.x % WARP == 0) shared_weight_sum = sum;
+    }
+    __syncthreads();
+    Target target = {};
+    float target_z = 0.0f, weighted_z = 0.0f;
+    if (has_row) {
+        target = target_of(problem, row);
+        float largest = -infinity();
+        for (u32 i = 0; i < columns; i++) largest = own[i] > largest ? own[i] : largest;
+        if (target.is_class) target_z = own[target.class_index] - largest;
+        if (problem.smooths) {
+            for (u32 i = 0; i < columns; i++) weighted_z = add_weighted(problem, weighted_z, i, own[i] - largest);
+        }
+        shared_rows[threadIdx.x].largest = largest;
+        shared_rows[threadIdx.x].target = target;
+    }
+    __syncthreads();
+    problem.weight_sum = shared_weight_sum;
+    each_narrow(count, columns, [&](u32, u32 row, u32 column) {
+        float& x = tile[row * pitch + column];
+        x = exponential(x - shared_rows[row].largest);
+    });
+    __syncthreads();
+    if (has_row) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < columns; i++) sum = sum + own[i];
+        const float loss = loss_of(problem, logarithm(sum), target_z, target.weight, weighted_z);
+        losses[row] = target.is_ignored ? 0.0f : loss;
+        if (weights != nullptr) weights[row] = target.weight;
+        shared_rows[threadIdx.x].factors = factors_of(problem, sum, target.weight);
+    }
+    if (dlogits == nullptr) return;
+    __syncthreads();
+    each_narrow(count, columns, [&](u32 i, u32 row, u32 column) {
+        const NarrowRow& of = shared_rows[row];
+        dlogits[first + i] = gradient_of(problem, tile[row * pitch + column], column, of.factors, of.target);
+    });
+}
+
+// ---- up to 1,024 classes -------------------------------------------------------------------------------------------
+
+/// Classes that are summed together in lanes: `BLOCK` of wide.rs.
+constexpr u32 BLOCK = 512;
+constexpr u32 PER_LANE_OF_BLOCK = BLOCK / WARP;
+constexpr u32 MIDDLE_THREADS = 128;
+
+/// A row by one warp, lane i having the classes i, i + 32 …, PER_LANE of them.
+template <u32 PER_LANE> INLINE void middle_row(Problem problem, u64 row) {
+    const u32 lane = threadIdx.x % WARP, classes = (u32)problem.classes;
+    const float* logits = problem.logits + row * classes;
+    float x[PER_LANE];
+    float largest = -infinity();
+#pragma unroll
+    for (u32 j = 0; j < PER_LANE; j++) {
+        const u32 i = j * WARP + lane;
+        x[j] = i < classes ? logits[i] : -infinity();
+    }
+#pragma unroll
+    for (u32 j = 0; j < PER_LANE; j++) largest = x[j] > largest ? x[j] : largest;
+    largest = warp_max(largest);
+
+    const Target target = target_of(problem, row);
+    problem.weight_sum = weight_sum_of(problem);
+    float target_x = 0.0f;
+    double sum = 0.0, weighted_z = 0.0;
+#pragma unroll
+    for (u32 block = 0; block < PER_LANE; block += PER_LANE_OF_BLOCK) {
+        float e_sum = 0.0f, z_sum = 0.0f;
+#pragma unroll
+        for (u32 j = block; j < PER_LANE && j < block + PER_LANE_OF_BLOCK; j++) {
+            const u32 i = j * WARP + lane;
+            const float z = x[j] - largest;
+            if (i == target.class_index) target_x = x[j];
+            if (problem.smooths && i < classes) z_sum = add_weighted(problem, z_sum, i, z);
+            x[j] = exponential(z);
+            if (i < classes) e_sum = e_sum + x[j];
+        }
+        sum = sum + (double)warp_sum(e_sum);
+        if (problem.smooths) weighted_z = weighted_z + (double)warp_sum(z_sum);
+    }
+    // The lane that has the target tells the others.
+    target_x = __shfl_sync(WHOLE_WARP, target_x, (u32)target.class_index % WARP);
+    if (lane == 0) {
+        const float log_sum = logarithm((float)sum);
+        const float loss = loss_of(problem, log_sum, target_x - largest, target.weight, (float)weighted_z);
+        problem.losses[row] = target.is_ignored ? 0.0f : loss;
+        if (problem.weights != nullptr) problem.weights[row] = target.weight;
+    }
+    if (problem.dlogits == nullptr) return;
+    const Factors factors = factors_of(problem, (float)sum, target.weight);
+    float* dlogits = problem.dlogits + row * classes;
+#pragma unroll
+    for (u32 j = 0; j < PER_LANE; j++) {
+        const u32 i = j * WARP + lane;
+        if (i < classes) dlogits[i] = gradient_of(problem, x[j], i, factors, target);
+    }
+}
+
+#define MIDDLE(CLASSES_MAX)                                                                                            \
+    KERNEL(MIDDLE_THREADS) cross_entropy_##CLASSES_MAX##_f32(PARAMETERS) {                                             \
+        const u64 row = first_index() / WARP;                                                                          \
+        if (row < rows) middle_row<CLASSES_MAX / WARP>(PROBLEM, row);                                                  \
+    }
+MIDDLE(128)
+MIDDLE(256)
+MIDDLE(512)
+MIDDLE(1024)
+
+// ---- more ----------------------------------------------------------------------------------------------------------
+
+constexpr u32 WIDE_THREADS = 512;
+/// Blocks of classes whose sums are kept at once.
+constexpr u32 SUMS_MAX = 1024;
+/// Elements that a thread loads before it stores the first.
+constexpr u32 IN_FLIGHT = 4;
+
+/// What the threads of a block tell each other.
+struct Wide {
+    float e_sums[SUMS_MAX], z_sums[SUMS_MAX];
+    float sum, weight_sum;
+};
+
+/// The sums over one block of classes, by a warp.
+INLINE void wide_block(const Problem& problem, const float* logits, u64 start, float largest, float& e_sum, float& z_sum) {
+    const u32 lane = threadIdx.x % WARP;
+    float x[PER_LANE_OF_BLOCK];
+#pragma unroll
+    for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
+        const u64 i = start + j * WARP + lane;
+        x[j] = i < problem.classes ? logits[i] : 0.0f;
+    }
+    e_sum = 0.0f, z_sum = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
+        const u64 i = start + j * WARP + lane;
+        if (i >= problem.classes) break;
+        const float z = x[j] - largest;
+        if (problem.smooths) z_sum = add_weighted(problem, z_sum, i, z);
+        e_sum = e_sum + exponential(z);
+    }
+    e_sum = warp_sum(e_sum);
+    if (problem.smooths) z_sum = warp_sum(z_sum);
+}
+
+/// The sums over a row, block by block in f64; valid in thread 0. All threads of the block must call it.
+INLINE void wide_sums(
+    const Problem& problem, const float* logits, float largest, Wide& shared, double& sum, double& weighted_z) {
+    const u64 blocks = (problem.classes + BLOCK - 1) / BLOCK;
+    sum = 0.0, weighted_z = 0.0;
+    for (u64 first = 0; first < blocks; first += SUMS_MAX) {
+        const u32 count = blocks - first < SUMS_MAX ? (u32)(blocks - first) : SUMS_MAX;
+        // The sums of the round before have been added up.
+        if (first > 0) __syncthreads();
+        for (u32 block = threadIdx.x / WARP; block < count; block += blockDim.x / WARP) {
+            float e_sum, z_sum;
+            wide_block(problem, logits, (first + block) * BLOCK, largest, e_sum, z_sum);
+            if (threadIdx.x % WARP == 0) shared.e_sums[block] = e_sum, shared.z_sums[block] = z_sum;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (u32 block = 0; block < count; block++) sum = sum + (double)shared.e_sums[block];
+            if (problem.smooths) {
+                for (u32 block = 0; block < count; block++) weighted_z = weighted_z + (double)shared.z_sums[block];
+            }
+        }
+    }
+}
+
+/// The gradient of a row; each element is read and written by one thread.
+INLINE void wide_gradient(
+    const Problem& problem, const float* logits, float* dlogits, float largest, const Factors& factors,
+    const Target& target) {
+    for (u64 start = threadIdx.x; start < problem.classes; start += IN_FLIGHT * blockDim.x) {
+        float x[IN_FLIGHT];
+#pragma unroll
+        for (u32 k = 0; k < IN_FLIGHT; k++) {
+            const u64 i = start + k * blockDim.x;
+            x[k] = i < problem.classes ? logits[i] : 0.0f;
+        }
+#pragma unroll
+        for (u32 k = 0; k < IN_FLIGHT; k++) {
+            const u64 i = start + k * blockDim.x;
+            if (i >= problem.classes) break;
+            dlogits[i] = gradient_of(problem, exponential(x[k] - largest), i, factors, target);
+        }
+    }
+}
+
+INLINE float wide_largest(const Problem& problem, const float* logits) {
+    float largest = -infinity();
+#pragma unroll 8
+    for (u64 i = threadIdx.x; i < problem.classes; i += blockDim.x) {
+        const float x = logits[i];
+        largest = x > largest ? x : largest;
+    }
+    return block_max(largest);
+}
+
+/// Two blocks a processor: left to itself ptxas makes room for three on sm_100, and spills.
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_f32(PARAMETERS) {
+    __shared__ Wide shared;
+    Problem problem = PROBLEM;
+    if (threadIdx.x < WARP) {
+        const float sum = weight_sum_of(problem);
+        if (threadIdx.x == 0) shared.weight_sum = sum;
+    }
+    __syncthreads();
+    problem.weight_sum = shared.weight_sum;
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const Target target = target_of(problem, row);
+        const float* of_row = logits + row * classes;
+        const float target_x = of_row[target.class_index];
+        const float largest = wide_largest(problem, of_row);
+        double sum, weighted_z;
+        wide_sums(problem, of_row, largest, shared, sum, weighted_z);
+        if (threadIdx.x == 0) {
+            const float log_sum = logarithm((float)sum);
+            const float loss = loss_of(problem, log_sum, target_x - largest, target.weight, (float)weighted_z);
+            losses[row] = target.is_ignored ? 0.0f : loss;
+            if (weights != nullptr) weights[row] = target.weight;
+            shared.sum = (float)sum;
+        }
+        if (dlogits == nullptr) continue;
+        __syncthreads();
+        const Factors factors = factors_of(problem, shared.sum, target.weight);
+        wide_gradient(problem, of_row, dlogits + row * classes, largest, factors, target);
+    }
+}

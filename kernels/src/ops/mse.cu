@@ -1,0 +1,82 @@
+// mse: see mse.rs, whose order of sums this follows, so that the bits are the CPU's.
+#include "common.cuh"
+
+/// Partial sums of a block of features: a thread each.
+constexpr u32 LANES = 8;
+/// Features that are summed together in lanes.
+constexpr u32 BLOCK = 1024;
+/// Lanes side by side in a thread block.
+constexpr u32 GROUPS = BLOCK_THREADS / LANES;
+/// Elements that a thread loads before it stores the first.
+constexpr u32 IN_FLIGHT = 4;
+
+/// Σ (pred − target)² of at most BLOCK elements in all of a group's lanes, and dpred, if wanted: it may be pred itself.
+INLINE double squared_distance(float* dpred, const float* pred, const float* target, u64 len, float slope) {
+    double sum = 0.0;
+    for (u64 start = threadIdx.x % LANES; start < len; start += IN_FLIGHT * LANES) {
+        float difference[IN_FLIGHT];
+#pragma unroll
+        for (u32 k = 0; k < IN_FLIGHT; k++) {
+            const u64 i = start + k * LANES;
+            difference[k] = i < len ? pred[i] - target[i] : 0.0f;
+        }
+#pragma unroll
+        for (u32 k = 0; k < IN_FLIGHT; k++) {
+            const u64 i = start + k * LANES;
+            if (i >= len) break;
+            sum = fma((double)difference[k], (double)difference[k], sum);
+            if (dpred != nullptr) dpred[i] = slope * difference[k];
+        }
+    }
+    return sum;
+}
+
+/// The lanes of each group, added pairwise. The whole warp must call it.
+INLINE double over_lanes(double sum) {
+#pragma unroll
+    for (u32 distance = LANES / 2; distance > 0; distance /= 2) sum = sum + __shfl_xor_sync(WHOLE_WARP, sum, distance);
+    return sum;
+}
+
+/// Rows of at most BLOCK features, a group each.
+KERNEL(BLOCK_THREADS) mse_narrow_f32(
+    float* __restrict__ losses, float* dpred, const float* pred, const float* __restrict__ target, u64 rows,
+    u64 features, float slope) {
+    const u64 row = (u64)blockIdx.x * GROUPS + threadIdx.x / LANES;
+    const u64 start = row * features;
+    double sum = 0.0;
+    if (row < rows) {
+        sum = squared_distance(dpred == nullptr ? nullptr : dpred + start, pred + start, target + start, features, slope);
+    }
+    sum = over_lanes(sum);
+    if (row < rows && threadIdx.x % LANES == 0) losses[row] = (float)sum;
+}
+
+/// Rows of more, a thread block each: its groups take blocks of features, and their sums are added in order.
+KERNEL(BLOCK_THREADS) mse_wide_f32(
+    float* __restrict__ losses, float* dpred, const float* pred, const float* __restrict__ target, u64 features,
+    float slope) {
+    // Two halves by turns: while thread 0 adds the one, the other is being filled.
+    __shared__ double sums[2][GROUPS];
+    const u32 group = threadIdx.x / LANES;
+    const u64 row_start = blockIdx.x * features;
+    double total = 0.0;
+    u32 half = 0;
+    for (u64 start = 0; start < features; start += GROUPS * BLOCK, half ^= 1) {
+        const u64 own = start + (u64)group * BLOCK;
+        double sum = 0.0;
+        if (own < features) {
+            const u64 len = features - own < BLOCK ? features - own : BLOCK;
+            const u64 at = row_start + own;
+            sum = squared_distance(dpred == nullptr ? nullptr : dpred + at, pred + at, target + at, len, slope);
+        }
+        sum = over_lanes(sum);
+        if (threadIdx.x % LANES == 0) sums[half][group] = sum;
+        __syncthreads();
+        // Groups behind the end left zeros.
+        if (threadIdx.x == 0) {
+            for (u32 i = 0; i < GROUPS; i++) total = total + sums[half][i];
+        }
+    }
+    if (threadIdx.x == 0) losses[blockIdx.x] = (float)total;
+}

@@ -1,0 +1,72 @@
+// sum and mean: see sum.rs, whose documented order this follows, so that the bits are the CPU's.
+#include "common.cuh"
+
+/// Elements added together in lanes: a warp has them, lane i the elements i, i + 32 …
+constexpr u32 BLOCK = 1024;
+constexpr u32 RUNS_MAX = 256;
+constexpr int RUN_THREADS = 512;
+constexpr int ONE_RUN_THREADS = 1024;
+
+/// The sum of one block of elements, in all lanes of a warp.
+INLINE double block_of(const float* __restrict__ x, u64 len) {
+    const u32 lane = threadIdx.x % WARP;
+    double sum = 0.0;
+    if (len >= BLOCK) {
+        float elements[BLOCK / WARP];
+#pragma unroll
+        for (u32 i = 0; i < BLOCK / WARP; i++) elements[i] = x[i * WARP + lane];
+#pragma unroll
+        for (u32 i = 0; i < BLOCK / WARP; i++) sum = sum + (double)elements[i];
+    } else {
+        for (u32 i = lane; i < len; i += WARP) sum = sum + (double)x[i];
+    }
+    return warp_sum(sum);
+}
+
+/// The sum of x[0..len] by one thread block, a warp for each block of elements, added in order; in thread 0.
+INLINE double run_total(const float* __restrict__ x, u64 len) {
+    // Two halves by turns: while thread 0 adds the one, the other is being filled.
+    __shared__ double sums[2][WARP];
+    const u32 warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    double total = 0.0;
+    u32 half = 0;
+    for (u64 start = 0; start < len; start += (u64)warps * BLOCK, half ^= 1) {
+        const u64 own = start + (u64)warp * BLOCK;
+        if (own < len) {
+            const double sum = block_of(x + own, len - own);
+            if (threadIdx.x % WARP == 0) sums[half][warp] = sum;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            const u64 blocks = (len - start + BLOCK - 1) / BLOCK;
+            const u32 count = blocks < warps ? (u32)blocks : warps;
+            for (u32 i = 0; i < count; i++) total = total + sums[half][i];
+        }
+    }
+    return total;
+}
+
+/// out = sum / divisor where every run is one block of elements, so that their order is that of the blocks.
+KERNEL(ONE_RUN_THREADS) sum_f32(float* __restrict__ out, const float* __restrict__ x, u64 count, double divisor) {
+    const double total = run_total(x, count);
+    if (threadIdx.x == 0) *out = (float)(total / divisor);
+}
+
+/// sums[run] for runs of run_len elements, a thread block each.
+KERNEL(RUN_THREADS) sum_runs_f32(double* __restrict__ sums, const float* __restrict__ x, u64 count, u64 run_len) {
+    const u64 start = blockIdx.x * run_len;
+    const u64 rest = count - start;
+    const double total = run_total(x + start, rest < run_len ? rest : run_len);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+/// out = the runs' sum / divisor.
+KERNEL(RUNS_MAX) sum_of_runs_f32(float* __restrict__ out, const double* __restrict__ sums, u32 runs, double divisor) {
+    __shared__ double near[RUNS_MAX];
+    if (threadIdx.x < runs) near[threadIdx.x] = sums[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    double total = 0.0;
+    for (u32 i = 0; i < runs; i++) total = total + near[i];
+    *out = (float)(total / divisor);
+}

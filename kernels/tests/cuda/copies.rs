@@ -1,0 +1,192 @@
+//! Copies between host and devices: every way, what the host may touch meanwhile, and what the ledger says of it.
+
+use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::stream::{self, Stream};
+use ddp_kernels::transfer::{self, Kind, Ledger};
+use ddp_kernels::{DType, Device, Element, Error, Tensor};
+
+use crate::{devices, pairs};
+
+/// Bytes that show where they came from.
+fn pattern(count: usize, salt: usize) -> Vec<f32> {
+    (0..count).map(|index| (index * 31 + salt * 7919 + 1) as f32).collect()
+}
+
+fn round_trip<T: Element + PartialEq + std::fmt::Debug>(device: Device, values: &[T]) {
+    let there = Tensor::from_slice(values, &[values.len()], device).unwrap();
+    assert_eq!((there.device(), there.dtype()), (device, T::DTYPE));
+    assert_eq!(there.to_vec::<T>().unwrap(), values, "{device}");
+    for (index, value) in values.iter().enumerate().take(3) {
+        assert_eq!(there.slice(index..index + 1).unwrap().item().unwrap(), value.to_f64(), "{device}");
+    }
+}
+
+#[test]
+fn what_goes_up_comes_down_the_same_in_every_dtype() {
+    for device in devices() {
+        for count in [0, 1, 3, 257, 70_001] {
+            round_trip(device, &pattern(count, 1));
+            round_trip(device, &(0..count).map(|i| bf16::from_f32(i as f32)).collect::<Vec<_>>());
+            round_trip(device, &(0..count).map(|i| f16::from_f32(i as f32 / 8.0)).collect::<Vec<_>>());
+            round_trip(device, &(0..count).map(|i| i as f64 + 0.1).collect::<Vec<_>>());
+            round_trip(device, &(0..count).map(|i| i as u8).collect::<Vec<_>>());
+            round_trip(device, &(0..count).map(|i| -(i as i32)).collect::<Vec<_>>());
+            round_trip(device, &(0..count).map(|i| i as i64 - (1 << 40)).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn views_are_copied_as_views_and_leave_the_rest_alone() {
+    for device in devices() {
+        let whole = Tensor::from_slice(&pattern(100, 2), &[100], device).unwrap();
+        let part = Tensor::from_slice(&[-1.0f32; 7], &[7], Device::Cpu).unwrap();
+        whole.slice(13..20).unwrap().copy_from(&part).unwrap();
+        whole.slice(50..57).unwrap().copy_from(&whole.slice(13..20).unwrap()).unwrap();
+        let mut expected = pattern(100, 2);
+        expected[13..20].fill(-1.0);
+        expected[50..57].fill(-1.0);
+        assert_eq!(whole.to_vec::<f32>().unwrap(), expected);
+    }
+}
+
+#[test]
+fn each_crossing_is_booked_once_with_its_bytes() {
+    for device in devices() {
+        let ledger = Ledger::new();
+        transfer::with_ledger(&ledger, || {
+            let up = Tensor::zeros(&[1000], DType::F32, Device::Cpu).unwrap().to(device).unwrap();
+            up.to(Device::Cpu).unwrap();
+            up.slice(0..1).unwrap().item().unwrap();
+            up.copy_from(&up.zeros_like().unwrap()).unwrap();
+        });
+        let mut kinds: Vec<(Kind, u64, u64)> =
+            ledger.rows().iter().map(|row| (row.kind, row.count, row.bytes)).collect();
+        kinds.sort();
+        assert_eq!(kinds, [(Kind::Upload, 1, 4000), (Kind::Download, 1, 4000), (Kind::ScalarRead, 1, 4)]);
+    }
+}
+
+#[test]
+fn one_device_s_memory_reaches_another_s_and_the_ledger_says_how() {
+    for (a, b) in pairs() {
+        // Larger than two stages, where it has to go through the host.
+        for count in [0usize, 5, 1000, (40 << 20) / 4 + 3] {
+            let values = pattern(count, 3);
+            let there = Tensor::from_slice(&values, &[count], a).unwrap();
+            let ledger = Ledger::new();
+            let other = transfer::with_ledger(&ledger, || there.to(b).unwrap());
+            assert_eq!(other.device(), b);
+            // What is written after the copy on either side does not reach the other.
+            ddp_kernels::ops::zero(&there).unwrap();
+            assert_eq!(other.to_vec::<f32>().unwrap(), values, "{a} to {b}, {count}");
+            let rows = ledger.rows();
+            assert!(matches!(rows[0].kind, Kind::Peer | Kind::Staged), "{rows:?}");
+            let staged = std::env::var_os("SIMCUDA_NO_PEER").is_some();
+            assert_eq!(rows[0].kind == Kind::Staged, staged && count > 0, "{rows:?}");
+        }
+    }
+}
+
+#[test]
+fn pinned_memory_cannot_be_touched_before_its_copy_is_done() {
+    for device in devices() {
+        let stream = Stream::new(device).unwrap();
+        let host = Tensor::zeros_pinned(&[4096], DType::F32).unwrap().named("staging");
+        assert!(host.is_pinned());
+        let there = Tensor::empty(&[4096], DType::F32, device).unwrap();
+        for round in 0..8 {
+            host.with_slice_mut(|slots: &mut [f32]| slots.copy_from_slice(&pattern(4096, round))).unwrap();
+            let copy = transfer::copy_async(&there, &host, &stream).unwrap();
+            // A reader may, a writer may not, unless the copy is done by now.
+            assert_eq!(host.with_slice(|slots: &[f32]| slots[5]).unwrap(), pattern(4096, round)[5]);
+            match host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN)) {
+                Ok(()) => assert!(copy.is_done()),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(matches!(error, Error::Busy { .. }), "{text}");
+                    assert!(text.contains("\"staging\"") && text.contains("copy_async"), "{text}");
+                }
+            }
+            copy.wait().unwrap();
+            host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN)).unwrap();
+            assert_eq!(there.to_vec::<f32>().unwrap(), pattern(4096, round));
+            // And down: nobody may look before it has arrived.
+            let copy = transfer::copy_async(&host, &there, &stream).unwrap();
+            match host.with_slice(|slots: &[f32]| slots[7]) {
+                Ok(value) => assert!(copy.is_done() && value == pattern(4096, round)[7]),
+                Err(error) => assert!(error.to_string().contains("is being written by copy_async"), "{error}"),
+            }
+            drop(copy);
+            // The handle is gone, the copy is not.
+            if host.with_slice(|_: &[f32]| ()).is_err() {
+                stream.synchronize().unwrap();
+            }
+            assert_eq!(host.to_vec::<f32>().unwrap(), pattern(4096, round));
+        }
+    }
+}
+
+#[test]
+fn pinned_memory_dropped_in_flight_is_not_handed_out_before_the_copy_is_done() {
+    for device in devices() {
+        let stream = Stream::new(device).unwrap();
+        let targets: Vec<Tensor> = (0..6).map(|_| Tensor::empty(&[10_000], DType::F32, device).unwrap()).collect();
+        for (salt, target) in targets.iter().enumerate() {
+            let host = Tensor::zeros_pinned(&[10_000], DType::F32).unwrap();
+            host.with_slice_mut(|slots: &mut [f32]| slots.copy_from_slice(&pattern(10_000, salt))).unwrap();
+            let copy = transfer::copy_async(target, &host, &stream).unwrap();
+            drop((host, copy));
+        }
+        for (salt, target) in targets.iter().enumerate() {
+            stream.synchronize().unwrap();
+            assert_eq!(target.to_vec::<f32>().unwrap(), pattern(10_000, salt), "{device}");
+        }
+    }
+}
+
+#[test]
+fn a_pinned_buffer_s_parts_are_in_flight_one_by_one() {
+    for device in devices() {
+        let stream = Stream::new(device).unwrap();
+        let host = Tensor::zeros_pinned(&[2, 65536], DType::F32).unwrap();
+        let there = Tensor::zeros(&[65536], DType::F32, device).unwrap();
+        let copy = transfer::copy_async(&there, &host.index(0).unwrap(), &stream).unwrap();
+        host.index(1).unwrap().with_slice_mut(|slots: &mut [f32]| slots.fill(3.0)).unwrap();
+        copy.wait().unwrap();
+        assert_eq!(there.slice(9..10).unwrap().item().unwrap(), 0.0);
+    }
+}
+
+#[test]
+fn numbers_of_a_step_arrive_in_order_however_many_are_on_their_way() {
+    for device in devices() {
+        let mut numbers = transfer::Scalars::new(device, 2).unwrap();
+        let (step, rate) = (
+            Tensor::zeros(&[1], DType::I64, device).unwrap(),
+            Tensor::zeros(&[2], DType::F32, device).unwrap(),
+        );
+        let seen: Vec<(Tensor, Tensor)> = (0..40i64)
+            .map(|k| {
+                transfer::forbid_transfers(|| {
+                    numbers.send(&step, &[k]).unwrap();
+                    numbers.send(&rate, &[k as f32 / 2.0, 1.0]).unwrap();
+                });
+                (step.zeros_like().unwrap(), rate.zeros_like().unwrap())
+            })
+            .zip(0..)
+            .map(|((a, b), _k): ((Tensor, Tensor), i64)| {
+                a.copy_from(&step).unwrap();
+                b.copy_from(&rate).unwrap();
+                (a, b)
+            })
+            .collect();
+        for (k, (step, rate)) in seen.iter().enumerate() {
+            assert_eq!(step.to_vec::<i64>().unwrap(), [k as i64]);
+            assert_eq!(rate.to_vec::<f32>().unwrap(), [k as f32 / 2.0, 1.0]);
+        }
+        let error = numbers.send(&step, &[1.0f32]).unwrap_err().to_string();
+        assert!(error.contains("1 of f32"), "{error}");
+        stream::synchronize(device).unwrap();
+    }
+}

@@ -1,0 +1,187 @@
+//! Graphs: captured once, launched many times, over memory that they keep.
+
+use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::{DType, Device, Error, Tensor, memory, ops};
+
+use crate::devices;
+
+const COUNT: usize = 5_000;
+
+fn filled(value: f64, device: Device) -> Tensor {
+    Tensor::full(&[COUNT], value, DType::F32, device).unwrap()
+}
+
+fn first(tensor: &Tensor) -> f64 {
+    tensor.slice(0..1).unwrap().item().unwrap()
+}
+
+/// A stream that comes after everything given to the default one so far.
+fn stream_after_default(device: Device) -> Stream {
+    let stream = Stream::new(device).unwrap();
+    stream.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+    stream
+}
+
+#[test]
+fn a_captured_sequence_runs_at_each_launch_and_not_before() {
+    for device in devices() {
+        let (x, one) = (filled(0.0, device), filled(1.0, device));
+        let stream = stream_after_default(device);
+        let body = || ops::add_into(&x, &x, &one).and_then(|()| ops::scale_into(&x, &x, 2.0));
+        stream.scope(body).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0);
+        let graph = Graph::capture(&stream, body).unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0, "capturing runs nothing");
+        for expected in [6.0, 14.0, 30.0] {
+            graph.launch().unwrap();
+            assert_eq!(stream.scope(|| first(&x)), expected);
+        }
+        assert_eq!(graph.device(), device);
+    }
+}
+
+#[test]
+fn what_varies_is_read_from_tensors_at_each_launch() {
+    for device in devices() {
+        let (x, step) = (filled(0.0, device), filled(1.0, device));
+        let stream = stream_after_default(device);
+        let body = || ops::add_into(&x, &x, &step);
+        stream.scope(body).unwrap();
+        let graph = Graph::capture(&stream, body).unwrap();
+        for value in [10.0, 100.0] {
+            stream.scope(|| ops::fill_into(&step, value)).unwrap();
+            graph.launch().unwrap();
+        }
+        assert_eq!(stream.scope(|| first(&x)), 111.0);
+    }
+}
+
+#[test]
+fn streams_join_a_capture_by_its_events_and_leave_it_by_theirs() {
+    for device in devices() {
+        let (a, b, sum) = (filled(1.0, device), filled(2.0, device), filled(0.0, device));
+        let (main, side) = (stream_after_default(device), stream_after_default(device));
+        let body = || {
+            side.wait(&main.record()?)?;
+            side.scope(|| ops::scale_into(&b, &b, 3.0))?;
+            ops::scale_into(&a, &a, 2.0)?;
+            main.wait(&side.record()?)?;
+            ops::add_into(&sum, &a, &b)
+        };
+        main.scope(body).unwrap();
+        let graph = Graph::capture(&main, body).unwrap();
+        graph.launch().unwrap();
+        graph.launch().unwrap();
+        assert_eq!(main.scope(|| first(&sum)), 8.0 + 54.0);
+        // The side stream is its own again.
+        side.wait(&main.record().unwrap()).unwrap();
+        side.scope(|| ops::fill_into(&b, 1.0)).unwrap();
+        assert_eq!(side.scope(|| first(&b)), 1.0);
+    }
+}
+
+#[test]
+fn what_a_graph_cannot_hold_is_refused_by_name_and_leaves_the_stream_usable() {
+    for device in devices() {
+        let x = filled(1.0, device);
+        let stream = stream_after_default(device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        type Attempt<'a> = (&'a str, Box<dyn Fn() -> Result<(), Error> + 'a>);
+        let attempts: [Attempt<'_>; 5] = [
+            ("cannot allocate", Box::new(|| Tensor::empty(&[3], DType::F32, device).map(drop))),
+            ("copies nothing from", Box::new(|| x.to_vec::<f32>().map(drop))),
+            ("copies nothing from", Box::new(|| x.slice(0..1)?.item().map(drop))),
+            ("pinned memory", Box::new(|| Tensor::zeros_pinned(&[3 << 20], DType::F64).map(drop))),
+            ("one capture at a time", Box::new(|| Graph::capture(&stream, || Ok::<(), Error>(())).map(drop))),
+        ];
+        for (words, attempt) in attempts {
+            let error = Graph::capture(&stream, || {
+                ops::scale_into(&x, &x, 1.0)?;
+                attempt()
+            });
+            let error = error.expect_err(words);
+            assert!(matches!(error, Error::Capture { .. }) && error.to_string().contains(words), "{error}");
+            stream.scope(|| ops::scale_into(&x, &x, 2.0)).unwrap();
+        }
+        assert_eq!(stream.scope(|| first(&x)), 32.0, "and none of what was captured ran");
+    }
+}
+
+#[test]
+fn a_panic_in_a_capture_ends_it() {
+    for device in devices() {
+        let x = filled(1.0, device);
+        let stream = stream_after_default(device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            Graph::capture(&stream, || -> Result<(), Error> {
+                ops::scale_into(&x, &x, 5.0)?;
+                panic!("on purpose")
+            })
+        }));
+        assert!(outcome.is_err());
+        stream.scope(|| ops::scale_into(&x, &x, 2.0)).unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0);
+    }
+}
+
+#[test]
+fn a_graph_keeps_the_memory_of_tensors_that_are_gone() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let total = filled(0.0, device);
+        let graph = {
+            let (x, y) = (filled(3.0, device), filled(0.0, device));
+            stream.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+            let body = || ops::scale_into(&y, &x, 2.0).and_then(|()| ops::add_into(&total, &total, &y));
+            stream.scope(body).unwrap();
+            assert!(x.is_only_handle());
+            let graph = Graph::capture(&stream, body).unwrap();
+            assert!(x.is_only_handle(), "a graph is no handle");
+            graph
+        };
+        let allocated = memory::stats(device).allocated_bytes;
+        // Whatever else is made gets other memory.
+        let others: Vec<Tensor> = (0..4).map(|_| filled(1e9, device)).collect();
+        graph.launch().unwrap();
+        graph.launch().unwrap();
+        assert_eq!(stream.scope(|| first(&total)), 18.0);
+        drop(others);
+        assert_eq!(memory::stats(device).allocated_bytes, allocated);
+        drop(graph);
+        assert_eq!(memory::stats(device).allocated_bytes, allocated - 2 * COUNT.next_multiple_of(128) * 4);
+    }
+}
+
+#[test]
+fn tensors_dropped_during_a_capture_are_freed_after_it() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let x = filled(1.0, device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        let bystander = stream.scope(|| filled(2.0, device));
+        let before = memory::stats(device).allocated_bytes;
+        let graph = Graph::capture(&stream, || {
+            drop(bystander);
+            ops::scale_into(&x, &x, 2.0)
+        })
+        .unwrap();
+        assert!(memory::stats(device).allocated_bytes < before);
+        graph.launch().unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0);
+    }
+}
+
+#[test]
+fn a_first_use_on_the_captured_stream_must_have_come_before() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let stranger = filled(1.0, device);
+        let error = Graph::capture(&stream, || ops::scale_into(&stranger, &stranger, 2.0)).unwrap_err();
+        assert!(error.to_string().contains("Run the step once on this stream before the capture"), "{error}");
+    }
+    let cpu = Stream::new(Device::Cpu).unwrap();
+    let error = Graph::capture(&cpu, || Ok::<(), Error>(())).unwrap_err().to_string();
+    assert!(error.contains("a stream of a GPU"), "{error}");
+}

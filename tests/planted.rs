@@ -1,0 +1,169 @@
+//! Mistakes of GPU programs, planted, each beside a corrected twin: the simulated machine must find the one in whatever order it runs
+//! things, name its cause, and find nothing in the other.
+//!
+//! Every program runs in a process of its own, this test program started again. Without a simulated machine (`launch/with-simulated-gpus
+//! 2 cargo test -p ddp-tests --test planted` makes one) nothing is planted: on real GPUs the corrected twins run once, and
+//! `PLANTED=missing_event_wait/right` runs one by hand, under compute-sanitizer for instance.
+
+#[path = "planted/blas.rs"]
+mod blas;
+#[path = "planted/bugs.rs"]
+mod bugs;
+#[path = "planted/cuda.rs"]
+mod cuda;
+
+use std::io::Write;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// What a process ends with in which the simulator found something.
+const FOUND: i32 = 86;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    Wrong,
+    Right,
+}
+
+/// What this machine has to run the programs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Machine {
+    Without,
+    /// With so many real GPUs.
+    Real(usize),
+    Simulated,
+}
+
+/// The program of the children: does nothing where this is no child.
+#[test]
+fn a_planted_program_runs_where_it_is_asked_for() {
+    let Ok(asked) = std::env::var("PLANTED") else { return };
+    if asked == "nothing" {
+        println!("devices: {:?}", cuda::device_names());
+        return;
+    }
+    let version = match asked.rsplit_once('/') {
+        Some((_, "wrong")) => Version::Wrong,
+        Some((_, "right")) => Version::Right,
+        _ => panic!("PLANTED={asked}: expected NAME/wrong or NAME/right"),
+    };
+    let name = &asked[..asked.len() - "/wrong".len()];
+    let bug =
+        bugs::ALL.iter().find(|bug| bug.name == name).unwrap_or_else(|| panic!("PLANTED={asked}: no such program"));
+    (bug.program)(version);
+}
+
+/// Runs a program as `settings` say, and as nothing else in the environment does.
+fn run(asked: &str, settings: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command.args(["--exact", "a_planted_program_runs_where_it_is_asked_for", "--nocapture"]);
+    for inherited in ["FAULTS", "IGNORE_WAIT", "COUNT_WAITS", "ON_FINDING", "SCHEDULE", "SEED", "TRACE", "NO_PEER"] {
+        command.env_remove(format!("SIMCUDA_{inherited}"));
+    }
+    command
+        .env("RUST_BACKTRACE", "0")
+        .env("PLANTED", asked)
+        .envs(settings.iter().copied())
+        .output()
+        .expect("this program can be started again")
+}
+
+fn machine() -> Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    *MACHINE.get_or_init(|| {
+        let output = run("nothing", &[]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let names = text.lines().find(|line| line.starts_with("devices: ")).unwrap_or_else(|| panic!("{output:?}"));
+        match names.matches('"').count() / 2 {
+            0 => Machine::Without,
+            _ if names.contains("Simulated") => Machine::Simulated,
+            count => Machine::Real(count),
+        }
+    })
+}
+
+/// How many seeds each corrected twin is run with.
+fn seeds() -> u64 {
+    match std::env::var("SIMCUDA_SEEDS") {
+        Ok(seeds) => seeds.parse().unwrap_or_else(|_| panic!("SIMCUDA_SEEDS={seeds}: expected a whole number")),
+        Err(_) => 20,
+    }
+}
+
+/// Shows that a planted mistake is found and its correction is clean.
+fn is_caught(name: &str) {
+    let bug = bugs::ALL.iter().find(|bug| bug.name == name).expect("a program of this name");
+    let right = format!("{name}/right");
+    match machine() {
+        // Not by println, which a test that passes does not show.
+        Machine::Without => writeln!(std::io::stderr(), "{name}: skipped: no CUDA device").expect("stderr is open"),
+        Machine::Real(count) if count < bug.devices => {
+            writeln!(std::io::stderr(), "{name}: skipped: it needs {} CUDA devices", bug.devices)
+                .expect("stderr is open");
+        }
+        Machine::Real(_) => is_clean(&right, &[]),
+        Machine::Simulated => {
+            let devices = bug.devices.to_string();
+            // Whether two accesses are ordered does not depend on when they happened: every schedule finds it.
+            for schedule in ["random", "lazy", "eager"] {
+                is_found(bug, &[("SIMCUDA_DEVICES", &devices), ("SIMCUDA_SCHEDULE", schedule), ("SIMCUDA_SEED", "0")]);
+            }
+            for seed in 1..=seeds() {
+                is_clean(&right, &[("SIMCUDA_DEVICES", &devices), ("SIMCUDA_SEED", &seed.to_string())]);
+            }
+        }
+    }
+}
+
+fn is_found(bug: &bugs::Bug, settings: &[(&str, &str)]) {
+    let output = run(&format!("{}/wrong", bug.name), settings);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(FOUND), "{} with {settings:?} ended otherwise:\n{told}", bug.name);
+    for word in bug.told {
+        assert!(told.contains(word), "{} with {settings:?} does not say {word:?}:\n{told}", bug.name);
+    }
+}
+
+fn is_clean(asked: &str, settings: &[(&str, &str)]) {
+    let output = run(asked, settings);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{asked} with {settings:?} is not clean:\n{told}");
+    assert!(!told.contains("simcuda:"), "{asked} with {settings:?} is not silent:\n{told}");
+}
+
+/// One test a program, called as in `bugs::ALL`.
+macro_rules! caught {
+    ($($name:ident)*) => {
+        mod caught {
+            $(#[test]
+            fn $name() {
+                super::is_caught(stringify!($name));
+            })*
+
+            #[test]
+            fn every_program_is_tested() {
+                let mut tested = vec![$(stringify!($name)),*];
+                let mut all: Vec<&str> = super::bugs::ALL.iter().map(|bug| bug.name).collect();
+                tested.sort_unstable();
+                all.sort_unstable();
+                assert_eq!(tested, all);
+            }
+        }
+    };
+}
+
+caught! {
+    missing_event_wait
+    event_recorded_on_the_wrong_stream
+    pinned_buffer_reused_too_early
+    pinned_buffer_read_too_early
+    use_after_free
+    double_free
+    out_of_bounds_in_a_kernel
+    wrong_device_pointer
+    peer_copy_without_access
+    call_that_capture_forbids
+    graph_replayed_after_its_buffer_was_freed
+    workspace_shared_by_two_streams
+    host_read_without_synchronisation
+}

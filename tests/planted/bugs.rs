@@ -1,0 +1,281 @@
+//! The programs: each a few lines of a GPU program with one line wrong, or right.
+//!
+//! All streams are created so that the default stream does not order them. Buffers hold COUNT floats.
+
+use crate::Version::{self, Right, Wrong};
+use crate::blas;
+use crate::cuda::{Gpu, Pinned};
+
+/// One mistake.
+pub(crate) struct Bug {
+    pub(crate) name: &'static str,
+    /// How many GPUs it takes.
+    pub(crate) devices: usize,
+    pub(crate) program: fn(Version),
+    /// What the simulator must say of it: the cause, and both that take part.
+    pub(crate) told: &'static [&'static str],
+}
+
+pub(crate) const ALL: &[Bug] = &[
+    Bug {
+        name: "missing_event_wait",
+        devices: 1,
+        program: missing_event_wait,
+        told: &["RACE", "cuMemsetD32Async", "kernel add_one", "stream", "allocat"],
+    },
+    Bug {
+        name: "event_recorded_on_the_wrong_stream",
+        devices: 1,
+        program: event_recorded_on_the_wrong_stream,
+        told: &["RACE", "cuMemsetD32Async", "kernel add_one", "stream", "allocat"],
+    },
+    Bug {
+        name: "pinned_buffer_reused_too_early",
+        devices: 1,
+        program: pinned_buffer_reused_too_early,
+        told: &["HOST ACCESS", "write", "cuMemcpyHtoDAsync", "allocat"],
+    },
+    Bug {
+        name: "pinned_buffer_read_too_early",
+        devices: 1,
+        program: pinned_buffer_read_too_early,
+        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "allocat"],
+    },
+    Bug {
+        name: "use_after_free",
+        devices: 1,
+        program: use_after_free,
+        told: &["USE AFTER FREE", "kernel add_one", "cuMemFreeAsync", "allocat"],
+    },
+    Bug { name: "double_free", devices: 1, program: double_free, told: &["DOUBLE FREE", "cuMemFreeAsync", "allocat"] },
+    Bug {
+        name: "out_of_bounds_in_a_kernel",
+        devices: 1,
+        program: out_of_bounds_in_a_kernel,
+        told: &["OUT OF BOUNDS", "kernel add_one", "allocat"],
+    },
+    Bug {
+        name: "wrong_device_pointer",
+        devices: 2,
+        program: wrong_device_pointer,
+        told: &["WRONG DEVICE", "kernel add_one", "device 0", "device 1"],
+    },
+    Bug {
+        name: "peer_copy_without_access",
+        devices: 2,
+        program: peer_copy_without_access,
+        told: &["PEER COPY WITHOUT ACCESS", "cuMemcpyDtoDAsync", "device 0", "device 1"],
+    },
+    Bug {
+        name: "call_that_capture_forbids",
+        devices: 1,
+        program: call_that_capture_forbids,
+        told: &["CAPTURE", "cuStreamSynchronize", "stream"],
+    },
+    Bug {
+        name: "graph_replayed_after_its_buffer_was_freed",
+        devices: 1,
+        program: graph_replayed_after_its_buffer_was_freed,
+        told: &["graph", "free", "kernel add_one", "allocat"],
+    },
+    Bug {
+        name: "workspace_shared_by_two_streams",
+        devices: 1,
+        program: workspace_shared_by_two_streams,
+        told: &["RACE", "cublasLtMatmul", "stream", "1048576", "allocat"],
+    },
+    Bug {
+        name: "host_read_without_synchronisation",
+        devices: 1,
+        program: host_read_without_synchronisation,
+        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "allocat"],
+    },
+];
+
+/// Not a multiple of any block or alignment, so that what goes past the end does not fall into padding.
+const COUNT: usize = 1001;
+
+fn missing_event_wait(version: Version) {
+    let gpu = Gpu::new(0);
+    let (producer, consumer, filled) = (gpu.stream(), gpu.stream(), gpu.event());
+    let buffer = gpu.allocate(COUNT);
+    gpu.fill(buffer, 1.0, COUNT, producer);
+    gpu.record(filled, producer);
+    if version == Right {
+        gpu.wait(consumer, filled);
+    }
+    gpu.add_one(buffer, COUNT, consumer);
+    assert_eq!(gpu.values(buffer, COUNT, consumer), vec![2.0; COUNT]);
+}
+
+fn event_recorded_on_the_wrong_stream(version: Version) {
+    let gpu = Gpu::new(0);
+    let (producer, consumer, filled) = (gpu.stream(), gpu.stream(), gpu.event());
+    let buffer = gpu.allocate(COUNT);
+    gpu.fill(buffer, 1.0, COUNT, producer);
+    gpu.record(filled, if version == Right { producer } else { consumer });
+    gpu.wait(consumer, filled);
+    gpu.add_one(buffer, COUNT, consumer);
+    assert_eq!(gpu.values(buffer, COUNT, consumer), vec![2.0; COUNT]);
+}
+
+fn pinned_buffer_reused_too_early(version: Version) {
+    let gpu = Gpu::new(0);
+    let stream = gpu.stream();
+    let (batch, slots) = (gpu.pinned(COUNT), [gpu.allocate(COUNT), gpu.allocate(COUNT)]);
+    batch.fill(1.0);
+    gpu.upload(slots[0], &batch, stream);
+    if version == Right {
+        gpu.synchronize(stream);
+    }
+    batch.fill(2.0);
+    gpu.upload(slots[1], &batch, stream);
+    assert_eq!(gpu.values(slots[0], COUNT, stream), vec![1.0; COUNT]);
+    assert_eq!(gpu.values(slots[1], COUNT, stream), vec![2.0; COUNT]);
+}
+
+fn pinned_buffer_read_too_early(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer, loss) = (gpu.stream(), gpu.allocate(COUNT), gpu.pinned(COUNT));
+    gpu.fill(buffer, 3.0, COUNT, stream);
+    gpu.download(&loss, buffer, stream);
+    if version == Right {
+        gpu.synchronize(stream);
+    }
+    assert_eq!(loss.get(COUNT - 1), 3.0);
+    gpu.synchronize(stream);
+}
+
+fn use_after_free(version: Version) {
+    let gpu = Gpu::new(0);
+    let stream = gpu.stream();
+    let buffer = gpu.allocate_on(COUNT, stream);
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    if version == Wrong {
+        gpu.free_on(buffer, stream);
+    }
+    gpu.add_one(buffer, COUNT, stream);
+    if version == Right {
+        gpu.free_on(buffer, stream);
+    }
+    gpu.synchronize(stream);
+}
+
+fn double_free(version: Version) {
+    let gpu = Gpu::new(0);
+    let stream = gpu.stream();
+    let buffer = gpu.allocate_on(COUNT, stream);
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    gpu.free_on(buffer, stream);
+    if version == Wrong {
+        gpu.free_on(buffer, stream);
+    }
+    gpu.synchronize(stream);
+}
+
+fn out_of_bounds_in_a_kernel(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    gpu.add_one(buffer, if version == Right { COUNT } else { COUNT + 1 }, stream);
+    assert_eq!(gpu.values(buffer, COUNT, stream), vec![2.0; COUNT]);
+}
+
+fn wrong_device_pointer(version: Version) {
+    let (first, second) = (Gpu::new(0), Gpu::new(1));
+    let (of_first, of_second) = (first.allocate(COUNT), second.allocate(COUNT));
+    let stream = second.stream();
+    second.fill(of_second, 1.0, COUNT, stream);
+    second.add_one(if version == Right { of_second } else { of_first }, COUNT, stream);
+    assert_eq!(second.values(of_second, COUNT, stream), vec![2.0; COUNT]);
+}
+
+fn peer_copy_without_access(version: Version) {
+    let (first, second) = (Gpu::new(0), Gpu::new(1));
+    if !second.can_reach(&first) {
+        println!("skipped: the devices cannot reach one another");
+        return;
+    }
+    let (filling, copying) = (first.stream(), second.stream());
+    let source = first.allocate_on(COUNT, filling);
+    first.fill(source, 5.0, COUNT, filling);
+    first.synchronize(filling);
+    if version == Right {
+        second.open_pool_of(&first);
+    }
+    let target = second.allocate(COUNT);
+    second.copy(target, source, COUNT, copying);
+    assert_eq!(second.values(target, COUNT, copying), vec![5.0; COUNT]);
+}
+
+fn call_that_capture_forbids(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    gpu.prepare_kernels();
+    gpu.begin_capture(stream);
+    gpu.add_one(buffer, COUNT, stream);
+    if version == Wrong {
+        gpu.synchronize(stream);
+    }
+    let graph = gpu.end_capture(stream);
+    gpu.launch(graph, stream);
+    gpu.launch(graph, stream);
+    assert_eq!(gpu.values(buffer, COUNT, stream), vec![3.0; COUNT]);
+}
+
+fn graph_replayed_after_its_buffer_was_freed(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.fill(buffer, 1.0, COUNT, stream);
+    gpu.prepare_kernels();
+    gpu.begin_capture(stream);
+    gpu.add_one(buffer, COUNT, stream);
+    let graph = gpu.end_capture(stream);
+    gpu.launch(graph, stream);
+    assert_eq!(gpu.values(buffer, COUNT, stream), vec![2.0; COUNT]);
+    if version == Wrong {
+        gpu.free(buffer);
+    }
+    gpu.launch(graph, stream);
+    gpu.synchronize(stream);
+    if version == Right {
+        gpu.free(buffer);
+    }
+}
+
+fn workspace_shared_by_two_streams(version: Version) {
+    let gpu = Gpu::new(0);
+    let blas = blas::Blas::new(&gpu);
+    let streams = [gpu.stream(), gpu.stream()];
+    let workspaces = [(); 2].map(|()| gpu.allocate(blas::WORKSPACE_BYTES / 4));
+    let outputs = [(); 2].map(|()| gpu.allocate(blas::SIDE * blas::SIDE));
+    let ones = gpu.allocate(blas::SIDE * blas::SIDE);
+    gpu.fill(ones, 1.0, blas::SIDE * blas::SIDE, streams[0]);
+    gpu.synchronize(streams[0]);
+    blas.square(ones, outputs[0], workspaces[0], streams[0]);
+    let own = usize::from(version == Right);
+    blas.square(ones, outputs[1], workspaces[own], streams[1]);
+    for (output, stream) in outputs.into_iter().zip(streams) {
+        let expected = vec![blas::SIDE as f32; blas::SIDE * blas::SIDE];
+        assert_eq!(gpu.values(output, blas::SIDE * blas::SIDE, stream), expected);
+    }
+}
+
+/// The host waits, but for an event that is recorded before the copy and not behind it.
+fn host_read_without_synchronisation(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer, done) = (gpu.stream(), gpu.allocate(COUNT), gpu.event());
+    let result: Pinned = gpu.pinned(COUNT);
+    gpu.fill(buffer, 4.0, COUNT, stream);
+    if version == Wrong {
+        gpu.record(done, stream);
+    }
+    gpu.download(&result, buffer, stream);
+    if version == Right {
+        gpu.record(done, stream);
+    }
+    gpu.synchronize_event(done);
+    assert_eq!(result.get(0), 4.0);
+    gpu.synchronize(stream);
+}

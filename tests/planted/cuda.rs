@@ -1,0 +1,354 @@
+//! The least of the driver that the programs need, on raw calls, so that nothing stands between a program and its mistake.
+//!
+//! Handles are only made here and never destroyed: whoever has one has a live one. Device addresses are numbers to the host; a
+//! wrong one is an error of the device, which is what some of the programs are about, and none of this process.
+
+use std::cell::OnceCell;
+use std::ffi::{CStr, c_void};
+
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::nvrtc::sys as nvrtc;
+
+/// Floats on a device.
+#[derive(Clone, Copy)]
+pub(crate) struct Buffer(sys::CUdeviceptr);
+
+impl Buffer {
+    pub(crate) fn address(self) -> u64 {
+        self.0
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Stream(sys::CUstream);
+
+impl Stream {
+    pub(crate) fn raw(self) -> sys::CUstream {
+        self.0
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Event(sys::CUevent);
+
+#[derive(Clone, Copy)]
+pub(crate) struct Graph(sys::CUgraphExec);
+
+/// Floats in pinned memory, which live as long as the process.
+pub(crate) struct Pinned {
+    pointer: *mut f32,
+    count: usize,
+}
+
+impl Pinned {
+    pub(crate) fn get(&self, index: usize) -> f32 {
+        assert!(index < self.count);
+        // SAFETY: in bounds, aligned, and never freed. A copy may be writing it, outside of what Rust knows: hence volatile.
+        unsafe { self.pointer.add(index).read_volatile() }
+    }
+
+    pub(crate) fn fill(&self, value: f32) {
+        for index in 0..self.count {
+            // SAFETY: as in `get`.
+            unsafe { self.pointer.add(index).write_volatile(value) };
+        }
+    }
+}
+
+fn check(call: &str, result: CUresult) {
+    assert_eq!(result, CUresult::CUDA_SUCCESS, "{call}");
+}
+
+/// The names of all devices; none where there is no driver.
+pub(crate) fn device_names() -> Vec<String> {
+    // SAFETY: looks for the library, and opens it if it is there.
+    if !unsafe { sys::is_culib_present() } {
+        return Vec::new();
+    }
+    // SAFETY: the library is there, as was just seen.
+    if unsafe { sys::cuInit(0) } != CUresult::CUDA_SUCCESS {
+        return Vec::new();
+    }
+    let mut count = 0;
+    // SAFETY: writes to a local variable.
+    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) });
+    (0..count).map(name_of).collect()
+}
+
+fn name_of(device: sys::CUdevice) -> String {
+    let mut name = [0u8; 256];
+    // SAFETY: writes at most the 256 bytes that there are, the last of them zero.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device) });
+    CStr::from_bytes_until_nul(&name).expect("it ends with a zero").to_string_lossy().into_owned()
+}
+
+/// A device, its primary context, and the kernels once they are needed. Every method makes the context current first.
+pub(crate) struct Gpu {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    add_one: OnceCell<sys::CUfunction>,
+}
+
+impl Gpu {
+    pub(crate) fn new(device: sys::CUdevice) -> Self {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the first call takes no pointer, the second writes to a local variable.
+        unsafe {
+            check("cuInit", sys::cuInit(0));
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device));
+        }
+        Self { device, context, add_one: OnceCell::new() }
+    }
+
+    pub(crate) fn make_current(&self) {
+        // SAFETY: the context was retained by `new` and is never released.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) });
+    }
+
+    pub(crate) fn stream(&self) -> Stream {
+        self.make_current();
+        let mut stream = std::ptr::null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes to a local variable.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, flags) });
+        Stream(stream)
+    }
+
+    pub(crate) fn event(&self) -> Event {
+        self.make_current();
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: writes to a local variable.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) });
+        Event(event)
+    }
+
+    pub(crate) fn record(&self, event: Event, stream: Stream) {
+        self.make_current();
+        // SAFETY: both handles are live, as all of this module are.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, stream.0) });
+    }
+
+    pub(crate) fn wait(&self, stream: Stream, event: Event) {
+        self.make_current();
+        // SAFETY: both handles are live.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0, event.0, 0) });
+    }
+
+    pub(crate) fn synchronize(&self, stream: Stream) {
+        self.make_current();
+        // SAFETY: the handle is live.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.0) });
+    }
+
+    pub(crate) fn synchronize_event(&self, event: Event) {
+        self.make_current();
+        // SAFETY: the handle is live.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event.0) });
+    }
+
+    /// `count` floats that all streams may use at once.
+    pub(crate) fn allocate(&self, count: usize) -> Buffer {
+        self.make_current();
+        let mut address = 0;
+        // SAFETY: writes to a local variable.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, count * 4) });
+        Buffer(address)
+    }
+
+    pub(crate) fn free(&self, buffer: Buffer) {
+        self.make_current();
+        // SAFETY: an address is a number; the driver knows which ones it gave out.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(buffer.0) });
+    }
+
+    /// `count` floats of the device's default pool, in the order of `stream`.
+    pub(crate) fn allocate_on(&self, count: usize, stream: Stream) -> Buffer {
+        self.make_current();
+        let mut address = 0;
+        // SAFETY: writes to a local variable; the stream is live.
+        check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut address, count * 4, stream.0) });
+        Buffer(address)
+    }
+
+    pub(crate) fn free_on(&self, buffer: Buffer, stream: Stream) {
+        self.make_current();
+        // SAFETY: an address is a number; the driver knows which ones it gave out. The stream is live.
+        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(buffer.0, stream.0) });
+    }
+
+    pub(crate) fn pinned(&self, count: usize) -> Pinned {
+        self.make_current();
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: writes to a local variable.
+        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut pointer, count * 4, 0) });
+        Pinned { pointer: pointer.cast(), count }
+    }
+
+    pub(crate) fn upload(&self, to: Buffer, from: &Pinned, stream: Stream) {
+        self.make_current();
+        // SAFETY: pinned memory is never freed, so it lives until the copy has read it.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from.pointer.cast(), from.count * 4, stream.0) };
+        check("cuMemcpyHtoDAsync", result);
+    }
+
+    pub(crate) fn download(&self, to: &Pinned, from: Buffer, stream: Stream) {
+        self.make_current();
+        // SAFETY: pinned memory is never freed, and whoever reads it reads volatile, so it may be written at any time.
+        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.0, to.count * 4, stream.0) };
+        check("cuMemcpyDtoHAsync", result);
+    }
+
+    pub(crate) fn copy(&self, to: Buffer, from: Buffer, count: usize, stream: Stream) {
+        self.make_current();
+        // SAFETY: device addresses, and a live stream.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, count * 4, stream.0) });
+    }
+
+    pub(crate) fn fill(&self, buffer: Buffer, value: f32, count: usize, stream: Stream) {
+        self.make_current();
+        // SAFETY: a device address, and a live stream.
+        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(buffer.0, value.to_bits(), count, stream.0) });
+    }
+
+    /// What `buffer` holds once all that `stream` was given has run.
+    pub(crate) fn values(&self, buffer: Buffer, count: usize, stream: Stream) -> Vec<f32> {
+        let host = self.pinned(count);
+        self.download(&host, buffer, stream);
+        self.synchronize(stream);
+        (0..count).map(|index| host.get(index)).collect()
+    }
+
+    /// Adds one to each of `count` floats, in blocks of 256 threads.
+    pub(crate) fn add_one(&self, buffer: Buffer, count: usize, stream: Stream) {
+        self.make_current();
+        let function = *self.add_one.get_or_init(compile);
+        let (mut address, mut count) = (buffer.0, count as u64);
+        let mut arguments: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut count).cast()];
+        let (blocks, null) = ((count as u32).div_ceil(256), std::ptr::null_mut());
+        // SAFETY: the kernel takes a pointer and an unsigned long long, which the two arguments are; the call copies them.
+        let result = unsafe {
+            sys::cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream.0, arguments.as_mut_ptr(), null)
+        };
+        check("cuLaunchKernel", result);
+    }
+
+    /// Compiles and loads the kernels, which a capture does not allow.
+    pub(crate) fn prepare_kernels(&self) {
+        self.make_current();
+        self.add_one.get_or_init(compile);
+    }
+
+    pub(crate) fn begin_capture(&self, stream: Stream) {
+        self.make_current();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is live.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.0, mode) });
+    }
+
+    pub(crate) fn end_capture(&self, stream: Stream) -> Graph {
+        self.make_current();
+        let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: both calls write to local variables; the graph of the second is the one that the first made.
+        unsafe {
+            check("cuStreamEndCapture", sys::cuStreamEndCapture(stream.0, &raw mut graph));
+            check("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
+        }
+        Graph(executable)
+    }
+
+    pub(crate) fn launch(&self, graph: Graph, stream: Stream) {
+        self.make_current();
+        // SAFETY: both handles are live.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, stream.0) });
+    }
+
+    /// Whether this device could be given access to the memory of `other`.
+    pub(crate) fn can_reach(&self, other: &Gpu) -> bool {
+        let mut can = 0;
+        // SAFETY: writes to a local variable.
+        let result = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
+        check("cuDeviceCanAccessPeer", result);
+        can != 0
+    }
+
+    /// Lets this device use what comes from the default pool of `other`.
+    pub(crate) fn open_pool_of(&self, other: &Gpu) {
+        let mut pool = std::ptr::null_mut();
+        let access = sys::CUmemAccessDesc {
+            location: sys::CUmemLocation {
+                type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.device,
+            },
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the first call writes to a local variable; the second reads one description, and there is one.
+        unsafe {
+            check("cuDeviceGetDefaultMemPool", sys::cuDeviceGetDefaultMemPool(&raw mut pool, other.device));
+            check("cuMemPoolSetAccess", sys::cuMemPoolSetAccess(pool, &raw const access, 1));
+        }
+    }
+}
+
+const SOURCE: &CStr = cr#"
+extern "C" __global__ void add_one(float* values, unsigned long long count) {
+    unsigned long long at = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < count) values[at] += 1.0f;
+}
+"#;
+
+/// Compiles the kernels for the current context's device, and loads them there.
+fn compile() -> sys::CUfunction {
+    let cubin = compile_to_cubin();
+    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the image is a whole CUBIN, which the call copies; the module is never unloaded; the name ends with a zero.
+    unsafe {
+        check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast()));
+        check("cuModuleGetFunction", sys::cuModuleGetFunction(&raw mut function, module, c"add_one".as_ptr()));
+    }
+    function
+}
+
+fn compile_to_cubin() -> Vec<u8> {
+    let check = |call, result| assert_eq!(result, nvrtc::nvrtcResult::NVRTC_SUCCESS, "{call}");
+    let architecture =
+        std::ffi::CString::new(format!("--gpu-architecture=sm_{}", compute_capability())).expect("no zero");
+    let options = [architecture.as_ptr()];
+    let (mut program, none) = (std::ptr::null_mut(), std::ptr::null());
+    // SAFETY: texts end with a zero and outlive the calls, there are no headers and one option, and the program goes to a local variable.
+    let compiled = unsafe {
+        let name = c"planted.cu".as_ptr();
+        check("nvrtcCreateProgram", nvrtc::nvrtcCreateProgram(&raw mut program, SOURCE.as_ptr(), name, 0, none, none));
+        nvrtc::nvrtcCompileProgram(program, 1, options.as_ptr())
+    };
+    let mut bytes = 0;
+    if compiled != nvrtc::nvrtcResult::NVRTC_SUCCESS {
+        // SAFETY: writes to a local variable.
+        check("nvrtcGetProgramLogSize", unsafe { nvrtc::nvrtcGetProgramLogSize(program, &raw mut bytes) });
+        let mut log = vec![0u8; bytes];
+        // SAFETY: there is room for as many bytes as the library said.
+        check("nvrtcGetProgramLog", unsafe { nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast()) });
+        panic!("nvrtcCompileProgram: {compiled:?}: {}", String::from_utf8_lossy(&log));
+    }
+    // SAFETY: writes to a local variable.
+    check("nvrtcGetCUBINSize", unsafe { nvrtc::nvrtcGetCUBINSize(program, &raw mut bytes) });
+    let mut cubin = vec![0u8; bytes];
+    // SAFETY: there is room for as many bytes as the library said.
+    check("nvrtcGetCUBIN", unsafe { nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) });
+    cubin
+}
+
+/// Of the current context's device: 90 for 9.0.
+fn compute_capability() -> i32 {
+    let (mut device, mut major, mut minor) = (0, 0, 0);
+    use sys::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+    // SAFETY: each call writes to a local variable.
+    unsafe {
+        check("cuCtxGetDevice", sys::cuCtxGetDevice(&raw mut device));
+        check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&raw mut major, MAJOR, device));
+        check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&raw mut minor, MINOR, device));
+    }
+    major * 10 + minor
+}

@@ -1,0 +1,354 @@
+//! Copies and fills: what may be copied where, when the host's bytes are read, and which calls wait.
+//!
+//! As the driver documents ("API synchronization behavior"): a copy from pageable memory has read its source before the call
+//! returns; a copy to pageable memory returns when it is done; between device and pinned memory a copy only queues.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
+
+use crate::context;
+use crate::machine::{self, Held, Machine};
+use crate::report::{self, Kind};
+use crate::scheduler;
+use crate::stream::{self, StreamId};
+use crate::work::{Address, Failure, Memory, Touched, Work};
+
+/// One end of a copy.
+#[derive(Debug)]
+enum End {
+    /// Memory that the machine knows: of a device, or pinned.
+    Known(Address),
+    /// Pageable memory that is waited for.
+    Pageable(Address),
+    /// What pageable memory held when the call was made.
+    Staged(Box<[u8]>),
+}
+
+impl End {
+    fn known(&self) -> Option<Address> {
+        if let Self::Known(address) = self { Some(*address) } else { None }
+    }
+}
+
+/// A copy that a stream does.
+struct Copy {
+    name: &'static str,
+    to: End,
+    from: End,
+    bytes: u64,
+    /// Both ends are on this device, by which the simulated time goes.
+    is_local: bool,
+}
+
+impl Work for Copy {
+    fn describe(&self) -> String {
+        format!("{} of {} bytes", self.name, self.bytes)
+    }
+
+    fn known_ranges(&self) -> Touched {
+        let range = |end: &End| end.known().map(|address| address..address + self.bytes).into_iter().collect();
+        Touched { reads: range(&self.from), writes: range(&self.to), atomics: Vec::new() }
+    }
+
+    fn run(&self, _device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        let to = match &self.to {
+            End::Known(address) | End::Pageable(address) => memory.host_pointer(*address),
+            End::Staged(_) => unreachable!("nothing is copied to a staged source"),
+        };
+        let from = match &self.from {
+            End::Known(address) | End::Pageable(address) => memory.host_pointer(*address).cast_const(),
+            End::Staged(bytes) => bytes.as_ptr(),
+        };
+        // SAFETY: known ranges were checked when this was queued and again before it runs; a pageable end is vouched for by the caller of
+        // the copy, which has not returned. Copies whose ends overlap are not queued.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, self.bytes as usize) };
+        *touched = self.known_ranges();
+        if let End::Pageable(address) = self.to {
+            touched.writes.push(address..address + self.bytes);
+        }
+        Ok(())
+    }
+
+    fn duration_ns(&self) -> u64 {
+        // Half the rate of memory within a device, of a link otherwise; only the order of magnitude matters.
+        2_000 + self.bytes / if self.is_local { 1_000 } else { 20 }
+    }
+}
+
+/// A fill that a stream does.
+struct Fill {
+    name: &'static str,
+    to: Address,
+    element: u32,
+    element_bytes: u64,
+    count: u64,
+}
+
+impl Work for Fill {
+    fn describe(&self) -> String {
+        format!("{} of {} elements", self.name, self.count)
+    }
+
+    fn known_ranges(&self) -> Touched {
+        let range = self.to..self.to + self.count * self.element_bytes;
+        Touched { writes: vec![range], ..Touched::default() }
+    }
+
+    fn run(&self, _device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        let to = memory.host_pointer(self.to);
+        let count = self.count as usize;
+        // SAFETY: the range was checked when this was queued and again before it runs, and begins at a multiple of the element.
+        unsafe {
+            match self.element_bytes {
+                1 => std::ptr::write_bytes(to, self.element as u8, count),
+                2 => std::slice::from_raw_parts_mut(to.cast::<u16>(), count).fill(self.element as u16),
+                _ => std::slice::from_raw_parts_mut(to.cast::<u32>(), count).fill(self.element),
+            }
+        }
+        *touched = self.known_ranges();
+        Ok(())
+    }
+
+    fn duration_ns(&self) -> u64 {
+        2_000 + self.count * self.element_bytes / 1_000
+    }
+}
+
+/// Which memory the caller says an end is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// The machine is to know it, and as a device's (or pinned) memory.
+    Device,
+    /// The host's, pinned or not.
+    Host,
+    /// What its address says.
+    Any,
+}
+
+/// An end that the machine knows is watched and checked. One that is said to be a device's is known, or the check will say so.
+fn is_known(machine: &Machine, address: Address, side: Side) -> bool {
+    side == Side::Device || machine.memory.knows(address)
+}
+
+/// The copy of a call, and whether the caller has to wait for it.
+struct Request {
+    name: &'static str,
+    to: (Address, Side),
+    from: (Address, Side),
+    bytes: u64,
+}
+
+/// Queues a copy; true if it ends in pageable memory.
+fn queue(machine: &mut Machine, request: Request, stream: StreamId) -> Result<bool, CUresult> {
+    let Request { name, to, from, bytes } = request;
+    if bytes == 0 {
+        return Ok(false);
+    }
+    if to.0.checked_add(bytes).is_none() || from.0.checked_add(bytes).is_none() || to.0 == 0 || from.0 == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if to.0 < from.0 + bytes && from.0 < to.0 + bytes {
+        let message = format!(
+            "{name} of {bytes} bytes: source and destination overlap, which leaves the result undefined\n  destination: bytes {}\n  \
+             source: bytes {}",
+            machine.memory.describe(&(to.0..to.0 + bytes)),
+            machine.memory.describe(&(from.0..from.0 + bytes))
+        );
+        report::finding(machine, Kind::Race, message);
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let (to_known, from_known) = (is_known(machine, to.0, to.1), is_known(machine, from.0, from.1));
+    if stream::is_capturing(machine, stream) && !(to_known && from_known) {
+        let message = format!(
+            "{name} of {bytes} bytes with pageable memory of the host in stream {stream}, which is capturing: the graph would keep its \
+             address and use whatever is there at each launch; use pinned memory"
+        );
+        report::finding(machine, Kind::Capture, message);
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let from_end = if from_known {
+        End::Known(from.0)
+    } else {
+        // SAFETY: the caller of the copy vouches for `bytes` readable bytes of the host there; they are read now, as documented.
+        End::Staged(unsafe { std::slice::from_raw_parts(from.0 as *const u8, bytes as usize) }.into())
+    };
+    let to_end = if to_known { End::Known(to.0) } else { End::Pageable(to.0) };
+    let home = |address| machine.memory.holding(address).and_then(|found| found.owner.device());
+    let is_local = home(to.0).is_some() && home(to.0) == home(from.0);
+    let work = Copy { name, to: to_end, from: from_end, bytes, is_local };
+    stream::enqueue(machine, stream, Arc::new(work))?;
+    Ok(!to_known)
+}
+
+/// A copy in a stream: it waits only for what ends in pageable memory.
+fn copy_async(request: Request, stream: CUstream) -> CUresult {
+    machine::call_waiting(request.name, |machine: &mut Held| {
+        let stream = stream::resolve(machine, stream)?;
+        if queue(machine, request, stream)? {
+            scheduler::synchronize_stream(machine, stream)?;
+        }
+        Ok(())
+    })
+}
+
+/// A copy that is waited for, in the null stream.
+fn copy_sync(request: Request) -> CUresult {
+    machine::call_waiting(request.name, |machine: &mut Held| {
+        machine::current_device(machine)?;
+        stream::forbid_in_capture(machine, request.name)?;
+        let stream = stream::resolve(machine, std::ptr::null_mut())?;
+        queue(machine, request, stream)?;
+        scheduler::synchronize_stream(machine, stream)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: CUdeviceptr,
+    from: *const c_void,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let (to, from) = ((to, Side::Device), (from as Address, Side::Host));
+    copy_async(Request { name: "cuMemcpyHtoDAsync_v2", to, from, bytes: bytes as u64 }, stream)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+    to: *mut c_void,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let (to, from) = ((to as Address, Side::Host), (from, Side::Device));
+    copy_async(Request { name: "cuMemcpyDtoHAsync_v2", to, from, bytes: bytes as u64 }, stream)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+    let (to, from) = ((to, Side::Device), (from, Side::Device));
+    copy_async(Request { name: "cuMemcpyDtoDAsync_v2", to, from, bytes: bytes as u64 }, stream)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> CUresult {
+    let (to, from) = ((to, Side::Any), (from, Side::Any));
+    copy_async(Request { name: "cuMemcpyAsync", to, from, bytes: bytes as u64 }, stream)
+}
+
+/// See the driver's documentation. The driver stages what it cannot reach; here that is a finding, because who wants staging
+/// should say so.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeerAsync(
+    to: CUdeviceptr,
+    to_context: CUcontext,
+    from: CUdeviceptr,
+    from_context: CUcontext,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    machine::call("cuMemcpyPeerAsync", |machine| {
+        let stream = stream::resolve(machine, stream)?;
+        for (address, handle) in [(to, to_context), (from, from_context)] {
+            let said = context::resolve(machine, handle)?;
+            let home = machine.memory.holding(address).and_then(|found| found.owner.device());
+            if let Some(home) = home.filter(|home| *home != said) {
+                let message = format!(
+                    "cuMemcpyPeerAsync of {bytes} bytes: the context of device {said} was given for memory of device {home}, byte {}",
+                    machine.memory.describe(&(address..address))
+                );
+                report::finding(machine, Kind::WrongDevice, message);
+                return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+            }
+        }
+        let request = Request {
+            name: "cuMemcpyPeerAsync",
+            to: (to, Side::Device),
+            from: (from, Side::Device),
+            bytes: bytes as u64,
+        };
+        queue(machine, request, stream).map(|_| ())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) -> CUresult {
+    let (to, from) = ((to, Side::Device), (from as Address, Side::Host));
+    copy_sync(Request { name: "cuMemcpyHtoD_v2", to, from, bytes: bytes as u64 })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) -> CUresult {
+    let (to, from) = ((to as Address, Side::Host), (from, Side::Device));
+    copy_sync(Request { name: "cuMemcpyDtoH_v2", to, from, bytes: bytes as u64 })
+}
+
+/// See the driver's documentation. It is in the order of the null stream and not waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> CUresult {
+    machine::call("cuMemcpyDtoD_v2", |machine| {
+        let stream = stream::resolve(machine, std::ptr::null_mut())?;
+        let (to, from) = ((to, Side::Device), (from, Side::Device));
+        queue(machine, Request { name: "cuMemcpyDtoD_v2", to, from, bytes: bytes as u64 }, stream).map(|_| ())
+    })
+}
+
+fn fill(
+    name: &'static str,
+    to: CUdeviceptr,
+    element: u32,
+    element_bytes: u64,
+    count: usize,
+    stream: CUstream,
+) -> CUresult {
+    machine::call(name, |machine| {
+        let stream = stream::resolve(machine, stream)?;
+        let count = count as u64;
+        if count == 0 {
+            return Ok(());
+        }
+        let end = count.checked_mul(element_bytes).and_then(|bytes| bytes.checked_add(to));
+        if end.is_none() || !to.is_multiple_of(element_bytes) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        stream::enqueue(machine, stream, Arc::new(Fill { name, to, element, element_bytes, count }))
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8Async(to: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CUresult {
+    fill("cuMemsetD8Async", to, value.into(), 1, count, stream)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD16Async(to: CUdeviceptr, value: u16, count: usize, stream: CUstream) -> CUresult {
+    fill("cuMemsetD16Async", to, value.into(), 2, count, stream)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, stream: CUstream) -> CUresult {
+    fill("cuMemsetD32Async", to, value, 4, count, stream)
+}
+
+/// See the driver's documentation. It is in the order of the null stream and not waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) -> CUresult {
+    fill("cuMemsetD8_v2", to, value.into(), 1, count, std::ptr::null_mut())
+}
+
+/// See the driver's documentation. It is in the order of the null stream and not waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) -> CUresult {
+    fill("cuMemsetD32_v2", to, value, 4, count, std::ptr::null_mut())
+}

@@ -1,0 +1,265 @@
+//! cuBLASLt: descriptors, the heuristic, and products as work of streams. What is modelled: COL and ROW layouts of f32, f64, f16
+//! and bf16, COMPUTE_32F, 32F_FAST_TF32 and 64F, every epilogue of the documentation but the scaled types', strided batches. What is
+//! not is refused, and stderr says why, since a status alone does not.
+
+pub mod algorithm;
+mod attributes;
+mod element;
+mod epilogue;
+mod matmul;
+pub mod objects;
+mod problem;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
+
+use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasStatus_t as Status};
+use cudarc::driver::sys::{CUresult, CUstream};
+
+use self::algorithm::{Algorithm, WIDEST_BYTES, fits};
+use self::element::Type;
+use self::matmul::{Matmul, Scalar};
+use self::objects::{Object, library, problem};
+use self::problem::{Compute, Problem, Refusal};
+use crate::machine::{self, Machine, Out};
+use crate::stream;
+use crate::work::Address;
+
+/// Every entry point that does more than look something up.
+fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), Refused>) -> Status {
+    let of_driver = |code| match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Refused::silently(Status::CUBLAS_STATUS_ALLOC_FAILED),
+        _ => Refused::silently(Status::CUBLAS_STATUS_EXECUTION_FAILED),
+    };
+    match machine::call_library(name, of_driver, |held| body(held)) {
+        Ok(()) => Status::CUBLAS_STATUS_SUCCESS,
+        Err(refused) => {
+            if let Some(why) = refused.why {
+                eprintln!("simcuda: {name}: {why}");
+            }
+            refused.status
+        }
+    }
+}
+
+/// A status, and what stderr says of it.
+#[derive(Debug)]
+struct Refused {
+    status: Status,
+    why: Option<String>,
+}
+
+impl Refused {
+    fn silently(status: Status) -> Self {
+        Self { status, why: None }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        let (status, why) = match refusal {
+            Refusal::Invalid(why) => (Status::CUBLAS_STATUS_INVALID_VALUE, why),
+            Refusal::Unsupported(why) => (Status::CUBLAS_STATUS_NOT_SUPPORTED, why),
+        };
+        Self { status, why: Some(why) }
+    }
+}
+
+fn invalid(why: impl Into<String>) -> Refused {
+    Refusal::Invalid(why.into()).into()
+}
+
+fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Refused> {
+    out.ok_or_else(|| invalid("the place for the result is null"))?.write(value);
+    Ok(())
+}
+
+/// Creates the library's handle for the current device.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtCreate(handle: Out<'_, usize>) -> Status {
+    call("cublasLtCreate", |machine| {
+        let device = machine::current_device(machine).map_err(|_| Refused {
+            status: Status::CUBLAS_STATUS_NOT_INITIALIZED,
+            why: Some("no context is current on this thread".into()),
+        })?;
+        objects::create(handle, Object::Library(device))
+    })
+}
+
+/// Destroys the library's handle.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtDestroy(handle: usize) -> Status {
+    call("cublasLtDestroy", |_| objects::destroy(handle, |object| matches!(object, Object::Library(_))))
+}
+
+/// 13.0.0.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtGetVersion() -> usize {
+    130_000
+}
+
+/// 13.0.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtGetCudartVersion() -> usize {
+    13_000
+}
+
+fn status_name(status: u32) -> &'static CStr {
+    match status {
+        0 => c"CUBLAS_STATUS_SUCCESS",
+        1 => c"CUBLAS_STATUS_NOT_INITIALIZED",
+        3 => c"CUBLAS_STATUS_ALLOC_FAILED",
+        7 => c"CUBLAS_STATUS_INVALID_VALUE",
+        8 => c"CUBLAS_STATUS_ARCH_MISMATCH",
+        11 => c"CUBLAS_STATUS_MAPPING_ERROR",
+        13 => c"CUBLAS_STATUS_EXECUTION_FAILED",
+        14 => c"CUBLAS_STATUS_INTERNAL_ERROR",
+        15 => c"CUBLAS_STATUS_NOT_SUPPORTED",
+        16 => c"CUBLAS_STATUS_LICENSE_ERROR",
+        _ => c"CUBLAS_STATUS_UNKNOWN",
+    }
+}
+
+/// The name of a status.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtGetStatusName(status: u32) -> *const c_char {
+    status_name(status).as_ptr()
+}
+
+/// The text of a status.
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasLtGetStatusString(status: u32) -> *const c_char {
+    let text = match status {
+        0 => c"success",
+        1 => c"the library was not initialized",
+        3 => c"the resource allocation failed",
+        7 => c"an invalid value was used as an argument",
+        8 => c"an absent device architectural feature is required",
+        11 => c"an access to GPU memory space failed",
+        13 => c"the GPU program failed to execute",
+        14 => c"an internal operation failed",
+        15 => c"an operation is not supported",
+        16 => c"the functionality requires a license",
+        _ => c"unknown status",
+    };
+    text.as_ptr()
+}
+
+/// Asks for a product. It is done when its turn in `stream` comes.
+///
+/// # Safety
+/// `alpha` and `beta` are null, or point to a value of the operation's scale type, on the host or (with that pointer mode) on the device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cublasLtMatmul(
+    handle: usize,
+    operation_handle: usize,
+    alpha: *const c_void,
+    a: Address,
+    a_layout: usize,
+    b: Address,
+    b_layout: usize,
+    beta: *const c_void,
+    c: Address,
+    c_layout: usize,
+    d: Address,
+    d_layout: usize,
+    algorithm: Option<&cublasLtMatmulAlgo_t>,
+    workspace: Address,
+    workspace_bytes: usize,
+    stream: CUstream,
+) -> Status {
+    call("cublasLtMatmul", |machine| {
+        let device = library(handle)?;
+        let problem = problem(operation_handle, [a_layout, b_layout, c_layout, d_layout])?;
+        let algorithm = match algorithm {
+            Some(raw) => Algorithm::from_raw(raw)?,
+            // Documented: an implicit search. It knows the pointers, so it finds what fits them.
+            None => Algorithm::new(&problem, workspace_bytes as u64, [a, b, c, d].map(alignment)),
+        };
+        fits(&problem, algorithm)?;
+        // SAFETY: the caller vouches for alpha and beta, of the type that the problem was checked to have.
+        let (alpha, beta) = unsafe { (scalar(&problem, alpha)?, scalar(&problem, beta)?) };
+        let matmul = Matmul { problem, alpha, beta, a, b, c, d, workspace: workspace..workspace };
+        let matmul = with_workspace(matmul, algorithm, workspace_bytes as u64)?;
+        check_pointers(&matmul, algorithm)?;
+        let driver = |code: CUresult| Refused {
+            status: Status::CUBLAS_STATUS_EXECUTION_FAILED,
+            why: Some(format!("the driver says {code:?}")),
+        };
+        let stream = stream::resolve(machine, stream).map_err(driver)?;
+        let of_stream = stream::device_of(machine, stream);
+        if of_stream != device {
+            return Err(invalid(format!("the handle is of device {device}, the stream of device {of_stream}")));
+        }
+        stream::enqueue(machine, stream, Arc::new(matmul)).map_err(driver)
+    })
+}
+
+/// The largest power of two that divides an address.
+fn alignment(address: Address) -> u64 {
+    1 << address.trailing_zeros().min(8)
+}
+
+fn with_workspace(matmul: Matmul, algorithm: Algorithm, bytes: u64) -> Result<Matmul, Refused> {
+    let start = matmul.workspace.start;
+    if algorithm.workspace_bytes == 0 {
+        return Ok(matmul);
+    }
+    if bytes < algorithm.workspace_bytes || start == 0 {
+        return Err(invalid(format!(
+            "the algorithm needs a workspace of {} bytes, got {bytes} at {start:#x}",
+            algorithm.workspace_bytes
+        )));
+    }
+    if !start.is_multiple_of(256) {
+        return Err(invalid(format!("the workspace at {start:#x} is not aligned to 256 bytes")));
+    }
+    Ok(Matmul { workspace: start..start + algorithm.workspace_bytes, ..matmul })
+}
+
+/// # Safety
+/// `from` is null, or points to a value of the problem's scale type, on the device if the problem says so.
+unsafe fn scalar(problem: &Problem, from: *const c_void) -> Result<Scalar, Refused> {
+    if from.is_null() {
+        return Err(invalid("alpha or beta is null"));
+    }
+    if problem.scalars_on_device {
+        return Ok(Scalar::At(from as Address));
+    }
+    let kind = if problem.compute == Compute::F64 { Type::F64 } else { Type::F32 };
+    // SAFETY: the caller vouches for a value of the scale type there.
+    Ok(Scalar::Value(unsafe { <f64 as element::Real>::load(kind, from.cast()) }))
+}
+
+/// Pointers that are null or less aligned than the algorithm was chosen for. Whether they are live is seen by the stream.
+fn check_pointers(matmul: &Matmul, algorithm: Algorithm) -> Result<(), Refused> {
+    let operands = [("A", matmul.a), ("B", matmul.b), ("C", matmul.c), ("D", matmul.d)];
+    for ((operand, address), alignment) in operands.into_iter().zip(algorithm.alignments) {
+        // C is not looked at where it is not read.
+        if operand == "C" && matches!(matmul.beta, Scalar::Value(beta) if beta == 0.0) {
+            continue;
+        }
+        if address == 0 {
+            return Err(invalid(format!("{operand} is null")));
+        }
+        if !address.is_multiple_of(alignment) {
+            return Err(invalid(format!(
+                "{operand} at {address:#x} is not aligned to the {alignment} bytes that the algorithm was chosen for"
+            )));
+        }
+    }
+    let element = matmul.problem.d.kind.bytes();
+    if let Some(bias) = matmul.problem.bias
+        && (bias.address == 0 || !bias.address.is_multiple_of(element))
+    {
+        return Err(invalid(format!("the bias pointer is {:#x}", bias.address)));
+    }
+    if let Some(aux) = matmul.problem.aux
+        && (aux.address == 0 || !aux.address.is_multiple_of(WIDEST_BYTES))
+    {
+        return Err(invalid(format!("the aux pointer is {:#x}: not a multiple of {WIDEST_BYTES}", aux.address)));
+    }
+    Ok(())
+}

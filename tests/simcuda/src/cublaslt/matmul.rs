@@ -1,0 +1,386 @@
+//! The product itself, as work of a stream: which bytes it touches, and the numbers.
+//!
+//! One rounding at the end: sums are accumulated in f32 (f64 for COMPUTE_64F), alpha, beta C, bias and activation follow in the same
+//! precision, and only what is stored is rounded to D's type. The order of a sum is that of the crate `gemm` on one thread: the
+//! same in every run, and not that of a GPU.
+
+use std::ops::Range;
+
+use cudarc::driver::sys::CUresult;
+use gemm::Parallelism;
+
+use super::element::{Real, Type};
+use super::epilogue::{Activation, Bias, gelu, gelu_derivative, relu};
+use super::problem::{Compute, Matrix, Problem};
+use crate::work::{Address, Failure, Memory, Touched, Work};
+
+/// alpha or beta.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scalar {
+    /// Read from the host when the product was asked for.
+    Value(f64),
+    /// Read from the device when it runs.
+    At(Address),
+}
+
+/// One product, with all its pointers.
+#[derive(Clone, Debug)]
+pub(super) struct Matmul {
+    pub(super) problem: Problem,
+    pub(super) alpha: Scalar,
+    pub(super) beta: Scalar,
+    pub(super) a: Address,
+    pub(super) b: Address,
+    pub(super) c: Address,
+    pub(super) d: Address,
+    /// What the algorithm scribbles on.
+    pub(super) workspace: Range<Address>,
+}
+
+impl Matmul {
+    fn scalar_bytes(&self) -> u64 {
+        if self.problem.compute == Compute::F64 { 8 } else { 4 }
+    }
+
+    /// What it touches, C being read or not.
+    fn touches(&self, reads_c: bool) -> Touched {
+        let problem = &self.problem;
+        let mut touched = Touched::default();
+        touched.reads.extend(problem.a.ranges(self.a));
+        touched.reads.extend(problem.b.ranges(self.b));
+        if reads_c {
+            touched.reads.extend(problem.c.ranges(self.c));
+        }
+        for scalar in [self.alpha, self.beta] {
+            if let Scalar::At(address) = scalar {
+                touched.reads.push(address..address + self.scalar_bytes());
+            }
+        }
+        touched.writes.extend(problem.d.ranges(self.d));
+        let aux = problem.aux_ranges();
+        if problem.epilogue.backward {
+            touched.reads.extend(aux)
+        } else {
+            touched.writes.extend(aux)
+        }
+        let bias = problem.bias_ranges();
+        if problem.epilogue.bias == Bias::Add {
+            touched.reads.extend(bias)
+        } else {
+            touched.writes.extend(bias)
+        }
+        if !self.workspace.is_empty() {
+            touched.writes.push(self.workspace.clone());
+        }
+        touched
+    }
+
+    fn scalar<T: Real>(&self, place: &Place<'_>, scalar: Scalar) -> Result<T, Failure> {
+        let address = match scalar {
+            Scalar::Value(value) => return Ok(T::from_f64(value)),
+            Scalar::At(address) => address,
+        };
+        let kind = if self.problem.compute == Compute::F64 { Type::F64 } else { Type::F32 };
+        let pointer = place.pointer("alpha or beta", address..address + self.scalar_bytes())?;
+        // SAFETY: `pointer` has checked that these bytes are live memory; work runs one piece at a time, so nobody writes them.
+        Ok(unsafe { T::load(kind, pointer) })
+    }
+
+    /// alpha op(A) op(B) + beta C of one member of the batch, column by column.
+    fn product<T: Real>(&self, place: &Place<'_>, member: u64, alpha: T, beta: T) -> Result<Vec<T>, Failure> {
+        let problem = &self.problem;
+        let round = if problem.compute == Compute::Tf32 { Rounding::Tf32 } else { Rounding::None };
+        let a = place.load::<T>("A", &problem.a, self.a, member, round)?;
+        let b = place.load::<T>("B", &problem.b, self.b, member, round)?;
+        let mut sums = multiply(problem, &a, &b);
+        if beta == T::default() {
+            // C is not read at all, also where it holds NaN.
+            sums.iter_mut().for_each(|sum| *sum = alpha * *sum);
+        } else {
+            let c = place.load::<T>("C", &problem.c, self.c, member, Rounding::None)?;
+            sums.iter_mut().zip(c).for_each(|(sum, c)| *sum = alpha * *sum + beta * c);
+        }
+        Ok(sums)
+    }
+
+    fn run_as<T: Real>(
+        &self,
+        place: &Place<'_>,
+        touched: &mut Touched,
+        epilogue: impl Fn(&Self, &Place<'_>, u64, &mut [T]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (alpha, beta) = (self.scalar::<T>(place, self.alpha)?, self.scalar::<T>(place, self.beta)?);
+        *touched = self.touches(beta != T::default());
+        for member in 0..self.problem.d.batch {
+            let mut sums = self.product(place, member, alpha, beta)?;
+            epilogue(self, place, member, &mut sums)?;
+            place.store("D", &self.problem.d, self.d, member, &sums)?;
+        }
+        Ok(())
+    }
+
+    /// Bias and activation, in place on one column-major matrix of D's shape.
+    fn epilogue(&self, place: &Place<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
+        let problem = &self.problem;
+        let rows = problem.d.rows as usize;
+        if problem.epilogue.bias == Bias::Add {
+            let bias = self.bias(place, member, None)?;
+            z.chunks_exact_mut(rows).for_each(|column| column.iter_mut().zip(&bias).for_each(|(z, bias)| *z += bias));
+        }
+        match (problem.epilogue.activation, problem.epilogue.backward) {
+            (Some(Activation::Relu), false) => {
+                self.write_mask(place, member, z)?;
+                z.iter_mut().for_each(|z| *z = relu(*z));
+            }
+            (Some(Activation::Gelu), false) => {
+                if let Some((matrix, address)) = self.aux_matrix() {
+                    place.store("the aux matrix", &matrix, address, member, z)?;
+                }
+                z.iter_mut().for_each(|z| *z = gelu(*z));
+            }
+            (Some(Activation::Relu), true) => self.apply_mask(place, member, z)?,
+            (Some(Activation::Gelu), true) => {
+                if let Some((matrix, address)) = self.aux_matrix() {
+                    let aux = place.load::<f32>("the aux matrix", &matrix, address, member, Rounding::None)?;
+                    z.iter_mut().zip(aux).for_each(|(z, aux)| *z *= gelu_derivative(aux));
+                }
+            }
+            (None, _) => {}
+        }
+        if let Some(gradient) = self.bias_gradient(place, member, z)? {
+            self.bias(place, member, Some(&gradient))?;
+        }
+        Ok(())
+    }
+
+    fn bias_gradient(&self, place: &Place<'_>, member: u64, d: &[f32]) -> Result<Option<Vec<f32>>, Failure> {
+        let problem = &self.problem;
+        let operand = |name, matrix, address| place.load::<f32>(name, matrix, address, member, Rounding::None);
+        Ok(match problem.epilogue.bias {
+            Bias::None | Bias::Add => None,
+            Bias::GradientOfOutput => Some(row_sums(d, problem.d.rows as usize)),
+            Bias::GradientOfA => Some(row_sums(&operand("A", &problem.a, self.a)?, problem.a.rows as usize)),
+            Bias::GradientOfB => {
+                let b = operand("B", &problem.b, self.b)?;
+                Some(b.chunks_exact(problem.b.rows as usize).map(|column| column.iter().sum()).collect())
+            }
+        })
+    }
+
+    /// Reads the bias, or writes it.
+    fn bias(&self, place: &Place<'_>, member: u64, values: Option<&[f32]>) -> Result<Vec<f32>, Failure> {
+        let Some(bias) = self.problem.bias else { return Ok(Vec::new()) };
+        let vector = Matrix {
+            kind: self.problem.d.kind,
+            rows: bias.elements,
+            columns: 1,
+            row_stride: 1,
+            column_stride: bias.elements,
+            batch: self.problem.d.batch,
+            batch_stride: bias.batch_stride,
+        };
+        match values {
+            None => place.load("the bias", &vector, bias.address, member, Rounding::None),
+            Some(values) => place.store("the bias", &vector, bias.address, member, values).map(|()| Vec::new()),
+        }
+    }
+
+    /// GELU's auxiliary matrix.
+    fn aux_matrix(&self) -> Option<(Matrix, Address)> {
+        let aux = self.problem.aux?;
+        let matrix = Matrix { row_stride: 1, column_stride: aux.ld, batch_stride: aux.batch_stride, ..self.problem.d };
+        Some((matrix, aux.address))
+    }
+
+    /// ReLU's auxiliary matrix, as bytes: address of a column of one member, and bytes a column.
+    fn mask_columns(&self, member: u64) -> impl Iterator<Item = Range<Address>> {
+        let bytes = self.problem.d.rows.div_ceil(8);
+        let aux = self.problem.aux;
+        aux.into_iter().flat_map(move |aux| {
+            (0..self.problem.d.columns).map(move |column| {
+                let start = aux.address + (member * aux.batch_stride + column * aux.ld) / 8;
+                start..start + bytes
+            })
+        })
+    }
+
+    fn write_mask(&self, place: &Place<'_>, member: u64, z: &[f32]) -> Result<(), Failure> {
+        for (range, column) in self.mask_columns(member).zip(z.chunks_exact(self.problem.d.rows as usize)) {
+            let pointer = place.pointer("the aux matrix", range)?;
+            for (at, eight) in column.chunks(8).enumerate() {
+                let bits = eight.iter().enumerate().fold(0, |bits, (bit, &z)| bits | (u8::from(z >= 0.0) << bit));
+                // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just checked.
+                unsafe { pointer.add(at).write(bits) };
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_mask(&self, place: &Place<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
+        for (range, column) in self.mask_columns(member).zip(z.chunks_exact_mut(self.problem.d.rows as usize)) {
+            let pointer = place.pointer("the aux matrix", range)?;
+            for (at, eight) in column.chunks_mut(8).enumerate() {
+                // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just checked.
+                let bits = unsafe { pointer.add(at).read() };
+                eight.iter_mut().enumerate().filter(|(bit, _)| bits >> bit & 1 == 0).for_each(|(_, z)| *z = 0.0);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Work for Matmul {
+    fn describe(&self) -> String {
+        let problem = &self.problem;
+        let operation = |transposed| if transposed { 'T' } else { 'N' };
+        let batch = if problem.d.batch == 1 { String::new() } else { format!(", batch {}", problem.d.batch) };
+        format!(
+            "cublasLtMatmul {}x{}x{} {}{} {} to {}, {}{batch}",
+            problem.d.rows,
+            problem.d.columns,
+            problem.a.columns,
+            operation(problem.transpose_a),
+            operation(problem.transpose_b),
+            problem.a.kind.name(),
+            problem.d.kind.name(),
+            problem.epilogue.name
+        )
+    }
+
+    fn known_ranges(&self) -> Touched {
+        self.touches(matches!(self.beta, Scalar::Value(beta) if beta != 0.0))
+    }
+
+    fn run(&self, device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        let place = Place { device, memory, work: self };
+        *touched = self.known_ranges();
+        if !self.workspace.is_empty() {
+            let pointer = place.pointer("the workspace", self.workspace.clone())?;
+            let bytes = (self.workspace.end - self.workspace.start) as usize;
+            // Whoever keeps something there loses it, as with an algorithm that does use its workspace.
+            // SAFETY: the range was just checked to be live memory, and nothing else runs at the same time.
+            unsafe { pointer.write_bytes(0xff, bytes) };
+        }
+        match self.problem.compute {
+            Compute::F64 => self.run_as::<f64>(&place, touched, |_, _, _, _| Ok(())),
+            Compute::F32 | Compute::Tf32 => self.run_as::<f32>(&place, touched, Self::epilogue),
+        }
+    }
+
+    fn duration_ns(&self) -> u64 {
+        let Problem { a, d, .. } = &self.problem;
+        // Any rate would do: it is the same for all, and is never shown.
+        2000 + d.batch.saturating_mul(d.rows).saturating_mul(d.columns).saturating_mul(a.columns) / 25_000
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rounding {
+    None,
+    Tf32,
+}
+
+/// Where a product runs.
+struct Place<'a> {
+    device: usize,
+    memory: &'a dyn Memory,
+    work: &'a Matmul,
+}
+
+impl Place<'_> {
+    /// Where the bytes of `range` are, once it is known that the device may touch them all.
+    fn pointer(&self, what: &str, range: Range<Address>) -> Result<*mut u8, Failure> {
+        self.memory.check(self.device, range.clone()).map_err(|why| Failure {
+            code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
+            message: format!("{}: {what}: {why}", self.work.describe()),
+        })?;
+        Ok(self.memory.host_pointer(range.start))
+    }
+
+    /// One member of the batch, column by column without gaps.
+    fn load<T: Real>(
+        &self,
+        what: &str,
+        matrix: &Matrix,
+        address: Address,
+        member: u64,
+        rounding: Rounding,
+    ) -> Result<Vec<T>, Failure> {
+        let base = self.pointer(what, matrix.span(address))?;
+        let mut values = Vec::with_capacity((matrix.rows * matrix.columns) as usize);
+        let bytes = matrix.kind.bytes();
+        for column in 0..matrix.columns {
+            for row in 0..matrix.rows {
+                let at = member * matrix.batch_stride + row * matrix.row_stride + column * matrix.column_stride;
+                // SAFETY: the element lies in the span that was just checked, and nothing runs that could write it.
+                values.push(unsafe { T::load(matrix.kind, base.add((at * bytes) as usize)) });
+            }
+        }
+        if rounding == Rounding::Tf32 {
+            values.iter_mut().for_each(|value| *value = value.to_tf32());
+        }
+        Ok(values)
+    }
+
+    /// The opposite of `load`.
+    fn store<T: Real>(
+        &self,
+        what: &str,
+        matrix: &Matrix,
+        address: Address,
+        member: u64,
+        values: &[T],
+    ) -> Result<(), Failure> {
+        let base = self.pointer(what, matrix.span(address))?;
+        let bytes = matrix.kind.bytes();
+        let mut values = values.iter();
+        for column in 0..matrix.columns {
+            for row in 0..matrix.rows {
+                let at = member * matrix.batch_stride + row * matrix.row_stride + column * matrix.column_stride;
+                let value = values.next().expect("as many values as the matrix has elements");
+                // SAFETY: the element lies in the span that was just checked, and nothing else runs meanwhile.
+                unsafe { value.store(matrix.kind, base.add((at * bytes) as usize)) };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// op(A) op(B), all three column by column without gaps.
+fn multiply<T: Real>(problem: &Problem, a: &[T], b: &[T]) -> Vec<T> {
+    let (m, n, k) = (problem.d.rows as usize, problem.d.columns as usize, problem.a.columns as usize);
+    let mut sums = vec![T::default(); m * n];
+    assert!(a.len() == m * k && b.len() == k * n, "the operands are {m}x{k} and {k}x{n}");
+    // SAFETY: the three slices have just been seen to hold m x k, k x n and m x n elements, laid out by columns as the strides
+    // (column first, then row) say; `sums` is ours alone. With `read_dst` false alpha is not used.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            sums.as_mut_ptr(),
+            m as isize,
+            1,
+            false,
+            a.as_ptr(),
+            m as isize,
+            1,
+            b.as_ptr(),
+            k as isize,
+            1,
+            T::default(),
+            T::ONE,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+    sums
+}
+
+fn row_sums(matrix: &[f32], rows: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; rows];
+    matrix.chunks_exact(rows).for_each(|column| sums.iter_mut().zip(column).for_each(|(sum, value)| *sum += value));
+    sums
+}

@@ -1,0 +1,358 @@
+//! Whether a product can be asked for: descriptors in, a checked [`Problem`] or a [`Refusal`] out. The rules are those of the cuBLASLt
+//! documentation (cublasLtMatmul: supported types; cublasLtEpilogue_t) and what trying has shown not to exist (BGRADA with a
+//! transposed A, BGRADB with a B that is not).
+
+use std::ops::Range;
+
+use super::attributes::{Layout, Operation};
+use super::element::Type;
+use super::epilogue::{Activation, Bias, Epilogue};
+use crate::work::Address;
+
+/// Why not, in the library's two words, and in ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// CUBLAS_STATUS_INVALID_VALUE: it contradicts itself.
+    Invalid(String),
+    /// CUBLAS_STATUS_NOT_SUPPORTED: it makes sense and is not there.
+    Unsupported(String),
+}
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compute {
+    F32,
+    Tf32,
+    F64,
+}
+
+/// One matrix (of each member of a batch): where element (row, column) is, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Matrix {
+    pub(super) kind: Type,
+    pub(super) rows: u64,
+    pub(super) columns: u64,
+    pub(super) row_stride: u64,
+    pub(super) column_stride: u64,
+    pub(super) batch: u64,
+    pub(super) batch_stride: u64,
+}
+
+impl Matrix {
+    fn new(operand: char, layout: &Layout) -> Result<Self, Refusal> {
+        let Layout { kind, order, rows, columns, ld, batch, batch_stride } = *layout;
+        let kind = Type::from_raw(kind).ok_or_else(|| {
+            Refusal::Unsupported(format!("{operand} has the data type {kind}; modelled: f32, f64, f16, bf16"))
+        })?;
+        if rows == 0 || columns == 0 {
+            return Err(Refusal::Invalid(format!("{operand} is {rows}x{columns}: a dimension is zero")));
+        }
+        let contiguous = match order {
+            0 => rows,
+            1 => columns,
+            _ => return Err(Refusal::Unsupported(format!("{operand} has the order {order}; modelled: COL, ROW"))),
+        };
+        let ld = u64::try_from(ld).ok().filter(|&ld| ld >= contiguous);
+        let Some(ld) = ld else {
+            return Err(Refusal::Invalid(format!(
+                "{operand} is {rows}x{columns} with a leading dimension of {}, less than {contiguous}",
+                layout.ld
+            )));
+        };
+        let (Ok(batch), Ok(batch_stride)) = (u64::try_from(batch.max(0)), u64::try_from(batch_stride)) else {
+            return Err(Refusal::Unsupported(format!(
+                "{operand} has a negative batch stride of {batch_stride} elements"
+            )));
+        };
+        if batch == 0 {
+            return Err(Refusal::Invalid(format!("{operand} has a batch count of {}", layout.batch)));
+        }
+        let (row_stride, column_stride) = if order == 0 { (1, ld) } else { (ld, 1) };
+        Ok(Self { kind, rows, columns, row_stride, column_stride, batch, batch_stride })
+    }
+
+    fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// The bytes of all elements at `address`: one range where there are no gaps between columns (or rows), else one a column.
+    pub(super) fn ranges(&self, address: Address) -> Vec<Range<Address>> {
+        let (contiguous, lines, stride) = if self.row_stride == 1 && (self.column_stride != 1 || self.rows > 1) {
+            (self.rows, self.columns, self.column_stride)
+        } else {
+            (self.columns, self.rows, self.row_stride)
+        };
+        lines_of(address, self.kind.bytes(), contiguous, lines, stride, self.batch, self.batch_stride)
+    }
+
+    /// The bytes between the first and the last element, gaps included: they must lie in one allocation.
+    pub(super) fn span(&self, address: Address) -> Range<Address> {
+        let last = (self.rows - 1) * self.row_stride
+            + (self.columns - 1) * self.column_stride
+            + (self.batch - 1) * self.batch_stride;
+        address..address + (last + 1) * self.kind.bytes()
+    }
+}
+
+/// `lines` stretches of `contiguous` elements, `stride` elements apart, for each member of a batch; joined where they meet.
+fn lines_of(
+    address: Address,
+    bytes: u64,
+    contiguous: u64,
+    lines: u64,
+    stride: u64,
+    batch: u64,
+    batch_stride: u64,
+) -> Vec<Range<Address>> {
+    let mut ranges: Vec<Range<Address>> = Vec::new();
+    for member in 0..batch {
+        // A batch may share one matrix: then its members are the same bytes.
+        if member > 0 && batch_stride == 0 {
+            break;
+        }
+        for line in 0..lines {
+            let start = address + (member * batch_stride + line * stride) * bytes;
+            let end = start + contiguous * bytes;
+            match ranges.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => ranges.push(start..end),
+            }
+        }
+    }
+    ranges
+}
+
+/// The auxiliary matrix of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Aux {
+    pub(super) address: Address,
+    /// In bits for RELU, in elements of D's type for GELU.
+    pub(super) ld: u64,
+    pub(super) batch_stride: u64,
+}
+
+/// The vector at the bias pointer: read or written, as the epilogue says, in D's type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BiasVector {
+    pub(super) address: Address,
+    pub(super) elements: u64,
+    pub(super) batch_stride: u64,
+}
+
+/// A product that is supported: D = epilogue(alpha op(A) op(B) + beta C).
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Problem {
+    pub(super) compute: Compute,
+    pub(super) epilogue: Epilogue,
+    /// Whether alpha and beta are read from the device, when it runs.
+    pub(super) scalars_on_device: bool,
+    pub(super) transpose_a: bool,
+    pub(super) transpose_b: bool,
+    /// op(A): m x k.
+    pub(super) a: Matrix,
+    /// op(B): k x n.
+    pub(super) b: Matrix,
+    pub(super) c: Matrix,
+    pub(super) d: Matrix,
+    pub(super) bias: Option<BiasVector>,
+    pub(super) aux: Option<Aux>,
+}
+
+impl Problem {
+    /// Checks the descriptors against one another. Pointers of bias and aux may still be null: asking for an algorithm needs none.
+    pub(super) fn new(operation: &Operation, [a, b, c, d]: [&Layout; 4]) -> Result<Self, Refusal> {
+        let (a, b, c, d) = (Matrix::new('A', a)?, Matrix::new('B', b)?, Matrix::new('C', c)?, Matrix::new('D', d)?);
+        let transpose_a = transposes('A', operation.transpose[0])?;
+        let transpose_b = transposes('B', operation.transpose[1])?;
+        if operation.transpose[2] != 0 {
+            return Err(Refusal::Unsupported("C is transposed, which the library does not support".into()));
+        }
+        let a = if transpose_a { a.transposed() } else { a };
+        let b = if transpose_b { b.transposed() } else { b };
+        if a.columns != b.rows
+            || (c.rows, c.columns) != (d.rows, d.columns)
+            || (d.rows, d.columns) != (a.rows, b.columns)
+        {
+            return Err(Refusal::Invalid(format!(
+                "op(A) is {}x{}, op(B) {}x{}, C {}x{}, D {}x{}: they do not fit",
+                a.rows, a.columns, b.rows, b.columns, c.rows, c.columns, d.rows, d.columns
+            )));
+        }
+        if [a.batch, b.batch, c.batch] != [d.batch; 3] {
+            return Err(Refusal::Invalid(format!(
+                "batch counts of A {}, B {}, C {}, D {}",
+                a.batch, b.batch, c.batch, d.batch
+            )));
+        }
+        if operation.fill_mode != 2 {
+            return Err(Refusal::Unsupported(format!("the fill mode {} is not FULL", operation.fill_mode)));
+        }
+        let compute = compute(operation, a.kind, b.kind, c.kind, d.kind)?;
+        let scalars_on_device = match operation.pointer_mode {
+            0 => false,
+            1 => true,
+            mode => return Err(Refusal::Unsupported(format!("the pointer mode {mode}; modelled: HOST, DEVICE"))),
+        };
+        let epilogue = Epilogue::from_raw(operation.epilogue)
+            .ok_or_else(|| Refusal::Invalid(format!("there is no epilogue {}", operation.epilogue)))?;
+        let mut problem =
+            Self { compute, epilogue, scalars_on_device, transpose_a, transpose_b, a, b, c, d, bias: None, aux: None };
+        problem.check_epilogue()?;
+        problem.bias = problem.bias_vector(operation)?;
+        problem.aux = problem.auxiliary(operation)?;
+        Ok(problem)
+    }
+
+    fn check_epilogue(&self) -> Result<(), Refusal> {
+        let unsupported = |why: &str| Err(Refusal::Unsupported(format!("the epilogue {} {why}", self.epilogue.name)));
+        if self.epilogue.name == "DEFAULT" {
+            return Ok(());
+        }
+        if self.compute == Compute::F64 {
+            return unsupported("with COMPUTE_64F");
+        }
+        if self.d.row_stride != 1 {
+            return unsupported("with a D of order ROW");
+        }
+        match self.epilogue.bias {
+            Bias::GradientOfA if self.transpose_a => unsupported("with op(A) = T"),
+            Bias::GradientOfB if !self.transpose_b => unsupported("with op(B) = N"),
+            _ => Ok(()),
+        }
+    }
+
+    fn bias_vector(&self, operation: &Operation) -> Result<Option<BiasVector>, Refusal> {
+        let elements = match self.epilogue.bias {
+            Bias::None => return Ok(None),
+            Bias::GradientOfB => self.d.columns,
+            _ => self.d.rows,
+        };
+        self.same_type_as_d("bias", operation.bias_type)?;
+        Ok(Some(BiasVector {
+            address: operation.bias,
+            elements,
+            batch_stride: batch_stride("bias", operation.bias_batch_stride)?,
+        }))
+    }
+
+    fn auxiliary(&self, operation: &Operation) -> Result<Option<Aux>, Refusal> {
+        let (Some(activation), true) = (self.epilogue.activation, self.epilogue.aux) else { return Ok(None) };
+        let multiple = match activation {
+            Activation::Relu => 128,
+            Activation::Gelu => {
+                self.same_type_as_d("aux", operation.aux_type)?;
+                8
+            }
+        };
+        let ld = u64::try_from(operation.aux_ld).unwrap_or(0);
+        if ld < self.d.rows || !ld.is_multiple_of(multiple) {
+            return Err(Refusal::Invalid(format!(
+                "the aux matrix of {} has a leading dimension of {}: it must be a multiple of {multiple} and at least {}",
+                self.epilogue.name, operation.aux_ld, self.d.rows
+            )));
+        }
+        let batch_stride = batch_stride("aux", operation.aux_batch_stride)?;
+        if activation == Activation::Relu && !batch_stride.is_multiple_of(8) {
+            return Err(Refusal::Invalid(format!(
+                "the aux batch stride of {batch_stride} bits is no whole number of bytes"
+            )));
+        }
+        Ok(Some(Aux { address: operation.aux, ld, batch_stride }))
+    }
+
+    fn same_type_as_d(&self, what: &str, raw: i32) -> Result<(), Refusal> {
+        if raw == -1 || u32::try_from(raw) == Ok(self.d.kind.raw()) {
+            return Ok(());
+        }
+        Err(Refusal::Unsupported(format!("the {what} data type {raw} is not that of D, {}", self.d.kind.name())))
+    }
+
+    /// The bytes of the auxiliary matrix: whole bytes of the mask, or elements.
+    pub(super) fn aux_ranges(&self) -> Vec<Range<Address>> {
+        let (Some(aux), Some(activation)) = (self.aux, self.epilogue.activation) else { return Vec::new() };
+        let Matrix { rows, columns, batch, .. } = self.d;
+        match activation {
+            Activation::Relu => {
+                lines_of(aux.address, 1, rows.div_ceil(8), columns, aux.ld / 8, batch, aux.batch_stride / 8)
+            }
+            Activation::Gelu => {
+                lines_of(aux.address, self.d.kind.bytes(), rows, columns, aux.ld, batch, aux.batch_stride)
+            }
+        }
+    }
+
+    pub(super) fn bias_ranges(&self) -> Vec<Range<Address>> {
+        self.bias.map_or_else(Vec::new, |bias| {
+            lines_of(bias.address, self.d.kind.bytes(), bias.elements, 1, 0, self.d.batch, bias.batch_stride)
+        })
+    }
+
+    /// What an algorithm is for: the same for problems that differ only in their sizes and pointers.
+    pub(super) fn key(&self) -> u64 {
+        let order = |matrix: &Matrix, transposed: bool| u64::from((matrix.row_stride == 1) != transposed);
+        [
+            self.compute as u64,
+            self.a.kind as u64,
+            self.b.kind as u64,
+            self.c.kind as u64,
+            self.d.kind as u64,
+            u64::from(self.transpose_a),
+            u64::from(self.transpose_b),
+            order(&self.c, false),
+            order(&self.d, false),
+            self.epilogue.activation.map_or(0, |activation| 1 + activation as u64),
+            u64::from(self.epilogue.backward),
+            u64::from(self.epilogue.aux),
+            self.epilogue.bias as u64,
+        ]
+        .into_iter()
+        .fold(1, |key, part| key * 8 + part)
+    }
+}
+
+fn transposes(operand: char, raw: u32) -> Result<bool, Refusal> {
+    match raw {
+        0 => Ok(false),
+        // Conjugated (2): the same for real numbers.
+        1 | 2 => Ok(true),
+        _ => Err(Refusal::Invalid(format!("there is no operation {raw} for {operand}"))),
+    }
+}
+
+fn batch_stride(what: &str, raw: i64) -> Result<u64, Refusal> {
+    u64::try_from(raw).map_err(|_| Refusal::Unsupported(format!("the {what} batch stride of {raw} is negative")))
+}
+
+/// The table of supported types.
+fn compute(operation: &Operation, a: Type, b: Type, c: Type, d: Type) -> Result<Compute, Refusal> {
+    let (compute, scale) = match operation.compute {
+        68 | 69 => (Compute::F32, Type::F32),
+        77 => (Compute::Tf32, Type::F32),
+        70 | 71 => (Compute::F64, Type::F64),
+        other => {
+            return Err(Refusal::Unsupported(format!("the compute type {other}; modelled: 32F, 32F_FAST_TF32, 64F")));
+        }
+    };
+    let fits = match compute {
+        Compute::F64 => [a, b, c, d] == [Type::F64; 4],
+        Compute::Tf32 => [a, b, c, d] == [Type::F32; 4],
+        Compute::F32 => a == b && c == d && a != Type::F64 && (d == a || d == Type::F32),
+    };
+    if !fits || operation.scale != scale.raw() {
+        return Err(Refusal::Unsupported(format!(
+            "A {}, B {}, C {}, D {} with the scale type {} in {compute:?}",
+            a.name(),
+            b.name(),
+            c.name(),
+            d.name(),
+            operation.scale
+        )));
+    }
+    Ok(compute)
+}

@@ -1,0 +1,189 @@
+//! The entry points of events.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+
+use super::{Event, EventId, Record, State, resolve};
+use crate::graph::capture;
+use crate::machine::{Machine, Out, call, call_waiting, current_device, host_joins, put};
+use crate::scheduler::{self, Goal};
+use crate::stream::{self, Action, HandleKind, StreamId};
+
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+/// CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL: a node of the graph instead of an edge in it.
+const EXTERNAL: u32 = 1;
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> CUresult {
+    call("cuEventCreate", |machine| {
+        // Blocking, without timing, between processes: the last only without timing.
+        if flags > 7 || (flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let device = current_device(machine)?;
+        let has_timing = flags & DISABLE_TIMING == 0;
+        machine.events.all.push(Event { device, has_timing, state: State::Never, destroyed: None });
+        put(event, stream::encode(HandleKind::Event, machine.events.all.len() - 1))
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
+    call("cuEventDestroy_v2", |machine| {
+        let event = resolve(machine, event)?;
+        let device = machine.events.all[event].device;
+        // Waits and records that stand in queues have all they need: CUDA lets go of the event once they are through.
+        let operation = stream::new_operation(machine, "cuEventDestroy", None, device, None);
+        machine.events.all[event].destroyed = Some(operation);
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
+    call("cuEventRecord", |machine| record(machine, event, stream, 0))
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
+    call("cuEventRecordWithFlags", |machine| record(machine, event, stream, flags))
+}
+
+fn record(machine: &mut Machine, event: CUevent, stream: CUstream, flags: u32) -> Result<(), CUresult> {
+    let event = resolve(machine, event)?;
+    let stream = stream::resolve(machine, stream)?;
+    if flags & !EXTERNAL != 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let device = stream::device_of(machine, stream);
+    if machine.events.all[event].device != device {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    stream::check_usable(machine, stream)?;
+    if stream::is_capturing(machine, stream) {
+        if flags & EXTERNAL != 0 {
+            return capture::add(machine, stream, "event record", capture::Captured::Record(event)).map(|_| ());
+        }
+        let (capture, nodes) = capture::place(machine, stream)?;
+        machine.events.all[event].state = State::Captured(capture, nodes);
+        return Ok(());
+    }
+    give_record(machine, event, stream);
+    Ok(())
+}
+
+fn give_record(machine: &mut Machine, event: EventId, stream: StreamId) {
+    let device = stream::device_of(machine, stream);
+    let operation = stream::new_operation(machine, "event record", Some(stream), device, None);
+    let record = Arc::new(Record::new(stream));
+    machine.events.all[event].state = State::Recorded(record.clone());
+    stream::give(machine, stream, operation, Action::Record(record));
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32) -> CUresult {
+    call("cuStreamWaitEvent", |machine| {
+        let stream = stream::resolve(machine, stream)?;
+        let event = resolve(machine, event)?;
+        if flags & !EXTERNAL != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        stream::check_usable(machine, stream)?;
+        let ignored = stream::is_ignored(machine, "cuStreamWaitEvent");
+        if flags & EXTERNAL != 0 && stream::is_capturing(machine, stream) {
+            if ignored {
+                return Ok(());
+            }
+            return capture::add(machine, stream, "event wait", capture::Captured::Wait(event)).map(|_| ());
+        }
+        match machine.events.all[event].state.clone() {
+            State::Captured(capture, nodes) => capture::wait(machine, stream, capture, &nodes, ignored),
+            _ if stream::is_capturing(machine, stream) => Err(capture::isolation(machine, stream)),
+            State::Never => Ok(()),
+            State::Recorded(_) if ignored => Ok(()),
+            State::Recorded(record) => {
+                let device = stream::device_of(machine, stream);
+                let operation = stream::new_operation(machine, "event wait", Some(stream), device, None);
+                stream::give(machine, stream, operation, Action::Wait(record));
+                Ok(())
+            }
+        }
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
+    call_waiting("cuEventQuery", |held| {
+        let event = resolve(held, event)?;
+        let record = match held.events.all[event].state.clone() {
+            State::Captured(capture, _) => return Err(capture::captured_event(held, capture)),
+            State::Never => None,
+            State::Recorded(record) => Some(record),
+        };
+        stream::forbid_in_capture(held, "cuEventQuery")?;
+        let Some(record) = record else { return Ok(()) };
+        scheduler::query(held, &Goal::new(vec![record]))
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
+    call_waiting("cuEventSynchronize", |held| {
+        let event = resolve(held, event)?;
+        let record = match held.events.all[event].state.clone() {
+            State::Captured(capture, _) => return Err(capture::captured_event(held, capture)),
+            State::Never => None,
+            State::Recorded(record) => Some(record),
+        };
+        stream::forbid_in_capture(held, "cuEventSynchronize")?;
+        if stream::is_ignored(held, "cuEventSynchronize") {
+            return Ok(());
+        }
+        let Some(record) = record else { return Ok(()) };
+        scheduler::wait_for(held, &Goal::new(vec![record]))
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime(milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> CUresult {
+    call("cuEventElapsedTime", |machine| elapsed(machine, milliseconds, start, end))
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> CUresult {
+    call("cuEventElapsedTime_v2", |machine| elapsed(machine, milliseconds, start, end))
+}
+
+fn elapsed(machine: &mut Machine, milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> Result<(), CUresult> {
+    let mut times_ns = [0; 2];
+    for (handle, time_ns) in [start, end].into_iter().zip(&mut times_ns) {
+        let event = resolve(machine, handle)?;
+        let Event { has_timing, state, .. } = &machine.events.all[event];
+        let record = match state {
+            State::Recorded(record) if *has_timing => record.clone(),
+            State::Captured(capture, _) => {
+                let capture = *capture;
+                return Err(capture::captured_event(machine, capture));
+            }
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
+        };
+        let Some(completion) = record.completion() else { return Err(CUresult::CUDA_ERROR_NOT_READY) };
+        // An answer is as good as a query: the host has seen that the event is reached.
+        host_joins(machine, &completion.clock);
+        *time_ns = completion.time_ns;
+    }
+    let [start_ns, end_ns] = times_ns;
+    // By way of f64: nanoseconds of a long run do not fit into f32.
+    put(milliseconds, ((end_ns as f64 - start_ns as f64) * 1e-6) as f32)
+}

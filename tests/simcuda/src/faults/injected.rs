@@ -1,0 +1,86 @@
+//! Faults of operations: work that is wrapped so that it fails, flips a bit or takes long.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+
+use super::{Class, Effect, Plan, Target};
+use crate::work::{Failure, Memory, Touched, Work};
+
+/// How much longer a slow device takes.
+const SLOWDOWN: u64 = 100;
+
+/// What a stream is to queue in the place of a piece of work.
+pub struct Injected {
+    /// The work, or what wraps it.
+    pub work: Arc<dyn Work>,
+    /// It never ends: nothing behind it runs.
+    pub hangs: bool,
+}
+
+struct Faulty {
+    inner: Arc<dyn Work>,
+    fails_with: Option<CUresult>,
+    flips_bit: bool,
+    slowdown: u64,
+}
+
+impl Work for Faulty {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    fn known_ranges(&self) -> Touched {
+        self.inner.known_ranges()
+    }
+
+    fn run(&self, device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        if let Some(code) = self.fails_with {
+            let message = format!("{}: fails by the plan of faults", self.inner.describe());
+            return Err(Failure { code: code as i32, message });
+        }
+        self.inner.run(device, memory, touched)?;
+        if self.flips_bit
+            && let Some(range) = touched.writes.first()
+        {
+            // In the middle: not what a test of the first or last element alone would see.
+            let address = range.start + (range.end - range.start) / 2;
+            // SAFETY: the work has just written `range`, after it had been checked, and nothing else runs at the same time.
+            unsafe { *memory.host_pointer(address) ^= 1 << 4 };
+        }
+        Ok(())
+    }
+
+    fn duration_ns(&self) -> u64 {
+        self.inner.duration_ns().saturating_mul(self.slowdown)
+    }
+}
+
+fn class_of(description: &str) -> Class {
+    if description.starts_with("kernel ") {
+        Class::Kernel
+    } else if description.starts_with("cuMemcpy") {
+        Class::Copy
+    } else {
+        Class::Any
+    }
+}
+
+impl Plan {
+    /// Counts work that is queued on `device`, and gives what is to be queued instead.
+    pub fn inject(&mut self, device: usize, work: Arc<dyn Work>) -> Injected {
+        if self.entries.is_empty() && self.slow.is_empty() {
+            return Injected { work, hangs: false };
+        }
+        let class = class_of(&work.describe());
+        let by_class = if class == Class::Any { None } else { self.strikes(&Target::Operation(class), Some(device)) };
+        let effect = self.strikes(&Target::Operation(Class::Any), Some(device)).or(by_class);
+        let faulty = Faulty {
+            inner: work,
+            fails_with: if let Some(Effect::Code(code)) = effect { Some(code) } else { None },
+            flips_bit: effect == Some(Effect::FlipBit),
+            slowdown: if self.slow.contains(&device) { SLOWDOWN } else { 1 },
+        };
+        Injected { work: Arc::new(faulty), hangs: effect == Some(Effect::Hang) }
+    }
+}

@@ -1,0 +1,226 @@
+//! The entry points of graphs and their executables.
+
+use std::mem::MaybeUninit;
+
+use cudarc::driver::sys::{
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResult as UpdateResult,
+    CUgraphExecUpdateResultInfo, CUgraphInstantiateResult as InstantiateResult, CUgraphNode, CUgraphNodeType, CUresult,
+    CUstream,
+};
+
+use super::{
+    Difference, Plan, capture, launch, node_handle, node_type, resolve_executable, resolve_graph, resolve_node,
+};
+use super::{difference, instantiate, retire_if_over};
+use crate::machine::{Machine, Out, call, current_device, put};
+use crate::stream;
+
+/// AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH and USE_NODE_PRIORITY; of these the third is not simulated.
+const FLAGS_KNOWN: u64 = 1 | 2 | 4 | 8;
+const FLAG_DEVICE_LAUNCH: u64 = 4;
+
+fn checked_instantiate(machine: &mut Machine, graph: CUgraph, flags: u64) -> Result<CUgraphExec, CUresult> {
+    let graph = resolve_graph(machine, graph)?;
+    if flags & !FLAGS_KNOWN != 0 || machine.graphs.graphs[graph].is_being_captured {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if flags & FLAG_DEVICE_LAUNCH != 0 {
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    Ok(instantiate(machine, graph))
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphInstantiateWithFlags(
+    executable: Out<'_, CUgraphExec>,
+    graph: CUgraph,
+    flags: u64,
+) -> CUresult {
+    call("cuGraphInstantiateWithFlags", |machine| {
+        let made = checked_instantiate(machine, graph, flags)?;
+        put(executable, made)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphInstantiateWithParams(
+    executable: Out<'_, CUgraphExec>,
+    graph: CUgraph,
+    parameters: Option<&mut CUDA_GRAPH_INSTANTIATE_PARAMS>,
+) -> CUresult {
+    call("cuGraphInstantiateWithParams", |machine| {
+        let parameters = parameters.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let made = checked_instantiate(machine, graph, parameters.flags);
+        parameters.hErrNode_out = std::ptr::null_mut();
+        parameters.result_out = match made {
+            Ok(_) => InstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS,
+            Err(_) => InstantiateResult::CUDA_GRAPH_INSTANTIATE_ERROR,
+        };
+        put(executable, made?)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult {
+    call("cuGraphExecDestroy", |machine| {
+        let executable = resolve_executable(machine, executable)?;
+        // Launches that are pending still run.
+        let operation = stream::new_operation(machine, "cuGraphExecDestroy", None, 0, None);
+        machine.graphs.executables[executable].destroyed = Some(operation);
+        retire_if_over(machine, executable);
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphDestroy(graph: CUgraph) -> CUresult {
+    call("cuGraphDestroy", |machine| {
+        let graph = resolve_graph(machine, graph)?;
+        if machine.graphs.graphs[graph].is_being_captured {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let operation = stream::new_operation(machine, "cuGraphDestroy", None, 0, None);
+        let graph = &mut machine.graphs.graphs[graph];
+        graph.destroyed = Some(operation);
+        graph.nodes.clear();
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CUresult {
+    call("cuGraphLaunch", |machine| {
+        let executable = resolve_executable(machine, executable)?;
+        let stream = stream::resolve(machine, stream)?;
+        stream::check_usable(machine, stream)?;
+        if stream::is_capturing(machine, stream) {
+            // CUDA makes a child graph of it; no part of the product does that, and a silent difference would be worse than a refusal.
+            return Err(capture::unsupported(machine, stream, "cuGraphLaunch (child graphs are not simulated)"));
+        }
+        launch::give(machine, executable, stream)
+    })
+}
+
+/// See the driver's documentation. What is uploaded is where it has to be already.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) -> CUresult {
+    call("cuGraphUpload", |machine| {
+        resolve_executable(machine, executable)?;
+        let stream = stream::resolve(machine, stream)?;
+        stream::check_usable(machine, stream)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphExecUpdate_v2(
+    executable: CUgraphExec,
+    graph: CUgraph,
+    result: Out<'_, CUgraphExecUpdateResultInfo>,
+) -> CUresult {
+    call("cuGraphExecUpdate_v2", |machine| {
+        let executable = resolve_executable(machine, executable)?;
+        let index = resolve_graph(machine, graph)?;
+        let result = result.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if machine.graphs.graphs[index].is_being_captured {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let new = &machine.graphs.graphs[index].nodes;
+        let differs = difference(&machine.graphs.executables[executable].plan.nodes, new);
+        let (outcome, node) = match differs {
+            None => (UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS, None),
+            Some((Difference::Topology, node)) => (UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, node),
+            Some((Difference::NodeType, node)) => (UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, node),
+            Some((Difference::Parameters, node)) => (UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node),
+        };
+        result.write(CUgraphExecUpdateResultInfo {
+            result: outcome,
+            errorNode: node.map_or(std::ptr::null_mut(), |node| node_handle(index, node)),
+            errorFromNode: std::ptr::null_mut(),
+        });
+        if differs.is_some() {
+            return Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+        }
+        // The dependencies are the same, so the chains and their actors are.
+        machine.graphs.executables[executable].plan = std::sync::Arc::new(Plan::new(new.clone()));
+        Ok(())
+    })
+}
+
+/// Tells a list in CUDA's way: without room only its length, otherwise as much as there is room for, and nulls behind it.
+///
+/// # Safety
+/// `to` is null or has room for `*count` handles.
+unsafe fn tell<T>(to: *mut *mut T, count: Option<&mut usize>, all: &[*mut T]) -> Result<(), CUresult> {
+    let count = count.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    if to.is_null() {
+        *count = all.len();
+        return Ok(());
+    }
+    // SAFETY: the caller vouches for room for `*count` handles; they may be uninitialised, and are only written.
+    let room: &mut [MaybeUninit<*mut T>] = unsafe { std::slice::from_raw_parts_mut(to.cast(), *count) };
+    for (index, place) in room.iter_mut().enumerate() {
+        place.write(all.get(index).copied().unwrap_or(std::ptr::null_mut()));
+    }
+    *count = all.len().min(*count);
+    Ok(())
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphGetNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: Option<&mut usize>,
+) -> CUresult {
+    call("cuGraphGetNodes", |machine| {
+        let graph = resolve_graph(machine, graph)?;
+        let all: Vec<_> = (0..machine.graphs.graphs[graph].nodes.len()).map(|node| node_handle(graph, node)).collect();
+        // SAFETY: the driver's documentation asks the caller for room for as many nodes as `count` says.
+        unsafe { tell(nodes, count, &all) }
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphGetRootNodes(
+    graph: CUgraph,
+    nodes: *mut CUgraphNode,
+    count: Option<&mut usize>,
+) -> CUresult {
+    call("cuGraphGetRootNodes", |machine| {
+        let graph = resolve_graph(machine, graph)?;
+        let all = machine.graphs.graphs[graph].nodes.iter().enumerate();
+        let roots = all.filter(|(_, node)| node.dependencies.is_empty());
+        let roots: Vec<_> = roots.map(|(node, _)| node_handle(graph, node)).collect();
+        // SAFETY: the driver's documentation asks the caller for room for as many nodes as `count` says.
+        unsafe { tell(nodes, count, &roots) }
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphNodeGetType(node: CUgraphNode, kind: Out<'_, CUgraphNodeType>) -> CUresult {
+    call("cuGraphNodeGetType", |machine| {
+        let (graph, node) = resolve_node(machine, node)?;
+        put(kind, node_type(&machine.graphs.graphs[graph].nodes[node]))
+    })
+}
+
+/// See the driver's documentation. An empty graph has nothing to say; graphs are made by captures only.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGraphCreate(graph: Out<'_, CUgraph>, flags: u32) -> CUresult {
+    call("cuGraphCreate", |machine| {
+        current_device(machine)?;
+        if flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        machine.graphs.graphs.push(super::Graph::default());
+        put(graph, stream::encode(stream::HandleKind::Graph, machine.graphs.graphs.len() - 1))
+    })
+}

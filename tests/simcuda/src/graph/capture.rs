@@ -1,0 +1,363 @@
+//! Captures: streams that put what they are given into a graph, and what CUDA forbids meanwhile.
+//!
+//! A capture begins in one stream; others join it by waiting for an event that was recorded in it. Each member knows its tail, the
+//! nodes that its next node depends on. An error that breaks the capture invalidates it: every use of its streams then fails with 901
+//! until cuStreamEndCapture ends it, which fails with 901, too.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
+
+use super::{Graph, GraphId, Node};
+use crate::event::EventId;
+use crate::machine::Machine;
+use crate::race::OperationId;
+use crate::report::{self, Stack};
+use crate::stream::{self, HostFunction, Order, StreamId};
+use crate::work::Work;
+
+/// Given out in the order of beginning, from 1: cuStreamGetCaptureInfo tells them.
+pub(crate) type CaptureId = u64;
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Captured {
+    Work(Arc<dyn Work>),
+    Host(HostFunction),
+    /// An external record: outside the graph the event is recorded by the launch.
+    Record(EventId),
+    /// An external wait: for the event as it is recorded when the graph is launched.
+    Wait(EventId),
+}
+
+/// A stream's part in a capture.
+pub(crate) struct StreamCapture {
+    pub(crate) capture: CaptureId,
+    /// In order, each once.
+    pub(crate) tail: Vec<usize>,
+    /// What cuStreamGetCaptureInfo pointed its caller to: handles of nodes, valid until the next call.
+    pub(crate) told: Vec<u64>,
+}
+
+/// A capture that was begun and has not ended.
+pub(crate) struct Capture {
+    pub(crate) origin: StreamId,
+    pub(crate) mode: CUstreamCaptureMode,
+    thread: ThreadId,
+    begun: Stack,
+    pub(crate) members: BTreeSet<StreamId>,
+    pub(crate) graph: GraphId,
+    /// What broke it.
+    pub(crate) invalid: Option<String>,
+}
+
+/// All captures that go on, and the modes of threads.
+#[derive(Default)]
+pub(crate) struct Captures {
+    pub(crate) ongoing: BTreeMap<CaptureId, Capture>,
+    begun: CaptureId,
+    modes: HashMap<ThreadId, CUstreamCaptureMode>,
+}
+
+/// Begins a capture in `stream`.
+pub(crate) fn begin(machine: &mut Machine, stream: StreamId, mode: CUstreamCaptureMode) -> Result<(), CUresult> {
+    let own = &machine.streams.all[stream];
+    if own.order == Order::Legacy {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    if own.capture.is_some() {
+        return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+    }
+    if let Some(lost) = machine.devices[own.device].lost {
+        return Err(lost);
+    }
+    let graphs = &mut machine.graphs;
+    graphs.graphs.push(Graph { is_being_captured: true, ..Graph::default() });
+    graphs.captures.begun += 1;
+    let id = graphs.captures.begun;
+    let capture = Capture {
+        origin: stream,
+        mode,
+        thread: thread::current().id(),
+        begun: Stack::capture(),
+        members: BTreeSet::from([stream]),
+        graph: graphs.graphs.len() - 1,
+        invalid: None,
+    };
+    graphs.captures.ongoing.insert(id, capture);
+    machine.streams.all[stream].capture = Some(StreamCapture { capture: id, tail: Vec::new(), told: Vec::new() });
+    Ok(())
+}
+
+/// Ends the capture that was begun in `stream`, and gives its graph.
+pub(crate) fn end(machine: &mut Machine, stream: StreamId) -> Result<GraphId, CUresult> {
+    let Some(own) = &machine.streams.all[stream].capture else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
+    let (id, tail) = (own.capture, own.tail.clone());
+    let capture = &machine.graphs.captures.ongoing[&id];
+    if capture.origin != stream {
+        invalidate(machine, id, "cuStreamEndCapture in a stream that did not begin it");
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    }
+    if capture.mode != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED && capture.thread != thread::current().id() {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    }
+    let graph = capture.graph;
+    let is_joined = is_joined(&machine.graphs.graphs[graph].nodes, &tail);
+    let capture = machine.graphs.captures.ongoing.remove(&id).expect("it was there just now");
+    for member in capture.members {
+        machine.streams.all[member].capture = None;
+    }
+    machine.graphs.graphs[graph].is_being_captured = false;
+    let failure = if capture.invalid.is_some() {
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    } else if !is_joined {
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+    } else {
+        return Ok(graph);
+    };
+    machine.graphs.graphs[graph].nodes.clear();
+    Err(failure)
+}
+
+/// Whether every node is in `tail` or before it.
+fn is_joined(nodes: &[Node], tail: &[usize]) -> bool {
+    let mut reached = vec![false; nodes.len()];
+    let mut open: Vec<usize> = tail.to_vec();
+    while let Some(node) = open.pop() {
+        if !std::mem::replace(&mut reached[node], true) {
+            open.extend(&nodes[node].dependencies);
+        }
+    }
+    reached.into_iter().all(|reached| reached)
+}
+
+/// The capture of a stream that is capturing, unless it is broken.
+fn valid(machine: &Machine, stream: StreamId) -> Result<CaptureId, CUresult> {
+    let own = machine.streams.all[stream].capture.as_ref().expect("the caller knows that it is capturing");
+    match machine.graphs.captures.ongoing[&own.capture].invalid {
+        None => Ok(own.capture),
+        Some(_) => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+    }
+}
+
+/// Adds a node behind all that `stream` has captured so far.
+pub(crate) fn add(
+    machine: &mut Machine,
+    stream: StreamId,
+    describe: &str,
+    what: Captured,
+) -> Result<OperationId, CUresult> {
+    let id = valid(machine, stream)?;
+    let device = stream::device_of(machine, stream);
+    let operation = stream::new_operation(machine, describe, Some(stream), device, None);
+    let name = operation.id;
+    let graph = machine.graphs.captures.ongoing[&id].graph;
+    let nodes = &mut machine.graphs.graphs[graph].nodes;
+    let own = machine.streams.all[stream].capture.as_mut().expect("it is capturing");
+    let dependencies = std::mem::replace(&mut own.tail, vec![nodes.len()]);
+    nodes.push(Node { what, device, operation, dependencies });
+    Ok(name)
+}
+
+/// What an event recorded now in `stream` stands for.
+pub(crate) fn place(machine: &Machine, stream: StreamId) -> Result<(CaptureId, Vec<usize>), CUresult> {
+    let id = valid(machine, stream)?;
+    let own = machine.streams.all[stream].capture.as_ref().expect("it is capturing");
+    Ok((id, own.tail.clone()))
+}
+
+/// `stream` waits for an event that was recorded in a capture: it joins the capture if it is in none. With `ignored` it is a
+/// member that depends on nothing by this wait.
+pub(crate) fn wait(
+    machine: &mut Machine,
+    stream: StreamId,
+    of: CaptureId,
+    nodes: &[usize],
+    ignored: bool,
+) -> Result<(), CUresult> {
+    let Some(capture) = machine.graphs.captures.ongoing.get(&of) else {
+        return Err(CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    };
+    if capture.invalid.is_some() {
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    }
+    if machine.streams.all[stream].order == Order::Legacy {
+        invalidate(machine, of, "the null stream waited for one of its events");
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    }
+    let nodes = if ignored { &[] } else { nodes };
+    if machine.streams.all[stream].capture.is_none() {
+        let joins = StreamCapture { capture: of, tail: nodes.to_vec(), told: Vec::new() };
+        machine.streams.all[stream].capture = Some(joins);
+        machine.graphs.captures.ongoing.get_mut(&of).expect("it is ongoing").members.insert(stream);
+        return Ok(());
+    }
+    let own = valid(machine, stream)?;
+    if own != of {
+        for id in [own, of] {
+            invalidate(machine, id, "a wait that would have merged two captures");
+        }
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    }
+    let tail = &mut machine.streams.all[stream].capture.as_mut().expect("it is capturing").tail;
+    tail.extend(nodes);
+    tail.sort_unstable();
+    tail.dedup();
+    Ok(())
+}
+
+/// A capturing stream was to wait for something outside its capture: breaks the capture, and says with which code.
+pub(crate) fn isolation(machine: &mut Machine, stream: StreamId) -> CUresult {
+    match valid(machine, stream) {
+        Err(code) => code,
+        Ok(id) => {
+            invalidate(machine, id, "a wait for an event that was not recorded in it");
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+        }
+    }
+}
+
+/// An event of a capture was queried or waited for by the host.
+pub(crate) fn captured_event(machine: &mut Machine, of: CaptureId) -> CUresult {
+    if machine.graphs.captures.ongoing.contains_key(&of) {
+        invalidate(machine, of, "a query or a synchronisation of one of its events");
+    }
+    CUresult::CUDA_ERROR_CAPTURED_EVENT
+}
+
+/// Something that no graph can hold was given to a capturing stream: a finding, and it breaks the capture.
+pub(crate) fn unsupported(machine: &mut Machine, stream: StreamId, describe: &str) -> CUresult {
+    match valid(machine, stream) {
+        Err(code) => code,
+        Ok(id) => refuse(machine, &[id], describe, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+    }
+}
+
+/// Breaks captures because of a forbidden call, which is a finding.
+fn refuse(machine: &mut Machine, captures: &[CaptureId], call: &str, code: CUresult) -> CUresult {
+    let capture = &machine.graphs.captures.ongoing[&captures[0]];
+    let message = format!(
+        "{call} is forbidden while stream {} captures, and breaks the capture\n  the capture ({:?}) was begun in {}",
+        capture.origin, capture.mode, capture.begun
+    );
+    for id in captures {
+        invalidate(machine, *id, call);
+    }
+    report::finding(machine, report::Kind::Capture, message);
+    code
+}
+
+fn invalidate(machine: &mut Machine, id: CaptureId, why: &str) {
+    if let Some(capture) = machine.graphs.captures.ongoing.get_mut(&id)
+        && capture.invalid.is_none()
+    {
+        if machine.config.trace {
+            eprintln!("simcuda: capture {id} is invalidated by {why}");
+        }
+        capture.invalid = Some(why.to_owned());
+    }
+}
+
+/// See [`stream::forbid_in_capture`].
+pub(crate) fn forbid(machine: &mut Machine, name: &'static str) -> Result<(), CUresult> {
+    use CUstreamCaptureMode as Mode;
+    let thread = thread::current().id();
+    let own_mode = mode_of(machine, thread);
+    if machine.graphs.captures.ongoing.is_empty() || own_mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED {
+        return Ok(());
+    }
+    let forbids = |capture: &Capture| {
+        if capture.thread == thread {
+            capture.mode != Mode::CU_STREAM_CAPTURE_MODE_RELAXED
+        } else {
+            capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL && own_mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL
+        }
+    };
+    let ongoing = machine.graphs.captures.ongoing.iter();
+    let captures: Vec<CaptureId> = ongoing.filter(|(_, capture)| forbids(capture)).map(|(id, _)| *id).collect();
+    if captures.is_empty() {
+        return Ok(());
+    }
+    Err(refuse(machine, &captures, name, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+}
+
+fn mode_of(machine: &Machine, thread: ThreadId) -> CUstreamCaptureMode {
+    let known = machine.graphs.captures.modes.get(&thread).copied();
+    known.unwrap_or(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)
+}
+
+/// Sets the mode of the calling thread, and gives the one before.
+pub(crate) fn exchange_mode(machine: &mut Machine, mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+    let thread = thread::current().id();
+    let before = mode_of(machine, thread);
+    machine.graphs.captures.modes.insert(thread, mode);
+    before
+}
+
+/// The captures in which the given streams take part.
+fn of_streams(machine: &Machine, streams: impl Iterator<Item = StreamId>) -> Vec<CaptureId> {
+    let captures = streams.filter_map(|stream| machine.streams.all[stream].capture.as_ref());
+    let captures: BTreeSet<CaptureId> = captures.map(|own| own.capture).collect();
+    captures.into_iter().collect()
+}
+
+/// Whether a use of `stream` would be one of streams that capture: it is the null stream of their device.
+pub(crate) fn is_implicit(machine: &Machine, stream: StreamId) -> bool {
+    !machine.graphs.captures.ongoing.is_empty()
+        && !of_streams(machine, stream::blocking_of_null(machine, stream).into_iter()).is_empty()
+}
+
+/// The null stream cannot be used while a blocking stream of its device captures: it would depend on what never runs.
+pub(crate) fn check_implicit(machine: &mut Machine, stream: StreamId) -> Result<(), CUresult> {
+    if machine.graphs.captures.ongoing.is_empty() || machine.streams.all[stream].order != Order::Legacy {
+        return Ok(());
+    }
+    let captures = of_streams(machine, stream::blocking_of_null(machine, stream).into_iter());
+    for id in &captures {
+        invalidate(machine, *id, "a use of the null stream");
+    }
+    if captures.is_empty() { Ok(()) } else { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) }
+}
+
+/// Nobody can wait for a stream that captures, or ask how far it is.
+pub(crate) fn check_not_capturing(machine: &mut Machine, stream: StreamId, call: &'static str) -> Result<(), CUresult> {
+    check_implicit(machine, stream)?;
+    if stream::is_capturing(machine, stream) { Err(unsupported(machine, stream, call)) } else { Ok(()) }
+}
+
+/// Nobody can wait for a device of which a stream captures.
+pub(crate) fn check_device_not_capturing(
+    machine: &mut Machine,
+    device: usize,
+    call: &'static str,
+) -> Result<(), CUresult> {
+    if machine.graphs.captures.ongoing.is_empty() {
+        return Ok(());
+    }
+    let streams = (0..machine.streams.all.len()).filter(|stream| stream::device_of(machine, *stream) == device);
+    let captures = of_streams(machine, streams);
+    if captures.is_empty() {
+        return Ok(());
+    }
+    Err(refuse(machine, &captures, call, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+}
+
+/// A stream that is destroyed leaves its capture, which is broken by that.
+pub(crate) fn leave(machine: &mut Machine, stream: StreamId) {
+    let Some(own) = machine.streams.all[stream].capture.take() else { return };
+    invalidate(machine, own.capture, "cuStreamDestroy of one of its streams");
+    let Some(capture) = machine.graphs.captures.ongoing.get_mut(&own.capture) else { return };
+    capture.members.remove(&stream);
+    // Nobody can end it any more.
+    if capture.origin == stream {
+        let capture = machine.graphs.captures.ongoing.remove(&own.capture).expect("it was there just now");
+        for member in capture.members {
+            machine.streams.all[member].capture = None;
+        }
+        let graph = &mut machine.graphs.graphs[capture.graph];
+        graph.nodes.clear();
+        graph.is_being_captured = false;
+    }
+}

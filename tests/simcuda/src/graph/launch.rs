@@ -1,0 +1,236 @@
+//! One launch of an executable graph: which of its nodes are done, which may run, and what they know.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+
+use super::{Plan, capture::Captured};
+use crate::event::{Completion, Record, State};
+use crate::machine::Machine;
+use crate::race::{Actor, Clock};
+use crate::report::{self, Kind};
+use crate::stream::{self, Action, HostFunction, Operation, StreamId};
+use crate::work::Work;
+use crate::{faults, memory};
+
+/// What a node does in this launch.
+#[derive(Clone)]
+pub(crate) enum Step {
+    Work(Arc<dyn Work>),
+    Host(HostFunction),
+    Record(Arc<Record>),
+    /// Nothing when the event was never recorded.
+    Wait(Option<Arc<Record>>),
+    Hang,
+}
+
+/// Where a launch stands.
+pub(crate) struct Launch {
+    pub(crate) executable: usize,
+    plan: Arc<Plan>,
+    actors: Vec<Actor>,
+    /// Of this launch, one a node.
+    pub(crate) operations: Vec<Arc<Operation>>,
+    pub(crate) steps: Vec<Step>,
+    /// Of each node, how many dependencies are not done.
+    missing: Vec<usize>,
+    ready: BTreeSet<usize>,
+    /// What the stream knew when the launch began, and its time.
+    begun: Option<(Clock, u64)>,
+    /// What each node knew at its end, and the time of that.
+    ends: Vec<Option<(Clock, u64)>>,
+    unfinished: usize,
+    /// The end of the launch before this one, of the same executable.
+    previous: Option<Arc<Record>>,
+    pub(crate) end: Arc<Record>,
+}
+
+/// Gives a launch of `executable` to `stream`, which is not capturing.
+pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -> Result<(), CUresult> {
+    let plan = machine.graphs.executables[executable].plan.clone();
+    let device = stream::device_of(machine, stream);
+    let lost = plan.nodes.iter().find_map(|node| machine.devices[node.device].lost);
+    if let Some(lost) = lost {
+        return Err(lost);
+    }
+    let launch = stream::new_operation(machine, "graph launch", Some(stream), device, None);
+    let end = Arc::new(Record::new(stream));
+    let (mut operations, mut steps) = (Vec::new(), Vec::new());
+    for node in &plan.nodes {
+        let captured = node.operation.clone();
+        let describe = captured.describe.clone();
+        let stack = launch.stack.clone();
+        let operation = stream::new_operation_at(machine, &describe, Some(stream), node.device, stack, Some(captured));
+        steps.push(step(machine, &node.what, &operation)?);
+        operations.push(operation);
+    }
+    // Only now, when nothing can fail any more: the events count as recorded by this launch.
+    for (node, step) in plan.nodes.iter().zip(&steps) {
+        if let (Captured::Record(event), Step::Record(record)) = (&node.what, step) {
+            machine.events.all[*event].state = State::Recorded(record.clone());
+        }
+    }
+    let missing: Vec<usize> = plan.nodes.iter().map(|node| node.dependencies.len()).collect();
+    let own = &mut machine.graphs.executables[executable];
+    own.pending += 1;
+    let launch_state = Launch {
+        executable,
+        actors: own.actors.clone(),
+        operations,
+        ready: missing.iter().enumerate().filter(|(_, missing)| **missing == 0).map(|(node, _)| node).collect(),
+        missing,
+        begun: None,
+        ends: vec![None; steps.len()],
+        unfinished: steps.len(),
+        steps,
+        previous: own.latest.replace(end.clone()),
+        end: end.clone(),
+        plan,
+    };
+    let sequence = stream::next_sequence(machine);
+    end.queued_at(sequence);
+    for step in &launch_state.steps {
+        if let Step::Record(record) = step {
+            record.queued_at(sequence);
+        }
+    }
+    stream::give(machine, stream, launch, Action::Graph(Some(Box::new(launch_state))));
+    Ok(())
+}
+
+/// What a node does in the launch of which `operation` is a part. Memory that is not there any more is found here.
+fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> Result<Step, CUresult> {
+    let stream = operation.stream.expect("nodes are launched in a stream");
+    Ok(match what {
+        Captured::Work(work) => {
+            check_memory(machine, work, operation)?;
+            let faults::Injected { work, hangs } = machine.faults.inject(operation.device, work.clone());
+            memory::begin(
+                machine,
+                operation.device,
+                operation.id,
+                &operation.describe,
+                &operation.stack,
+                &work.known_ranges(),
+            )?;
+            if hangs { Step::Hang } else { Step::Work(work) }
+        }
+        Captured::Host(function) => Step::Host(*function),
+        Captured::Record(_) => Step::Record(Arc::new(Record::new(stream))),
+        Captured::Wait(event) => Step::Wait(match &machine.events.all[*event].state {
+            State::Recorded(record) => Some(record.clone()),
+            State::Never | State::Captured(..) => None,
+        }),
+    })
+}
+
+/// The buffers of a captured call must still be there when its graph is launched.
+fn check_memory(machine: &mut Machine, work: &Arc<dyn Work>, operation: &Operation) -> Result<(), CUresult> {
+    let Err(memory::Violation { kind, message }) =
+        memory::check_queued(machine, operation.device, &work.known_ranges())
+    else {
+        return Ok(());
+    };
+    let (kind, what) = match kind {
+        Kind::UseAfterFree => (Kind::Graph, "the graph is replayed after a buffer of it was freed"),
+        other => (other, "the graph is replayed with memory that it may not use"),
+    };
+    let captured = operation.captured.as_ref().map_or(&operation.stack, |captured| &captured.stack);
+    report::finding(machine, kind, format!("{what}\n  {operation}\n  {message}\n  captured in {captured}"));
+    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+}
+
+impl Launch {
+    /// What may run now: nothing in particular (`None`) when the launch itself has to begin, or nodes.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = Option<usize>> {
+        let begins = self.begun.is_none() && self.previous.as_ref().is_none_or(|previous| previous.is_complete());
+        let nodes = self.ready.iter().copied().filter(|node| self.begun.is_some() && self.can_run(*node));
+        begins.then_some(None).into_iter().chain(nodes.map(Some))
+    }
+
+    fn can_run(&self, node: usize) -> bool {
+        match &self.steps[node] {
+            Step::Wait(Some(record)) => record.is_complete(),
+            Step::Hang => false,
+            Step::Work(_) | Step::Host(_) | Step::Record(_) | Step::Wait(None) => true,
+        }
+    }
+
+    /// The records elsewhere that this launch cannot end without.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = &Arc<Record>> {
+        let waits =
+            self.steps.iter().filter_map(|step| if let Step::Wait(Some(record)) = step { Some(record) } else { None });
+        self.previous.iter().chain(waits)
+    }
+
+    pub(crate) fn is_host_function(&self, node: usize) -> bool {
+        matches!(self.steps[node], Step::Host(_))
+    }
+
+    /// The launch begins: `clock` and `time_ns` are the stream's.
+    pub(crate) fn begin(&mut self, clock: Clock, time_ns: u64) {
+        self.begun = Some((clock, time_ns));
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.begun.is_some() && self.unfinished == 0
+    }
+
+    /// Takes `node` for running: its actor, and what it must know before it runs, with the time from which it can.
+    pub(crate) fn take(&mut self, node: usize) -> (Actor, Vec<Clock>, u64) {
+        self.ready.remove(&node);
+        let (clock, mut time_ns) = self.begun.clone().expect("nodes run after the beginning");
+        let dependencies = &self.plan.nodes[node].dependencies;
+        let mut known = Vec::with_capacity(dependencies.len() + 1);
+        if dependencies.is_empty() {
+            known.push(clock);
+            // Events before it were ordered by the launch before, also where this stream knew nothing of that.
+            if let Some(previous) = self.previous.as_ref().and_then(|previous| previous.completion()) {
+                known.push(previous.clock.clone());
+                time_ns = time_ns.max(previous.time_ns);
+            }
+        }
+        for dependency in dependencies {
+            let (clock, end_ns) = self.ends[*dependency].as_ref().expect("dependencies are done");
+            known.push(clock.clone());
+            time_ns = time_ns.max(*end_ns);
+        }
+        (self.actors[self.plan.chain_of[node]], known, time_ns)
+    }
+
+    /// `node` is done.
+    pub(crate) fn finish(&mut self, node: usize, clock: Clock, time_ns: u64) {
+        self.ends[node] = Some((clock, time_ns));
+        self.unfinished -= 1;
+        for &dependent in &self.plan.dependents[node] {
+            self.missing[dependent] -= 1;
+            if self.missing[dependent] == 0 {
+                self.ready.insert(dependent);
+            }
+        }
+    }
+
+    /// What the stream knows once all nodes are done, and the time of that: the last nodes know what the others do.
+    pub(crate) fn results(&self) -> (Vec<Clock>, u64) {
+        let leaves = (0..self.steps.len()).filter(|node| self.plan.dependents[*node].is_empty());
+        let ends: Vec<&(Clock, u64)> = leaves.filter_map(|node| self.ends[node].as_ref()).collect();
+        let time_ns = ends.iter().map(|(_, time_ns)| *time_ns).max().unwrap_or(0);
+        (ends.into_iter().map(|(clock, _)| clock.clone()).collect(), time_ns)
+    }
+
+    /// All nodes are done, and the stream knows `clock`.
+    pub(crate) fn complete(&self, clock: Clock, time_ns: u64) {
+        self.end.complete(Completion { clock, time_ns });
+    }
+
+    /// It will never be done.
+    pub(crate) fn abandon(&self) {
+        self.end.abandon();
+        for step in &self.steps {
+            if let Step::Record(record) = step {
+                record.abandon();
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Kernels: modules and their functions, launches, and the exact ranges that a launch touches. The code of a kernel is a library
+//! that NVRTC's room made; it carries the runtime of `../shim`, which runs its threads and watches their accesses.
+
+mod launch;
+mod library;
+mod message;
+mod pinned;
+mod shadow;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUresult, CUstream};
+
+use self::launch::KernelLaunch;
+use self::library::{Kernel, Library};
+use crate::machine::{self, Machine, Out, put};
+use crate::stream;
+
+/// Compute capability 9.0.
+const CAPABILITY: u32 = 90;
+/// Shared memory of a block that needs no attribute, and that can be had.
+const SHARED_BYTES: u64 = 48 << 10;
+const SHARED_BYTES_MAX: u64 = 227 << 10;
+const GRID_MAX: [u64; 3] = [i32::MAX as u64, 65535, 65535];
+const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
+const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
+const SHARED_BYTES_PER_MULTIPROCESSOR: u64 = 228 << 10;
+/// Of each block, beside what it asks for.
+const SHARED_BYTES_RESERVED: u64 = 1 << 10;
+const BLOCKS_PER_MULTIPROCESSOR: u64 = 32;
+
+/// A kernel of a loaded module.
+#[derive(Debug)]
+struct Function {
+    module: usize,
+    /// Whose context was current when the module was loaded.
+    device: usize,
+    library: Arc<Library>,
+    kernel: usize,
+    /// What CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES was set to.
+    dynamic_shared_max: AtomicU32,
+}
+
+impl Function {
+    fn kernel(&self) -> &Kernel {
+        &self.library.kernels[self.kernel]
+    }
+}
+
+/// All modules, with their devices, and functions, by handles: numbers that no allocator gives out, and none twice.
+#[derive(Debug)]
+struct Handles {
+    next: usize,
+    modules: BTreeMap<usize, (usize, Arc<Library>)>,
+    functions: BTreeMap<usize, Arc<Function>>,
+}
+
+static HANDLES: Mutex<Handles> =
+    Mutex::new(Handles { next: 0x10, modules: BTreeMap::new(), functions: BTreeMap::new() });
+
+fn handles() -> MutexGuard<'static, Handles> {
+    HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Handles {
+    fn take(&mut self) -> usize {
+        self.next += 0x10;
+        self.next - 0x10
+    }
+}
+
+fn function(handle: usize) -> Result<Arc<Function>, CUresult> {
+    handles().functions.get(&handle).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// # Safety
+/// As [`cuModuleLoadData`].
+unsafe fn load(name: &'static str, module: Out<'_, usize>, image: *const c_void) -> CUresult {
+    machine::call(name, |machine| {
+        let device = machine::current_device(machine)?;
+        stream::forbid_in_capture(machine, name)?;
+        // SAFETY: as the caller says.
+        let library = unsafe { Library::load(image.cast(), CAPABILITY)? };
+        let mut handles = handles();
+        let handle = handles.take();
+        put(module, handle)?;
+        handles.modules.insert(handle, (device, Arc::new(library)));
+        Ok(())
+    })
+}
+
+/// See the driver's documentation. Images are what this machine's NVRTC made.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: Out<'_, usize>, image: *const c_void) -> CUresult {
+    // SAFETY: the documentation asks for a whole image.
+    unsafe { load("cuModuleLoadData", module, image) }
+}
+
+/// See the driver's documentation. The options are about compiling, which has been done.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadDataEx(
+    module: Out<'_, usize>,
+    image: *const c_void,
+    _count: u32,
+    _options: *mut c_int,
+    _values: *mut *mut c_void,
+) -> CUresult {
+    // SAFETY: the documentation asks for a whole image.
+    unsafe { load("cuModuleLoadDataEx", module, image) }
+}
+
+/// See the driver's documentation. Its functions are void from now on; launches that are queued keep its code.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(module: usize) -> CUresult {
+    machine::call("cuModuleUnload", |machine| {
+        stream::forbid_in_capture(machine, "cuModuleUnload")?;
+        let mut handles = handles();
+        handles.modules.remove(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        handles.functions.retain(|_, function| function.module != module);
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(to: Out<'_, usize>, module: usize, name: *const c_char) -> CUresult {
+    machine::call("cuModuleGetFunction", |_| {
+        if name.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        // SAFETY: the documentation asks for a text.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        let mut handles = handles();
+        let (device, library) = handles.modules.get(&module).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let kernel = library.find(&name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        let known = handles.functions.iter().find(|(_, known)| known.module == module && known.kernel == kernel);
+        if let Some((handle, _)) = known {
+            return put(to, *handle);
+        }
+        let handle = handles.take();
+        put(to, handle)?;
+        let dynamic_shared_max = AtomicU32::new(default_dynamic_shared(&library.kernels[kernel]));
+        handles.functions.insert(handle, Arc::new(Function { module, device, library, kernel, dynamic_shared_max }));
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleGetFunctionCount(count: Out<'_, u32>, module: usize) -> CUresult {
+    machine::call("cuModuleGetFunctionCount", |_| {
+        let handles = handles();
+        let (_, library) = handles.modules.get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        put(count, library.kernels.len() as u32)
+    })
+}
+
+fn default_dynamic_shared(kernel: &Kernel) -> u32 {
+    SHARED_BYTES.saturating_sub(kernel.static_shared_bytes) as u32
+}
+
+/// See the driver's documentation. Registers, local and constant memory are not simulated: fixed answers.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, attribute: u32, handle: usize) -> CUresult {
+    machine::call("cuFuncGetAttribute", |_| {
+        let function = function(handle)?;
+        let is = |wanted: Attribute| attribute == wanted as u32;
+        let answer = if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) {
+            function.kernel().threads_max as c_int
+        } else if is(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) {
+            function.kernel().static_shared_bytes as c_int
+        } else if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+            function.dynamic_shared_max.load(Ordering::Relaxed) as c_int
+        } else if is(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS) {
+            32
+        } else if is(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION) || is(Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION) {
+            CAPABILITY as c_int
+        } else if is(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
+            -1
+        } else if attribute < Attribute::CU_FUNC_ATTRIBUTE_MAX as u32 {
+            0
+        } else {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        };
+        put(value, answer)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFuncSetAttribute(handle: usize, attribute: u32, value: c_int) -> CUresult {
+    machine::call("cuFuncSetAttribute", |_| {
+        let function = function(handle)?;
+        if attribute == Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32 {
+            let room = SHARED_BYTES_MAX.saturating_sub(function.kernel().static_shared_bytes);
+            let bytes = u32::try_from(value).ok().filter(|bytes| u64::from(*bytes) <= room);
+            function.dynamic_shared_max.store(bytes.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?, Ordering::Relaxed);
+            return Ok(());
+        }
+        let is_carveout = attribute == Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as u32;
+        if is_carveout && (-1..=100).contains(&value) { Ok(()) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+    })
+}
+
+/// See the driver's documentation: a preference, which changes nothing here.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFuncSetCacheConfig(handle: usize, _config: u32) -> CUresult {
+    machine::call("cuFuncSetCacheConfig", |_| function(handle).map(drop))
+}
+
+/// See the driver's documentation. Registers, which are not simulated, limit nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    count: Out<'_, c_int>,
+    handle: usize,
+    block_threads: c_int,
+    dynamic_shared_bytes: usize,
+) -> CUresult {
+    machine::call("cuOccupancyMaxActiveBlocksPerMultiprocessor", |_| {
+        let function = function(handle)?;
+        let threads = u64::try_from(block_threads)
+            .ok()
+            .filter(|threads| *threads > 0)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if threads > u64::from(function.kernel().threads_max) || dynamic_shared_bytes as u64 > SHARED_BYTES_MAX {
+            return put(count, 0);
+        }
+        let shared = function.kernel().static_shared_bytes + dynamic_shared_bytes as u64 + SHARED_BYTES_RESERVED;
+        let by_threads = THREADS_PER_MULTIPROCESSOR / threads.next_multiple_of(32);
+        let by_shared = SHARED_BYTES_PER_MULTIPROCESSOR / shared;
+        put(count, by_threads.min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR) as c_int)
+    })
+}
+
+/// Checks the shape of a launch against the limits of the device and the kernel.
+fn check_shape(
+    function: &Function,
+    grid: [u32; 3],
+    block: [u32; 3],
+    dynamic_shared_bytes: u32,
+) -> Result<(), CUresult> {
+    let grid_fits = grid.iter().zip(GRID_MAX).all(|(size, max)| *size > 0 && u64::from(*size) <= max);
+    let block_fits = block.iter().zip(BLOCK_MAX).all(|(size, max)| *size > 0 && *size <= max);
+    let threads: u64 = block.iter().map(|size| u64::from(*size)).product();
+    if !grid_fits || !block_fits || dynamic_shared_bytes > function.dynamic_shared_max.load(Ordering::Relaxed) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    // The limit of the device is an invalid value; that of __launch_bounds__ is too few resources.
+    if threads > u64::from(library::THREADS_MAX) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if threads > u64::from(function.kernel().threads_max) {
+        return Err(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    }
+    Ok(())
+}
+
+/// Copies the arguments: after the call the caller's are its own again.
+///
+/// # Safety
+/// `parameters` has a pointer to each of the kernel's arguments.
+unsafe fn copy_arguments(
+    kernel: &Kernel,
+    parameters: *const *const c_void,
+) -> Result<(Vec<u128>, Vec<usize>), CUresult> {
+    if kernel.arguments.is_empty() {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    if parameters.is_null() {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    let (mut values, mut offsets) = (Vec::new(), Vec::new());
+    for (index, (bytes, alignment)) in kernel.arguments.iter().enumerate() {
+        if *alignment > align_of::<u128>() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        // SAFETY: the caller has as many pointers as the kernel has arguments.
+        let source = unsafe { *parameters.add(index) };
+        if source.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let offset = values.len();
+        values.resize(offset + bytes.div_ceil(size_of::<u128>()), 0);
+        // SAFETY: the caller's value has this size; the room behind `offset` was just made for it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source.cast::<u8>(), values[offset..].as_mut_ptr().cast::<u8>(), *bytes)
+        };
+        offsets.push(offset);
+    }
+    Ok((values, offsets))
+}
+
+/// See the driver's documentation. `extra` is not simulated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    handle: usize,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    dynamic_shared_bytes: u32,
+    stream: CUstream,
+    parameters: *const *const c_void,
+    extra: *const *const c_void,
+) -> CUresult {
+    machine::call("cuLaunchKernel", |machine| {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        if !extra.is_null() {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let function = function(handle)?;
+        check_shape(&function, grid, block, dynamic_shared_bytes)?;
+        // SAFETY: the documentation asks for a pointer to each argument.
+        let (arguments, offsets) = unsafe { copy_arguments(function.kernel(), parameters)? };
+        let stream = stream::resolve(machine, stream)?;
+        // A function is of the context that loaded it.
+        if stream::device_of(machine, stream) != function.device {
+            return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+        }
+        let launch = KernelLaunch {
+            library: Arc::clone(&function.library),
+            kernel: function.kernel,
+            grid,
+            block,
+            dynamic_shared_bytes,
+            arguments,
+            offsets,
+            seed: next_seed(machine),
+            runs: AtomicU64::new(0),
+        };
+        stream::enqueue(machine, stream, Arc::new(launch))
+    })
+}
+
+/// Another seed for every launch of the process, which the machine's decides.
+fn next_seed(machine: &Machine) -> u64 {
+    static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+    machine.config.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ LAUNCHES.fetch_add(1, Ordering::Relaxed) << 8
+}

@@ -1,0 +1,217 @@
+//! One launch as a piece of work: the arguments as they were at the call, and the way through the kernel's library.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::library::{Kernel, Library, RawFailure, RawLaunch, THREADS_MAX, Window};
+use super::message::Scene;
+use super::pinned::Opened;
+use super::shadow::Shadows;
+use crate::work::{Address, Failure, Memory, Touched, Work};
+
+/// Stack of one thread of a block. The lowest page is closed.
+const STACK_BYTES: usize = 128 << 10;
+const GUARD_BYTES: usize = 4096;
+/// Races between threads of one launch are looked for in its first accesses, unless SIMCUDA_INTRA=1 asks for all or 0 for none.
+const INTRA_ACCESSES_MAX: u64 = 1 << 20;
+
+/// A launch.
+pub(super) struct KernelLaunch {
+    pub(super) library: Arc<Library>,
+    pub(super) kernel: usize,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) dynamic_shared_bytes: u32,
+    /// The values of the arguments, each at a multiple of 16 bytes.
+    pub(super) arguments: Vec<u128>,
+    /// Where each begins, in units of 16 bytes.
+    pub(super) offsets: Vec<usize>,
+    pub(super) seed: u64,
+    /// How often it ran: a graph runs it many times, each in another order.
+    pub(super) runs: AtomicU64,
+}
+
+/// What the runtime needs and no launch owns.
+#[derive(Default)]
+struct Grounds {
+    shadows: Shadows,
+    stacks: Option<Stacks>,
+}
+
+/// One set of stacks for all libraries: one launch runs at a time.
+struct Stacks(*mut u8);
+
+// SAFETY: memory that is used by whoever holds the lock of the grounds.
+unsafe impl Send for Stacks {}
+
+impl Stacks {
+    fn new() -> Option<Self> {
+        let bytes = STACK_BYTES * THREADS_MAX as usize;
+        // SAFETY: a fresh mapping anywhere, and closed pages within it, of which nothing is used yet.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let base = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            if base == libc::MAP_FAILED {
+                return None;
+            }
+            for stack in 0..THREADS_MAX as usize {
+                libc::mprotect(base.cast::<u8>().add(stack * STACK_BYTES).cast(), GUARD_BYTES, libc::PROT_NONE);
+            }
+            Some(Self(base.cast()))
+        }
+    }
+}
+
+static GROUNDS: OnceLock<Mutex<Grounds>> = OnceLock::new();
+
+/// What a launch asks while it runs.
+struct Finder<'a> {
+    device: usize,
+    memory: &'a dyn Memory,
+    shadows: &'a mut Shadows,
+    with_cells: bool,
+    opened: BTreeMap<Address, Opened>,
+}
+
+impl Finder<'_> {
+    fn find(&mut self, address: Address) -> Option<Window> {
+        let range = self.memory.allocation(self.device, address).ok()?;
+        if self.memory.host_pointer(range.start) as u64 != range.start && !self.opened.contains_key(&range.start) {
+            self.opened.insert(range.start, Opened::new(&range));
+        }
+        let parts = self.shadows.of(&range, self.with_cells)?;
+        Some(Window {
+            low: range.start,
+            length_bytes: range.end - range.start,
+            marks: parts.marks,
+            pages: parts.pages,
+            cells: parts.cells,
+        })
+    }
+}
+
+/// The runtime's question which memory is at an address.
+unsafe extern "C" fn find(context: *mut c_void, address: u64, window: *mut Window) -> u32 {
+    // SAFETY: the context is the finder that `run` gave, which lives as long as the launch and is used by nobody else meanwhile;
+    // the window is the runtime's to be filled.
+    unsafe {
+        match (*context.cast::<Finder<'_>>()).find(address) {
+            Some(found) => {
+                window.write(found);
+                1
+            }
+            None => 0,
+        }
+    }
+}
+
+/// SIMCUDA_INTRA: how many accesses of a launch are looked at for races between its threads.
+fn intra_accesses_max() -> u64 {
+    static MAX: OnceLock<u64> = OnceLock::new();
+    *MAX.get_or_init(|| match std::env::var("SIMCUDA_INTRA").as_deref() {
+        Ok("0") => 0,
+        Ok("1") => u64::MAX,
+        _ => INTRA_ACCESSES_MAX,
+    })
+}
+
+/// A number that looks like chance, of two.
+fn mix(seed: u64, run: u64) -> u64 {
+    let mixed = (seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed ^ mixed >> 31
+}
+
+impl KernelLaunch {
+    fn kernel(&self) -> &Kernel {
+        &self.library.kernels[self.kernel]
+    }
+
+    fn blocks(&self) -> u64 {
+        self.grid.iter().map(|size| u64::from(*size)).product()
+    }
+
+    fn pointers(&self) -> Vec<*mut c_void> {
+        // The runtime reads them only.
+        self.offsets.iter().map(|offset| self.arguments[*offset..].as_ptr().cast_mut().cast()).collect()
+    }
+
+    fn out_of_memory(&self) -> Failure {
+        let message = format!("{}: the simulator has no memory for stacks and shadows", self.describe());
+        Failure { code: cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32, message }
+    }
+}
+
+impl Work for KernelLaunch {
+    fn describe(&self) -> String {
+        let size = |size: [u32; 3]| match size {
+            [x, 1, 1] => x.to_string(),
+            [x, y, z] => format!("({x}, {y}, {z})"),
+        };
+        format!("kernel {}<<<{}, {}>>>", self.kernel().name, size(self.grid), size(self.block))
+    }
+
+    fn run(&self, device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        let mut grounds = GROUNDS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let Grounds { shadows, stacks } = &mut *grounds;
+        if stacks.is_none() {
+            *stacks = Stacks::new();
+        }
+        let stacks = stacks.as_ref().ok_or_else(|| self.out_of_memory())?.0;
+        let first_serial = shadows.begin(self.blocks());
+        let accesses_max = if first_serial.is_some() { intra_accesses_max() } else { 0 };
+        let with_cells = accesses_max > 0;
+        let shared_bytes = self.kernel().static_shared_bytes + u64::from(self.dynamic_shared_bytes);
+        let shared_cells = if with_cells { shadows.shared_cells(shared_bytes) } else { std::ptr::null_mut() };
+        let mut pointers = self.pointers();
+        let mut finder = Finder { device, memory, shadows, with_cells, opened: BTreeMap::new() };
+        let mut launch = RawLaunch {
+            kernel: self.kernel().raw,
+            arguments: pointers.as_mut_ptr(),
+            grid: self.grid,
+            block: self.block,
+            dynamic_shared_bytes: self.dynamic_shared_bytes,
+            intra: u32::from(with_cells),
+            intra_accesses_max: accesses_max,
+            seed: mix(self.seed, self.runs.fetch_add(1, Ordering::Relaxed)),
+            first_serial: first_serial.unwrap_or(1),
+            spare: 0,
+            shared_cells,
+            stacks,
+            stack_bytes: STACK_BYTES as u64,
+            context: (&raw mut finder).cast(),
+            find,
+            // SAFETY: plain numbers and a pointer, for which zeros are valid: no failure.
+            failure: unsafe { std::mem::zeroed::<RawFailure>() },
+            accesses: 0,
+        };
+        // SAFETY: the launch is filled with what lives until it is over; the kernel is of this library; the lock of the grounds
+        // makes it the only launch.
+        unsafe { self.library.run(&mut launch) };
+        finder.opened.clear();
+        finder.shadows.end(touched);
+        let scene = Scene {
+            describe: self.describe(),
+            name: &self.kernel().name,
+            grid: self.grid,
+            block: self.block,
+            device,
+            memory,
+            place: if launch.failure.kind == 0 { None } else { self.library.line_of(launch.failure.site) },
+        };
+        scene.failure(&launch.failure).map_or(Ok(()), Err)
+    }
+
+    fn duration_ns(&self) -> u64 {
+        let threads: u64 = self.block.iter().map(|size| u64::from(*size)).product();
+        // Any rate would do: it is the same for all, and is never shown.
+        2000 + self.blocks().saturating_mul(threads) / 64
+    }
+}
+
+/// The pages that hold a range.
+pub(super) fn pages_of(range: &Range<Address>) -> Range<Address> {
+    range.start & !4095..(range.end + 4095) & !4095
+}

@@ -1,0 +1,257 @@
+//! What is kept beside memory while kernels run: marks (which bytes a launch touched, and how) and cells (who touched them last). The
+//! runtime in the kernel's library writes both; here they are made, read and cleared.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::work::{Address, Touched};
+
+/// Bytes of memory that one group of mark words covers: read, written, atomic and a spare.
+const GROUP_BYTES: u64 = 64;
+const GROUP_WORDS: usize = 4;
+/// Bytes of memory that one entry of `pages` covers.
+const PAGE_BYTES: u64 = 4096;
+/// Cells of a byte: the last write, the last read.
+const CELLS_PER_BYTE: u64 = 2;
+/// How many shadows of allocations are kept for launches to come.
+const KEPT: usize = 64;
+/// Blocks are numbered in 22 bits, over all launches.
+const SERIAL_MAX: u64 = (1 << 22) - 1;
+
+/// Memory of zeros, of which only what is touched costs anything.
+#[derive(Debug)]
+pub(super) struct Zeros<T> {
+    pointer: *mut T,
+    bytes: usize,
+}
+
+// SAFETY: owned memory without any tie to a thread.
+unsafe impl<T> Send for Zeros<T> {}
+
+impl<T> Zeros<T> {
+    fn new(count: u64) -> Option<Self> {
+        let bytes = (count as usize).max(1) * size_of::<T>();
+        // SAFETY: a fresh mapping anywhere; nothing is at its place.
+        let pointer = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        (pointer != libc::MAP_FAILED).then_some(Self { pointer: pointer.cast(), bytes })
+    }
+
+    /// Makes all of it zero again.
+    fn clear(&mut self) {
+        // SAFETY: the whole of a private anonymous mapping of ours, which reads as zeros afterwards.
+        unsafe { libc::madvise(self.pointer.cast(), self.bytes, libc::MADV_DONTNEED) };
+    }
+}
+
+impl<T> Drop for Zeros<T> {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `new` made, whole, and nobody has it any more.
+        unsafe { libc::munmap(self.pointer.cast(), self.bytes) };
+    }
+}
+
+/// The shadow of one allocation.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    range: Range<Address>,
+    marks: Zeros<u64>,
+    pages: Zeros<u8>,
+    cells: Option<Zeros<u64>>,
+    /// The launch that used it last.
+    used: u64,
+}
+
+impl Shadow {
+    fn new(range: Range<Address>) -> Option<Self> {
+        let bytes = range.end - range.start;
+        Some(Self {
+            marks: Zeros::new(bytes.div_ceil(GROUP_BYTES) * GROUP_WORDS as u64)?,
+            pages: Zeros::new(bytes.div_ceil(PAGE_BYTES))?,
+            cells: None,
+            range,
+            used: 0,
+        })
+    }
+
+    /// Moves what the launch marked into `touched`, and leaves no mark.
+    fn take(&mut self, touched: &mut Touched) {
+        let bytes = self.range.end - self.range.start;
+        // SAFETY: the mappings are as long as `new` made them for this many bytes, and no kernel runs now.
+        let (pages, marks) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(self.pages.pointer, bytes.div_ceil(PAGE_BYTES) as usize),
+                std::slice::from_raw_parts_mut(self.marks.pointer, bytes.div_ceil(GROUP_BYTES) as usize * GROUP_WORDS),
+            )
+        };
+        let mut runs = [Run::default(); 3];
+        let groups_per_page = (PAGE_BYTES / GROUP_BYTES) as usize;
+        for (page, is_touched) in pages.iter_mut().enumerate().filter(|(_, is_touched)| **is_touched != 0) {
+            *is_touched = 0;
+            let first = page * groups_per_page;
+            let groups = marks.len() / GROUP_WORDS;
+            for group in first..(first + groups_per_page).min(groups) {
+                let words = &mut marks[group * GROUP_WORDS..(group + 1) * GROUP_WORDS];
+                let at = self.range.start + group as u64 * GROUP_BYTES;
+                let into = [&mut touched.reads, &mut touched.writes, &mut touched.atomics];
+                for ((word, run), ranges) in words.iter_mut().zip(&mut runs).zip(into) {
+                    run.add(at, std::mem::take(word), ranges);
+                }
+            }
+        }
+        let into = [&mut touched.reads, &mut touched.writes, &mut touched.atomics];
+        runs.iter_mut().zip(into).for_each(|(run, ranges)| run.finish(ranges));
+    }
+}
+
+/// A range that may still grow.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    start: Address,
+    end: Address,
+}
+
+impl Run {
+    /// Adds the bytes from `at` on whose bits are set.
+    fn add(&mut self, at: Address, mut word: u64, ranges: &mut Vec<Range<Address>>) {
+        while word != 0 {
+            let first = word.trailing_zeros();
+            let length = (word >> first).trailing_ones();
+            let start = at + u64::from(first);
+            if start != self.end {
+                self.finish(ranges);
+                self.start = start;
+            }
+            self.end = start + u64::from(length);
+            word &= if first + length == 64 { 0 } else { u64::MAX << (first + length) };
+        }
+    }
+
+    fn finish(&mut self, ranges: &mut Vec<Range<Address>>) {
+        if self.start < self.end {
+            ranges.push(self.start..self.end);
+        }
+        *self = Self::default();
+    }
+}
+
+/// All shadows, and the numbers of blocks.
+#[derive(Debug)]
+pub(super) struct Shadows {
+    allocations: HashMap<(Address, Address), Shadow>,
+    shared: Option<Zeros<u64>>,
+    launch: u64,
+    next_serial: u64,
+}
+
+impl Default for Shadows {
+    fn default() -> Self {
+        // 0 is in fresh cells: no block has it.
+        Self { allocations: HashMap::new(), shared: None, launch: 0, next_serial: 1 }
+    }
+}
+
+/// Where the runtime finds the parts of a shadow.
+pub(super) struct Pointers {
+    pub(super) marks: *mut u64,
+    pub(super) pages: *mut u8,
+    pub(super) cells: *mut u64,
+}
+
+impl Shadows {
+    /// Begins a launch of so many blocks: the number of its first; nothing if they are too many to be numbered.
+    pub(super) fn begin(&mut self, blocks: u64) -> Option<u32> {
+        self.launch += 1;
+        if blocks > SERIAL_MAX - 1 {
+            return None;
+        }
+        if self.next_serial + blocks > SERIAL_MAX {
+            self.allocations.values_mut().filter_map(|shadow| shadow.cells.as_mut()).for_each(Zeros::clear);
+            self.shared.iter_mut().for_each(Zeros::clear);
+            self.next_serial = 1;
+        }
+        let first = self.next_serial;
+        self.next_serial += blocks;
+        Some(first as u32)
+    }
+
+    /// Cells for so many bytes of shared memory. Libraries take turns with them: numbers of blocks tell their uses apart.
+    pub(super) fn shared_cells(&mut self, bytes: u64) -> *mut u64 {
+        let needed = (bytes * CELLS_PER_BYTE) as usize * size_of::<u64>();
+        if self.shared.as_ref().is_none_or(|shared| shared.bytes < needed) {
+            self.shared = Zeros::new(bytes * CELLS_PER_BYTE);
+        }
+        self.shared.as_ref().map_or(std::ptr::null_mut(), |shared| shared.pointer)
+    }
+
+    /// The shadow of an allocation that the present launch touches; nothing if there is no memory for it.
+    pub(super) fn of(&mut self, range: &Range<Address>, with_cells: bool) -> Option<Pointers> {
+        let key = (range.start, range.end);
+        if !self.allocations.contains_key(&key) {
+            self.allocations.insert(key, Shadow::new(range.clone())?);
+        }
+        let launch = self.launch;
+        let shadow = self.allocations.get_mut(&key)?;
+        shadow.used = launch;
+        if with_cells && shadow.cells.is_none() {
+            shadow.cells = Some(Zeros::new((range.end - range.start) * CELLS_PER_BYTE)?);
+        }
+        let cells = shadow.cells.as_ref().filter(|_| with_cells).map_or(std::ptr::null_mut(), |cells| cells.pointer);
+        Some(Pointers { marks: shadow.marks.pointer, pages: shadow.pages.pointer, cells })
+    }
+
+    /// Ends a launch: what it touched goes to `touched`.
+    pub(super) fn end(&mut self, touched: &mut Touched) {
+        let launch = self.launch;
+        let mut used: Vec<&mut Shadow> = self.allocations.values_mut().filter(|shadow| shadow.used == launch).collect();
+        // The order of a hash map is no order to repeat anything by.
+        used.sort_by_key(|shadow| shadow.range.start);
+        used.into_iter().for_each(|shadow| shadow.take(touched));
+        while self.allocations.len() > KEPT {
+            let Some(oldest) = self.allocations.iter().min_by_key(|(_, shadow)| shadow.used).map(|(key, _)| *key)
+            else {
+                break;
+            };
+            self.allocations.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges_of(bits: &[(Address, u64)]) -> Vec<Range<Address>> {
+        let (mut run, mut ranges) = (Run::default(), Vec::new());
+        bits.iter().for_each(|(at, word)| run.add(*at, *word, &mut ranges));
+        run.finish(&mut ranges);
+        ranges
+    }
+
+    #[test]
+    fn bits_become_ranges_and_grow_over_words() {
+        assert_eq!(ranges_of(&[(1024, u64::MAX), (1088, 0xff)]), [1024..1096]);
+        assert_eq!(ranges_of(&[(1024, 0x8000_0000_0000_0001), (1088, 1)]), [1024..1025, 1087..1089]);
+        assert_eq!(ranges_of(&[(1024, 0xf0f0)]), [1028..1032, 1036..1040]);
+        assert_eq!(ranges_of(&[(1024, 0)]), []);
+        // Words between which others were left out are not joined.
+        assert_eq!(ranges_of(&[(1024, u64::MAX), (1152, u64::MAX)]), [1024..1088, 1152..1216]);
+    }
+
+    #[test]
+    fn numbers_of_blocks_begin_again_before_they_run_out() {
+        let mut shadows = Shadows::default();
+        assert_eq!(shadows.begin(100), Some(1));
+        assert_eq!(shadows.begin(SERIAL_MAX - 200), Some(101));
+        assert_eq!(shadows.begin(1000), Some(1));
+        assert_eq!(shadows.begin(SERIAL_MAX), None);
+    }
+}

@@ -1,0 +1,243 @@
+//! What is found: addresses, alignment, barriers, warps, races inside a launch; and the exact ranges that come back.
+
+use cudarc::driver::sys::CUresult;
+
+use super::{Ground, library, shot};
+use crate::work::Touched;
+
+const ILLEGAL: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+const MISALIGNED: CUresult = CUresult::CUDA_ERROR_MISALIGNED_ADDRESS;
+const FAILED: CUresult = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+
+fn assert_says(message: &str, words: &[&str]) {
+    for word in words {
+        assert!(message.contains(word), "no {word:?} in: {message}");
+    }
+}
+
+#[test]
+fn strided_accesses_come_back_as_they_were() {
+    let code = library(
+        r#"extern "C" __global__ void columns(const short* x, double* y, int n) {
+             int i = blockIdx.x * blockDim.x + threadIdx.x;
+             if (i < n) y[3 * i] = x[5 * i + 1];
+           }
+           struct Seven { float v[7]; };
+           extern "C" __global__ void structs(const Seven* x, Seven* y, char* z) {
+             y[1] = x[threadIdx.x + 1];
+             memcpy(z + 3, x, 11);
+             for (int i = 20; i < 90; i++) z[i] = 0;
+           }"#,
+    );
+    let mut ground = Ground::default();
+    let (x, y) = (ground.upload(&vec![3_i16; 5000]), ground.upload(&vec![0_f64; 3000]));
+    for seed in 0..8 {
+        let Touched { reads, writes, atomics } =
+            shot(&code, "columns", 4, 256, &[x, y, 1000]).seed(seed).expect(&ground);
+        let expected: Vec<_> = (0..1000).map(|i| x + 10 * i + 2..x + 10 * i + 4).collect();
+        assert_eq!(reads, expected, "seed {seed}");
+        let expected: Vec<_> = (0..1000).map(|i| y + 24 * i..y + 24 * i + 8).collect();
+        assert_eq!(writes, expected, "seed {seed}");
+        assert_eq!(atomics, []);
+    }
+    let (x, y, z) = (ground.upload(&[1_f32; 14]), ground.allocate(56), ground.allocate(100));
+    let touched = shot(&code, "structs", 1, 1, &[x, y, z]).expect(&ground);
+    assert_eq!(touched.reads, [x..x + 11, x + 28..x + 56]);
+    let mut writes = touched.writes;
+    writes.sort_by_key(|range| range.start);
+    let mut expected = vec![y + 28..y + 56, z + 3..z + 14, z + 20..z + 90];
+    expected.sort_by_key(|range| range.start);
+    assert_eq!(writes, expected);
+}
+
+#[test]
+fn an_access_outside_leaves_the_kernel_and_is_named() {
+    let code = library(
+        "extern \"C\" __global__ void fill(float* x, int n) {\n\
+           int i = blockIdx.x * blockDim.x + threadIdx.x;\n\
+           x[i] = 1.0f;\n\
+         }\n\
+         extern \"C\" __global__ void host(const int* p, int* out) { *out = *p; }\n",
+    );
+    let mut ground = Ground::default();
+    let x = ground.upload(&[0_f32; 100]);
+    let message = shot(&code, "fill", 1, 101, &[x, 100]).expect_failure(&ground, ILLEGAL);
+    let place = format!("{:#x}", x + 400);
+    assert_says(
+        &message,
+        &["kernel fill<<<1, 101>>>", "thread (100, 0, 0) of block (0, 0, 0)", "wrote 4 bytes", &place, "no allocation"],
+    );
+    assert_says(&message, &["kernel.cu:3"]);
+    // A pointer of the host, which could be read here and not on a device.
+    let (value, out) = (Box::new(7_i32), ground.allocate(4));
+    let message = shot(&code, "host", 1, 1, &[(&raw const *value) as u64, out]).expect_failure(&ground, ILLEGAL);
+    assert_says(&message, &["read 4 bytes"]);
+    assert_eq!(ground.download::<u32>(out, 1), [u32::MAX], "nothing is written after the failure");
+}
+
+#[test]
+fn vectors_must_be_aligned() {
+    let code = library(
+        r#"extern "C" __global__ void copy(const float* x, float* y) {
+             reinterpret_cast<float4*>(y)[threadIdx.x] = reinterpret_cast<const float4*>(x)[threadIdx.x];
+           }"#,
+    );
+    let mut ground = Ground::default();
+    let (x, y) = (ground.upload(&[1_f32; 64]), ground.allocate(256));
+    shot(&code, "copy", 1, 16, &[x, y]).expect(&ground);
+    let message = shot(&code, "copy", 1, 8, &[x + 4, y]).expect_failure(&ground, MISALIGNED);
+    assert_says(&message, &["16 bytes", "not a multiple of 16"]);
+}
+
+#[test]
+fn threads_that_miss_a_barrier_are_found() {
+    let code = library(
+        "extern \"C\" __global__ void early(int n) {\n\
+           if (threadIdx.x >= n) return;\n\
+           __syncthreads();\n\
+         }\n\
+         extern \"C\" __global__ void two() {\n\
+           if (threadIdx.x < 7) {\n\
+             __syncthreads();\n\
+           } else {\n\
+             __syncthreads();\n\
+           }\n\
+         }\n\
+         extern \"C\" __global__ void warps(int n) {\n\
+           if (threadIdx.x >= n) return;\n\
+           __shfl_down_sync(0xffffffffu, 1.0f, 1);\n\
+         }\n\
+         extern \"C\" __global__ void outside() { if (threadIdx.x >= 4) __syncwarp(0xf); }\n",
+    );
+    let ground = Ground::default();
+    for seed in 0..6 {
+        shot(&code, "early", 1, 64, &[64]).seed(seed).expect(&ground);
+        let message = shot(&code, "early", 1, 64, &[50]).seed(seed).expect_failure(&ground, FAILED);
+        assert_says(&message, &["50 of 64 threads", "in line 3", "14 have returned"]);
+        let message = shot(&code, "two", 1, 64, &[]).seed(seed).expect_failure(&ground, FAILED);
+        assert_says(&message, &["divergence at a barrier", "in line 7", "in line 9"]);
+        shot(&code, "warps", 1, 32, &[32]).seed(seed).expect(&ground);
+        let message = shot(&code, "warps", 1, 32, &[20]).seed(seed).expect_failure(&ground, FAILED);
+        assert_says(&message, &["divergence in a warp", "in line 14", "returned from the kernel"]);
+        let message = shot(&code, "outside", 1, 8, &[]).seed(seed).expect_failure(&ground, FAILED);
+        assert_says(&message, &["does not name the calling lane"]);
+    }
+}
+
+#[test]
+fn traps_and_assertions_end_the_launch() {
+    let code = library(
+        "extern \"C\" __global__ void trap(int* x) { x[0] = 1; if (threadIdx.x == 3) __trap(); x[0] = 1; }\n\
+         extern \"C\" __global__ void check(int n) {\n\
+           assert(threadIdx.x < n);\n\
+         }\n",
+    );
+    let mut ground = Ground::default();
+    let x = ground.allocate(4);
+    assert_says(&shot(&code, "trap", 1, 8, &[x]).expect_failure(&ground, FAILED), &["thread (3, 0, 0)", "__trap"]);
+    let message = shot(&code, "check", 1, 8, &[7]).expect_failure(&ground, CUresult::CUDA_ERROR_ASSERT);
+    assert_says(&message, &["thread (7, 0, 0)", "threadIdx.x < n", "in line 3"]);
+}
+
+#[test]
+fn a_missing_barrier_is_a_race() {
+    let source = |barrier: &str| {
+        format!(
+            "extern \"C\" __global__ void reverse(float* x) {{\n\
+               __shared__ float tile[256];\n\
+               tile[threadIdx.x] = x[threadIdx.x];\n\
+               {barrier}\n\
+               x[threadIdx.x] = tile[blockDim.x - 1 - threadIdx.x];\n\
+             }}\n"
+        )
+    };
+    let (right, wrong) = (library(&source("__syncthreads();")), library(&source("")));
+    for seed in 0..12 {
+        let mut ground = Ground::default();
+        let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
+        let x = ground.upload(&values);
+        shot(&right, "reverse", 1, 256, &[x]).seed(seed).expect(&ground);
+        assert_eq!(ground.download::<f32>(x, 256), values.iter().rev().copied().collect::<Vec<_>>());
+        let message = shot(&wrong, "reverse", 1, 256, &[x]).seed(seed).expect_failure(&ground, FAILED);
+        assert_says(&message, &["race inside kernel reverse", "shared memory", "no barrier"]);
+    }
+}
+
+#[test]
+fn races_between_threads_are_told_from_what_only_looks_like_them() {
+    let code = library(
+        r#"extern "C" __global__ void histogram(const int* x, int* bins) { int b = x[blockIdx.x * blockDim.x + threadIdx.x]; bins[b] = bins[b] + 1; }
+           extern "C" __global__ void atomic(const int* x, int* bins) { atomicAdd(&bins[x[blockIdx.x * blockDim.x + threadIdx.x]], 1); }
+           extern "C" __global__ void mixed(int* x) { if (threadIdx.x == 0) x[0] = 1; else atomicAdd(x, 1); }
+           // Everyone raises the same flag: the same value, no harm.
+           extern "C" __global__ void flag(int* x) { *x = 1; }
+           extern "C" __global__ void last(int* x) { *x = threadIdx.x; }
+           extern "C" __global__ void halves(short* x) { x[threadIdx.x] = x[threadIdx.x] + 1; }
+           extern "C" __global__ void warp(int* x) {
+             __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; __syncwarp(); x[threadIdx.x] = s[threadIdx.x ^ 1];
+           }
+           extern "C" __global__ void across(int* x) {
+             __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; __syncwarp(); x[threadIdx.x] = s[threadIdx.x ^ 32];
+           }
+           extern "C" __global__ void neighbours(int* x) { x[blockIdx.x] = blockIdx.x; x[gridDim.x] = x[(blockIdx.x + 1) % gridDim.x] & 0; }"#,
+    );
+    let mut ground = Ground::default();
+    let input: Vec<i32> = (0..128).map(|i| i % 5).collect();
+    let (x, bins) = (ground.upload(&input), ground.upload(&[0_i32; 8]));
+    let flags = ground.upload(&[0_i32; 256]);
+    for seed in 0..12 {
+        let race = |name, grid, block, arguments: &[u64]| {
+            let message = shot(&code, name, grid, block, arguments).seed(seed).expect_failure(&ground, FAILED);
+            assert_says(&message, &["race inside kernel", name]);
+        };
+        let clean = |name, grid, block, arguments: &[u64]| {
+            drop(shot(&code, name, grid, block, arguments).seed(seed).expect(&ground))
+        };
+        race("histogram", 1, 64, &[x, bins]);
+        race("histogram", 64, 1, &[x, bins]);
+        clean("atomic", 2, 64, &[x, bins]);
+        race("mixed", 1, 64, &[flags]);
+        clean("flag", 4, 64, &[flags]);
+        race("last", 1, 64, &[flags]);
+        clean("halves", 1, 64, &[flags]);
+        clean("warp", 2, 64, &[flags]);
+        race("across", 1, 64, &[flags]);
+        race("neighbours", 8, 1, &[flags]);
+    }
+}
+
+#[test]
+fn the_last_block_may_read_what_the_others_fenced() {
+    let source = |fence: &str| {
+        format!(
+            r#"extern "C" __global__ void sum(const float* x, float* parts, unsigned* count, float* out) {{
+                 __shared__ bool is_last;
+                 if (threadIdx.x == 0) {{
+                   float v = 0;
+                   for (int i = 0; i < 4; i++) v += x[4 * blockIdx.x + i];
+                   parts[blockIdx.x] = v;
+                   {fence}
+                   is_last = atomicAdd(count, 1u) == gridDim.x - 1;
+                 }}
+                 __syncthreads();
+                 if (is_last && threadIdx.x == 0) {{
+                   float v = 0;
+                   for (int i = 0; i < gridDim.x; i++) v += parts[i];
+                   *out = v;
+                   *count = 0;
+                 }}
+               }}"#
+        )
+    };
+    let (right, wrong) = (library(&source("__threadfence();")), library(&source("")));
+    let mut ground = Ground::default();
+    let x = ground.upload(&(0..400).map(|i| i as f32).collect::<Vec<_>>());
+    let (parts, count, out) = (ground.allocate(400), ground.upload(&[0_u32]), ground.allocate(4));
+    for seed in 0..8 {
+        shot(&right, "sum", 100, 32, &[x, parts, count, out]).seed(seed).expect(&ground);
+        assert_eq!(ground.download::<f32>(out, 1), [79800.0]);
+        let fresh = ground.upload(&[0_u32]);
+        let message = shot(&wrong, "sum", 100, 32, &[x, parts, fresh, out]).seed(seed).expect_failure(&ground, FAILED);
+        assert_says(&message, &["race inside kernel sum", "nothing orders the blocks"]);
+    }
+}

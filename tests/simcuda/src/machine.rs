@@ -1,0 +1,241 @@
+//! The machine as a whole, and the way in: every entry point goes through [`call`] or [`call_waiting`], which take the one lock,
+//! ask the plan of faults, trace, and turn errors into codes.
+//!
+//! Conventions of the entry points: handles and enums come in as plain integers or raw pointers and are checked; what is
+//! written back comes in as [`Out`], which may be null and may be uninitialised, so that no entry point needs unsafe for it.
+
+pub mod config;
+
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use cudarc::driver::sys::CUresult;
+
+pub use self::config::{Config, OnFinding, Schedule};
+use crate::{context, device, event, faults, graph, memory, race, report, scheduler, stream};
+
+/// Everything there is. Tests make their own; the entry points share one.
+pub struct Machine {
+    /// What the environment asked for.
+    pub config: Config,
+    /// Whether cuInit was called.
+    pub initialised: bool,
+    /// The GPUs, by ordinal.
+    pub devices: Vec<device::Device>,
+    /// All memory that the product allocated, and what was freed.
+    pub memory: memory::AddressSpace,
+    /// Streams and what waits in them.
+    pub streams: stream::Streams,
+    /// Events.
+    pub events: event::Events,
+    /// Graphs, their executable forms and captures.
+    pub graphs: graph::Graphs,
+    /// Who touched which bytes when.
+    pub race: race::Detector,
+    /// What is to go wrong.
+    pub faults: faults::Plan,
+    /// What was found.
+    pub report: report::Report,
+    /// The host in the clocks: see [`host_actor`].
+    host: Option<race::Actor>,
+}
+
+impl Machine {
+    /// A machine as `config` describes it.
+    pub fn new(config: Config) -> Self {
+        let devices = (0..config.devices).map(|ordinal| device::Device::new(ordinal, config.memory_bytes)).collect();
+        Self {
+            initialised: false,
+            devices,
+            memory: memory::AddressSpace::new(config.devices, config.memory_bytes),
+            streams: stream::Streams::default(),
+            events: event::Events::default(),
+            graphs: graph::Graphs::default(),
+            race: race::Detector::default(),
+            faults: config.faults.clone(),
+            report: report::Report::new(config.on_finding),
+            host: None,
+            config,
+        }
+    }
+}
+
+thread_local! {
+    /// Whether this thread holds the lock: a fault in the simulator itself must not wait for it.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The machine, locked by this thread. Waiting calls give the lock up between pieces of work with [`Held::pause`].
+pub struct Held {
+    // None only inside `pause`.
+    guard: Option<MutexGuard<'static, Machine>>,
+}
+
+impl Held {
+    /// Takes the lock of the machine that the entry points share, which is made when it is first asked for.
+    pub fn take() -> Self {
+        Self { guard: Some(lock()) }
+    }
+
+    /// Gives the lock up for a moment, so that other threads' calls get their turn.
+    pub fn pause(&mut self) {
+        self.without(std::thread::yield_now);
+    }
+
+    /// Runs `body` with the lock given up: what may block, or call back into the product.
+    pub fn without<R>(&mut self, body: impl FnOnce() -> R) -> R {
+        self.guard = None;
+        HOLDS.set(false);
+        let result = body();
+        self.guard = Some(lock());
+        result
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.guard = None;
+        HOLDS.set(false);
+    }
+}
+
+impl Deref for Held {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        self.guard.as_ref().expect("the lock is held outside `without`")
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut Machine {
+        self.guard.as_mut().expect("the lock is held outside `without`")
+    }
+}
+
+fn lock() -> MutexGuard<'static, Machine> {
+    static MACHINE: OnceLock<Mutex<Machine>> = OnceLock::new();
+    let machine = MACHINE.get_or_init(|| Mutex::new(Machine::new(Config::from_environment())));
+    // A panic in an entry point ends the process at the C boundary, so a poisoned lock is only ever seen while that happens.
+    let guard = machine.lock().unwrap_or_else(PoisonError::into_inner);
+    HOLDS.set(true);
+    guard
+}
+
+/// Whether the calling thread is inside the simulator with the lock held.
+pub fn is_held_by_this_thread() -> bool {
+    HOLDS.get()
+}
+
+/// Every entry point. `body` runs under the lock.
+pub fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), CUresult>) -> CUresult {
+    call_waiting(name, |held| body(held))
+}
+
+/// An entry point that may wait: `body` may give the lock up between pieces of work.
+pub fn call_waiting(name: &'static str, body: impl FnOnce(&mut Held) -> Result<(), CUresult>) -> CUresult {
+    call_library(name, |code| code, body).err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+/// An entry point of a library above the driver, which has codes of its own: `code` turns the driver's into them.
+pub fn call_library<E: std::fmt::Debug>(
+    name: &'static str,
+    code: impl Fn(CUresult) -> E,
+    body: impl FnOnce(&mut Held) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut held = Held::take();
+    let device = context::current(&held);
+    let outcome = match refusal(&mut held, name, device) {
+        Some(refused) => Err(code(refused)),
+        None => body(&mut held),
+    };
+    if name.ends_with("Synchronize") {
+        held.memory.release_at_synchronize();
+    }
+    if held.config.trace {
+        match &outcome {
+            Ok(()) => eprintln!("simcuda: {name}"),
+            Err(error) => eprintln!("simcuda: {name} -> {error:?}"),
+        }
+    }
+    outcome
+}
+
+/// Why a call fails before it begins: the plan of faults, no cuInit, or a device that an earlier failure has lost.
+fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> Option<CUresult> {
+    // Answered by the library alone, whatever became of the device.
+    const ALWAYS: [&str; 5] =
+        ["cuInit", "cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion", "cuGetProcAddress_v2"];
+    if scheduler::in_host_function() {
+        // "A host function must not make any CUDA API calls."
+        report::finding(
+            machine,
+            report::Kind::ForbiddenCall,
+            format!("{name} is called from a host function of a stream"),
+        );
+        return Some(CUresult::CUDA_ERROR_NOT_PERMITTED);
+    }
+    if let Some(refused) = machine.faults.before_call(name, device) {
+        if refused.is_sticky
+            && let Some(device) = device
+        {
+            lose_device(machine, device, refused.code, &format!("{name} fails by the plan of faults"));
+        }
+        return Some(refused.code);
+    }
+    let is_driver = name.starts_with("cu") && !name.starts_with("cublas");
+    if !is_driver || ALWAYS.contains(&name) {
+        return None;
+    }
+    if !machine.initialised {
+        return Some(CUresult::CUDA_ERROR_NOT_INITIALIZED);
+    }
+    let needs_no_context =
+        name.starts_with("cuDevice") || ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetDevice"].contains(&name);
+    if needs_no_context {
+        return None;
+    }
+    machine.devices[device?].lost
+}
+
+/// The device whose context is current on this thread.
+pub fn current_device(machine: &Machine) -> Result<usize, CUresult> {
+    context::current(machine).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
+}
+
+/// The actor (for the clocks) of the calling host thread. All host threads are one actor: how they order themselves (locks,
+/// channels) cannot be seen from here, and what is not seen must not be reported as missing. So what one thread has waited for
+/// counts as known to all, in the order of their calls.
+pub fn host_actor(machine: &mut Machine) -> race::Actor {
+    match machine.host {
+        Some(host) => host,
+        None => *machine.host.insert(machine.race.actor()),
+    }
+}
+
+/// The host has waited for what `clock` stands for: it is ordered after it, and may touch the pinned memory of copies that
+/// are in it again. Every wait of the host ends here, and none by [`race::Detector::join`] alone.
+pub fn host_joins(machine: &mut Machine, clock: &race::Clock) {
+    let host = host_actor(machine);
+    machine.race.join(host, clock);
+    memory::pinned::open_what_is_known(machine);
+}
+
+/// Where a call writes a result to: null is an error, and what was there before does not matter.
+pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
+
+/// Writes a result back.
+pub fn put<T>(out: Out<'_, T>, value: T) -> Result<(), CUresult> {
+    out.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.write(value);
+    Ok(())
+}
+
+/// Marks a device as lost: every later call on it returns `code`. `message` says why, once.
+pub fn lose_device(machine: &mut Machine, device: usize, code: CUresult, message: &str) {
+    machine.memory.in_flight.drop_device(device);
+    if machine.devices[device].lost.replace(code).is_none() {
+        eprintln!("simcuda: device {device} is lost ({code:?}): {message}");
+    }
+}

@@ -1,0 +1,176 @@
+//! What the environment asks for, read once.
+
+use crate::faults::Plan;
+
+/// How work that may run is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// By the seed, among all that may run.
+    Random,
+    /// As late as possible: only what a wait needs.
+    Lazy,
+    /// As soon as it is queued.
+    Eager,
+}
+
+/// What happens when something is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFinding {
+    /// It is printed, and the process ends with code 86.
+    Exit,
+    /// It is printed, and the program goes on.
+    Report,
+    /// It is kept and not printed: for tests of the simulator itself.
+    Keep,
+}
+
+/// The machine as it is asked for.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How many GPUs.
+    pub devices: usize,
+    /// Memory of each.
+    pub memory_bytes: u64,
+    /// Decides every choice that CUDA leaves open.
+    pub seed: u64,
+    /// How work is chosen.
+    pub schedule: Schedule,
+    /// What is to go wrong.
+    pub faults: Plan,
+    /// The wait (counted from 1) that orders nothing.
+    pub ignore_wait: Option<u64>,
+    /// Where to list the waits at exit.
+    pub count_waits: Option<std::path::PathBuf>,
+    /// What a finding does.
+    pub on_finding: OnFinding,
+    /// Whether every call is printed.
+    pub trace: bool,
+    /// Whether peer access is refused.
+    pub no_peer: bool,
+}
+
+impl Default for Config {
+    /// What an empty environment asks for, except that findings are kept: what tests of the simulator start from.
+    fn default() -> Self {
+        Self {
+            devices: 1,
+            memory_bytes: 2048 << 20,
+            seed: 0,
+            schedule: Schedule::Random,
+            faults: Plan::default(),
+            ignore_wait: None,
+            count_waits: None,
+            on_finding: OnFinding::Keep,
+            trace: false,
+            no_peer: false,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the environment. A value that cannot be read ends the process with code 2: a simulation of something else than
+    /// what was asked for would be worse.
+    pub fn from_environment() -> Self {
+        match Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())) {
+            Ok(config) => config,
+            Err(message) => {
+                eprintln!("simcuda: {message}");
+                std::process::exit(2);
+            }
+        }
+    }
+
+    /// Reads variables as `get` gives them.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        let number = |name: &str, otherwise: u64| match get(name) {
+            None => Ok(otherwise),
+            Some(text) => text.trim().parse::<u64>().map_err(|_| format!("{name}={text}: expected a whole number")),
+        };
+        let is_set = |name: &str| get(name).is_some_and(|value| value != "0");
+        let devices = number("SIMCUDA_DEVICES", 1)?;
+        if devices > 64 {
+            return Err(format!("SIMCUDA_DEVICES={devices}: at most 64 devices"));
+        }
+        let memory_mb = number("SIMCUDA_MEMORY_MB", 2048)?;
+        if !(1..=1 << 20).contains(&memory_mb) {
+            return Err(format!("SIMCUDA_MEMORY_MB={memory_mb}: expected 1 to 1048576"));
+        }
+        let schedule = match get("SIMCUDA_SCHEDULE").as_deref() {
+            None | Some("random") => Schedule::Random,
+            Some("lazy") => Schedule::Lazy,
+            Some("eager") => Schedule::Eager,
+            Some(other) => return Err(format!("SIMCUDA_SCHEDULE={other}: expected random, lazy or eager")),
+        };
+        let on_finding = match get("SIMCUDA_ON_FINDING").as_deref() {
+            None | Some("exit") => OnFinding::Exit,
+            Some("report") => OnFinding::Report,
+            Some(other) => return Err(format!("SIMCUDA_ON_FINDING={other}: expected exit or report")),
+        };
+        let faults = Plan::parse(&get("SIMCUDA_FAULTS").unwrap_or_default())?;
+        Ok(Self {
+            devices: devices as usize,
+            memory_bytes: memory_mb << 20,
+            seed: number("SIMCUDA_SEED", 0)?,
+            schedule,
+            ignore_wait: Some(number("SIMCUDA_IGNORE_WAIT", 0)?).filter(|wait| *wait > 0),
+            count_waits: get("SIMCUDA_COUNT_WAITS").map(Into::into),
+            on_finding,
+            trace: is_set("SIMCUDA_TRACE"),
+            no_peer: is_set("SIMCUDA_NO_PEER") || faults.refuses_peers(),
+            faults,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Config, String> {
+        Config::read(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn an_empty_environment_is_one_device_that_ends_the_process_at_a_finding() {
+        let config = read(&[]).unwrap();
+        assert_eq!((config.devices, config.memory_bytes, config.seed), (1, 2 << 30, 0));
+        assert_eq!((config.schedule, config.on_finding), (Schedule::Random, OnFinding::Exit));
+        assert!(config.ignore_wait.is_none() && config.count_waits.is_none() && !config.no_peer && !config.trace);
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        let config = read(&[
+            ("SIMCUDA_DEVICES", "4"),
+            ("SIMCUDA_MEMORY_MB", "16"),
+            ("SIMCUDA_SEED", "7"),
+            ("SIMCUDA_SCHEDULE", "lazy"),
+            ("SIMCUDA_FAULTS", "no_peer"),
+            ("SIMCUDA_IGNORE_WAIT", "3"),
+            ("SIMCUDA_COUNT_WAITS", "waits"),
+            ("SIMCUDA_ON_FINDING", "report"),
+            ("SIMCUDA_TRACE", "1"),
+        ])
+        .unwrap();
+        assert_eq!((config.devices, config.memory_bytes, config.seed), (4, 16 << 20, 7));
+        assert_eq!((config.schedule, config.on_finding), (Schedule::Lazy, OnFinding::Report));
+        assert_eq!((config.ignore_wait, config.count_waits), (Some(3), Some("waits".into())));
+        assert!(config.no_peer && config.trace);
+    }
+
+    #[test]
+    fn what_cannot_be_read_names_the_variable_and_what_was_expected() {
+        for (name, value, expected) in [
+            ("SIMCUDA_DEVICES", "many", "a whole number"),
+            ("SIMCUDA_DEVICES", "65", "at most 64"),
+            ("SIMCUDA_MEMORY_MB", "0", "expected 1 to"),
+            ("SIMCUDA_SCHEDULE", "fast", "random, lazy or eager"),
+            ("SIMCUDA_ON_FINDING", "ignore", "exit or report"),
+            ("SIMCUDA_FAULTS", "oops", "SIMCUDA_FAULTS"),
+        ] {
+            let message = read(&[(name, value)]).unwrap_err();
+            assert!(message.contains(name) && message.contains(expected), "{message}");
+        }
+    }
+}

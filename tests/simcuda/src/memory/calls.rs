@@ -1,0 +1,327 @@
+//! Entry points that allocate and free: in stream order, directly, and pinned.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult, CUstream,
+};
+
+use super::allocation::{Allocation, End, Made};
+use super::pool::{self, PoolId};
+use super::{Owner, pinned};
+use crate::machine::{self, Held, Machine, Out, host_actor, put};
+use crate::report::{self, Kind};
+use crate::stream::{self, StreamId};
+use crate::work::Failure;
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemGetInfo_v2(free: Out<'_, usize>, total: Out<'_, usize>) -> CUresult {
+    machine::call("cuMemGetInfo_v2", |machine| {
+        let device = machine::current_device(machine)?;
+        put(free, machine.memory.free_bytes(device) as usize)?;
+        put(total, machine.devices[device].memory_bytes as usize)
+    })
+}
+
+/// Takes `bytes` from a pool, in the order of a stream.
+fn allocate_ordered(
+    machine: &mut Machine,
+    name: &'static str,
+    pool: PoolId,
+    stream: StreamId,
+    bytes: usize,
+) -> Result<CUdeviceptr, CUresult> {
+    if bytes == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    if stream::is_capturing(machine, stream) {
+        let message = format!(
+            "{name} in stream {stream}, which is capturing: the graph would own the memory, which is not simulated"
+        );
+        report::finding(machine, Kind::Capture, message);
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    let bytes = bytes as u64;
+    let device = machine.memory.pools.get(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.device;
+    let free = machine.memory.free_bytes(device);
+    machine.memory.pools.take(pool, bytes, free)?;
+    let owner = Owner::Device { device, pool: Some(pool) };
+    let made = machine.memory.allocate(owner, bytes, Made::now(name, Some(stream)));
+    let allocation = made.inspect_err(|_| machine.memory.pools.give_back(pool, bytes))?;
+    let range = allocation.range.clone();
+    let turn = move |machine: &mut Machine, actor, operation| {
+        machine.race.allocate(range, actor, operation);
+        Ok(())
+    };
+    let describe = format!("{name} of {bytes} bytes");
+    if let Err(code) = stream::enqueue_with(machine, stream, &describe, Box::new(turn)) {
+        machine.memory.pools.give_back(pool, bytes);
+        machine.memory.release(&allocation);
+        return Err(code);
+    }
+    Ok(allocation.range.start)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAllocFromPoolAsync(
+    pointer: Out<'_, CUdeviceptr>,
+    bytes: usize,
+    pool: CUmemoryPool,
+    stream: CUstream,
+) -> CUresult {
+    machine::call("cuMemAllocFromPoolAsync", |machine| {
+        let pool = pool::calls::resolve(machine, pool)?;
+        let stream = stream::resolve(machine, stream)?;
+        put(pointer, allocate_ordered(machine, "cuMemAllocFromPoolAsync", pool, stream, bytes)?)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAllocAsync(pointer: Out<'_, CUdeviceptr>, bytes: usize, stream: CUstream) -> CUresult {
+    machine::call("cuMemAllocAsync", |machine| {
+        let stream = stream::resolve(machine, stream)?;
+        let pool = machine.memory.pools.current(stream::device_of(machine, stream));
+        put(pointer, allocate_ordered(machine, "cuMemAllocAsync", pool, stream, bytes)?)
+    })
+}
+
+/// Finds what a call is to free, and marks it as freed by it. What cannot be freed is a finding, and an error.
+fn end(machine: &mut Machine, pointer: u64, made: Made) -> Result<Arc<Allocation>, CUresult> {
+    let name = made.by;
+    let Some(allocation) = machine.memory.at(pointer).cloned() else {
+        let message = match machine.memory.holding(pointer) {
+            Some(inside) => format!(
+                "{name}({pointer:#x}) does not name the beginning, but byte {} of {inside}",
+                pointer - inside.range.start
+            ),
+            None => format!("{name}({pointer:#x}): nothing was ever allocated there"),
+        };
+        report::finding(machine, Kind::OutOfBounds, message);
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    };
+    if let Err(earlier) = allocation.begin_end(End(made)) {
+        let message = format!("{name}({pointer:#x}) frees {allocation} again, which was {earlier}");
+        report::finding(machine, Kind::DoubleFree, message);
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(allocation)
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUresult {
+    machine::call("cuMemFreeAsync", |machine| {
+        let stream = stream::resolve(machine, stream)?;
+        if stream::is_capturing(machine, stream) {
+            let message = format!(
+                "cuMemFreeAsync in stream {stream}, which is capturing: the graph would free the memory at each launch"
+            );
+            report::finding(machine, Kind::Capture, message);
+            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        // What has no pool cannot be freed in stream order; freed memory is told by `end`.
+        if machine.memory.at(pointer).is_some_and(|found| found.owner.pool().is_none() && found.end().is_none()) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let allocation = end(machine, pointer, Made::now("cuMemFreeAsync", Some(stream)))?;
+        let pool = allocation.owner.pool().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let describe = format!("cuMemFreeAsync of {} bytes", allocation.bytes());
+        let bytes = allocation.bytes();
+        let turn = move |machine: &mut Machine, actor, operation| {
+            let race = machine.race.free(allocation.range.clone(), actor, operation);
+            if let Some(race) = race {
+                report::race(machine, &race);
+            }
+            machine.memory.release(&allocation);
+            Ok::<(), Failure>(())
+        };
+        stream::enqueue_with(machine, stream, &describe, Box::new(turn))?;
+        machine.memory.pools.give_back(pool, bytes);
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAlloc_v2(pointer: Out<'_, CUdeviceptr>, bytes: usize) -> CUresult {
+    machine::call("cuMemAlloc_v2", |machine| {
+        let device = machine::current_device(machine)?;
+        stream::forbid_in_capture(machine, "cuMemAlloc")?;
+        if bytes == 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let owner = Owner::Device { device, pool: None };
+        let allocation = machine.memory.allocate(owner, bytes as u64, Made::now("cuMemAlloc", None))?;
+        let operation = stream::note(machine, &format!("cuMemAlloc of {bytes} bytes"), device);
+        let host = host_actor(machine);
+        machine.race.allocate(allocation.range.clone(), host, operation);
+        put(pointer, allocation.range.start)
+    })
+}
+
+/// See the driver's documentation. As the driver does, it waits for the device; memory of a pool it frees without waiting,
+/// so that its users must have been waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
+    machine::call_waiting("cuMemFree_v2", |machine: &mut Held| {
+        let current = machine::current_device(machine)?;
+        stream::forbid_in_capture(machine, "cuMemFree")?;
+        if pointer == 0 {
+            return Ok(());
+        }
+        if machine.memory.at(pointer).is_some_and(|found| found.owner.device().is_none() && found.end().is_none()) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let allocation = end(machine, pointer, Made::now("cuMemFree", None))?;
+        let device = allocation.owner.device().unwrap_or(current);
+        match allocation.owner.pool() {
+            Some(pool) => machine.memory.pools.give_back(pool, allocation.bytes()),
+            None => crate::scheduler::synchronize_device(machine, device)?,
+        }
+        free_now(machine, &allocation, device, "cuMemFree");
+        Ok(())
+    })
+}
+
+/// The host frees: whoever used the memory must be ordered before it.
+fn free_now(machine: &mut Machine, allocation: &Arc<Allocation>, device: usize, name: &str) {
+    let operation = stream::note(machine, &format!("{name} of {} bytes", allocation.bytes()), device);
+    let host = host_actor(machine);
+    if let Some(race) = machine.race.free(allocation.range.clone(), host, operation) {
+        report::race(machine, &race);
+    }
+    machine.memory.release(allocation);
+}
+
+fn allocate_pinned(machine: &mut Machine, name: &'static str, bytes: usize) -> Result<*mut c_void, CUresult> {
+    machine::current_device(machine)?;
+    stream::forbid_in_capture(machine, name)?;
+    if bytes == 0 {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    pinned::install_handler();
+    let allocation = machine.memory.allocate_pinned(bytes as u64, Made::now(name, None))?;
+    Ok(allocation.range.start as *mut c_void)
+}
+
+/// See the driver's documentation. All pinned memory is portable and mapped, as unified addressing has it.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostAlloc(pointer: Out<'_, *mut c_void>, bytes: usize, flags: u32) -> CUresult {
+    machine::call("cuMemHostAlloc", |machine| {
+        // Portable, device map, write-combined.
+        if flags & !7 != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        put(pointer, allocate_pinned(machine, "cuMemHostAlloc", bytes)?)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAllocHost_v2(pointer: Out<'_, *mut c_void>, bytes: usize) -> CUresult {
+    machine::call("cuMemAllocHost_v2", |machine| put(pointer, allocate_pinned(machine, "cuMemAllocHost", bytes)?))
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
+    machine::call("cuMemFreeHost", |machine| {
+        let device = machine::current_device(machine)?;
+        stream::forbid_in_capture(machine, "cuMemFreeHost")?;
+        let pointer = pointer as u64;
+        if machine.memory.at(pointer).is_some_and(|found| found.owner.device().is_some() && found.end().is_none()) {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if let Some(user) = machine
+            .memory
+            .at(pointer)
+            .and_then(|found| machine.memory.in_flight.describe_user(found).filter(|_| found.end().is_none()))
+        {
+            let allocation = machine.memory.describe(&(pointer..pointer));
+            let message = format!("cuMemFreeHost frees bytes {allocation}\n  while it is in flight: {user}");
+            report::finding(machine, Kind::HostAccess, message);
+        }
+        let allocation = end(machine, pointer, Made::now("cuMemFreeHost", None))?;
+        free_now(machine, &allocation, device, "cuMemFreeHost");
+        Ok(())
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostGetDevicePointer_v2(
+    pointer: Out<'_, CUdeviceptr>,
+    host: *mut c_void,
+    flags: u32,
+) -> CUresult {
+    machine::call("cuMemHostGetDevicePointer_v2", |machine| {
+        machine::current_device(machine)?;
+        let is_pinned = machine.memory.holding(host as u64).is_some_and(|found| found.owner.device().is_none());
+        if flags != 0 || !is_pinned {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        put(pointer, host as u64)
+    })
+}
+
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemGetAddressRange_v2(
+    start: Out<'_, CUdeviceptr>,
+    bytes: Out<'_, usize>,
+    pointer: CUdeviceptr,
+) -> CUresult {
+    machine::call("cuMemGetAddressRange_v2", |machine| {
+        let found = machine.memory.holding(pointer).cloned().ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        if start.is_some() {
+            put(start, found.range.start)?;
+        }
+        if bytes.is_some() {
+            put(bytes, found.bytes() as usize)?;
+        }
+        Ok(())
+    })
+}
+
+/// See the driver's documentation. Only the attributes that say what a pointer is of.
+///
+/// # Safety
+/// `data` has room for the attribute.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
+    machine::call("cuPointerGetAttribute", |machine| {
+        let found = machine.memory.holding(pointer).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        if data.is_null() {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let device = found.owner.device();
+        let number = |value: u32| (u64::from(value), 4);
+        let (value, bytes): (u64, usize) = match attribute {
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32 => number(match device {
+                Some(_) => CUmemorytype::CU_MEMORYTYPE_DEVICE as u32,
+                None => CUmemorytype::CU_MEMORYTYPE_HOST as u32,
+            }),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER as u32 => (pointer, 8),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as u32 && device.is_none() => (pointer, 8),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32 => (0, 1),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as u32 => {
+                // Pinned memory belongs to the device whose context made it; any is as good under unified addressing.
+                (c_int::try_from(device.unwrap_or(0)).unwrap_or(0) as u64, 4)
+            }
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32 => (found.range.start, 8),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as u32 => (found.bytes(), 8),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_MAPPED as u32 => (1, 1),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32 => {
+                (found.owner.pool().map_or(0, |pool| pool::calls::handle_of(pool) as u64), 8)
+            }
+            _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
+        };
+        // SAFETY: the caller has room for the attribute, whose size this is; the machine is little-endian, so the first bytes count.
+        unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), data.cast::<u8>(), bytes) };
+        Ok(())
+    })
+}

@@ -1,0 +1,161 @@
+//! Pinned memory, and the host's own touches of it.
+//!
+//! One memory, mapped twice. The product has one mapping; copies go through the other. While a copy is in flight, which is from
+//! the call that queues it until the host has waited for it, the product's pages are closed: wholly if the copy writes them,
+//! for writing if it reads them. A touch of a closed page is a fault, and the handler of faults tells a touch of bytes that are
+//! in flight (a finding) from one of other bytes of the page (the page is opened until the next copy).
+//!
+//! A system call that is given closed memory gets EFAULT from the kernel: the same mistake, without its name.
+
+mod fault;
+mod mapping;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+pub use self::fault::install as install_handler;
+pub use self::mapping::Mapping;
+use self::mapping::Protection;
+use super::{Allocation, Moment, Owner};
+use crate::machine::{Machine, host_actor};
+use crate::race::{Clock, OperationId};
+use crate::report::Stack;
+use crate::work::{Address, Touched};
+
+/// A copy that uses pinned memory.
+#[derive(Debug)]
+pub struct Flight {
+    operation: OperationId,
+    device: usize,
+    describe: String,
+    stack: Stack,
+    allocation: Arc<Allocation>,
+    range: Range<Address>,
+    writes: bool,
+    /// What its stream knew after it; nothing as long as it has not run.
+    finished: Option<Clock>,
+}
+
+/// Copies that the host has not waited for.
+#[derive(Debug, Default)]
+pub struct InFlight {
+    flights: Vec<Flight>,
+}
+
+impl InFlight {
+    /// An operation has run.
+    pub fn finish(&mut self, operation: OperationId, clock: Clock) {
+        for flight in self.flights.iter_mut().filter(|flight| flight.operation == operation) {
+            flight.finished = Some(clock.clone());
+        }
+    }
+
+    /// Whether a copy is in flight that uses this allocation.
+    pub fn uses(&self, allocation: &Allocation) -> bool {
+        self.flights.iter().any(|flight| flight.allocation.range == allocation.range)
+    }
+
+    /// Names a copy in flight that uses this allocation.
+    pub fn describe_user(&self, allocation: &Allocation) -> Option<String> {
+        let flight = self.flights.iter().find(|flight| flight.allocation.range == allocation.range)?;
+        Some(flight.to_string())
+    }
+
+    /// The copy in flight that a touch of this byte collides with.
+    fn collides(&self, address: Address, is_write: bool) -> Option<&Flight> {
+        self.flights.iter().find(|flight| flight.range.contains(&address) && (flight.writes || is_write))
+    }
+
+    /// A device is lost: what it had in its queues is dropped, and touches nothing any more.
+    pub fn drop_device(&mut self, device: usize) {
+        self.let_go(|flight| flight.device == device);
+    }
+
+    fn let_go(&mut self, is_over: impl Fn(&Flight) -> bool) {
+        let (over, left): (Vec<Flight>, Vec<Flight>) = std::mem::take(&mut self.flights).into_iter().partition(is_over);
+        self.flights = left;
+        for flight in over {
+            self.protect(&flight.allocation);
+        }
+    }
+
+    /// Closes the pages of an allocation as its copies in flight ask for, and opens the others.
+    fn protect(&self, allocation: &Allocation) {
+        let Owner::Host(mapping) = &allocation.owner else { return };
+        if allocation.has_ended(Moment::Runs) {
+            // Its addresses are closed for good.
+            return;
+        }
+        mapping.protect(&allocation.range, Protection::Open);
+        let mut of_it: Vec<&Flight> =
+            self.flights.iter().filter(|flight| flight.allocation.range == allocation.range).collect();
+        // Those that write come last: where both use a page, it is closed wholly.
+        of_it.sort_by_key(|flight| flight.writes);
+        for flight in of_it {
+            mapping.protect(&flight.range, if flight.writes { Protection::Closed } else { Protection::ReadOnly });
+        }
+    }
+}
+
+impl std::fmt::Display for Flight {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let use_of_it = if self.writes { "writes" } else { "reads" };
+        let state = if self.finished.is_some() {
+            "it has run, but the host has not waited for it"
+        } else {
+            "it has not run yet"
+        };
+        write!(
+            formatter,
+            "operation {} ({}), which {use_of_it} bytes {}..{} of it; {state}; it was queued by {}",
+            self.operation,
+            self.describe,
+            self.range.start - self.allocation.range.start,
+            self.range.end - self.allocation.range.start,
+            self.stack
+        )
+    }
+}
+
+/// An operation was queued: from now on the pinned memory that it is known to use is in flight.
+pub fn watch(
+    machine: &mut Machine,
+    device: usize,
+    operation: OperationId,
+    describe: &str,
+    stack: &Stack,
+    ranges: &Touched,
+) {
+    let uses = [(&ranges.writes, true), (&ranges.atomics, true), (&ranges.reads, false)];
+    for (range, writes) in uses.into_iter().flat_map(|(ranges, writes)| ranges.iter().map(move |range| (range, writes)))
+    {
+        let Some(allocation) = machine.memory.holding(range.start).cloned() else { continue };
+        if range.is_empty() || !matches!(allocation.owner, Owner::Host(_)) {
+            continue;
+        }
+        let flight = Flight {
+            operation,
+            device,
+            describe: describe.to_owned(),
+            stack: stack.clone(),
+            allocation: Arc::clone(&allocation),
+            range: range.clone(),
+            writes,
+            finished: None,
+        };
+        machine.memory.in_flight.flights.push(flight);
+        machine.memory.in_flight.protect(&allocation);
+    }
+}
+
+/// The host has learnt of something: copies that it now knows to be over are in flight no more.
+pub fn open_what_is_known(machine: &mut Machine) {
+    if machine.memory.in_flight.flights.is_empty() {
+        return;
+    }
+    let host = host_actor(machine);
+    let Machine { race, memory, .. } = machine;
+    memory.in_flight.let_go(|flight| flight.finished.as_ref().is_some_and(|clock| race.knows(host, clock)));
+}

@@ -1,0 +1,122 @@
+//! Addresses of device memory: one reservation for all devices, a range of it each.
+
+use std::ops::Range;
+
+use cudarc::driver::sys::CUresult;
+
+use super::{ALIGNMENT_BYTES, POISON, RED_ZONE_BYTES};
+use crate::work::Address;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// So much address space for each byte of memory: how long a freed address is not used again.
+const ADDRESSES_PER_BYTE: u64 = 64;
+
+/// Freed memory above this is given back to the system instead of being filled.
+const DISCARD_BYTES: u64 = 1 << 20;
+
+/// The addresses of one device.
+#[derive(Debug)]
+pub struct Arena {
+    /// All of them.
+    pub range: Range<Address>,
+    /// Never used from here on.
+    next: Address,
+    /// Memory up to here, from the beginning.
+    committed: Address,
+}
+
+/// Reserves the addresses of all devices, and nothing but addresses.
+pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>) {
+    let mut each = (memory_bytes * ADDRESSES_PER_BYTE).next_multiple_of(1 << 30);
+    loop {
+        let total = each * devices.max(1) as u64;
+        // SAFETY: a new mapping at an address that the system chooses touches nothing that exists.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                total as usize,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if start != libc::MAP_FAILED {
+            let start = start as Address;
+            let arena = |device: usize| {
+                let first = start + device as u64 * each;
+                Arena { range: first..first + each, next: first + RED_ZONE_BYTES, committed: first }
+            };
+            return ((0..devices).map(arena).collect(), start..start + total);
+        }
+        // A limit on addresses (ulimit -v): less of them means only that they are used again sooner.
+        each /= 2;
+        assert!(
+            each > 2 * memory_bytes,
+            "simcuda: cannot reserve addresses for {devices} devices of {memory_bytes} bytes"
+        );
+    }
+}
+
+impl Arena {
+    /// Room at addresses that were never used.
+    pub fn fresh(&mut self, bytes: u64) -> Option<Address> {
+        let start = self.next;
+        let next = bytes.checked_add(RED_ZONE_BYTES)?.checked_next_multiple_of(ALIGNMENT_BYTES)?.checked_add(start)?;
+        if next > self.range.end {
+            return None;
+        }
+        self.next = next;
+        Some(start)
+    }
+
+    /// Room between `live` allocations, which come by address.
+    pub fn between(&self, live: impl Iterator<Item = Range<Address>>, bytes: u64) -> Option<Address> {
+        let mut start = self.range.start + RED_ZONE_BYTES;
+        for allocation in live {
+            if start.checked_add(bytes)?.checked_add(RED_ZONE_BYTES)? <= allocation.start {
+                return Some(start);
+            }
+            start = (allocation.end + RED_ZONE_BYTES).next_multiple_of(ALIGNMENT_BYTES);
+        }
+        (start.checked_add(bytes)?.checked_add(RED_ZONE_BYTES)? <= self.range.end).then_some(start)
+    }
+
+    /// Makes addresses memory, full of poison.
+    pub fn commit(&mut self, start: Address, bytes: u64) -> Result<(), CUresult> {
+        let end = (start + bytes).next_multiple_of(PAGE_BYTES);
+        if end > self.committed {
+            // SAFETY: the range is within our own reservation, and becoming accessible takes nothing from anybody.
+            let failed = unsafe {
+                libc::mprotect(
+                    self.committed as *mut libc::c_void,
+                    (end - self.committed) as usize,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                )
+            };
+            if failed != 0 {
+                return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            self.committed = end;
+        }
+        // SAFETY: the range is committed, in our reservation, and of no live allocation: nobody else uses it.
+        unsafe { std::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
+        Ok(())
+    }
+}
+
+/// The bytes of a freed allocation: poisoned, or given back to the system when they are many.
+pub fn discard(range: &Range<Address>) {
+    let bytes = range.end - range.start;
+    let pages = range.start.next_multiple_of(PAGE_BYTES)..range.end / PAGE_BYTES * PAGE_BYTES;
+    if bytes >= DISCARD_BYTES {
+        // SAFETY: whole pages of an allocation that is over. They read as zeros afterwards; the checks keep everybody away.
+        unsafe {
+            libc::madvise(pages.start as *mut libc::c_void, (pages.end - pages.start) as usize, libc::MADV_DONTNEED)
+        };
+    } else {
+        // SAFETY: an allocation that is over, committed since it was made.
+        unsafe { std::ptr::write_bytes(range.start as *mut u8, POISON, bytes as usize) };
+    }
+}

@@ -1,0 +1,376 @@
+//! NVRTC: "compiling" a device source is g++ with the shim in front (`../shim`), and the CUBIN is the library that comes out, which
+//! the room of kernels loads. What g++ takes and NVRTC does not is refused where that is cheap: host headers are not found.
+
+mod compiler;
+mod options;
+mod rewrite;
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::CUresult;
+use cudarc::nvrtc::sys::nvrtcResult as Status;
+
+use self::compiler::Failed;
+use self::options::Options;
+use crate::machine::{self, Held, Out};
+
+/// How an image in text begins: what stands for PTX. The library follows in hexadecimal.
+pub(crate) const PTX_HEADER: &str = "// simulated PTX: a library of the host in hexadecimal\n";
+
+/// A program as it was created.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) source: String,
+    /// (name, text) of headers that are included by name.
+    pub(crate) headers: Vec<(String, String)>,
+    /// What nvrtcAddNameExpression was given.
+    pub(crate) expressions: Vec<String>,
+}
+
+/// What a compilation made.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiled {
+    /// A shared library.
+    pub(crate) image: Vec<u8>,
+    /// The names in it of name expressions.
+    pub(crate) lowered: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug)]
+struct Outcome {
+    compiled: Compiled,
+    is_virtual: bool,
+    lowered: BTreeMap<String, std::ffi::CString>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    program: Program,
+    log: String,
+    outcome: Option<Outcome>,
+    was_compiled: bool,
+}
+
+/// All programs, by their handles: numbers that no allocator gives out, and none twice.
+#[derive(Debug)]
+struct Programs {
+    next: usize,
+    live: BTreeMap<usize, Entry>,
+}
+
+static PROGRAMS: Mutex<Programs> = Mutex::new(Programs { next: 0x10, live: BTreeMap::new() });
+
+fn programs() -> MutexGuard<'static, Programs> {
+    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Compiles a program outside any handle. The error is the log.
+#[cfg(test)]
+pub(crate) fn compile_now(program: &Program, options: &[&str]) -> Result<Compiled, String> {
+    let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+    let options = Options::parse(&options)?;
+    compiler::compile(program, &options).map_err(|failed| match failed {
+        Failed::Program(log) | Failed::Machine(log) => log,
+    })
+}
+
+fn call(name: &'static str, body: impl FnOnce(&mut Held) -> Result<(), Status>) -> Status {
+    let of_driver = |code| match code {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Status::NVRTC_ERROR_OUT_OF_MEMORY,
+        _ => Status::NVRTC_ERROR_INTERNAL_ERROR,
+    };
+    machine::call_library(name, of_driver, body).err().unwrap_or(Status::NVRTC_SUCCESS)
+}
+
+fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Status> {
+    out.ok_or(Status::NVRTC_ERROR_INVALID_INPUT)?.write(value);
+    Ok(())
+}
+
+/// What a handle stands for.
+fn with<R>(handle: usize, body: impl FnOnce(&mut Entry) -> Result<R, Status>) -> Result<R, Status> {
+    body(programs().live.get_mut(&handle).ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?)
+}
+
+fn with_outcome<R>(handle: usize, body: impl FnOnce(&Outcome) -> Result<R, Status>) -> Result<R, Status> {
+    with(handle, |entry| body(entry.outcome.as_ref().ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?))
+}
+
+/// The text at `pointer`.
+///
+/// # Safety
+/// `pointer` is null or a text that ends with a zero.
+unsafe fn text(pointer: *const c_char) -> Result<String, Status> {
+    if pointer.is_null() {
+        return Err(Status::NVRTC_ERROR_INVALID_INPUT);
+    }
+    // SAFETY: not null, and the caller vouches for the rest.
+    Ok(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+/// The texts of an array of `count`.
+///
+/// # Safety
+/// `array` is null or has `count` texts.
+unsafe fn texts(array: *const *const c_char, count: c_int) -> Result<Vec<String>, Status> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let count = usize::try_from(count).map_err(|_| Status::NVRTC_ERROR_INVALID_INPUT)?;
+    if array.is_null() {
+        return Err(Status::NVRTC_ERROR_INVALID_INPUT);
+    }
+    // SAFETY: `array` has `count` pointers, each of which is as `text` asks.
+    (0..count).map(|index| unsafe { text(*array.add(index)) }).collect()
+}
+
+/// Copies bytes to where the caller has room for them.
+///
+/// # Safety
+/// `to` is null or has room for `bytes`, which the caller learnt from the function that tells the size.
+unsafe fn give(to: *mut c_char, bytes: &[u8]) -> Result<(), Status> {
+    if to.is_null() {
+        return Err(Status::NVRTC_ERROR_INVALID_INPUT);
+    }
+    // SAFETY: the caller's room; nothing of ours lies there.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast::<u8>(), bytes.len()) };
+    Ok(())
+}
+
+/// The image as text.
+fn ptx(image: &[u8]) -> Vec<u8> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = PTX_HEADER.as_bytes().to_vec();
+    text.extend(image.iter().flat_map(|byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]));
+    text.push(0);
+    text
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcVersion(major: Out<'_, c_int>, minor: Out<'_, c_int>) -> Status {
+    call("nvrtcVersion", |_| {
+        put(major, 13)?;
+        put(minor, 0)
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcGetErrorString(status: c_int) -> *const c_char {
+    const TEXTS: [&CStr; 13] = [
+        c"NVRTC_SUCCESS",
+        c"NVRTC_ERROR_OUT_OF_MEMORY",
+        c"NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+        c"NVRTC_ERROR_INVALID_INPUT",
+        c"NVRTC_ERROR_INVALID_PROGRAM",
+        c"NVRTC_ERROR_INVALID_OPTION",
+        c"NVRTC_ERROR_COMPILATION",
+        c"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE",
+        c"NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION",
+        c"NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION",
+        c"NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID",
+        c"NVRTC_ERROR_INTERNAL_ERROR",
+        c"NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
+    ];
+    usize::try_from(status).ok().and_then(|index| TEXTS.get(index)).unwrap_or(&c"NVRTC_ERROR unknown").as_ptr()
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcGetNumSupportedArchs(count: Out<'_, c_int>) -> Status {
+    call("nvrtcGetNumSupportedArchs", |_| put(count, options::ARCHITECTURES.len() as c_int))
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetSupportedArchs(architectures: *mut c_int) -> Status {
+    call("nvrtcGetSupportedArchs", |_| {
+        let known: Vec<u8> = options::ARCHITECTURES.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        // SAFETY: the caller has room for as many as nvrtcGetNumSupportedArchs says.
+        unsafe { give(architectures.cast(), &known) }
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcCreateProgram(
+    program: Out<'_, usize>,
+    source: *const c_char,
+    name: *const c_char,
+    header_count: c_int,
+    headers: *const *const c_char,
+    include_names: *const *const c_char,
+) -> Status {
+    call("nvrtcCreateProgram", |_| {
+        // SAFETY: the documentation asks for texts and arrays of `header_count` texts.
+        let (source, texts, names) =
+            unsafe { (text(source)?, texts(headers, header_count)?, texts(include_names, header_count)?) };
+        // SAFETY: as above; null is allowed here.
+        let name = if name.is_null() { "default_program".to_owned() } else { unsafe { text(name)? } };
+        let headers = names.into_iter().zip(texts).collect();
+        let mut programs = programs();
+        let handle = programs.next;
+        put(program, handle)?;
+        programs.next += 0x10;
+        let program = Program { name, source, headers, expressions: Vec::new() };
+        programs.live.insert(handle, Entry { program, ..Entry::default() });
+        Ok(())
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut usize) -> Status {
+    call("nvrtcDestroyProgram", |_| {
+        // SAFETY: null or the place of a handle, as the documentation asks.
+        let handle = unsafe { program.as_mut() }.ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?;
+        programs().live.remove(handle).ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?;
+        *handle = 0;
+        Ok(())
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcAddNameExpression(program: usize, expression: *const c_char) -> Status {
+    call("nvrtcAddNameExpression", |_| {
+        // SAFETY: the documentation asks for a text.
+        let expression = unsafe { text(expression)? };
+        with(program, |entry| {
+            if entry.was_compiled {
+                return Err(Status::NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION);
+            }
+            entry.program.expressions.push(expression);
+            Ok(())
+        })
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetLoweredName(
+    program: usize,
+    expression: *const c_char,
+    name: Out<'_, *const c_char>,
+) -> Status {
+    call("nvrtcGetLoweredName", |_| {
+        // SAFETY: the documentation asks for a text.
+        let expression = unsafe { text(expression)? };
+        with(program, |entry| {
+            let outcome = entry.outcome.as_ref().ok_or(Status::NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION)?;
+            // The pointer stays good until the program is destroyed: nothing is compiled twice into one outcome.
+            put(name, outcome.lowered.get(&expression).ok_or(Status::NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID)?.as_ptr())
+        })
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcCompileProgram(
+    program: usize,
+    option_count: c_int,
+    given: *const *const c_char,
+) -> Status {
+    call("nvrtcCompileProgram", |held| {
+        // SAFETY: the documentation asks for an array of `option_count` texts.
+        let given = unsafe { texts(given, option_count)? };
+        let source = with(program, |entry| {
+            entry.was_compiled = true;
+            entry.outcome = None;
+            Ok(entry.program.clone())
+        })?;
+        // It takes long, and other threads need the machine meanwhile.
+        let (status, log, outcome) = held.without(|| compile(&source, &given));
+        with(program, |entry| {
+            (entry.log, entry.outcome) = (log, outcome);
+            Ok(())
+        })?;
+        if status == Status::NVRTC_SUCCESS { Ok(()) } else { Err(status) }
+    })
+}
+
+fn compile(program: &Program, given: &[String]) -> (Status, String, Option<Outcome>) {
+    let options = match Options::parse(given) {
+        Ok(options) => options,
+        Err(log) => return (Status::NVRTC_ERROR_INVALID_OPTION, log, None),
+    };
+    match compiler::compile(program, &options) {
+        Ok(compiled) => {
+            let named = |(expression, name): (&String, &String)| {
+                Some((expression.clone(), std::ffi::CString::new(name.as_str()).ok()?))
+            };
+            let lowered = compiled.lowered.iter().filter_map(named).collect();
+            (Status::NVRTC_SUCCESS, String::new(), Some(Outcome { compiled, is_virtual: options.is_virtual, lowered }))
+        }
+        Err(Failed::Program(log)) => (Status::NVRTC_ERROR_COMPILATION, log, None),
+        Err(Failed::Machine(log)) => {
+            eprint!("{log}");
+            (Status::NVRTC_ERROR_INTERNAL_ERROR, log, None)
+        }
+    }
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcGetProgramLogSize(program: usize, size: Out<'_, usize>) -> Status {
+    call("nvrtcGetProgramLogSize", |_| with(program, |entry| put(size, entry.log.len() + 1)))
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetProgramLog(program: usize, log: *mut c_char) -> Status {
+    call("nvrtcGetProgramLog", |_| {
+        with(program, |entry| {
+            // A zero within would end the text early; g++ writes none.
+            let text = [entry.log.as_bytes(), b"\0"].concat();
+            // SAFETY: the caller has room for what nvrtcGetProgramLogSize says.
+            unsafe { give(log, &text) }
+        })
+    })
+}
+
+/// See NVRTC's documentation. A virtual architecture has no CUBIN: its size is 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcGetCUBINSize(program: usize, size: Out<'_, usize>) -> Status {
+    call("nvrtcGetCUBINSize", |_| {
+        with_outcome(program, |outcome| put(size, if outcome.is_virtual { 0 } else { outcome.compiled.image.len() }))
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetCUBIN(program: usize, cubin: *mut c_char) -> Status {
+    call("nvrtcGetCUBIN", |_| {
+        with_outcome(program, |outcome| {
+            if outcome.is_virtual {
+                return Err(Status::NVRTC_ERROR_INVALID_PROGRAM);
+            }
+            // SAFETY: the caller has room for what nvrtcGetCUBINSize says.
+            unsafe { give(cubin, &outcome.compiled.image) }
+        })
+    })
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvrtcGetPTXSize(program: usize, size: Out<'_, usize>) -> Status {
+    call("nvrtcGetPTXSize", |_| with_outcome(program, |outcome| put(size, ptx(&outcome.compiled.image).len())))
+}
+
+/// See NVRTC's documentation.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvrtcGetPTX(program: usize, text: *mut c_char) -> Status {
+    call("nvrtcGetPTX", |_| {
+        with_outcome(program, |outcome| {
+            // SAFETY: the caller has room for what nvrtcGetPTXSize says.
+            unsafe { give(text, &ptx(&outcome.compiled.image)) }
+        })
+    })
+}

@@ -1,0 +1,361 @@
+//! Runs g++, and keeps what it made.
+//!
+//! A program goes through it three times: preprocessed as the user wrote it, compiled after `rewrite` with the sanitizer's hooks, and
+//! linked with the runtime. The folder of made libraries is shared by processes: everything is written under a name of its own and renamed.
+
+use std::ffi::{CStr, OsString};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::options::Options;
+use super::rewrite::{self, HEADER_PRAGMA};
+use super::{Compiled, Program};
+
+/// The shim, by the names under which its files include each other.
+const SHIM: &[(&str, &str)] = &[
+    ("runtime.h", include_str!("../../shim/runtime.h")),
+    ("runtime.cpp", include_str!("../../shim/runtime.cpp")),
+    ("fiber.h", include_str!("../../shim/fiber.h")),
+    ("access.h", include_str!("../../shim/access.h")),
+    ("language.h", include_str!("../../shim/language.h")),
+    ("vectors.h", include_str!("../../shim/vectors.h")),
+    ("numbers.h", include_str!("../../shim/numbers.h")),
+    ("threads.h", include_str!("../../shim/threads.h")),
+    ("halves.h", include_str!("../../shim/halves.h")),
+    ("cuda_fp16.h", include_str!("../../shim/cuda_fp16.h")),
+    ("cuda_bf16.h", include_str!("../../shim/cuda_bf16.h")),
+];
+
+/// Headers of CUDA that a program may include without an include path. NVRTC wants one: whether the product gives it is for real
+/// hardware to say.
+const CUDA_HEADERS: &[&str] = &["cuda_fp16.h", "cuda_bf16.h"];
+
+/// Every compilation that is to make machine code. No contraction: --fmad=false. Aggregates stay whole, so that a float4 is one
+/// access; loops do not become memset, which would escape the hooks; types may be looked at as others, as nvcc lets them.
+const CODE_FLAGS: &[&str] = &[
+    "-O2",
+    "-fPIC",
+    "-g1",
+    "-w",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-strict-aliasing",
+    "-fno-stack-protector",
+    "-fno-tree-sra",
+    "-fno-ipa-sra",
+    "-fno-tree-loop-distribute-patterns",
+    "-fvisibility=hidden",
+    "-fno-diagnostics-show-caret",
+    "-fdiagnostics-color=never",
+];
+
+/// The hooks of access.h, without those at function entry.
+const HOOK_FLAGS: &[&str] = &["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"];
+
+/// Why there is no library.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The program is at fault: what NVRTC's log would say.
+    Program(String),
+    /// The machine is at fault.
+    Machine(String),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Machine(format!("simcuda: nvrtcCompileProgram: {error}\n"))
+    }
+}
+
+fn failed(what: &str, path: &Path, error: &io::Error) -> Failed {
+    Failed::Machine(format!(
+        "simcuda: nvrtcCompileProgram: cannot {what} {}: {error}; set SIMCUDA_CACHE to a folder that can be written\n",
+        path.display()
+    ))
+}
+
+fn compiler() -> OsString {
+    std::env::var_os("CXX").filter(|name| !name.is_empty()).unwrap_or_else(|| "g++".into())
+}
+
+/// What the compiler says of itself: libraries of another one are not taken.
+fn compiler_version() -> Result<&'static str, Failed> {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    if let Some(version) = VERSION.get() {
+        return Ok(version);
+    }
+    let output = Command::new(compiler()).arg("--version").output().map_err(|error| {
+        Failed::Machine(format!(
+            "simcuda: nvrtcCompileProgram: cannot run {}: {error}; kernels are compiled by g++, and CXX can name another\n",
+            compiler().display()
+        ))
+    })?;
+    Ok(VERSION.get_or_init(|| String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+/// Where made libraries are kept.
+fn cache_folder() -> PathBuf {
+    if let Some(folder) = std::env::var_os("SIMCUDA_CACHE").filter(|folder| !folder.is_empty()) {
+        return folder.into();
+    }
+    let beside = own_path().and_then(|path| path.parent().map(|folder| folder.join("simulated-kernels")));
+    beside.unwrap_or_else(|| std::env::temp_dir().join("simulated-kernels"))
+}
+
+/// The file that this code was loaded from.
+fn own_path() -> Option<PathBuf> {
+    // SAFETY: Dl_info is plain data for which zeros are valid; dladdr fills it, and the name it gives lives as long as the library.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(own_path as *const libc::c_void, &mut info) == 0 || info.dli_fname.is_null() {
+            return None;
+        }
+        let name = CStr::from_ptr(info.dli_fname).to_string_lossy().into_owned();
+        fs::canonicalize(name).ok()
+    }
+}
+
+fn has_fma() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        std::arch::is_x86_feature_detected!("fma")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// A folder of this compilation alone, which goes when it is over.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(cache: &Path) -> Result<Self, Failed> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = cache.join(format!("making-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).map_err(|error| failed("make the folder", &folder, &error))?;
+        Ok(Self(folder))
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<PathBuf, Failed> {
+        let path = self.0.join(name);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|error| failed("make the folder", folder, &error))?;
+        }
+        fs::write(&path, text).map_err(|error| failed("write", &path, &error))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is in the way of nobody.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs g++; its standard output, or its complaints.
+fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failed> {
+    // Messages in English whoever runs it: logs are compared.
+    let output = Command::new(compiler()).args(arguments).env("LC_ALL", "C").output()?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(Failed::Program(String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+fn words(words: &[&str]) -> impl Iterator<Item = OsString> + use<> {
+    words.iter().map(OsString::from).collect::<Vec<_>>().into_iter()
+}
+
+fn code_flags(options: &Options) -> Vec<OsString> {
+    let mut flags: Vec<OsString> = words(CODE_FLAGS).collect();
+    flags.push(format!("-std={}", options.standard).into());
+    if has_fma() {
+        flags.push("-mfma".into());
+    }
+    flags
+}
+
+fn digest(parts: &[&str]) -> String {
+    let mut hash = Xxh3::new();
+    for part in parts {
+        // Lengths keep "ab", "c" apart from "a", "bc".
+        hash.update(&part.len().to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    format!("{:032x}", hash.digest128())
+}
+
+/// What every library depends on beside its program.
+fn machine_digest() -> Result<&'static str, Failed> {
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    let version = compiler_version()?;
+    Ok(DIGEST.get_or_init(|| {
+        let mut parts: Vec<&str> = SHIM.iter().flat_map(|(name, text)| [*name, *text]).collect();
+        parts.extend(CODE_FLAGS);
+        parts.extend([
+            version,
+            if has_fma() { "fma" } else { "" },
+            include_str!("rewrite.rs"),
+            include_str!("token.rs"),
+        ]);
+        digest(&parts)
+    }))
+}
+
+/// The folder with the shim's files and the compiled runtime.
+fn shim_folder(cache: &Path) -> Result<PathBuf, Failed> {
+    let folder = cache.join(format!("shim-{}", machine_digest()?));
+    if folder.join("runtime.o").exists() {
+        return Ok(folder);
+    }
+    let scratch = Scratch::new(cache)?;
+    for (name, text) in SHIM {
+        scratch.write(name, text)?;
+    }
+    for name in CUDA_HEADERS {
+        scratch.write(&format!("found/{name}"), &format!("#pragma once\n#{HEADER_PRAGMA}{name}\n"))?;
+    }
+    let flags = words(CODE_FLAGS).chain(["-std=c++17".into(), "-c".into()]);
+    let runtime = [scratch.0.join("runtime.cpp").into(), "-o".into(), scratch.0.join("runtime.o").into()];
+    run(flags.chain(runtime)).map_err(|error| match error {
+        Failed::Program(log) => Failed::Machine(format!("simcuda: the runtime of the shim does not compile:\n{log}")),
+        other => other,
+    })?;
+    // Another process may have been faster: then its folder is as good.
+    if let Err(error) = fs::rename(&scratch.0, &folder)
+        && !folder.join("runtime.o").exists()
+    {
+        return Err(failed("make the folder", &folder, &error));
+    }
+    Ok(folder)
+}
+
+fn preprocess(program: &Program, options: &Options, scratch: &Scratch, shim: &Path) -> Result<String, Failed> {
+    let name = program.name.replace('\\', "\\\\").replace('"', "\\\"");
+    let source = scratch.write("program/source.cu", &format!("# 1 \"{name}\"\n{}\n", program.source))?;
+    for (name, text) in &program.headers {
+        let is_inside = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        if !is_inside {
+            return Err(Failed::Program(format!(
+                "nvrtc: error: header name \"{name}\" is not a path inside a folder\n"
+            )));
+        }
+        scratch.write(&format!("headers/{name}"), text)?;
+    }
+    let mut arguments: Vec<OsString> =
+        words(&["-E", "-x", "c++", "-nostdinc", "-nostdinc++", "-w", "-fdiagnostics-color=never"]).collect();
+    arguments.extend(words(&[
+        "-fno-diagnostics-show-caret",
+        "-D__CUDACC__=1",
+        "-D__CUDACC_RTC__=1",
+        "-D__SIMCUDA__=1",
+    ]));
+    arguments.extend(words(&["-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"]));
+    arguments.push(format!("-std={}", options.standard).into());
+    arguments.extend(options.macros.iter().map(OsString::from));
+    for folder in [scratch.0.join("headers"), shim.join("found")] {
+        arguments.extend(["-I".into(), folder.into()]);
+    }
+    arguments.extend(options.include_paths.iter().flat_map(|path| ["-I".into(), OsString::from(path)]));
+    arguments.extend(options.pre_includes.iter().flat_map(|path| ["-include".into(), OsString::from(path)]));
+    arguments.push(source.clone().into());
+    // Paths of the scratch folder mean nothing to the reader of a log, who knows the header by the name that was given.
+    let headers = format!("{}/", scratch.0.join("headers").display());
+    let mine = source.display().to_string();
+    let named = |text: String| text.replace(&headers, "").replace(&mine, &program.name);
+    match run(arguments) {
+        Ok(text) => Ok(named(text)),
+        Err(Failed::Program(log)) => Err(Failed::Program(named(log))),
+        Err(other) => Err(other),
+    }
+}
+
+/// Makes the library of a program, or finds it.
+pub(super) fn compile(program: &Program, options: &Options) -> Result<Compiled, Failed> {
+    let cache = cache_folder();
+    fs::create_dir_all(&cache).map_err(|error| failed("make the folder", &cache, &error))?;
+    let shim = shim_folder(&cache)?;
+    // Without include paths the text of the program is all there is to know.
+    let is_closed =
+        options.include_paths.is_empty() && options.pre_includes.is_empty() && program.expressions.is_empty();
+    let early = if is_closed { Some(cache.join(format!("{}.so", key(program, options, None)?))) } else { None };
+    if let Some(image) = early.as_ref().and_then(|path| fs::read(path).ok()) {
+        return Ok(Compiled { image, lowered: Default::default() });
+    }
+    let scratch = Scratch::new(&cache)?;
+    let text = preprocess(program, options, &scratch, &shim)?;
+    let rewritten = rewrite::rewrite(&program.name, &text, &program.expressions).map_err(Failed::Program)?;
+    let path = match early {
+        Some(path) => path,
+        None => cache.join(format!("{}.so", key(program, options, Some(&rewritten.text))?)),
+    };
+    let image = match fs::read(&path) {
+        Ok(image) => image,
+        Err(_) => {
+            let made = build(&rewritten.text, options, &scratch, &shim)?;
+            let image = fs::read(&made).map_err(|error| failed("read", &made, &error))?;
+            // Whoever renames last replaces a library by its equal.
+            fs::rename(&made, &path).map_err(|error| failed("write", &path, &error))?;
+            image
+        }
+    };
+    Ok(Compiled { image, lowered: rewritten.lowered })
+}
+
+fn key(program: &Program, options: &Options, rewritten: Option<&str>) -> Result<String, Failed> {
+    let options = format!("{options:?}");
+    let mut parts = vec![machine_digest()?, options.as_str(), program.name.as_str()];
+    match rewritten {
+        Some(text) => parts.push(text),
+        None => {
+            parts.push(&program.source);
+            parts.extend(program.headers.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]));
+        }
+    }
+    Ok(digest(&parts))
+}
+
+fn build(text: &str, options: &Options, scratch: &Scratch, shim: &Path) -> Result<PathBuf, Failed> {
+    let architecture = format!(
+        "extern \"C\" __attribute__((visibility(\"default\"))) const unsigned simcuda_architecture;\n\
+         extern \"C\" const unsigned simcuda_architecture = {};\n",
+        options.architecture
+    );
+    let source = scratch.write("program.cpp", &format!("{text}{architecture}"))?;
+    let (object, library) = (scratch.0.join("program.o"), scratch.0.join("program.so"));
+    let mut arguments = code_flags(options);
+    arguments.extend(words(HOOK_FLAGS));
+    arguments.extend(words(&["-nostdinc", "-nostdinc++", "-c"]));
+    if options.macros.iter().any(|option| option == "-DNDEBUG" || option.starts_with("-DNDEBUG=")) {
+        arguments.push("-DNDEBUG".into());
+    }
+    arguments.extend(["-I".into(), shim.into(), source.clone().into(), "-o".into(), object.clone().into()]);
+    let (mine, shim_name) = (source.display().to_string(), format!("{}/", shim.display()));
+    run(arguments).map_err(|error| match error {
+        Failed::Program(log) => Failed::Program(log.replace(&mine, "kernel table").replace(&shim_name, "shim/")),
+        other => other,
+    })?;
+    let link: [OsString; 8] = [
+        "-shared".into(),
+        "-Wl,--as-needed".into(),
+        "-Wl,-z,defs".into(),
+        object.into(),
+        shim.join("runtime.o").into(),
+        "-lm".into(),
+        "-o".into(),
+        library.clone().into(),
+    ];
+    run(link)?;
+    Ok(library)
+}

@@ -1,0 +1,398 @@
+//! From a preprocessed kernel source to what g++ compiles: finds the kernels, says to the runtime where their shared memory
+//! is, and writes the table of kernels behind the source.
+//!
+//! Works on the words of the text, which is enough: kernels are looked for by `__global__`, shared memory by `__shared__`, and which
+//! function something stands in by brackets. Everything else, and every error in it, is g++'s business.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
+
+use super::token::{Kind, Tokens};
+
+/// What the preprocessor leaves of `#include <cuda_fp16.h>`, so that only those who ask get the types.
+pub(super) const HEADER_PRAGMA: &str = "pragma simcuda header ";
+
+/// A function of the source.
+#[derive(Default)]
+struct Function {
+    name: String,
+    /// With its namespaces.
+    path: String,
+    line: u32,
+    is_kernel: bool,
+    is_template: bool,
+    is_extern_c: bool,
+    /// What stands in the brackets of `__launch_bounds__`.
+    bounds: String,
+    /// All names in its body: what it may call.
+    names: BTreeSet<String>,
+    has_shared: bool,
+}
+
+/// What an open brace belongs to.
+enum Scope {
+    Namespace(String),
+    ExternC,
+    Function,
+    Other,
+}
+
+/// A rewritten source.
+#[derive(Debug)]
+pub(super) struct Rewritten {
+    /// What g++ compiles behind the shim.
+    pub(super) text: String,
+    /// What cuModuleGetFunction is asked for, for each name expression.
+    pub(super) lowered: BTreeMap<String, String>,
+}
+
+struct Scanner<'a> {
+    tokens: Tokens<'a>,
+    scopes: Vec<Scope>,
+    /// Of the innermost function, and how many scopes were open outside it.
+    function: Option<(usize, usize)>,
+    functions: Vec<Function>,
+    /// Shared memory at file scope stands in a group of its own.
+    has_file_shared: bool,
+    /// Where the present declaration or statement begins.
+    head: usize,
+    /// Replacements in the text, in order.
+    edits: Vec<(std::ops::Range<usize>, String)>,
+    errors: Vec<(u32, String)>,
+}
+
+/// Rewrites `text`, the preprocessed source of the program `name`. The error is a log.
+pub(super) fn rewrite(name: &str, text: &str, expressions: &[String]) -> Result<Rewritten, String> {
+    let mut scanner = Scanner {
+        tokens: Tokens::of(text),
+        scopes: Vec::new(),
+        function: None,
+        functions: Vec::new(),
+        has_file_shared: false,
+        head: 0,
+        edits: Vec::new(),
+        errors: Vec::new(),
+    };
+    scanner.scan();
+    if !scanner.errors.is_empty() {
+        let log = scanner.errors.iter().map(|(line, error)| format!("{name}:{line}: error: {error}\n")).collect();
+        return Err(log);
+    }
+    let mut out = String::from("#include \"language.h\"\n");
+    for header in scanner.tokens.directives.iter().filter_map(|directive| directive.strip_prefix(HEADER_PRAGMA)) {
+        let _ = writeln!(out, "#include \"{}\"", header.trim());
+    }
+    // Nothing of the source is seen outside: templates with shared memory would otherwise need sections of two kinds.
+    out.push_str("namespace {\n");
+    let mut at = 0;
+    for (range, replacement) in &scanner.edits {
+        out.push_str(&text[at..range.start]);
+        out.push_str(replacement);
+        at = range.end;
+    }
+    out.push_str(&text[at..]);
+    out.push_str("\n}\n");
+    let lowered = scanner.table(name, expressions, &mut out);
+    Ok(Rewritten { text: out, lowered })
+}
+
+impl Scanner<'_> {
+    fn scan(&mut self) {
+        let mut index = 0;
+        while index < self.tokens.all.len() {
+            let word = self.tokens.word(index);
+            match word {
+                "{" => self.open(index),
+                "}" => self.close(index),
+                ";" => self.head = index + 1,
+                "__shared__" => index = self.shared(index),
+                _ => {}
+            }
+            if let Some((function, _)) = self.function
+                && self.tokens.all.get(index).is_some_and(|token| token.kind == Kind::Name)
+            {
+                self.functions[function].names.insert(word.to_owned());
+            }
+            index += 1;
+        }
+    }
+
+    fn open(&mut self, index: usize) {
+        let scope = if self.function.is_some() { Scope::Other } else { self.scope_of_head(index) };
+        if matches!(scope, Scope::Function) {
+            self.function = Some((self.functions.len() - 1, self.scopes.len()));
+        }
+        self.scopes.push(scope);
+        self.head = index + 1;
+    }
+
+    fn close(&mut self, index: usize) {
+        self.scopes.pop();
+        if self.function.is_some_and(|(_, outside)| self.scopes.len() <= outside) {
+            self.function = None;
+        }
+        self.head = index + 1;
+    }
+
+    /// What the brace at `open` begins, by what stands before it.
+    fn scope_of_head(&mut self, open: usize) -> Scope {
+        let head = self.head..open;
+        if head.is_empty() {
+            return Scope::Other;
+        }
+        let has = |wanted: &str| head.clone().any(|index| self.tokens.word(index) == wanted);
+        if has("namespace") {
+            let name = head.clone().rev().map(|index| self.tokens.word(index)).take_while(|word| *word != "namespace");
+            let name: Vec<&str> = name.filter(|word| *word != "inline").collect();
+            return Scope::Namespace(name.into_iter().rev().collect());
+        }
+        if open == self.head + 2 && self.tokens.word(self.head) == "extern" {
+            return Scope::ExternC;
+        }
+        match self.function_of_head(head.start, open) {
+            Some(function) => {
+                self.functions.push(function);
+                Scope::Function
+            }
+            None => Scope::Other,
+        }
+    }
+
+    /// The function that a head declares: the name before its first round bracket that is no attribute's.
+    fn function_of_head(&self, from: usize, to: usize) -> Option<Function> {
+        let mut function = Function { line: self.tokens.all[from].line, ..Function::default() };
+        let mut index = from;
+        while index < to {
+            match self.tokens.word(index) {
+                "__global__" => function.is_kernel = true,
+                "template" => {
+                    function.is_template = true;
+                    index = self.behind_angle(index + 1);
+                    continue;
+                }
+                "class" | "struct" | "union" | "enum" | "=" if function.name.is_empty() => return None,
+                "extern" => function.is_extern_c |= self.tokens.word(index + 1) == "\"C\"",
+                word @ ("__launch_bounds__" | "__attribute__" | "__align__" | "alignas" | "decltype"
+                | "__cluster_dims__") => {
+                    let behind = self.tokens.behind_bracket(index + 1);
+                    if word == "__launch_bounds__" {
+                        function.bounds = self.tokens.between(index + 2, behind - 1).to_owned();
+                    }
+                    index = behind;
+                    continue;
+                }
+                "(" if function.name.is_empty() && index > from => {
+                    function.name = self.tokens.word(index - 1).to_owned();
+                    function.line = self.tokens.all[index - 1].line;
+                    index = self.tokens.behind_bracket(index);
+                    continue;
+                }
+                _ => {}
+            }
+            index += 1;
+        }
+        if function.name.is_empty() {
+            return None;
+        }
+        function.is_extern_c |= self.scopes.iter().any(|scope| matches!(scope, Scope::ExternC));
+        for scope in &self.scopes {
+            if let Scope::Namespace(name) = scope
+                && !name.is_empty()
+            {
+                let _ = write!(function.path, "{name}::");
+            }
+        }
+        function.path.push_str(&function.name);
+        Some(function)
+    }
+
+    /// The index behind `<…>`.
+    fn behind_angle(&self, open: usize) -> usize {
+        let mut depth = 0_usize;
+        let mut index = open;
+        while index < self.tokens.all.len() {
+            match self.tokens.word(index) {
+                "<" => depth += 1,
+                ">" => depth = depth.saturating_sub(1),
+                "(" => {
+                    index = self.tokens.behind_bracket(index);
+                    continue;
+                }
+                "{" | ";" => return index,
+                _ => {}
+            }
+            index += 1;
+            if depth == 0 {
+                break;
+            }
+        }
+        index
+    }
+
+    /// A declaration with `__shared__` at `index`. Gives the last index that was dealt with.
+    fn shared(&mut self, index: usize) -> usize {
+        let end =
+            (index..self.tokens.all.len()).find(|at| self.tokens.word(*at) == ";").unwrap_or(self.tokens.all.len());
+        let line = self.tokens.all[index].line;
+        let first = self.head.min(index);
+        if (first..end).any(|at| self.tokens.word(at) == "extern") {
+            return self.dynamic(first, end, line);
+        }
+        if (index..end).any(|at| self.tokens.word(at) == "=") {
+            self.errors.push((line, "an initializer is not allowed for a __shared__ variable".to_owned()));
+        }
+        if let Some(before) = (first..index).find(|at| self.tokens.word(*at) == "static") {
+            self.edits.push((self.tokens.all[before].range.clone(), String::new()));
+        }
+        let group = match self.function {
+            Some((function, _)) => {
+                self.functions[function].has_shared = true;
+                function.to_string()
+            }
+            None => {
+                self.has_file_shared = true;
+                "file".to_owned()
+            }
+        };
+        self.edits.push((self.tokens.all[index].range.clone(), format!("SIMCUDA_SHARED({group})")));
+        index
+    }
+
+    /// `extern __shared__ T name[];` becomes a pointer to the block's dynamic memory.
+    fn dynamic(&mut self, first: usize, end: usize, line: u32) -> usize {
+        let bracket = (first..end).find(|at| self.tokens.word(*at) == "[").filter(|at| *at > first);
+        let Some(bracket) = bracket.filter(|bracket| self.tokens.word(bracket + 1) == "]") else {
+            self.errors.push((
+                line,
+                "extern __shared__ memory is an array of no size: `extern __shared__ T name[];`".to_owned(),
+            ));
+            return end;
+        };
+        let mut kind = String::new();
+        let mut at = first;
+        while at < bracket - 1 {
+            match self.tokens.word(at) {
+                "extern" | "__shared__" | "static" => {}
+                "__align__" | "alignas" | "__attribute__" => {
+                    at = self.tokens.behind_bracket(at + 1);
+                    continue;
+                }
+                word => {
+                    kind.push_str(word);
+                    kind.push(' ');
+                }
+            }
+            at += 1;
+        }
+        let name = self.tokens.word(bracket - 1);
+        // The sizes of further dimensions.
+        let inner = self.tokens.between(bracket + 2, end);
+        let pointer = if inner.is_empty() {
+            format!("{kind}* const {name} = ({kind}*)")
+        } else {
+            format!("{kind}(* const {name}){inner} = ({kind}(*){inner})")
+        };
+        let range = self.tokens.all[first].range.start..self.tokens.all[end - 1].range.end;
+        // Lines inside the declaration stay lines, so that those behind it keep their numbers.
+        let lines = "\n".repeat(self.tokens.text[range.clone()].matches('\n').count());
+        self.edits.push((range, format!("[[maybe_unused]] {pointer}simcuda_dynamic_shared{lines}")));
+        // The `;` is the scanner's again.
+        end - 1
+    }
+
+    /// The groups of shared memory that a function can reach through the names in its body.
+    fn groups(&self, function: usize) -> Vec<String> {
+        let mut by_name: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (index, function) in self.functions.iter().enumerate() {
+            by_name.entry(&function.name).or_default().push(index);
+        }
+        let mut reached = BTreeSet::from([function]);
+        let mut open = vec![function];
+        while let Some(index) = open.pop() {
+            for name in &self.functions[index].names {
+                for called in by_name.get(name.as_str()).into_iter().flatten() {
+                    if reached.insert(*called) {
+                        open.push(*called);
+                    }
+                }
+            }
+        }
+        let file = self.has_file_shared.then(|| "file".to_owned());
+        let of_functions =
+            reached.into_iter().filter(|index| self.functions[*index].has_shared).map(|index| index.to_string());
+        file.into_iter().chain(of_functions).collect()
+    }
+
+    /// Writes the table of kernels.
+    fn table(&self, name: &str, expressions: &[String], out: &mut String) -> BTreeMap<String, String> {
+        let mut exported: Vec<(String, String, usize)> = Vec::new();
+        for (index, function) in self.functions.iter().enumerate() {
+            if function.is_kernel && function.is_extern_c && !function.is_template {
+                exported.push((function.name.clone(), function.path.clone(), index));
+            }
+        }
+        let mut lowered = BTreeMap::new();
+        for (number, expression) in expressions.iter().enumerate() {
+            let path = expression.trim().trim_start_matches('&');
+            let plain = path.split('<').next().unwrap_or_default().trim().trim_start_matches("::");
+            let found = self
+                .functions
+                .iter()
+                .position(|function| function.is_kernel && (function.path == plain || function.name == plain));
+            // An expression that names no kernel goes to g++ as it is, whose error says so.
+            let function = found.unwrap_or(usize::MAX);
+            match exported.iter().find(|(_, path, index)| *index == function && path == plain) {
+                Some((symbol, ..)) => lowered.insert(expression.clone(), symbol.clone()),
+                None => {
+                    let symbol = format!("simcuda_expression_{number}");
+                    exported.push((symbol.clone(), path.to_owned(), function));
+                    lowered.insert(expression.clone(), symbol)
+                }
+            };
+        }
+        let groups: BTreeSet<String> = (0..self.functions.len())
+            .filter(|index| self.functions[*index].has_shared)
+            .map(|index| index.to_string())
+            .chain(self.has_file_shared.then(|| "file".to_owned()))
+            .collect();
+        for group in &groups {
+            // Weak: a template that nobody uses leaves no section.
+            let _ = writeln!(
+                out,
+                "extern \"C\" __attribute__((weak, visibility(\"hidden\"))) unsigned char __start_simcuda_shared_{group}[], \
+                 __stop_simcuda_shared_{group}[];"
+            );
+        }
+        for (number, (symbol, path, index)) in exported.iter().enumerate() {
+            let (bounds, line, groups) = match self.functions.get(*index) {
+                Some(function) => (function.bounds.as_str(), function.line, self.groups(*index)),
+                None => ("", 1, Vec::new()),
+            };
+            let spans: String = groups
+                .iter()
+                .map(|group| format!("{{__start_simcuda_shared_{group}, __stop_simcuda_shared_{group}}}, "))
+                .collect();
+            // Bounds of a template may name its parameters: those of its instances are not known here.
+            let bounds =
+                if self.functions.get(*index).is_some_and(|function| function.is_template) { "" } else { bounds };
+            let _ = writeln!(
+                out,
+                "static const simcuda::Span simcuda_spans_{number}[] = {{{spans}{{nullptr, nullptr}}}};\n\
+                 # {line} \"{name}\"\n\
+                 static const simcuda::Kernel simcuda_kernel_{number} = simcuda::describe<&{path}>(\"{symbol}\", \
+                 simcuda::bounds({bounds}), simcuda_spans_{number}, {});",
+                groups.len()
+            );
+        }
+        let list: String = (0..exported.len()).map(|number| format!("&simcuda_kernel_{number}, ")).collect();
+        let _ = writeln!(
+            out,
+            "static const simcuda::Kernel* const simcuda_kernels[] = {{{list}nullptr}};\n\
+             extern \"C\" __attribute__((visibility(\"default\"))) const simcuda::Library simcuda_library;\n\
+             extern \"C\" const simcuda::Library simcuda_library = {{simcuda::abi_version, {}, simcuda_kernels, simcuda_run, \
+             simcuda_library_begin}};",
+            exported.len()
+        );
+        lowered
+    }
+}

@@ -1,0 +1,117 @@
+//! What was found, and how it is told: findings, and the call stacks of the product that go with them.
+
+mod race;
+pub mod stack;
+
+use std::fmt;
+
+pub use self::race::race;
+pub use self::stack::Stack;
+use crate::machine::{Machine, OnFinding};
+
+/// What a finding is of. Its display is the first word of what is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Two operations touch the same bytes, one of them writes, and nothing orders them.
+    Race,
+    /// Memory is used that was freed.
+    UseAfterFree,
+    /// Memory is freed twice.
+    DoubleFree,
+    /// An address that no allocation holds, or a range that leaves its allocation.
+    OutOfBounds,
+    /// Another device's memory, or another device's stream.
+    WrongDevice,
+    /// Another device's memory, reached without access having been enabled.
+    PeerAccess,
+    /// The host touched pinned memory that a copy in flight uses.
+    HostAccess,
+    /// A call that a capture forbids.
+    Capture,
+    /// A graph was misused.
+    Graph,
+    /// A call that CUDA forbids where it is made.
+    ForbiddenCall,
+    /// A handle that was destroyed, or never was one.
+    Handle,
+}
+
+impl Kind {
+    /// What a violation is of that came as text: the message of a check that failed while work ran.
+    pub fn of_violation(message: &str) -> Self {
+        if message.contains(", freed by ") {
+            Self::UseAfterFree
+        } else if message.contains("was given no access") {
+            Self::WrongDevice
+        } else {
+            Self::OutOfBounds
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Race => "RACE",
+            Self::UseAfterFree => "USE AFTER FREE",
+            Self::DoubleFree => "DOUBLE FREE",
+            Self::OutOfBounds => "OUT OF BOUNDS",
+            Self::WrongDevice => "WRONG DEVICE",
+            Self::PeerAccess => "PEER COPY WITHOUT ACCESS",
+            Self::HostAccess => "HOST ACCESS",
+            Self::Capture => "CAPTURE",
+            Self::Graph => "GRAPH",
+            Self::ForbiddenCall => "FORBIDDEN CALL",
+            Self::Handle => "DESTROYED HANDLE",
+        })
+    }
+}
+
+/// One thing that was found.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// What it is of.
+    pub kind: Kind,
+    /// The cause, the operations, the bytes and the call stacks.
+    pub message: String,
+}
+
+/// All that was found, and what to do about it.
+#[derive(Debug)]
+pub struct Report {
+    /// In order. With [`OnFinding::Exit`] it never has an entry that anybody sees.
+    pub findings: Vec<Finding>,
+    on_finding: OnFinding,
+}
+
+/// How a process ends that had a finding.
+pub const EXIT_CODE: i32 = 86;
+
+impl Report {
+    /// A report that does `on_finding`.
+    pub fn new(on_finding: OnFinding) -> Self {
+        Self { findings: Vec::new(), on_finding }
+    }
+
+    /// Tells a finding, with the call stack of the caller, who is the one to blame for most of them.
+    pub fn tell(&mut self, kind: Kind, message: &str) {
+        let caller = Stack::capture().to_string();
+        // Most findings name the call already that they are found in.
+        let message =
+            if message.contains(&caller) { message.to_owned() } else { format!("{message}\n  found in {caller}") };
+        if self.on_finding != OnFinding::Keep {
+            eprintln!("simcuda: {kind}: {message}");
+        }
+        self.findings.push(Finding { kind, message });
+        if self.on_finding == OnFinding::Exit {
+            // SAFETY: _exit takes no pointer and does not return. Nothing is left to be flushed that a process with a finding
+            // should still write.
+            unsafe { libc::_exit(EXIT_CODE) }
+        }
+    }
+}
+
+/// Tells a finding. With `SIMCUDA_ON_FINDING=exit` it does not return; otherwise the caller goes on as the driver would.
+pub fn finding(machine: &mut Machine, kind: Kind, message: impl AsRef<str>) {
+    machine.report.tell(kind, message.as_ref());
+}

@@ -1,0 +1,261 @@
+//! When queued work runs: as late and in as inconvenient an order as CUDA allows and the schedule asks for.
+//!
+//! Nothing here has threads. A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready node of a graph
+//! launch) until it is met. Which pieces may run follows from the queues alone; which of them does is the
+//! [`policy`]'s choice. So the same calls with the same seed run in the same order.
+
+mod policy;
+mod run;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUresult;
+
+use self::policy::{Candidate, Policy};
+pub(crate) use self::run::abandon_launch;
+use crate::event::Record;
+use crate::machine::{Held, Machine, host_joins};
+use crate::stream::{self, Action, Entry, HostFunction, PENDING_MAX, StreamId};
+
+/// The choices that CUDA leaves open.
+#[derive(Default)]
+pub struct Scheduler {
+    // Made when it is first asked: its seed is in the machine's configuration.
+    policy: Option<Policy>,
+    /// The trace of what ran, for tests: descriptions in order.
+    #[cfg(test)]
+    pub(crate) ran: Vec<Arc<str>>,
+}
+
+/// What a host call waits for: that streams come to these places.
+#[derive(Clone, Debug)]
+pub struct Goal {
+    records: Vec<Arc<Record>>,
+}
+
+impl Goal {
+    pub(crate) fn new(records: Vec<Arc<Record>>) -> Self {
+        Self { records }
+    }
+
+    fn is_met(&self) -> bool {
+        self.records.iter().all(|record| record.is_complete())
+    }
+}
+
+/// Everything that `stream` was given so far; of the null stream also all that it would wait for.
+pub fn goal_stream(machine: &mut Machine, stream: StreamId) -> Goal {
+    let mut streams = stream::blocking_of_null(machine, stream);
+    streams.push(stream);
+    Goal::new(streams.into_iter().map(|stream| stream::marker(machine, stream)).collect())
+}
+
+/// Everything that all streams of `device` were given so far.
+pub fn goal_device(machine: &mut Machine, device: usize) -> Goal {
+    let count = machine.streams.all.len();
+    let streams: Vec<StreamId> = (0..count).filter(|stream| stream::device_of(machine, *stream) == device).collect();
+    Goal::new(streams.into_iter().map(|stream| stream::marker(machine, stream)).collect())
+}
+
+/// Waits until all that `stream` was given has run. The lock is given up between pieces of work.
+pub fn synchronize_stream(held: &mut Held, stream: StreamId) -> Result<(), CUresult> {
+    let goal = goal_stream(held, stream);
+    wait_for(held, &goal)
+}
+
+/// Waits until all that the streams of `device` were given has run. The lock is given up between pieces of work.
+pub fn synchronize_device(held: &mut Held, device: usize) -> Result<(), CUresult> {
+    let goal = goal_device(held, device);
+    wait_for(held, &goal)?;
+    // A device without work can still be lost.
+    held.devices[device].lost.map_or(Ok(()), Err)
+}
+
+/// Runs work until the goal is met, and orders the host behind it. Work that hangs makes this wait for ever.
+pub fn wait_for(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+    while !goal.is_met() || policy(held).drains() {
+        match advance(held, goal) {
+            Advance::Ran => held.pause(),
+            Advance::Call(call) => call.make(held),
+            Advance::Idle if goal.is_met() => break,
+            // Hung, or a host function that another thread is calling just now.
+            Advance::Idle => held.without(|| std::thread::sleep(Duration::from_millis(1))),
+        }
+    }
+    let extra = if policy(held).drains() { 0 } else { policy(held).extra() };
+    let _ = run_some(held, goal, extra);
+    arrive(held, goal)
+}
+
+/// Runs a little, and says whether the goal is met: CUDA_ERROR_NOT_READY if not.
+pub(crate) fn query(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+    if !goal.is_met() {
+        let pieces = policy(held).query();
+        run_some(held, goal, pieces);
+    }
+    if goal.is_met() { arrive(held, goal) } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
+}
+
+fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
+    for _ in 0..pieces {
+        match advance(held, goal) {
+            Advance::Ran => {}
+            Advance::Call(call) => call.make(held),
+            Advance::Idle => break,
+        }
+    }
+}
+
+/// The host is behind all that the goal stands for, unless one of its devices was lost on the way.
+fn arrive(machine: &mut Machine, goal: &Goal) -> Result<(), CUresult> {
+    for record in &goal.records {
+        if let Some(completion) = record.completion() {
+            host_joins(machine, &completion.clock);
+        }
+    }
+    let mut lost =
+        goal.records.iter().filter_map(|record| machine.devices[stream::device_of(machine, record.stream)].lost);
+    lost.next().map_or(Ok(()), Err)
+}
+
+/// Runs work while more is pending than queues hold. Host functions have to wait: the caller does not give up the lock.
+pub(crate) fn make_room(machine: &mut Machine) {
+    while machine.streams.pending > PENDING_MAX {
+        let candidates: Vec<Candidate> =
+            runnable(machine).into_iter().map(|candidate| Candidate { is_needed: true, ..candidate }).collect();
+        let candidates = without_host_functions(machine, candidates);
+        let Some(chosen) = policy(machine).choose(&candidates) else { return };
+        run::piece(machine, chosen);
+    }
+}
+
+fn without_host_functions(machine: &Machine, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+    candidates.retain(|candidate| !match (&machine.streams.all[candidate.stream].queue[0].action, candidate.node) {
+        (Action::Graph(Some(launch)), Some(node)) => launch.is_host_function(node),
+        (Action::Host(_), _) => true,
+        _ => false,
+    });
+    candidates
+}
+
+/// What came of a step towards a goal.
+enum Advance {
+    Ran,
+    /// To be called with the lock given up.
+    Call(HostCall),
+    /// Nothing can run that shall.
+    Idle,
+}
+
+/// A host function whose turn has come.
+pub(crate) struct HostCall {
+    pub(crate) stream: StreamId,
+    pub(crate) node: Option<usize>,
+    pub(crate) function: HostFunction,
+}
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is inside a function that a stream calls, where CUDA permits no call of its own.
+pub fn in_host_function() -> bool {
+    IN_HOST_FUNCTION.get()
+}
+
+impl HostCall {
+    fn make(self, held: &mut Held) {
+        let HostFunction { function, argument } = self.function;
+        held.without(|| {
+            IN_HOST_FUNCTION.set(true);
+            // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called with this argument, once, on any thread, when
+            // the stream comes to it; this is that moment, and the lock is free.
+            unsafe { function(argument as *mut std::ffi::c_void) };
+            IN_HOST_FUNCTION.set(false);
+        });
+        run::finish_host_call(held, &self);
+    }
+}
+
+fn advance(machine: &mut Machine, goal: &Goal) -> Advance {
+    abandon_lost_devices(machine);
+    let mut candidates = runnable(machine);
+    mark_needed(machine, goal, &mut candidates);
+    let Some(chosen) = policy(machine).choose(&candidates) else { return Advance::Idle };
+    match run::piece(machine, chosen) {
+        Some(call) => Advance::Call(call),
+        None => Advance::Ran,
+    }
+}
+
+fn policy(machine: &mut Machine) -> &mut Policy {
+    let (schedule, seed) = (machine.config.schedule, machine.config.seed);
+    machine.streams.scheduler.policy.get_or_insert_with(|| Policy::new(schedule, seed))
+}
+
+/// A fault may lose a device from outside: its work must not keep anybody waiting.
+fn abandon_lost_devices(machine: &mut Machine) {
+    for device in 0..machine.devices.len() {
+        if machine.devices[device].lost.is_some() {
+            stream::abandon(machine, device);
+        }
+    }
+}
+
+/// All that CUDA would allow to run now, in the order of streams.
+fn runnable(machine: &Machine) -> Vec<Candidate> {
+    let mut candidates = Vec::new();
+    for &stream in &machine.streams.busy {
+        let Entry { sequence, after, action, .. } = &machine.streams.all[stream].queue[0];
+        if !after.iter().all(|record| record.is_complete()) {
+            continue;
+        }
+        let candidate = Candidate { stream, node: None, sequence: *sequence, is_needed: false };
+        match action {
+            Action::Work(_) | Action::Turn(Some(_)) | Action::Host(Some(_)) | Action::Record(_) => {
+                candidates.push(candidate)
+            }
+            Action::Wait(record) if record.is_complete() => candidates.push(candidate),
+            Action::Graph(Some(launch)) => {
+                candidates.extend(launch.ready().map(|node| Candidate { node, ..candidate }));
+            }
+            Action::Wait(_) | Action::Hang | Action::Turn(None) | Action::Host(None) | Action::Graph(None) => {}
+        }
+    }
+    candidates
+}
+
+/// Marks the candidates without which the goal cannot be met: those of streams that are not yet as far as a needed record.
+fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
+    // Up to which sequence number each stream is needed.
+    let mut needed: BTreeMap<StreamId, u64> = BTreeMap::new();
+    let mut open: Vec<Arc<Record>> = goal.records.clone();
+    while let Some(record) = open.pop() {
+        if record.is_complete() {
+            continue;
+        }
+        let from = needed.get(&record.stream).copied();
+        if from.is_some_and(|known| known >= record.sequence()) {
+            continue;
+        }
+        needed.insert(record.stream, record.sequence());
+        let queue = &machine.streams.all[record.stream].queue;
+        let fresh = queue.iter().skip_while(|entry| from.is_some_and(|known| entry.sequence <= known));
+        for entry in fresh.take_while(|entry| entry.sequence <= record.sequence()) {
+            open.extend(entry.after.iter().cloned());
+            match &entry.action {
+                Action::Wait(record) => open.push(record.clone()),
+                Action::Graph(Some(launch)) => open.extend(launch.waits().cloned()),
+                _ => {}
+            }
+        }
+    }
+    for candidate in candidates {
+        candidate.is_needed = needed.get(&candidate.stream).is_some_and(|last| candidate.sequence <= *last);
+    }
+}

@@ -1,0 +1,154 @@
+//! Which of the pieces that may run is run next. Pure: it sees the pieces as numbers, and the same seed gives the same choices.
+
+use crate::machine::Schedule;
+use crate::stream::StreamId;
+
+/// One piece that CUDA would allow to run now: the front of a stream, or a ready node of the graph launch in front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    pub(crate) stream: StreamId,
+    pub(crate) node: Option<usize>,
+    /// Of its entry among all entries.
+    pub(crate) sequence: u64,
+    /// Whether what is waited for cannot come about without it.
+    pub(crate) is_needed: bool,
+}
+
+/// A small generator with 64 bits of state (SplitMix64): good enough to mix orders, and the same everywhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed ^ 0x9E37_79B9_7F4A_7C15)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+/// Chooses among candidates.
+#[derive(Clone, Debug)]
+pub(crate) struct Policy {
+    schedule: Schedule,
+    random: Random,
+    /// With [`Schedule::Random`] and this set, the stream that is favoured: it runs as long as it can.
+    favourite: Option<u64>,
+}
+
+impl Policy {
+    pub(crate) fn new(schedule: Schedule, seed: u64) -> Self {
+        Self { schedule, random: Random::new(seed), favourite: None }
+    }
+
+    /// Which of `candidates` to run; nothing when none shall run now. `candidates` are in the order of their streams.
+    pub(crate) fn choose(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
+        match self.schedule {
+            Schedule::Random => self.random_one(candidates),
+            // What was given last, before what was given earlier: the opposite of what the program's author had in mind.
+            Schedule::Lazy => {
+                let needed = candidates.iter().filter(|candidate| candidate.is_needed);
+                needed.max_by_key(|candidate| (candidate.sequence, candidate.node)).copied()
+            }
+            Schedule::Eager => candidates.iter().min_by_key(|candidate| (candidate.sequence, candidate.node)).copied(),
+        }
+    }
+
+    /// Half of the time any of them with equal chances, otherwise by priorities that stay for a while: equal chances alone
+    /// let all streams advance together, and hide what needs one to be far ahead.
+    fn random_one(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
+        if candidates.is_empty() {
+            return None;
+        }
+        if self.random.below(8) == 0 {
+            let draw = self.random.next();
+            self.favourite = (draw & 1 == 0).then_some(draw);
+        }
+        match self.favourite {
+            None => Some(candidates[self.random.below(candidates.len())]),
+            Some(draw) => {
+                let priority = |candidate: &&Candidate| {
+                    Random::new(draw ^ ((candidate.stream as u64) << 20 | candidate.node.map_or(0, |n| n as u64 + 1)))
+                        .next()
+                };
+                candidates.iter().max_by_key(priority).copied()
+            }
+        }
+    }
+
+    /// How many pieces to run beyond those that a wait needed.
+    pub(crate) fn extra(&mut self) -> usize {
+        match self.schedule {
+            Schedule::Random => match self.random.below(4) {
+                0 => self.random.below(16),
+                1 => self.random.below(4),
+                _ => 0,
+            },
+            Schedule::Lazy => 0,
+            Schedule::Eager => usize::MAX,
+        }
+    }
+
+    /// How many pieces a query lets run. Never always none: a loop of queries must come to its end.
+    pub(crate) fn query(&mut self) -> usize {
+        match self.schedule {
+            Schedule::Random => self.random.below(4),
+            Schedule::Lazy => 1,
+            Schedule::Eager => usize::MAX,
+        }
+    }
+
+    /// Whether waits end only when nothing more can run.
+    pub(crate) fn drains(&self) -> bool {
+        self.schedule == Schedule::Eager
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates() -> Vec<Candidate> {
+        let make = |stream, sequence, is_needed| Candidate { stream, node: None, sequence, is_needed };
+        vec![make(0, 7, true), make(1, 3, false), make(2, 5, true)]
+    }
+
+    #[test]
+    fn lazy_takes_the_last_that_is_needed_and_eager_the_first_that_was_given() {
+        assert_eq!(Policy::new(Schedule::Lazy, 1).choose(&candidates()).unwrap().stream, 0);
+        assert_eq!(Policy::new(Schedule::Eager, 1).choose(&candidates()).unwrap().stream, 1);
+        let unneeded: Vec<Candidate> = candidates().into_iter().filter(|candidate| !candidate.is_needed).collect();
+        assert_eq!(Policy::new(Schedule::Lazy, 1).choose(&unneeded), None);
+    }
+
+    #[test]
+    fn one_seed_chooses_alike_and_all_are_chosen_some_time() {
+        let choices = |seed| {
+            let mut policy = Policy::new(Schedule::Random, seed);
+            (0..200).map(|_| policy.choose(&candidates()).unwrap().stream).collect::<Vec<_>>()
+        };
+        assert_eq!(choices(5), choices(5));
+        assert_ne!(choices(5), choices(6));
+        for stream in 0..3 {
+            assert!(choices(5).contains(&stream), "stream {stream} never runs");
+        }
+        assert_eq!(Policy::new(Schedule::Random, 0).choose(&[]), None);
+    }
+
+    #[test]
+    fn polling_gets_on_with_every_schedule() {
+        for schedule in [Schedule::Random, Schedule::Lazy, Schedule::Eager] {
+            let mut policy = Policy::new(schedule, 3);
+            assert!((0..100).any(|_| policy.query() > 0), "{schedule:?}");
+        }
+    }
+}

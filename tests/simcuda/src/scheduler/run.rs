@@ -1,0 +1,267 @@
+//! Running one piece: its clocks are joined, it is checked and run, the race detector sees what it touched, and who waits for
+//! it learns what it knew.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+
+use super::HostCall;
+use super::policy::Candidate;
+use crate::error;
+use crate::event::Completion;
+use crate::graph;
+use crate::graph::launch::{Launch, Step};
+use crate::machine::{Machine, lose_device};
+use crate::memory::{self, Moment};
+use crate::race::{Actor, Clock};
+use crate::report::{self, Kind};
+use crate::stream::{self, Action, Operation, StreamId};
+use crate::work::{Failure, Touched, Work};
+
+/// What a host function takes by the simulated clock.
+const HOST_FUNCTION_NS: u64 = 1_000;
+
+/// Runs the chosen piece. A host function is given back instead, to be called with the lock given up.
+pub(super) fn piece(machine: &mut Machine, chosen: Candidate) -> Option<HostCall> {
+    match chosen.node {
+        None => front(machine, chosen.stream),
+        Some(node) => graph_node(machine, chosen.stream, node),
+    }
+}
+
+/// Runs the front of a stream.
+fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
+    let actor = stream::actor_of(machine, stream);
+    let own = &mut machine.streams.all[stream];
+    let entry = own.queue.front_mut().expect("only streams with something in them are chosen");
+    machine.race.join(actor, &std::mem::take(&mut entry.host));
+    for record in std::mem::take(&mut entry.after) {
+        if let Some(Completion { clock, time_ns }) = record.completion() {
+            machine.race.join(actor, clock);
+            own.time_ns = own.time_ns.max(*time_ns);
+        }
+    }
+    let operation = entry.operation.clone();
+    let mut call = None;
+    match &mut entry.action {
+        Action::Work(work) => {
+            let work = work.clone();
+            note(machine, &operation);
+            if run_work(machine, actor, &operation, &work) {
+                machine.streams.all[stream].time_ns += work.duration_ns();
+                stream::pop(machine, stream);
+            }
+        }
+        Action::Turn(turn) => {
+            let turn = turn.take().expect("turns that were taken are not chosen");
+            note(machine, &operation);
+            match turn(machine, actor, operation.id) {
+                Ok(()) => drop(stream::pop(machine, stream)),
+                Err(failure) => fail(machine, operation.device, &failure),
+            }
+        }
+        Action::Host(function) => {
+            call = function.take().map(|function| HostCall { stream, node: None, function });
+            note(machine, &operation);
+        }
+        Action::Record(record) => {
+            let record = record.clone();
+            stream::complete_record(machine, stream, &record);
+            stream::pop(machine, stream);
+        }
+        Action::Wait(record) => {
+            if let Some(Completion { clock, time_ns }) = record.completion() {
+                machine.race.join(actor, clock);
+                own.time_ns = own.time_ns.max(*time_ns);
+            }
+            stream::pop(machine, stream);
+        }
+        Action::Graph(Some(launch)) => {
+            launch.begin(machine.race.snapshot(actor), own.time_ns);
+            finish_launch_if_over(machine, stream);
+        }
+        Action::Graph(None) | Action::Hang => unreachable!("neither is ever chosen"),
+    }
+    call
+}
+
+/// Runs a node of the graph launch in front of a stream.
+fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<HostCall> {
+    let mut launch = take_launch(machine, stream);
+    let (actor, known, begin_ns) = launch.take(node);
+    for clock in &known {
+        machine.race.join(actor, clock);
+    }
+    let operation = launch.operations[node].clone();
+    let mut end_ns = begin_ns;
+    match launch.steps[node].clone() {
+        Step::Work(work) => {
+            note(machine, &operation);
+            if !run_work(machine, actor, &operation, &work) {
+                // The streams of the device are empty now, this launch is the last that is left of them.
+                abandon_launch(machine, &launch);
+                return None;
+            }
+            end_ns += work.duration_ns();
+        }
+        Step::Host(function) => {
+            note(machine, &operation);
+            put_launch(machine, stream, launch);
+            return Some(HostCall { stream, node: Some(node), function });
+        }
+        Step::Record(record) => {
+            let clock = machine.race.snapshot(actor);
+            record.complete(Completion { clock, time_ns: begin_ns });
+        }
+        Step::Wait(record) => {
+            if let Some(Completion { clock, time_ns }) = record.as_ref().and_then(|record| record.completion()) {
+                machine.race.join(actor, clock);
+                end_ns = end_ns.max(*time_ns);
+            }
+        }
+        Step::Hang => unreachable!("nodes that hang are never chosen"),
+    }
+    launch.finish(node, machine.race.snapshot(actor), end_ns);
+    put_launch(machine, stream, launch);
+    finish_launch_if_over(machine, stream);
+    None
+}
+
+/// A host function that was given out has returned.
+pub(super) fn finish_host_call(machine: &mut Machine, call: &HostCall) {
+    // Its device may have been lost meanwhile, and with it the queue.
+    let Some(entry) = machine.streams.all[call.stream].queue.front_mut() else { return };
+    match (&mut entry.action, call.node) {
+        (Action::Host(None), None) => {
+            machine.streams.all[call.stream].time_ns += HOST_FUNCTION_NS;
+            stream::pop(machine, call.stream);
+        }
+        (Action::Graph(Some(_)), Some(node)) => {
+            let mut launch = take_launch(machine, call.stream);
+            // Its actor joined what the node had to know when it was given out; the time is asked for again.
+            let (actor, _, begin_ns) = launch.take(node);
+            launch.finish(node, machine.race.snapshot(actor), begin_ns + HOST_FUNCTION_NS);
+            put_launch(machine, call.stream, launch);
+            finish_launch_if_over(machine, call.stream);
+        }
+        _ => {}
+    }
+}
+
+fn take_launch(machine: &mut Machine, stream: StreamId) -> Box<Launch> {
+    match machine.streams.all[stream].queue.front_mut().map(|entry| &mut entry.action) {
+        Some(Action::Graph(launch)) => launch.take().expect("one node at a time"),
+        _ => unreachable!("a launch stays in front until it is over"),
+    }
+}
+
+fn put_launch(machine: &mut Machine, stream: StreamId, launch: Box<Launch>) {
+    match machine.streams.all[stream].queue.front_mut().map(|entry| &mut entry.action) {
+        Some(Action::Graph(place)) => *place = Some(launch),
+        _ => unreachable!("a launch stays in front until it is over"),
+    }
+}
+
+/// With its last node done, a launch gives the stream what the last nodes knew, and leaves the queue.
+fn finish_launch_if_over(machine: &mut Machine, stream: StreamId) {
+    let launch = take_launch(machine, stream);
+    if !launch.is_over() {
+        put_launch(machine, stream, launch);
+        return;
+    }
+    let actor = stream::actor_of(machine, stream);
+    let (clocks, end_ns) = launch.results();
+    for clock in &clocks {
+        machine.race.join(actor, clock);
+    }
+    let own = &mut machine.streams.all[stream];
+    own.time_ns = own.time_ns.max(end_ns);
+    let time_ns = own.time_ns;
+    let clock = machine.race.snapshot(actor);
+    launch.complete(clock, time_ns);
+    stream::pop(machine, stream);
+    launch_ended(machine, launch.executable);
+}
+
+fn launch_ended(machine: &mut Machine, executable: usize) {
+    machine.graphs.executables[executable].pending -= 1;
+    graph::retire_if_over(machine, executable);
+}
+
+/// A launch of a lost device ends without having run: pinned memory that its nodes were to use is let go of.
+pub(crate) fn abandon_launch(machine: &mut Machine, launch: &Launch) {
+    launch.abandon();
+    for operation in &launch.operations {
+        memory::finish(machine, operation.id, Clock::default());
+    }
+    launch_ended(machine, launch.executable);
+}
+
+/// Runs work as `actor`. False: it failed, and its device is lost.
+fn run_work(machine: &mut Machine, actor: Actor, operation: &Operation, work: &Arc<dyn Work>) -> bool {
+    let known = work.known_ranges();
+    let mut touched = Touched::default();
+    let outcome = match freed_meanwhile(machine, operation, &known) {
+        Some(failure) => Err(failure),
+        None => work.run(operation.device, &machine.memory, &mut touched),
+    };
+    // Also what failed has touched what it touched before.
+    if let Some(race) = machine.race.access(actor, operation.id, &touched) {
+        report::race(machine, &race);
+    }
+    if [&known.reads, &known.writes, &known.atomics].into_iter().any(|ranges| !ranges.is_empty()) {
+        let clock = machine.race.snapshot(actor);
+        memory::finish(machine, operation.id, clock);
+    }
+    match outcome {
+        Ok(()) => true,
+        Err(failure) => {
+            tell_failure(machine, operation, &failure);
+            fail(machine, operation.device, &failure);
+            false
+        }
+    }
+}
+
+/// A touch of memory that it may not touch is a finding. Other failures are the plan's, or the kernel's own doing (a trap).
+fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure) {
+    let is_planned = failure.message.ends_with("by the plan of faults");
+    if failure.code == CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32 && !is_planned {
+        let told = format!("{operation}\n  {}\n  {}", failure.message, calls(operation));
+        report::finding(machine, Kind::of_violation(&failure.message), told);
+    }
+}
+
+/// Memory that was there when the work was queued may be gone when its turn comes: a finding.
+fn freed_meanwhile(machine: &mut Machine, operation: &Operation, known: &Touched) -> Option<Failure> {
+    let ranges = [&known.reads, &known.writes, &known.atomics].into_iter().flatten();
+    let mut violations = ranges.filter_map(|range| machine.memory.violation(operation.device, range, Moment::Runs));
+    let memory::Violation { kind, message } = violations.next()?;
+    drop(violations);
+    let told = format!("{operation}, when it ran: {message}\n  {}", calls(operation));
+    report::finding(machine, kind, told);
+    Some(Failure { code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32, message })
+}
+
+fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
+    let code = u32::try_from(failure.code).ok().and_then(error::from_number);
+    let code = code.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN);
+    lose_device(machine, device, code, &failure.message);
+    stream::abandon(machine, device);
+}
+
+/// Where an operation came from: the call, and for a node of a graph the call that was captured.
+fn calls(operation: &Operation) -> String {
+    match &operation.captured {
+        None => format!("queued in {}", operation.stack),
+        Some(captured) => format!("launched in {}\n  captured in {}", operation.stack, captured.stack),
+    }
+}
+
+fn note(machine: &mut Machine, operation: &Operation) {
+    if machine.config.trace {
+        eprintln!("simcuda: runs {operation}");
+    }
+    #[cfg(test)]
+    machine.streams.scheduler.ran.push(operation.describe.clone());
+}

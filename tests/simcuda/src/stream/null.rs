@@ -1,0 +1,70 @@
+//! The null stream ("legacy default stream") and the default stream of a thread.
+//!
+//! What is given to the null stream of a device waits for everything given before to the blocking streams of that device, and what is
+//! given to those afterwards waits for it. Both are kept by markers: a record at the end of the one, which the entry of the other is
+//! `after`.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+
+use super::{Order, StreamId, create, marker};
+use crate::event::Record;
+use crate::machine::{Machine, current_device};
+
+pub(super) fn legacy(machine: &mut Machine) -> Result<StreamId, CUresult> {
+    let device = current_device(machine)?;
+    Ok(legacy_of(machine, device))
+}
+
+/// The null stream of a device.
+pub(crate) fn legacy_of(machine: &mut Machine, device: usize) -> StreamId {
+    if let Some(stream) = machine.streams.legacy.get(&device) {
+        return *stream;
+    }
+    let stream = create(machine, device, Order::Legacy, 0, 0);
+    machine.streams.legacy.insert(device, stream);
+    stream
+}
+
+pub(super) fn per_thread(machine: &mut Machine) -> Result<StreamId, CUresult> {
+    let device = current_device(machine)?;
+    let key = (std::thread::current().id(), device);
+    if let Some(stream) = machine.streams.per_thread.get(&key) {
+        return Ok(*stream);
+    }
+    let stream = create(machine, device, Order::Blocking, 0, 0);
+    machine.streams.per_thread.insert(key, stream);
+    Ok(stream)
+}
+
+/// The blocking streams of a device, also those destroyed with something still in them.
+pub(crate) fn blocking(machine: &Machine, device: usize) -> Vec<StreamId> {
+    let streams = machine.streams.all.iter().enumerate();
+    streams.filter(|(_, stream)| stream.device == device && stream.order == Order::Blocking).map(|(id, _)| id).collect()
+}
+
+/// What the next entry of `stream` must wait for by the null stream's rules.
+pub(super) fn orders(machine: &mut Machine, stream: StreamId) -> Vec<Arc<Record>> {
+    let device = machine.streams.all[stream].device;
+    match machine.streams.all[stream].order {
+        Order::Free => Vec::new(),
+        Order::Blocking => {
+            let Some(&null) = machine.streams.legacy.get(&device) else { return Vec::new() };
+            let given = machine.streams.all[null].given;
+            if std::mem::replace(&mut machine.streams.all[stream].is_behind_null, given) == given {
+                return Vec::new();
+            }
+            vec![marker(machine, null)]
+        }
+        Order::Legacy => blocking(machine, device)
+            .into_iter()
+            .filter_map(|other| {
+                let other_stream = &mut machine.streams.all[other];
+                let given = other_stream.given;
+                let is_new = std::mem::replace(&mut other_stream.null_is_behind, given) != given;
+                is_new.then(|| marker(machine, other))
+            })
+            .collect(),
+    }
+}

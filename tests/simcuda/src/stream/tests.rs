@@ -1,0 +1,526 @@
+//! Streams, events and host waits, through the entry points; and the bench that tests of other rooms stand on, too.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+
+use super::calls::*;
+use super::*;
+use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
+use crate::device::cuInit;
+use crate::event::calls::*;
+use crate::faults::Plan;
+use crate::machine::{Config, Held, Out, Schedule, is_held_by_this_thread};
+use crate::report::{Finding, Kind};
+use crate::work::{Address, Memory, Touched};
+
+pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
+pub(crate) const NON_BLOCKING: u32 = 1;
+const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Eager];
+
+/// The machine that the entry points share, made anew and held for one test; tests that use it run one after the other.
+pub(crate) struct Bench {
+    _turn: MutexGuard<'static, ()>,
+}
+
+pub(crate) fn bench(config: Config) -> Bench {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let devices = config.devices;
+    *Held::take() = Machine::new(config);
+    assert_eq!(cuInit(0), SUCCESS);
+    let bench = Bench { _turn: turn };
+    for device in (0..devices).rev() {
+        bench.set_device(device);
+    }
+    bench
+}
+
+/// A small machine that keeps its findings.
+pub(crate) fn config(seed: u64) -> Config {
+    Config { devices: 2, memory_bytes: 16 << 20, seed, ..Config::default() }
+}
+
+/// What a call writes back.
+pub(crate) fn got<T>(call: impl FnOnce(Out<'_, T>) -> CUresult) -> T {
+    let mut value = MaybeUninit::uninit();
+    assert_eq!(call(Some(&mut value)), SUCCESS);
+    // SAFETY: entry points that succeed have written what they give back.
+    unsafe { value.assume_init() }
+}
+
+/// Work that says what it touched, and touches nothing: the addresses need not exist.
+pub(crate) struct Touch {
+    pub(crate) name: String,
+    pub(crate) reads: Vec<Range<Address>>,
+    pub(crate) writes: Vec<Range<Address>>,
+    /// Whether it knows its ranges before it runs, as copies do.
+    pub(crate) knows: bool,
+    pub(crate) fails_with: Option<i32>,
+}
+
+impl Touch {
+    pub(crate) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), reads: Vec::new(), writes: Vec::new(), knows: false, fails_with: None }
+    }
+
+    fn touched(&self) -> Touched {
+        Touched { reads: self.reads.clone(), writes: self.writes.clone(), atomics: Vec::new() }
+    }
+}
+
+pub(crate) const TOUCH_NS: u64 = 2_000_000;
+
+impl Work for Touch {
+    fn describe(&self) -> String {
+        self.name.clone()
+    }
+
+    fn known_ranges(&self) -> Touched {
+        if self.knows { self.touched() } else { Touched::default() }
+    }
+
+    fn run(&self, _device: usize, _memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        *touched = self.touched();
+        match self.fails_with {
+            None => Ok(()),
+            Some(code) => Err(Failure { code, message: format!("{} fails", self.name) }),
+        }
+    }
+
+    fn duration_ns(&self) -> u64 {
+        TOUCH_NS
+    }
+}
+
+impl Bench {
+    pub(crate) fn set_device(&self, device: usize) {
+        let context = got(|context| cuDevicePrimaryCtxRetain(context, device as i32));
+        assert_eq!(cuCtxSetCurrent(context), SUCCESS);
+    }
+
+    pub(crate) fn stream(&self) -> CUstream {
+        got(|stream| cuStreamCreate(stream, NON_BLOCKING))
+    }
+
+    pub(crate) fn blocking_stream(&self) -> CUstream {
+        got(|stream| cuStreamCreate(stream, 0))
+    }
+
+    pub(crate) fn event(&self) -> CUevent {
+        got(|event| cuEventCreate(event, 0))
+    }
+
+    pub(crate) fn try_give(&self, stream: CUstream, work: Touch) -> Result<(), CUresult> {
+        let mut held = Held::take();
+        let stream = resolve(&mut held, stream)?;
+        enqueue(&mut held, stream, Arc::new(work))
+    }
+
+    pub(crate) fn run(&self, stream: CUstream, name: &str) {
+        self.try_give(stream, Touch::new(name)).expect("the stream takes it");
+    }
+
+    pub(crate) fn run_all(&self, stream: CUstream, names: &[&str]) {
+        names.iter().for_each(|name| self.run(stream, name));
+    }
+
+    pub(crate) fn write(&self, stream: CUstream, name: &str) {
+        self.try_give(stream, Touch { writes: vec![0x1000..0x2000], ..Touch::new(name) }).expect("the stream takes it");
+    }
+
+    /// The second waits for all that is in the first.
+    pub(crate) fn order(&self, first: CUstream, second: CUstream) {
+        let event = self.event();
+        assert_eq!(cuEventRecord(event, first), SUCCESS);
+        assert_eq!(cuStreamWaitEvent(second, event, 0), SUCCESS);
+    }
+
+    pub(crate) fn ran(&self) -> Vec<String> {
+        Held::take().streams.scheduler.ran.iter().map(|name| name.to_string()).collect()
+    }
+
+    pub(crate) fn findings(&self) -> Vec<Finding> {
+        Held::take().report.findings.clone()
+    }
+
+    pub(crate) fn finding_kinds(&self) -> Vec<Kind> {
+        self.findings().into_iter().map(|finding| finding.kind).collect()
+    }
+}
+
+#[test]
+fn a_stream_runs_in_order_and_only_when_somebody_waits() {
+    for schedule in SCHEDULES {
+        let bench = bench(Config { schedule, ..config(1) });
+        let stream = bench.stream();
+        bench.run_all(stream, &["a", "b", "c"]);
+        assert_eq!(bench.ran(), Vec::<String>::new(), "{schedule:?}");
+        assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+        assert_eq!(bench.ran(), ["a", "b", "c"], "{schedule:?}");
+    }
+}
+
+#[test]
+fn a_wait_orders_two_streams_in_time_and_in_the_clocks_with_every_schedule() {
+    for (seed, schedule) in (0..20).zip(SCHEDULES.into_iter().cycle()) {
+        let bench = bench(Config { schedule, ..config(seed) });
+        let (first, second) = (bench.stream(), bench.stream());
+        bench.write(first, "a");
+        bench.order(first, second);
+        bench.write(second, "b");
+        assert_eq!(cuStreamSynchronize(second), SUCCESS);
+        assert_eq!(bench.ran(), ["a", "b"]);
+        assert_eq!(bench.finding_kinds(), [], "seed {seed}");
+    }
+}
+
+#[test]
+fn without_a_wait_both_orders_occur_and_each_seed_finds_the_race() {
+    let mut orders = std::collections::BTreeSet::new();
+    for seed in 0..20 {
+        let bench = bench(config(seed));
+        let (first, second) = (bench.stream(), bench.stream());
+        bench.write(first, "a");
+        bench.write(second, "b");
+        assert_eq!(cuCtxSynchronize(), SUCCESS);
+        orders.insert(bench.ran());
+        assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
+        let message = bench.findings()[0].message.clone();
+        assert!(["a, on stream 0", "b, on stream 1", "without_a_wait"].iter().all(|part| message.contains(part)), "{message}");
+    }
+    assert_eq!(orders.len(), 2);
+}
+
+#[test]
+fn an_event_recorded_on_the_wrong_stream_orders_nothing() {
+    let bench = bench(config(3));
+    let (first, second, wrong) = (bench.stream(), bench.stream(), bench.stream());
+    bench.write(first, "a");
+    bench.order(wrong, second);
+    bench.write(second, "b");
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
+    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+}
+
+#[test]
+fn an_event_recorded_before_the_work_orders_nothing_of_it() {
+    let bench = bench(config(3));
+    let (first, second) = (bench.stream(), bench.stream());
+    bench.order(first, second);
+    bench.write(first, "a");
+    bench.write(second, "b");
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
+    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+}
+
+#[test]
+fn recording_again_does_not_move_the_waits_that_stand() {
+    for seed in 0..20 {
+        let bench = bench(config(seed));
+        let (first, second) = (bench.stream(), bench.stream());
+        let event = bench.event();
+        bench.run(first, "a");
+        assert_eq!(cuEventRecord(event, first), SUCCESS);
+        assert_eq!(cuStreamWaitEvent(second, event, 0), SUCCESS);
+        bench.run(second, "b");
+        // Behind work that waits for the second stream: had the wait moved, this would never end.
+        bench.order(second, first);
+        assert_eq!(cuEventRecord(event, first), SUCCESS);
+        assert_eq!(cuEventSynchronize(event), SUCCESS);
+        assert_eq!(bench.ran(), ["a", "b"]);
+    }
+}
+
+#[test]
+fn each_way_of_the_host_to_wait_orders_what_comes_after() {
+    type Wait = fn(CUstream, CUevent) -> CUresult;
+    fn poll(mut query: impl FnMut() -> CUresult) -> CUresult {
+        loop {
+            match query() {
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                code => return code,
+            }
+        }
+    }
+    let waits: [(&str, Wait); 5] = [
+        ("stream", |stream, _| cuStreamSynchronize(stream)),
+        ("event", |_, event| cuEventSynchronize(event)),
+        ("context", |_, _| cuCtxSynchronize()),
+        ("polled stream", |stream, _| poll(|| cuStreamQuery(stream))),
+        ("polled event", |_, event| poll(|| cuEventQuery(event))),
+    ];
+    for schedule in SCHEDULES {
+        for (name, wait) in waits {
+            let bench = bench(Config { schedule, ..config(7) });
+            let (first, second, event) = (bench.stream(), bench.stream(), bench.event());
+            bench.write(first, "a");
+            assert_eq!(cuEventRecord(event, first), SUCCESS);
+            assert_eq!(wait(first, event), SUCCESS);
+            bench.write(second, "b");
+            assert_eq!(cuCtxSynchronize(), SUCCESS);
+            assert_eq!(bench.finding_kinds(), [], "{name} {schedule:?}");
+        }
+    }
+}
+
+#[test]
+fn waiting_for_an_event_does_not_order_what_was_given_behind_it() {
+    let bench = bench(config(2));
+    let (first, second, event) = (bench.stream(), bench.stream(), bench.event());
+    assert_eq!(cuEventRecord(event, first), SUCCESS);
+    bench.write(first, "a");
+    assert_eq!(cuEventSynchronize(event), SUCCESS);
+    bench.write(second, "b");
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
+    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+}
+
+#[test]
+fn each_wait_can_be_ignored_and_is_then_missed() {
+    for (ignored, races) in [(None, 0), (Some(1), 1), (Some(2), 1), (Some(3), 0)] {
+        let bench = bench(Config { ignore_wait: ignored, ..config(5) });
+        let (first, second) = (bench.stream(), bench.stream());
+        bench.write(first, "a");
+        bench.order(first, second);
+        bench.write(second, "b");
+        assert_eq!(cuStreamSynchronize(second), SUCCESS);
+        bench.write(first, "c");
+        assert_eq!(cuCtxSynchronize(), SUCCESS);
+        assert_eq!(bench.finding_kinds().len(), races, "wait {ignored:?}: {:?}", bench.findings());
+    }
+}
+
+#[test]
+fn waits_are_listed_with_the_calls_of_the_product() {
+    let path = std::env::temp_dir().join(format!("simcuda-waits-{}", std::process::id()));
+    let bench = bench(Config { count_waits: Some(path.clone()), ..config(5) });
+    let (first, second) = (bench.stream(), bench.stream());
+    bench.order(first, second);
+    assert_eq!(cuStreamSynchronize(second), SUCCESS);
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
+    let listed = std::fs::read_to_string(&path).expect("the list was written");
+    std::fs::remove_file(&path).expect("the list is there");
+    let lines: Vec<&str> = listed.lines().collect();
+    assert_eq!(lines.len(), 3, "{listed}");
+    assert!(lines[0].starts_with("1 cuStreamWaitEvent "), "{listed}");
+    assert!(lines[1].starts_with("2 cuStreamSynchronize ") && lines[1].contains("waits_are_listed"), "{listed}");
+    assert!(lines[2].starts_with("3 cuCtxSynchronize "), "{listed}");
+}
+
+#[test]
+fn the_null_stream_is_in_order_with_blocking_streams_only() {
+    for (seed, is_blocking) in (0..20).zip([true, false].into_iter().cycle()) {
+        let bench = bench(config(seed));
+        let make = || if is_blocking { bench.blocking_stream() } else { bench.stream() };
+        let (first, second) = (make(), make());
+        bench.write(first, "a");
+        bench.write(std::ptr::null_mut(), "null");
+        bench.write(second, "b");
+        assert_eq!(cuCtxSynchronize(), SUCCESS);
+        if is_blocking {
+            assert_eq!(bench.ran(), ["a", "null", "b"], "seed {seed}");
+            assert_eq!(bench.finding_kinds(), [], "seed {seed}");
+        } else {
+            assert!(bench.finding_kinds().contains(&Kind::Race), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn blocking_streams_are_not_in_order_with_each_other_without_the_null_stream() {
+    let bench = bench(config(4));
+    bench.write(std::ptr::null_mut(), "null");
+    let (first, second) = (bench.blocking_stream(), bench.blocking_stream());
+    bench.write(first, "a");
+    bench.write(second, "b");
+    assert_eq!(cuStreamSynchronize(std::ptr::null_mut()), SUCCESS);
+    assert_eq!(bench.ran().len(), 3, "waiting for the null stream waits for the blocking streams");
+    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+}
+
+#[test]
+fn the_default_stream_of_a_thread_is_a_blocking_stream_of_its_own() {
+    let per_thread = 2 as CUstream;
+    let bench = bench(config(4));
+    bench.write(std::ptr::null_mut(), "null");
+    bench.write(per_thread, "own");
+    assert_eq!(cuStreamSynchronize(per_thread), SUCCESS);
+    assert_eq!(bench.ran(), ["null", "own"]);
+    assert_eq!(bench.finding_kinds(), []);
+    let device = got(|device| cuStreamGetDevice(per_thread, device));
+    assert_eq!(device, 0);
+}
+
+#[test]
+fn events_give_simulated_times_and_the_documented_errors() {
+    let bench = bench(config(6));
+    let stream = bench.stream();
+    let (start, end, never) = (bench.event(), bench.event(), bench.event());
+    let untimed = got(|event| cuEventCreate(event, 2));
+    assert_eq!(cuEventRecord(start, stream), SUCCESS);
+    bench.run_all(stream, &["a", "b", "c"]);
+    assert_eq!(cuEventRecord(end, stream), SUCCESS);
+    assert_eq!(cuEventRecord(untimed, stream), SUCCESS);
+    let elapsed = |start, end| {
+        let mut value = MaybeUninit::uninit();
+        cuEventElapsedTime_v2(Some(&mut value), start, end)
+    };
+    assert_eq!(elapsed(start, never), CUresult::CUDA_ERROR_NOT_READY);
+    assert_eq!(cuEventSynchronize(end), SUCCESS);
+    assert_eq!(elapsed(start, never), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(elapsed(start, untimed), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    let milliseconds: f32 = got(|value| cuEventElapsedTime(value, start, end));
+    // Three times two milliseconds, which f32 holds exactly.
+    assert_eq!(milliseconds, 6.0);
+    assert_eq!(cuEventQuery(never), SUCCESS);
+    assert_eq!(cuEventSynchronize(never), SUCCESS);
+    assert_eq!(cuStreamWaitEvent(stream, never, 0), SUCCESS);
+    assert_eq!(cuEventCreate(None, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(cuEventCreate(Some(&mut MaybeUninit::uninit()), 4), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+#[test]
+fn an_event_belongs_to_a_device_and_can_be_waited_for_on_another() {
+    let bench = bench(config(6));
+    let (first, event) = (bench.stream(), bench.event());
+    bench.set_device(1);
+    let second = bench.stream();
+    assert_eq!(cuEventRecord(event, second), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    bench.write(first, "a");
+    assert_eq!(cuEventRecord(event, first), SUCCESS);
+    assert_eq!(cuStreamWaitEvent(second, event, 0), SUCCESS);
+    bench.write(second, "b");
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
+    assert_eq!(bench.ran(), ["a", "b"]);
+    assert_eq!(bench.finding_kinds(), []);
+}
+
+#[test]
+fn destroyed_and_foreign_handles_are_refused_and_what_was_queued_still_runs() {
+    let bench = bench(config(6));
+    let (stream, event) = (bench.stream(), bench.event());
+    bench.run(stream, "a");
+    assert_eq!(cuEventRecord(event, stream), SUCCESS);
+    assert_eq!(cuStreamDestroy_v2(stream), SUCCESS);
+    assert_eq!(bench.ran(), Vec::<String>::new());
+    assert_eq!(cuEventSynchronize(event), SUCCESS);
+    assert_eq!(bench.ran(), ["a"]);
+    assert_eq!(cuStreamSynchronize(event.cast()), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(bench.finding_kinds(), []);
+    assert_eq!(cuStreamSynchronize(stream), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(cuEventDestroy_v2(event), SUCCESS);
+    assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(bench.finding_kinds(), [Kind::Handle, Kind::Handle]);
+    assert_eq!(cuStreamDestroy_v2(std::ptr::null_mut()), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
+}
+
+#[test]
+fn priorities_are_taken_into_the_range_and_flags_are_checked() {
+    let _bench = bench(config(6));
+    let stream = got(|stream| cuStreamCreateWithPriority(stream, NON_BLOCKING, -100));
+    assert_eq!(got(|priority| cuStreamGetPriority(stream, priority)), -5);
+    assert_eq!(got(|flags| cuStreamGetFlags(stream, flags)), NON_BLOCKING);
+    assert_eq!(cuStreamCreate(Some(&mut MaybeUninit::uninit()), 2), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(cuStreamCreate(None, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+#[test]
+fn work_that_fails_loses_its_device_and_leaves_the_others() {
+    let bench = bench(config(6));
+    let (stream, event) = (bench.stream(), bench.event());
+    let launch_failed = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+    bench.try_give(stream, Touch { fails_with: Some(launch_failed as i32), ..Touch::new("a") }).expect("it fails later");
+    bench.run(stream, "never");
+    assert_eq!(cuEventRecord(event, stream), SUCCESS);
+    bench.set_device(1);
+    let other = bench.stream();
+    assert_eq!(cuStreamWaitEvent(other, event, 0), SUCCESS);
+    bench.run(other, "b");
+    assert_eq!(cuStreamSynchronize(stream), launch_failed);
+    assert_eq!(bench.try_give(stream, Touch::new("c")), Err(launch_failed));
+    assert_eq!(cuStreamSynchronize(other), SUCCESS);
+    let ran = bench.ran();
+    assert!(!ran.contains(&"never".to_owned()) && ran.contains(&"b".to_owned()), "{ran:?}");
+    assert_eq!(bench.finding_kinds(), []);
+}
+
+#[test]
+fn host_functions_run_in_order_with_the_lock_free() {
+    static CALLED: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
+    unsafe extern "C" fn function(argument: *mut std::ffi::c_void) {
+        let is_free = !is_held_by_this_thread() && scheduler::in_host_function();
+        CALLED.lock().expect("no test fails while it holds this").push((argument as usize, is_free));
+    }
+    let bench = bench(config(6));
+    let stream = bench.stream();
+    bench.run(stream, "a");
+    assert_eq!(cuLaunchHostFunc(stream, Some(function), 41 as *mut _), SUCCESS);
+    bench.run(stream, "b");
+    assert_eq!(cuLaunchHostFunc(stream, Some(function), 42 as *mut _), SUCCESS);
+    assert_eq!(cuLaunchHostFunc(stream, None, 42 as *mut _), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+    assert_eq!(*CALLED.lock().expect("no test fails while it holds this"), [(41, true), (42, true)]);
+    assert_eq!(bench.ran().len(), 4);
+}
+
+#[test]
+fn a_full_machine_makes_room() {
+    let bench = bench(config(6));
+    let stream = bench.stream();
+    (0..PENDING_MAX + 100).for_each(|_| bench.run(stream, "a"));
+    assert_eq!(bench.ran().len(), 100);
+    assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+    assert_eq!(bench.ran().len(), PENDING_MAX + 100);
+}
+
+#[test]
+fn hung_work_keeps_who_waits_and_nobody_else() {
+    let faults = Plan::parse("stream@2=hang").expect("a plan");
+    let bench = bench(Config { faults, ..config(6) });
+    let (hung, other, event) = (bench.stream(), bench.stream(), bench.event());
+    bench.run_all(hung, &["a", "hangs", "c"]);
+    assert_eq!(cuEventRecord(event, hung), SUCCESS);
+    bench.run(other, "d");
+    let handle = hung as usize;
+    // It never ends: the test leaves it behind.
+    let waiting = std::thread::spawn(move || cuStreamSynchronize(handle as CUstream));
+    assert_eq!(cuStreamSynchronize(other), SUCCESS);
+    for _ in 0..50 {
+        assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_NOT_READY);
+        assert_eq!(cuStreamQuery(hung), CUresult::CUDA_ERROR_NOT_READY);
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(!waiting.is_finished());
+    let ran = bench.ran();
+    assert!(ran.contains(&"a".to_owned()) && !ran.contains(&"c".to_owned()), "{ran:?}");
+    // Losing the device ends the wait: another test must not find this thread in its machine.
+    Held::take().devices[0].lost = Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
+    assert_ne!(waiting.join().expect("it does not panic"), SUCCESS);
+}
+
+#[test]
+fn turns_come_in_the_order_of_the_stream_with_its_actor() {
+    let bench = bench(config(6));
+    let stream = bench.stream();
+    let seen = Arc::new(Mutex::new(None));
+    bench.run(stream, "a");
+    let (expected, kept) = {
+        let mut held = Held::take();
+        let id = resolve(&mut held, stream).expect("it is there");
+        let kept = seen.clone();
+        let turn: Turn = Box::new(move |machine, actor, operation| {
+            let ran = machine.streams.scheduler.ran.len();
+            *kept.lock().expect("nobody fails here") = Some((actor, operation, ran));
+            Ok(())
+        });
+        let operation = enqueue_with(&mut held, id, "free", turn).expect("the stream takes it");
+        (actor_of(&held, id), operation)
+    };
+    assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+    assert_eq!(*seen.lock().expect("nobody fails here"), Some((expected, kept, 2)));
+    assert_eq!(&*operation(&Held::take(), kept).expect("it is remembered").describe, "free");
+}
