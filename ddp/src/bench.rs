@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::handshake::Field;
 use ddp_comm::{Group, World};
-use ddp_kernels::stream::Stream;
+use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{Device, Tensor, threads};
 
-use crate::error::Result;
+use crate::config::{self, DeviceChoice};
+use crate::error::{Error, Result};
 
 /// Repetitions before anything is timed.
 const WARM_UP: u64 = 20;
@@ -39,17 +40,39 @@ impl Rounds {
     }
 }
 
-/// Runs `body` on all ranks for about `seconds` in all, in `rounds` rounds. All ranks repeat it as often as rank 0 decides.
-fn rounds(group: &Group, seconds: f64, rounds: usize, mut body: impl FnMut(u64) -> Result<()>) -> Result<Rounds> {
+/// Where to measure. Refuses a GPU that is none.
+fn find_device(choice: DeviceChoice, world: &World) -> Result<Device> {
+    let device = config::find_device(choice, world.rank(), world.size())?;
+    if config::is_simulated(device) {
+        let name = config::described(device);
+        let text = format!(
+            "--device {choice}: expected a device to measure, got {name}: figures of simulated GPUs mean nothing"
+        );
+        return Err(Error::Usage(format!("{text}. Give --device cpu, or measure on a real GPU")));
+    }
+    Ok(device)
+}
+
+/// Runs `body`, whose work is `device`'s, on all ranks for about `seconds` in all, in `rounds` rounds. All ranks repeat it as often
+/// as rank 0 decides. Each round ends when the device has done its work.
+fn rounds(
+    group: &Group,
+    device: Device,
+    seconds: f64,
+    rounds: usize,
+    mut body: impl FnMut(u64) -> Result<()>,
+) -> Result<Rounds> {
     let stream = Stream::default_of(Device::Cpu)?;
     let mut repetition = 0;
     let mut run = |count: u64| -> Result<Duration> {
+        synchronize(device)?;
         group.barrier(&stream)?;
         let started = Instant::now();
         for _ in 0..count {
             body(repetition)?;
             repetition += 1;
         }
+        synchronize(device)?;
         group.barrier(&stream)?;
         Ok(started.elapsed())
     };

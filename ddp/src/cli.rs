@@ -10,8 +10,8 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    Activation, AllreduceConfig, Config, DeviceChoice, FloatType, List, LogLevel, MlpBenchConfig, ModelKind,
-    OptimizerKind, Overlap, Schedule, When,
+    Activation, AllreduceConfig, Config, DeviceChoice, FloatType, GraphChoice, List, LogLevel, MlpBenchConfig,
+    ModelKind, OptimizerKind, Overlap, Schedule, When,
 };
 use crate::data::DataSpec;
 use crate::error::{Error, Result};
@@ -199,9 +199,12 @@ pub struct Flags {
     #[arg(long, value_name = "N", help_heading = OPTIMIZATION, value_parser = whole, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 
-    /// Where to train: auto, cpu, cuda (each rank its own) or cuda:N [default: auto]
+    /// Where to train: auto, cpu, cuda (one rank, the first GPU) or cuda:N [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = MACHINE)]
     pub device: Option<DeviceChoice>,
+    /// On a GPU: capture a step once, and launch it as a whole from then on [default: auto]
+    #[arg(long, value_name = "WHEN", help_heading = MACHINE)]
+    pub graph: Option<GraphChoice>,
     /// Threads of a rank [default: its share of the cores]
     #[arg(long, value_name = "N", help_heading = MACHINE, value_parser = count, allow_negative_numbers = true)]
     pub threads: Option<usize>,
@@ -257,6 +260,9 @@ pub struct MlpBenchFlags {
     /// Reduce gradients on a thread of their own while backward runs
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub overlap: Overlap,
+    /// On a GPU: capture a step once, and launch it as a whole from then on
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub graph: GraphChoice,
     /// What both have.
     #[command(flatten)]
     pub common: BenchFlags,

@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod check;
+mod device;
 pub mod values;
 
 use std::path::PathBuf;
@@ -12,10 +13,11 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use bench::{AllreduceConfig, MlpBenchConfig};
-pub(crate) use check::find_device;
 pub use values::{
-    Activation, DeviceChoice, FloatType, List, LogLevel, ModelKind, OptimizerKind, Overlap, Schedule, When,
+    Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, OptimizerKind, Overlap, Schedule, When,
 };
+
+pub(crate) use device::{check_graph, described, find_device, is_simulated};
 
 use self::check::{WHOLE_MAX, refuse, warmup_too_long};
 use crate::cli::Flags;
@@ -66,6 +68,8 @@ pub struct Config {
     pub freeze: Vec<String>,
     /// Where.
     pub device: DeviceChoice,
+    /// Whether a step is captured once and launched as a whole.
+    pub graph: GraphChoice,
     /// Threads of a rank; none for its share of the cores.
     pub threads: Option<usize>,
     /// What everything random in training derives from.
@@ -161,6 +165,7 @@ impl Config {
             class_weights: flags.class_weights.map_or_else(Vec::new, |list| list.0),
             freeze: flags.freeze.map_or_else(Vec::new, |list| list.0),
             device: flags.device.unwrap_or_default(),
+            graph: flags.graph.unwrap_or_default(),
             threads: flags.threads,
             seed: flags.seed.unwrap_or(0),
             out: flags.out.unwrap_or_else(|| "out".into()),
@@ -324,6 +329,7 @@ impl From<Config> for Flags {
             class_weights: unless_empty(config.class_weights),
             freeze: unless_empty(config.freeze),
             device: Some(config.device),
+            graph: Some(config.graph),
             threads: config.threads,
             seed: Some(config.seed),
             out: Some(config.out),

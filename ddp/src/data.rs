@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
+pub(crate) use loader::SlotId;
 pub use loader::{Batch, InOrder, Loader, Micro};
 pub use sampler::Sampler;
 pub use spec::DataSpec;

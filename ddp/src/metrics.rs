@@ -108,6 +108,8 @@ pub struct End<'a> {
     pub accuracy: Option<f64>,
     /// The most memory that rank 0 has had.
     pub peak_mb: Option<f64>,
+    /// The most memory of its GPU that it has had; none on the CPU.
+    pub device_peak_mb: Option<f64>,
 }
 
 /// The record that is being written.

@@ -7,7 +7,8 @@ pub use clip::Clip;
 pub use schedule::{Schedule, Shape};
 
 use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, SgdConstants, SgdScalars};
-use ddp_kernels::{DType, Device, Element, Tensor, transfer};
+use ddp_kernels::transfer::Scalars;
+use ddp_kernels::{DType, Tensor};
 
 use crate::error::{Error, Result};
 use crate::params::Params;
@@ -85,6 +86,8 @@ pub struct Optimizer {
     moments: Vec<Tensor>,
     /// What changes from step to step, where the device reads it: of the model's dtype.
     scalars: Tensor,
+    /// By which `update` sends them, once it was called.
+    own_way: Option<Scalars>,
 }
 
 impl Optimizer {
@@ -98,7 +101,7 @@ impl Optimizer {
             Rule::Sgd { .. } => 2,
         };
         let scalars = Tensor::zeros(&[count], params.dtype(), params.device())?.named("scalars of the step");
-        Ok(Optimizer { rule, chunks: params.chunks()?, moments, scalars })
+        Ok(Optimizer { rule, chunks: params.chunks()?, moments, scalars, own_way: None })
     }
 
     /// The rule.
@@ -112,7 +115,7 @@ impl Optimizer {
     }
 
     /// Step number `step`, counted from 1. Element 0 of `gradient_scale` multiplies every gradient. While `first_bad_step`
-    /// is not 0, nothing happens.
+    /// is not 0, nothing happens. It is `send` and `apply` in one.
     pub fn update(
         &mut self,
         params: &Params,
@@ -121,22 +124,48 @@ impl Optimizer {
         gradient_scale: Option<&Tensor>,
         first_bad_step: Option<&Tensor>,
     ) -> Result<()> {
-        let (values, gradients) = (params.trained_values(), params.gradients());
-        match (&self.rule, &self.moments[..]) {
-            (&Rule::AdamW { constants, weight_decay }, [first, second]) => {
+        let mut way = match self.own_way.take() {
+            Some(way) => way,
+            None => Scalars::new(self.scalars.device(), 1)?,
+        };
+        let sent = self.send(&mut way, step, learning_rate);
+        self.own_way = Some(way);
+        sent?;
+        self.apply(params, gradient_scale, first_bad_step)
+    }
+
+    /// Sends what step number `step`, counted from 1, has that others have not, to where `apply` reads it on the device: rounded
+    /// to the dtype there. One message.
+    pub fn send(&self, way: &mut Scalars, step: u64, learning_rate: f64) -> Result<()> {
+        match self.rule {
+            Rule::AdamW { constants, weight_decay } => {
                 let scalars = AdamwScalars { learning_rate, weight_decay, step }.to_array_f64(&constants)?;
-                set(&self.scalars, &scalars)?;
-                let (chunks, scalars) = (&self.chunks, &self.scalars);
-                let (scale, flag) = (gradient_scale, first_bad_step);
-                ops::adamw(values, gradients, first, second, chunks, &constants, scalars, scale, flag)?;
+                send(way, &self.scalars, scalars)
             }
-            (&Rule::Sgd { constants, weight_decay }, moments) => {
-                // Checked in f32; written as it is.
+            Rule::Sgd { weight_decay, .. } => {
+                // Checked in f32; sent as it is.
                 SgdScalars { learning_rate, weight_decay }.to_array()?;
-                set(&self.scalars, &[learning_rate, weight_decay])?;
-                let (chunks, scalars) = (&self.chunks, &self.scalars);
-                let momentum = moments.first();
-                ops::sgd(values, gradients, momentum, chunks, &constants, scalars, gradient_scale, first_bad_step)?;
+                send(way, &self.scalars, [learning_rate, weight_decay])
+            }
+        }
+    }
+
+    /// The step whose numbers were sent last: device work alone, the same in every step. The rest as in `update`.
+    pub fn apply(
+        &self,
+        params: &Params,
+        gradient_scale: Option<&Tensor>,
+        first_bad_step: Option<&Tensor>,
+    ) -> Result<()> {
+        let (values, gradients) = (params.trained_values(), params.gradients());
+        let (chunks, scalars) = (&self.chunks, &self.scalars);
+        let (scale, flag) = (gradient_scale, first_bad_step);
+        match (&self.rule, &self.moments[..]) {
+            (Rule::AdamW { constants, .. }, [first, second]) => {
+                ops::adamw(values, gradients, first, second, chunks, constants, scalars, scale, flag)?;
+            }
+            (Rule::Sgd { constants, .. }, moments) => {
+                ops::sgd(values, gradients, moments.first(), chunks, constants, scalars, scale, flag)?;
             }
             _ => unreachable!("AdamW has two moments since it was made"),
         }
@@ -144,20 +173,13 @@ impl Optimizer {
     }
 }
 
-/// Writes a few numbers to where the device reads them, rounded to the dtype there. Takes no memory on the CPU.
-fn set<const N: usize>(target: &Tensor, numbers: &[f64; N]) -> Result<()> {
-    fn as_elements<T: Element, const N: usize>(target: &Tensor, numbers: &[f64; N]) -> Result<()> {
-        let numbers = numbers.map(T::from_f64);
-        if target.device() == Device::Cpu {
-            return Ok(target.with_slice_mut(|elements| elements.copy_from_slice(&numbers))?);
-        }
-        let source = Tensor::from_slice(&numbers, &[N], Device::Cpu)?;
-        Ok(transfer::announced("the optimizer's scalars of the step", || target.copy_from(&source))?)
-    }
+/// Sends a few numbers, rounded to the target's dtype. Takes no memory on the CPU.
+fn send<const N: usize>(way: &mut Scalars, target: &Tensor, numbers: [f64; N]) -> Result<()> {
     match target.dtype() {
-        DType::F64 => as_elements::<f64, N>(target, numbers),
-        _ => as_elements::<f32, N>(target, numbers),
+        DType::F64 => way.send(target, &numbers)?,
+        _ => way.send(target, &numbers.map(|number| number as f32))?,
     }
+    Ok(())
 }
 
 #[cfg(test)]

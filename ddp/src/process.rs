@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use ddp_kernels::{Device, memory};
+
 /// Seconds since this process was started, loading the program included.
 pub fn age_s() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
@@ -13,6 +15,12 @@ pub fn age_s() -> Option<f64> {
 pub fn peak_mb() -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     peak_of(&status)
+}
+
+/// The most memory of `device` that this process has had at a time, in MB: what tensors held and what was kept for more of them.
+/// None on the CPU, whose memory is the process's.
+pub fn device_peak_mb(device: Device) -> Option<f64> {
+    device.is_accelerator().then(|| memory::stats(device).reserved_bytes_peak as f64 / 1e6)
 }
 
 /// The kernel counts a process's start in ticks, which it shows to programs as hundredths of a second on every machine.

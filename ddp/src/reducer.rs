@@ -18,6 +18,7 @@ use self::lane::{Job, Lane};
 use self::plan::{Bucket, BucketSizes};
 use crate::config::Overlap;
 use crate::error::{Error, Result};
+use crate::faults::{self, Place};
 use crate::nn::pass::Listener;
 use crate::params::{ParamId, Parameter, Params};
 
@@ -143,6 +144,19 @@ impl Reducer {
         self.next = 0;
         self.began = Instant::now();
         self.waiting.iter_mut().zip(&self.buckets).for_each(|(waiting, bucket)| *waiting = bucket.parameters.len());
+    }
+
+    /// Begins a step that is launched as a whole: its work is none of this thread's, and so nothing here is told of it.
+    pub fn begin_replay(&mut self) -> Result<()> {
+        self.last = ReduceTime::default();
+        self.began = Instant::now();
+        // What tests of how a job ends ask for happens on the host: before the work that it was asked for in.
+        [Place::Forward, Place::Reduction, Place::Optimizer].into_iter().try_for_each(faults::at)
+    }
+
+    /// Forgets what was begun of a step: it begins again.
+    pub fn abandon(&mut self) {
+        self.lane.abandon();
     }
 
     /// A rank without rows: its gradients are zero, and complete.

@@ -3,12 +3,22 @@
 //! rows -> forward -> loss -> backward, each gradient reduced over the ranks as soon as it is complete -> join -> clip ->
 //! optimizer. After the first step nothing here allocates, nothing crosses between devices, and nothing is read back by the
 //! host: losses and norms stay where they are until somebody logs them.
+//!
+//! A step is two things: a few numbers that differ from step to step are sent ahead (`step/numbers.rs`); then comes the work,
+//! which is the same each time and reads them on the device. So on a GPU the work can be captured once, and launched as a whole
+//! from then on (`step/replay.rs`).
+
+mod numbers;
+mod replay;
 
 use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 
+use self::numbers::Numbers;
+use self::replay::{Graphs, Way};
+use crate::config::GraphChoice;
 use crate::data::{Batch, InOrder, Micro};
 use crate::error::Result;
 use crate::faults::{self, Place};
@@ -27,12 +37,15 @@ pub struct StepOptions {
     pub clip_norm: f64,
     /// The seed of what is drawn by sample and step.
     pub seed: u64,
+    /// Whether the work of a step is captured once and launched as a whole: that of batches that a [`Loader`](crate::data::Loader)
+    /// loads.
+    pub graph: GraphChoice,
 }
 
 impl Default for StepOptions {
-    /// No clipping, seed 0, gradients reduced by the defaults.
+    /// No clipping, seed 0, gradients reduced by the defaults, captured where one rank trains on a GPU.
     fn default() -> StepOptions {
-        StepOptions { reducer: ReducerOptions::default(), clip_norm: 0.0, seed: 0 }
+        StepOptions { reducer: ReducerOptions::default(), clip_norm: 0.0, seed: 0, graph: GraphChoice::Auto }
     }
 }
 
@@ -49,10 +62,10 @@ pub struct Step {
     seed: u64,
     /// f32 [4]: over the global batch, once joined: the sum of losses, of weights, right answers, rows.
     stats: Tensor,
-    /// i64 [1]: the number of this step, from 1.
-    number: Tensor,
-    /// i64 [2]: the step, and the row of the global batch where a pass begins.
-    position: Tensor,
+    /// The same over held-out rows.
+    held_out_stats: Tensor,
+    numbers: Numbers,
+    graphs: Graphs,
     /// i64 [1]: the first step whose loss (or gradients' norm) was not finite on any rank; 0 for none.
     bad_step: Tensor,
     /// i64 [1]: the first step whose loss was not finite on this rank; 0 for none.
@@ -96,15 +109,18 @@ impl Step {
     ) -> Result<Step> {
         let device = model.params.device();
         let dtype = model.params.dtype();
+        // Counts of many rows are exact in f64, which accelerators only store. In f32 they are up to 2²⁴.
+        let held_out_dtype = if device == Device::Cpu { DType::F64 } else { dtype };
         Ok(Step {
+            graphs: Graphs::new(options.graph, device, group.size())?,
+            numbers: Numbers::new(device, 1)?,
             clip: Clip::new(options.clip_norm, &model.params)?,
             reducer: Reducer::new(&model.params, group, options.reducer)?,
             scratch: Scratch::new(device),
             saved: Saved::default(),
             seed: options.seed,
             stats: Tensor::zeros(&[4], dtype, device)?.named("loss statistics"),
-            number: Tensor::zeros(&[1], DType::I64, device)?.named("step"),
-            position: Tensor::zeros(&[2], DType::I64, device)?.named("position"),
+            held_out_stats: Tensor::zeros(&[4], held_out_dtype, device)?.named("evaluation statistics"),
             bad_step: Tensor::zeros(&[1], DType::I64, device)?.named("first bad step"),
             own_bad_step: Tensor::zeros(&[1], DType::I64, device)?.named("this rank's first bad step"),
             model,
@@ -118,32 +134,64 @@ impl Step {
     pub fn run(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
         in_phase(Phase::Step, || {
             forbid_transfers(|| {
-                self.begin(batch)?;
-                for index in 0..batch.micro_count() {
-                    self.forward_backward(batch, &batch.micro(index)?, index)?;
+                self.send_numbers(batch, learning_rate)?;
+                match self.graphs.way(batch, measure_norm, || self.reducer.begin_replay())? {
+                    Way::Launched => Ok(()),
+                    Way::Eagerly => self.work(batch, measure_norm),
+                    Way::Capture(kind) => self.capture(kind, batch, measure_norm),
                 }
-                if batch.mine == 0 {
-                    self.take_part_without_rows()?;
-                }
-                self.reducer.join()?;
-                self.clip(measure_norm)?;
-                self.update(number_of(batch), learning_rate)
             })
         })
     }
 
-    fn begin(&mut self, batch: &Batch) -> Result<()> {
+    /// All that differs from one step to the next, ahead of the work.
+    fn send_numbers(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
         faults::begin(number_of(batch));
+        self.send_positions(batch)?;
+        self.numbers.send_rates(&self.optimizer, number_of(batch), learning_rate)
+    }
+
+    fn send_positions(&mut self, batch: &Batch) -> Result<()> {
+        if batch.micro_count() > self.numbers.room() {
+            self.graphs.forget();
+            self.numbers = Numbers::new(self.stats.device(), batch.micro_count())?;
+        }
+        self.numbers.send_positions(number_of(batch), batch)
+    }
+
+    /// The step itself: the same in every step on batches of this size in this memory. On a GPU nothing in it waits, writes from
+    /// the host, or takes a number from it.
+    fn work(&mut self, batch: &Batch, measure_norm: bool) -> Result<()> {
         self.reducer.begin();
-        set(&self.number, &[number_of(batch) as i64])?;
-        Ok(ops::zero(&self.stats)?)
+        ops::zero(&self.stats)?;
+        for index in 0..batch.micro_count() {
+            self.forward_backward(batch, &batch.micro(index)?, index)?;
+        }
+        if batch.mine == 0 {
+            self.take_part_without_rows()?;
+        }
+        self.reducer.join()?;
+        self.clip(measure_norm)?;
+        self.update()
+    }
+
+    /// Takes the step as one that is captured, or eagerly if it cannot be.
+    fn capture(&mut self, kind: replay::Kind, batch: &Batch, measure_norm: bool) -> Result<()> {
+        // The work needs all of the step but its graphs.
+        let mut graphs = std::mem::replace(&mut self.graphs, Graphs::none());
+        let captured = graphs.capture(kind, || self.work(batch, measure_norm));
+        self.graphs = graphs;
+        if captured? {
+            return Ok(());
+        }
+        self.reducer.abandon();
+        self.work(batch, measure_norm)
     }
 
     /// One micro-batch: its loss, and its part of the gradients. The last one completes them.
     fn forward_backward(&mut self, batch: &Batch, micro: &Micro, index: usize) -> Result<()> {
-        set(&self.position, &[number_of(batch) as i64, micro.first as i64])?;
         let last = index + 1 == batch.micro_count();
-        let (seed, position) = (self.seed, &self.position);
+        let (seed, position) = (self.seed, self.numbers.position(index));
         let options = PassOptions { training: true, accumulate: index > 0, last, seed, position };
         let Step { model, loss, scratch, saved, reducer, stats, .. } = self;
         let mut pass = Pass::new(&model.params, scratch, saved, options, reducer);
@@ -153,7 +201,7 @@ impl Step {
         let gradient = loss.gradient(&mut pass, &output, &micro.targets, stats)?;
         if last {
             // Before it is summed over the ranks: whose rows were it?
-            ops::mark_nonfinite(&self.own_bad_step, stats, &self.number)?;
+            ops::mark_nonfinite(&self.own_bad_step, stats, self.numbers.step())?;
             pass.reduce(stats)?;
         }
         model.backward(&mut pass, &gradient)
@@ -169,16 +217,15 @@ impl Step {
         let weights = self.stats.slice(1..2)?;
         self.clip.compute(&self.model.params, Some(&weights), measure_norm)?;
         // All of these are equal on all ranks, so all act alike.
-        ops::mark_nonfinite(&self.bad_step, &self.stats, &self.number)?;
+        ops::mark_nonfinite(&self.bad_step, &self.stats, self.numbers.step())?;
         // A gradient may overflow where the loss does not; the norm tells, or else a look at all of them.
         let gradients = if measure_norm || self.clip.is_on() { self.clip.out() } else { self.model.params.gradients() };
-        Ok(ops::mark_nonfinite(&self.bad_step, gradients, &self.number)?)
+        Ok(ops::mark_nonfinite(&self.bad_step, gradients, self.numbers.step())?)
     }
 
-    fn update(&mut self, number: u64, learning_rate: f64) -> Result<()> {
+    fn update(&mut self) -> Result<()> {
         faults::at(Place::Optimizer)?;
-        let scale = Some(self.clip.out());
-        self.optimizer.update(&self.model.params, number, learning_rate, scale, Some(&self.bad_step))
+        self.optimizer.apply(&self.model.params, Some(self.clip.out()), Some(&self.bad_step))
     }
 
     /// What the last step found out. Waits for it: for logs, not for every step.
@@ -197,10 +244,8 @@ impl Step {
 
     /// The losses of held-out rows: those of all ranks together.
     pub fn evaluate(&mut self, batches: &mut InOrder, group: &Group) -> Result<Stats> {
-        // Counts of many rows are exact in f64, which accelerators only store.
-        let (device, dtype) = (self.stats.device(), self.stats.dtype());
-        let dtype = if device == Device::Cpu { DType::F64 } else { dtype };
-        let stats = Tensor::zeros(&[4], dtype, device)?.named("evaluation statistics");
+        let stats = self.held_out_stats.clone();
+        ops::zero(&stats)?;
         for index in 0..batches.count() {
             self.forward_only(batches.load(index)?, &stats)?;
         }
@@ -212,10 +257,10 @@ impl Step {
     pub fn losses_of(&mut self, batch: &Batch) -> Result<Vec<f64>> {
         let stats = self.stats.zeros_like()?;
         let mut losses = Vec::new();
+        self.send_positions(batch)?;
         for index in 0..batch.micro_count() {
             let micro = batch.micro(index)?;
-            set(&self.position, &[number_of(batch) as i64, micro.first as i64])?;
-            let (seed, position) = (self.seed, &self.position);
+            let (seed, position) = (self.seed, self.numbers.position(index));
             let options = PassOptions { training: true, accumulate: false, last: false, seed, position };
             let mut nobody = |_| Ok(());
             let Step { model, loss, scratch, saved, .. } = self;
@@ -228,8 +273,9 @@ impl Step {
     }
 
     fn forward_only(&mut self, batch: &Batch, stats: &Tensor) -> Result<()> {
-        let options =
-            PassOptions { training: false, accumulate: false, last: true, seed: self.seed, position: &self.position };
+        // Where nothing is drawn nobody asks for the position.
+        let (seed, position) = (self.seed, self.numbers.position(0));
+        let options = PassOptions { training: false, accumulate: false, last: true, seed, position };
         let mut nobody = |_| Ok(());
         let Step { model, loss, scratch, saved, .. } = self;
         let mut pass = Pass::new(&model.params, scratch, saved, options, &mut nobody);
@@ -251,6 +297,11 @@ impl Step {
     /// The optimizer and its moments.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
+    }
+
+    /// How many graphs there are that steps are launched as; none if steps are not captured.
+    pub fn graphs(&self) -> Option<usize> {
+        self.graphs.is_on().then(|| self.graphs.count())
     }
 
     /// The memory of activations, in bytes.
@@ -281,12 +332,7 @@ fn number_of(batch: &Batch) -> u64 {
     batch.step + 1
 }
 
-/// A few numbers, brought to the host.
+/// A few numbers, brought to the host and there to f64.
 fn read(tensor: &Tensor) -> Result<Vec<f64>> {
-    Ok(tensor.to_dtype(DType::F64)?.to_vec()?)
-}
-
-/// Writes what changes from step to step where the operations of the step read it.
-fn set(tensor: &Tensor, values: &[i64]) -> Result<()> {
-    Ok(tensor.with_slice_mut(|slots: &mut [i64]| slots.copy_from_slice(values))?)
+    Ok(tensor.to(Device::Cpu)?.to_dtype(DType::F64)?.to_vec()?)
 }

@@ -118,7 +118,7 @@ impl Trainer<'_> {
             let number = step0 + 1;
             let logs = number == 1 || number == steps || number % self.config.log_every == 0;
             let learning_rate = self.schedule.learning_rate(number);
-            let batch = self.loader.load(step0)?;
+            let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
             let (rows, epoch) = (batch.rows, batch.epoch);
             self.step.run(batch, learning_rate, logs)?;
             self.done.count(rows);
@@ -215,6 +215,7 @@ impl Trainer<'_> {
             eval_loss: self.done.evaluation.map(|stats| stats.loss()),
             accuracy,
             peak_mb: process::peak_mb(),
+            device_peak_mb: process::device_peak_mb(self.step.model().params.device()),
         };
         desk.record.end(&end, &Ledger::of_process())
     }

@@ -54,7 +54,7 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
     // A layer has a weight of 4096 elements and a bias of 64: no bucket has room for two.
     let sizes = BucketSizes { first_elements: 2048, elements: 5120 };
     let reducer = ReducerOptions { sizes, dtype: DType::F32, overlap };
-    let options = StepOptions { reducer, clip_norm: 0.0, seed: 0 };
+    let options = StepOptions { reducer, clip_norm: 0.0, seed: 0, ..StepOptions::default() };
     let mut step = Step::new(model, Box::new(CrossEntropy::default()), optimizer, world.group("gradients")?, &options)?;
     let mut random = Random::new(world.rank() as u64);
     let x = Tensor::randn(&[8, 64], DType::F32, Device::Cpu, &mut random)?;

@@ -105,8 +105,8 @@ pub fn empty_cache(device: Device) -> usize {
     pinned_bytes + pool.lock().empty_cache()
 }
 
-/// The most bytes that may be reserved on `device` from now on; `None` lifts the limit. Buffers kept for reuse are given
-/// back if they are beyond it.
+/// The most bytes that may be reserved on `device` from now on (on a GPU, whose driver reserves in steps of its own: that live tensors
+/// may hold); `None` lifts the limit. Buffers kept for reuse are given back if they are beyond it.
 pub fn set_limit_bytes(device: Device, limit_bytes: Option<usize>) {
     if let Some(pool) = pool(device) {
         let mut state = pool.lock();
@@ -230,7 +230,7 @@ impl Block {
     }
 
     /// Work on `queue` is going to use the block: from now on it is freed after that, and if this is the first such work, it starts
-    /// after the allocation. Nothing to do but on a GPU, and there nothing on the stream that the block was made on.
+    /// after what the block's own stream was given so far. Nothing to do but on a GPU, and there nothing on the stream that the block was made on.
     pub(crate) fn visit(&self, queue: &Arc<Queue>, op: &'static str, at: Site) -> Result<()> {
         match &self.home {
             Home::Gpu(place) => place.visit(queue, op, at),

@@ -1,5 +1,5 @@
 //! Streams, events and timers: explicit, as on the GPU. Work given to a stream runs in order; work of two streams runs in any
-//! order but where an event says otherwise. On the CPU work is done when the call that starts it returns, so a stream is in
+//! order but where an event says otherwise (or where a stream first meets a tensor: `memory/gpu.rs`). On the CPU work is done when the call that starts it returns, so a stream is in
 //! order by itself, an event is a moment in time, and waiting returns at once.
 
 use std::cell::RefCell;

@@ -5,15 +5,15 @@ use ddp_kernels::Tensor;
 use ddp_kernels::stream::Stream;
 use serde_json::{Value, json};
 
-use super::{agree, pin, rounds};
-use crate::config::{AllreduceConfig, find_device};
+use super::{agree, find_device, pin, rounds};
+use crate::config::{self, AllreduceConfig};
 use crate::error::Result;
 
 /// Measures, on all ranks.
 pub fn on_ranks(bench: &AllreduceConfig, world: &World) -> Result<Value> {
     pin(bench.threads, world)?;
     agree(world, &format!("{bench:?}"))?;
-    let device = find_device(bench.device, world.local_rank())?;
+    let device = find_device(bench.device, world)?;
     if world.size() == 1 {
         tracing::warn!("one rank has nothing to sum: start it with mpirun -n 2");
     }
@@ -23,7 +23,8 @@ pub fn on_ranks(bench: &AllreduceConfig, world: &World) -> Result<Value> {
     let count = bench.bytes() / dtype.bytes();
     // Zeros stay zeros: random numbers would grow to infinity over so many sums.
     let tensor = Tensor::zeros(&[count], dtype, device)?.named("bench");
-    let times = rounds(group, bench.seconds, bench.rounds, |_| Ok(group.all_reduce(&tensor, Reduce::Sum, &stream)?))?;
+    let sum = |_| Ok(group.all_reduce(&tensor, Reduce::Sum, &stream)?);
+    let times = rounds(group, device, bench.seconds, bench.rounds, sum)?;
     let (bytes, ranks) = (tensor.bytes() as f64, group.size() as f64);
     // As NCCL's tests count it: what a perfect algorithm must move over each rank's link.
     let bus_bytes = bytes * 2.0 * (ranks - 1.0) / ranks;
@@ -35,7 +36,7 @@ pub fn on_ranks(bench: &AllreduceConfig, world: &World) -> Result<Value> {
         "bytes": tensor.bytes(),
         "ranks": group.size(),
         "dtype": dtype.to_string(),
-        "device": device.to_string(),
+        "device": config::described(device),
         "transport": group.transport(),
         "ms": round(times.median_s() * 1e3, 1e4),
         "ms_best": round(times.least_s() * 1e3, 1e4),

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::Activation;
+use ddp_kernels::stream::synchronize;
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::{Rounds, agree, largest, pin, rounds};
-use crate::config::{MlpBenchConfig, find_device};
-use crate::data::{Batch, sampler};
+use super::{Rounds, agree, find_device, largest, pin, rounds};
+use crate::config::{self, MlpBenchConfig};
+use crate::data::{Batch, SlotId, sampler};
 use crate::error::Result;
 use crate::models::{Mlp, Model};
 use crate::nn::CrossEntropy;
@@ -51,7 +52,8 @@ impl Reduced {
 pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
     pin(bench.threads, world)?;
     agree(world, &format!("{bench:?}"))?;
-    let device = find_device(bench.device, world.local_rank())?;
+    let device = find_device(bench.device, world)?;
+    config::check_graph(bench.graph, device)?;
     let (main, gradients) = (&world.group("main")?, world.group("gradients")?);
     let mine = sampler::share(&(0..bench.batch), world.rank(), world.size());
     let batches = batches(bench, device, &mine, world.rank())?;
@@ -69,11 +71,12 @@ pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
         step.run(&batch, 1e-3, false)
     };
     take(&mut step)?;
+    synchronize(device)?;
     let first_step_s = process::age_s();
     let first_step_mb = process::peak_mb();
 
     let mut reduced = Reduced::default();
-    let times = rounds(main, bench.seconds, bench.rounds, |_| {
+    let times = rounds(main, device, bench.seconds, bench.rounds, |_| {
         take(&mut step)?;
         reduced.add(step.reducer().last_time());
         Ok(())
@@ -86,7 +89,7 @@ fn step(bench: &MlpBenchConfig, device: Device, gradients: Group, reducer: Reduc
     let layers = Mlp { hidden: rest[1..].to_vec(), outputs, activation: Activation::Relu, dropout: 0.0 }.layers();
     let model = Model::new(Box::new(layers), &rest[..1], DType::F32, device, 0, &|_| false)?;
     let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    let options = StepOptions { reducer, clip_norm: 0.0, seed: 0 };
+    let options = StepOptions { reducer, clip_norm: 0.0, seed: 0, graph: bench.graph };
     Step::new(model, Box::new(CrossEntropy::default()), optimizer, gradients, &options)
 }
 
@@ -94,11 +97,13 @@ fn batches(bench: &MlpBenchConfig, device: Device, mine: &Range<u64>, rank: usiz
     let mut random = Random::new(rank as u64);
     let rows = (mine.end - mine.start) as usize;
     let (inputs, classes) = (bench.layers[0], *bench.layers.last().expect("checked: at least two widths"));
-    let count = (ROWS / rows.max(1)).max(2);
+    // On a GPU two, as a loader has slots: what a graph holds stays where it is, and so does a batch in the GPU's cache.
+    let count = if device.is_accelerator() { 2 } else { (ROWS / rows.max(1)).max(2) };
     let make = |_| -> Result<Batch> {
         let x = Tensor::randn(&[rows, inputs], DType::F32, device, &mut random)?.named("batch");
         let targets = Tensor::randint(classes as u32, &[rows], DType::I64, device, &mut random)?;
-        Ok(Batch::new(0, 0, bench.batch, mine.start, x, targets.named("targets"), rows.max(1)))
+        let batch = Batch::new(0, 0, bench.batch, mine.start, x, targets.named("targets"), rows.max(1));
+        Ok(batch.in_slot(SlotId::new()))
     };
     (0..count).map(make).collect()
 }
@@ -129,7 +134,7 @@ fn line(
         "ranks": main.size(),
         "threads": threads::count(),
         "dtype": DType::F32.to_string(),
-        "device": device.to_string(),
+        "device": config::described(device),
         "step_ms": round(median_s * 1e3, 4),
         "samples_per_s": (bench.batch as f64 / median_s).round() as u64,
         "samples_per_s_best": (bench.batch as f64 / times.least_s()).round() as u64,
@@ -137,6 +142,8 @@ fn line(
         "first_step_s": optional(first_step_s, 3),
         "first_step_mb": optional(first_step_mb, 1),
         "peak_mb": optional(peak_mb, 1),
+        "device_peak_mb": optional(process::device_peak_mb(device), 1),
+        "graph": step.graphs().is_some(),
         "steps": times.repetitions,
         "transport": main.transport(),
         "buckets": step.reducer().buckets().len(),

@@ -40,7 +40,7 @@ fn every_flag_of_training_arrives() {
     let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
                 --micro-batch 8 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
                 --momentum 0.5 --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
-                --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda:1 --threads 3 --seed 7 --out a/b \
+                --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda:1 --graph on --threads 3 --seed 7 --out a/b \
                 --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace";
     let config = train(line);
@@ -65,6 +65,7 @@ fn every_flag_of_training_arrives() {
         class_weights: (1..=10).map(f64::from).collect(),
         freeze: vec!["0".into(), "2.bias".into()],
         device: DeviceChoice::CudaAt(1),
+        graph: GraphChoice::On,
         threads: Some(3),
         seed: 7,
         out: "a/b".into(),
@@ -128,6 +129,7 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--data mnist", &["--data", "no data called \"mnist\"", "glyphs"]),
         ("--data glyphs,rows=0", &["--data", "rows is \"0\""]),
         ("--device gpu", &["'gpu'", "--device", "cuda"]),
+        ("--graph maybe", &["'maybe'", "--graph", "auto, on, off"]),
         ("--threads 0", &["--threads 0:", "from 1 to 1024"]),
         ("--seed -1", &["'-1'", "--seed"]),
         ("--seed 9223372036854775808", &["--seed 9223372036854775808:"]),
@@ -212,9 +214,18 @@ fn help_says_what_the_defaults_are() {
         assert!(text.contains(&format!("[default: {default}]")), "{flag}: {text}");
     }
     let toml: toml::Table = toml::from_str(&defaults.to_toml()).unwrap();
-    for flag in
-        ["model", "activation", "optimizer", "schedule", "device", "reduce-dtype", "overlap", "progress", "log-level"]
-    {
+    for flag in [
+        "model",
+        "activation",
+        "optimizer",
+        "schedule",
+        "device",
+        "graph",
+        "reduce-dtype",
+        "overlap",
+        "progress",
+        "log-level",
+    ] {
         let default = toml[flag].as_str().unwrap();
         assert!(section(flag).contains(&format!("[default: {default}]")), "{flag}: {}", section(flag));
     }

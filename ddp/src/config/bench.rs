@@ -1,7 +1,7 @@
 //! What `ddp-train bench …` measures, checked.
 
 use super::check::{WIDTH_MAX, refuse, threads, timeout, whole, within};
-use super::values::{DeviceChoice, FloatType, Overlap};
+use super::values::{DeviceChoice, FloatType, GraphChoice, Overlap};
 use crate::cli::{AllreduceFlags, MlpBenchFlags};
 use crate::error::Result;
 
@@ -26,6 +26,8 @@ pub struct MlpBenchConfig {
     pub reduce_dtype: FloatType,
     /// Whether gradients are reduced while backward runs.
     pub overlap: Overlap,
+    /// Whether a step is captured once and launched as a whole.
+    pub graph: GraphChoice,
     /// How long a rank waits for the others, in seconds.
     pub timeout_s: f64,
 }
@@ -62,6 +64,7 @@ impl MlpBenchConfig {
             bucket_mb: flags.bucket_mb,
             reduce_dtype: flags.reduce_dtype,
             overlap: flags.overlap,
+            graph: flags.graph,
             timeout_s: flags.common.timeout_s,
         };
         if flags.dtype != FloatType::F32 {

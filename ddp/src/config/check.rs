@@ -1,8 +1,6 @@
 //! What a configuration's values may be: each error names the flag, what was given, what may be given, and the way out.
 
-use ddp_kernels::Device;
-
-use super::{Config, DeviceChoice, Length, List, Optimizer, Schedule};
+use super::{Config, Length, List, Optimizer, Schedule};
 use crate::data::Task;
 use crate::error::{Error, Result};
 
@@ -95,11 +93,6 @@ impl Config {
         }
     }
 
-    /// Where this rank trains, if that can be had.
-    pub fn find_device(&self, local_rank: usize) -> Result<Device> {
-        find_device(self.device, local_rank)
-    }
-
     pub(super) fn check_task(&self, task: &Task) -> Result<()> {
         let weights = &self.class_weights;
         match task {
@@ -119,17 +112,6 @@ impl Config {
             _ => Ok(()),
         }
     }
-}
-
-/// The device that a `--device` means for the rank that is `local_rank` on its host.
-pub(crate) fn find_device(choice: DeviceChoice, local_rank: usize) -> Result<Device> {
-    let device = choice.device(local_rank);
-    if Device::usable().contains(&device) {
-        return Ok(device);
-    }
-    let version = env!("CARGO_PKG_VERSION");
-    let expected = format!("cpu, which is what release {version} trains on (CUDA comes in 0.3)");
-    Err(refuse("--device", choice, &expected, "Leave --device out for the best there is"))
 }
 
 pub(super) fn refuse(flag: &str, got: impl std::fmt::Display, expected: &str, way_out: &str) -> Error {

@@ -128,6 +128,19 @@ pub enum Overlap {
     Off,
 }
 
+/// `--graph`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GraphChoice {
+    /// Where one rank trains on a GPU
+    #[default]
+    Auto,
+    /// Always; what cannot be captured is an error
+    On,
+    /// Never
+    Off,
+}
+
 /// `--log-level`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -171,15 +184,6 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// The device of a rank that is `local_rank` on its host. Whether it is there is asked when something is made on it.
-    pub fn device(self, local_rank: usize) -> Device {
-        match (self, Device::best()) {
-            (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Device::Cpu) => Device::Cpu,
-            (DeviceChoice::Cuda | DeviceChoice::Auto, _) => Device::Cuda(local_rank),
-            (DeviceChoice::CudaAt(index), _) => Device::Cuda(index),
-        }
-    }
-
     /// What must be equal on all ranks: not which one.
     pub fn kind(self) -> &'static str {
         match self {
@@ -257,13 +261,6 @@ mod tests {
         let message = "gpu".parse::<DeviceChoice>().unwrap_err();
         assert!(message.contains("cuda"), "{message}");
         assert!("cuda:x".parse::<DeviceChoice>().is_err());
-    }
-
-    #[test]
-    fn a_rank_gets_the_device_of_its_place_on_the_host_unless_one_is_named() {
-        assert_eq!(DeviceChoice::Cuda.device(3), Device::Cuda(3));
-        assert_eq!(DeviceChoice::CudaAt(1).device(3), Device::Cuda(1));
-        assert_eq!(DeviceChoice::Cpu.device(3), Device::Cpu);
         assert_eq!("cuda:1".parse::<DeviceChoice>().unwrap().kind(), "cuda");
     }
 

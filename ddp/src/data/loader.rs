@@ -1,18 +1,25 @@
 //! Filling batches: a rank's rows of a global batch are gathered into one of two fixed slots, cut into micro-batches.
 //!
 //! Slots are made once and used in turn, so that addresses repeat and nothing is allocated later; there are two, so that one
-//! may be filled while a device still reads the other. Letters: R rows of this rank, at most; F… features of a row; O outputs.
+//! may be filled while a device still reads the other (`ferry.rs`: the way onto a GPU). Letters: R rows of this rank, at most;
+//! F… features of a row; O outputs.
+
+mod ferry;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use ddp_kernels::{DType, Device, Tensor, transfer};
+use ddp_kernels::{DType, Device, Tensor};
+
+use self::ferry::{Ferry, Passage};
 
 use super::sampler::{self, Permutation};
 use super::{Dataset, Sampler, Targets, Task};
 use crate::error::{Error, Result};
 
-/// This rank's rows of one global batch. Tensors are views of a slot: they hold these rows until the slot is filled again,
-/// two batches later.
+/// This rank's rows of one global batch. Tensors are views of a slot. On the CPU they hold these rows until the slot is filled
+/// again, two batches later. On a GPU they hold them for work that is given to the device's current stream before the next
+/// batch is loaded.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The step, from 0; in evaluation the number of the batch.
@@ -30,6 +37,20 @@ pub struct Batch {
     /// Their targets: i64 `[mine]` classes, or f32 `[mine, O]`.
     pub targets: Tensor,
     micro: usize,
+    /// The memory that it lies in, if a batch of this size will lie there again.
+    slot: Option<SlotId>,
+}
+
+/// One piece of memory for batches, of all in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId(u64);
+
+impl SlotId {
+    /// Another one.
+    pub(crate) fn new() -> SlotId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        SlotId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 /// A part of a batch that goes through the model at a time.
@@ -52,12 +73,27 @@ impl Batch {
         assert!(micro > 0, "micro-batches of no rows");
         let mine = x.shape()[0];
         assert_eq!(targets.shape()[0], mine, "a target for each row");
-        Batch { step, epoch, rows, first, mine, x, targets, micro }
+        Batch { step, epoch, rows, first, mine, x, targets, micro, slot: None }
+    }
+
+    /// The same batch, said to lie in memory where others of its size will lie again.
+    pub(crate) fn in_slot(self, slot: SlotId) -> Batch {
+        Batch { slot: Some(slot), ..self }
+    }
+
+    /// The memory that it lies in, if a batch of this size will lie there again.
+    pub(crate) fn slot(&self) -> Option<SlotId> {
+        self.slot
     }
 
     /// How many micro-batches there are: none if no row is this rank's.
     pub fn micro_count(&self) -> usize {
         self.mine.div_ceil(self.micro)
+    }
+
+    /// Where the first row of the micro-batch called `index` is in the global batch.
+    pub(crate) fn first_of_micro(&self, index: usize) -> u64 {
+        self.first + (index * self.micro) as u64
     }
 
     /// The micro-batch called `index`: all have the same rows, but for the last, which may have fewer.
@@ -68,7 +104,7 @@ impl Batch {
         Ok(Micro {
             x: self.x.slice(rows.clone())?,
             targets: self.targets.slice(rows.clone())?,
-            first: self.first + start as u64,
+            first: self.first_of_micro(index),
             rows: rows.len(),
         })
     }
@@ -77,10 +113,13 @@ impl Batch {
 /// Memory for one batch of this rank.
 #[derive(Debug)]
 struct Slot {
+    id: SlotId,
     /// `[R, F…]`, and `[R]` or `[R, O]`, in host memory, where rows are gathered.
     host: [Tensor; 2],
     /// The same on the device; on the CPU these are the host's.
     device: [Tensor; 2],
+    /// What there is to know of the way from one to the other.
+    passage: Passage,
     batch: Option<Batch>,
 }
 
@@ -88,23 +127,27 @@ impl Slot {
     fn new(dataset: &dyn Dataset, rows: usize, device: Device) -> Result<Slot> {
         let mut shape = vec![rows];
         shape.extend(dataset.row_shape());
-        let make = |device: Device| -> Result<[Tensor; 2]> {
-            let x = Tensor::empty(&shape, DType::F32, device)?.named("batch");
+        let make = |empty: &dyn Fn(&[usize], DType) -> ddp_kernels::Result<Tensor>| -> Result<[Tensor; 2]> {
+            let x = empty(&shape, DType::F32)?.named("batch");
             let targets = match dataset.task() {
-                Task::Classification { .. } => Tensor::empty(&[rows], DType::I64, device)?,
-                Task::Regression { outputs } => Tensor::empty(&[rows, *outputs], DType::F32, device)?,
+                Task::Classification { .. } => empty(&[rows], DType::I64)?,
+                Task::Regression { outputs } => empty(&[rows, *outputs], DType::F32)?,
             };
             Ok([x, targets.named("targets")])
         };
-        let host = make(Device::Cpu)?;
-        let device = if device == Device::Cpu { host.clone() } else { make(device)? };
-        Ok(Slot { host, device, batch: None })
+        let on = |shape: &[usize], dtype: DType| Tensor::empty(shape, dtype, device);
+        let device_side = make(&on)?;
+        let host = if device.is_accelerator() { make(&Tensor::zeros_pinned)? } else { device_side.clone() };
+        Ok(Slot { id: SlotId::new(), host, device: device_side, passage: Passage::default(), batch: None })
     }
 
-    /// Gathers `rows` to the front of the slot. Returns views of them on the device.
-    fn fill(&mut self, dataset: &dyn Dataset, rows: &[u64]) -> Result<[Tensor; 2]> {
-        let part = |tensor: &Tensor| tensor.slice(0..rows.len());
-        let [x, targets] = [part(&self.host[0])?, part(&self.host[1])?];
+    /// Gathers `rows` to the front of the host's side. Returns views of them there and on the device.
+    fn gather(&self, dataset: &dyn Dataset, rows: &[u64]) -> Result<[[Tensor; 2]; 2]> {
+        let part = |[x, targets]: &[Tensor; 2]| -> Result<[Tensor; 2]> {
+            Ok([x.slice(0..rows.len())?, targets.slice(0..rows.len())?])
+        };
+        let host = part(&self.host)?;
+        let [x, targets] = &host;
         x.with_slice_mut(|x: &mut [f32]| match dataset.task() {
             Task::Classification { .. } => {
                 targets.with_slice_mut(|classes: &mut [i64]| dataset.gather(rows, x, Targets::Classes(classes)))
@@ -113,13 +156,8 @@ impl Slot {
                 targets.with_slice_mut(|values: &mut [f32]| dataset.gather(rows, x, Targets::Values(values)))
             }
         })???;
-        let views = [part(&self.device[0])?, part(&self.device[1])?];
-        for (view, host) in views.iter().zip([&x, &targets]) {
-            if view.device() != Device::Cpu {
-                transfer::announced("the batch of this step", || view.copy_from(host))?;
-            }
-        }
-        Ok(views)
+        let device = part(&self.device)?;
+        Ok([host, device])
     }
 }
 
@@ -131,6 +169,8 @@ struct Slots {
     next: usize,
     rows: Vec<u64>,
     micro: usize,
+    /// None where the host's side is the device's.
+    ferry: Option<Ferry>,
 }
 
 impl Slots {
@@ -140,23 +180,36 @@ impl Slots {
         let slot = || Slot::new(&*dataset, rows_max, device);
         let slots = [slot()?, slot()?];
         let micro = micro.unwrap_or(rows_max).max(1);
-        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro })
+        let ferry = if device.is_accelerator() { Some(Ferry::new(device)?) } else { None };
+        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro, ferry })
     }
 
-    /// Fills the slot whose turn it is with `mine`, rows of a batch of `rows` that begin at its `first`.
+    /// Fills the slot whose turn it is with `mine`, rows of a batch of `rows` that begin at its `first`. `recurs` says that
+    /// batches of this size are the usual ones.
     fn load(
         &mut self,
         [step, epoch]: [u64; 2],
         rows: u64,
         first: u64,
         mine: impl Iterator<Item = u64>,
+        recurs: bool,
     ) -> Result<&Batch> {
         self.rows.clear();
         self.rows.extend(mine);
-        let slot = &mut self.slots[self.next];
+        let [even, odd] = &mut self.slots;
+        let (slot, other) = if self.next == 0 { (even, odd) } else { (odd, even) };
         self.next = 1 - self.next;
-        let [x, targets] = slot.fill(&*self.dataset, &self.rows)?;
-        Ok(slot.batch.insert(Batch::new(step, epoch, rows, first, x, targets, self.micro)))
+        if let Some(ferry) = &self.ferry {
+            ferry.leave(&mut other.passage)?;
+            slot.passage.wait_for_host_side()?;
+        }
+        let [host, views] = slot.gather(&*self.dataset, &self.rows)?;
+        if let Some(ferry) = &self.ferry {
+            ferry.bring(&mut slot.passage, &views, &host)?;
+        }
+        let [x, targets] = views;
+        let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
+        Ok(slot.batch.insert(if recurs { batch.in_slot(slot.id) } else { batch }))
     }
 }
 
@@ -197,7 +250,8 @@ impl Loader {
         let (_, order) = self.order.as_ref().expect("set above");
         let (rows, first) = (place.positions.end - place.positions.start, mine.start - place.positions.start);
         let mine = mine.map(|position| order.row(position));
-        self.slots.load([step0, place.epoch], rows, first, mine)
+        let recurs = rows == self.sampler.batch().min(self.sampler.rows());
+        self.slots.load([step0, place.epoch], rows, first, mine, recurs)
     }
 
     /// The rows of the batch loaded last, in its order: for saying which rows made a loss that is no number.
@@ -239,7 +293,7 @@ impl InOrder {
         let start = self.share.start + index * self.batch;
         let rows = start..start.saturating_add(self.batch).min(self.share.end);
         let all = self.slots.dataset.rows();
-        self.slots.load([index, 0], all, start, rows)
+        self.slots.load([index, 0], all, start, rows, false)
     }
 }
 

@@ -57,6 +57,7 @@ fn a_run_is_its_events_in_order() {
         eval_loss: Some(2.0),
         accuracy: Some(0.5),
         peak_mb: None,
+        device_peak_mb: None,
     };
     record.end(&end, &Ledger::new()).unwrap();
     let lines = lines(&out);

@@ -1,5 +1,7 @@
 //! What an optimizer touches and what it leaves alone. Its numbers are compared with PyTorch's in tests/golden_layers.rs.
 
+use ddp_kernels::Device;
+
 use super::*;
 use crate::nn::{Linear, Sequential};
 

@@ -163,6 +163,15 @@ impl Lane {
         queue.error.take().map_or(Ok(()), Err)
     }
 
+    /// Forgets what was started since the last join. For a lane without a thread, which has begun none of it.
+    pub fn abandon(&self) {
+        assert!(!self.threaded, "a thread may be reducing it");
+        let mut queue = self.shared.lock();
+        queue.started.clear();
+        queue.done = 0;
+        queue.error = None;
+    }
+
     /// How long the reductions since the last call took.
     pub fn busy(&self) -> Duration {
         std::mem::take(&mut self.shared.lock().busy)

@@ -2,6 +2,7 @@
 //! thing.
 
 use ddp_comm::{Field, World};
+use ddp_kernels::device::discover;
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor, simd, threads};
 
@@ -25,7 +26,8 @@ const EVAL_ROWS: usize = 512;
 
 pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Trainer<'a>> {
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
-    let device = config.find_device(world.local_rank())?;
+    let device = config::find_device(config.device, world.rank(), world.size())?;
+    config::check_graph(config.graph, device)?;
     let data = data::open(&config.data)?;
     let plan = config.plan(&data)?;
     let task = data.train.task().clone();
@@ -49,7 +51,7 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
         dtype: config.reduce_dtype.dtype(),
         overlap: reducer::overlaps(config.overlap, world),
     };
-    let options = StepOptions { reducer, clip_norm: config.grad_clip, seed: config.seed };
+    let options = StepOptions { reducer, clip_norm: config.grad_clip, seed: config.seed, graph: config.graph };
     let (main, gradients) = (world.group("main")?, world.group("gradients")?);
     let step = Step::new(model, loss(config, &task, device)?, optimizer, gradients, &options)?;
     agree(config, world, &data, &step)?;
@@ -154,8 +156,11 @@ fn open_desk(
         ..config.clone()
     };
     let mut record = Record::create(config)?;
-    let versions =
-        [("ddp-train", env!("CARGO_PKG_VERSION").to_string()), ("simd", format!("{:?}", simd::level()).to_lowercase())];
+    let device = step.model().params.device();
+    if device.is_accelerator() {
+        tracing::info!("training on {}", config::described(device));
+    }
+    let versions = versions(device);
     let steps_per_epoch = plan.sampler.steps_per_epoch();
     record.start(&Start {
         config,
@@ -176,9 +181,28 @@ fn open_desk(
     Ok(Desk { record, progress: Progress::new(config.progress, plan.steps, true) })
 }
 
-/// Where each rank trains: `cpu on node7, 8 threads`.
+/// Names and versions of what computes: this program's, and on a GPU those of CUDA's parts, as far as they tell.
+fn versions(device: Device) -> Vec<(&'static str, String)> {
+    let mut versions = vec![
+        ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
+        ("simd", format!("{:?}", simd::level()).to_lowercase()),
+    ];
+    if device.is_accelerator() {
+        let found = discover();
+        let driver = found.driver_version.map(|(major, minor)| format!("{major}.{minor}"));
+        let parts = [
+            ("cuda-driver", driver),
+            ("nvrtc", found.nvrtc.version.clone()),
+            ("cublaslt", found.cublaslt.version.clone()),
+        ];
+        versions.extend(parts.into_iter().filter_map(|(name, version)| Some((name, version?))));
+    }
+    versions
+}
+
+/// Where each rank trains: `cpu on node7, 8 threads`, `cuda:0 NVIDIA H200 on node7, 8 threads`.
 fn devices(world: &World, device: Device) -> Result<Vec<String>> {
-    let mine = format!("{device} on {}, {} threads", world.host(), threads::count());
+    let mine = format!("{} on {}, {} threads", config::described(device), world.host(), threads::count());
     let all = world.all_gather_bytes(mine.as_bytes())?;
     Ok(all.into_iter().map(|text| String::from_utf8_lossy(&text).into_owned()).collect())
 }

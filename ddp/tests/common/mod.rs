@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ddp::config::GraphChoice;
 use ddp::data::{Dataset, Loader, Sampler, Targets, Task};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{CrossEntropy, Loss, Mse};
@@ -95,6 +96,8 @@ pub(crate) struct Case {
     /// Draws the model's first values.
     pub(crate) values: fn(u64, u64) -> f32,
     pub(crate) learning_rate: f64,
+    pub(crate) device: Device,
+    pub(crate) graph: GraphChoice,
     /// The steps taken, counted from 0.
     pub(crate) steps: std::ops::Range<u64>,
 }
@@ -131,6 +134,8 @@ impl Case {
             overlap: true,
             values: draw,
             learning_rate: 0.125,
+            device: Device::Cpu,
+            graph: GraphChoice::Auto,
             steps: 0..1,
         }
     }
@@ -140,11 +145,11 @@ impl Case {
         on_ranks(size, Some(seed), |world| self.run(world))
     }
 
-    fn run(&self, world: &World) -> Result<Outcome> {
+    pub(crate) fn run(&self, world: &World) -> Result<Outcome> {
         let mut step = self.step(world)?;
         let sampler = Sampler::new(self.data.rows, self.batch, 7, false)?;
         let data = self.data.clone();
-        let mut loader = Loader::new(data, sampler, world.rank(), world.size(), self.micro, Device::Cpu)?;
+        let mut loader = Loader::new(data, sampler, world.rank(), world.size(), self.micro, self.device)?;
         let mut outcome = Outcome { values: Vec::new(), losses: Vec::new(), rows: Vec::new() };
         for step0 in self.steps.clone() {
             step.run(loader.load(step0)?, self.learning_rate, false)?;
@@ -160,13 +165,11 @@ impl Case {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task.outputs());
         let layers = Mlp { hidden, outputs, activation: self.activation, dropout: self.dropout }.layers();
         let frozen = |name: &str| name.starts_with(self.frozen);
-        let model = Model::new(Box::new(layers), &self.data.features, DType::F32, Device::Cpu, 3, &frozen)?;
+        let model = Model::new(Box::new(layers), &self.data.features, DType::F32, self.device, 3, &frozen)?;
         for (stream, parameter) in model.params.list().iter().enumerate() {
-            let fill = |values: &mut [f32]| {
-                let place = |(at, value): (usize, &mut f32)| *value = (self.values)(10 + stream as u64, at as u64);
-                values.iter_mut().enumerate().for_each(place);
-            };
-            model.params.value(parameter.id).with_slice_mut(fill)?;
+            let value = model.params.value(parameter.id);
+            let values = (0..value.count()).map(|at| (self.values)(10 + stream as u64, at as u64));
+            value.copy_from(&cpu(&values.collect::<Vec<f32>>(), value.shape()))?;
         }
         let optimizer = Optimizer::new(self.rule, &model.params)?;
         let loss: Box<dyn Loss> = match self.data.task {
@@ -175,7 +178,7 @@ impl Case {
         };
         let sizes = BucketSizes { first_elements: self.bucket_elements, elements: self.bucket_elements };
         let reducer = ReducerOptions { sizes, dtype: self.reduce_dtype, overlap: self.overlap };
-        let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: 5 };
+        let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: 5, graph: self.graph };
         Step::new(model, loss, optimizer, world.group("gradients")?, &options)
     }
 }

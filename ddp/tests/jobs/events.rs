@@ -43,7 +43,7 @@ fn every_event_has_exactly_its_fields() {
     let record = record("--epochs 2 --log-every 1");
     let start = "event time_unix_s config versions devices world data fingerprint parameters steps steps_per_epoch";
     let step = "event step epoch loss lr grad_norm samples_per_s step_ms";
-    let end = "event time_unix_s reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb transfers";
+    let end = "event time_unix_s reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
     for event in &record.0 {
         let expected = match event["event"].as_str().unwrap() {
             "start" => start,
@@ -93,6 +93,7 @@ fn the_end_sums_up_what_came_before() {
     let eval = record.all("eval").pop().unwrap();
     assert_eq!((&end["eval_loss"], &end["accuracy"]), (&eval["loss"], &eval["accuracy"]));
     assert!(number(end, "seconds") > 0.0 && number(end, "peak_mb") > 1.0, "{end}");
+    assert!(end["device_peak_mb"].is_null(), "{end}");
     // Nothing crosses between devices where there is one.
     assert_eq!(end["transfers"]["crossed"]["count"], 0, "{end}");
     assert!(number(end, "time_unix_s") >= number(record.start(), "time_unix_s"));

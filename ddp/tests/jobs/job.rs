@@ -26,8 +26,14 @@ const RUN_MAX: Duration = Duration::from_secs(60);
 pub(crate) const QUICK: &str =
     "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 1 --out OUT";
 
-/// The program.
-const PROGRAM: &str = env!("CARGO_BIN_EXE_ddp-train");
+/// The program: where it was built, unless it is said to be elsewhere now.
+fn program() -> String {
+    std::env::var("DDP_TRAIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_ddp-train").to_string())
+}
+
+/// What hides GPUs, real and simulated ones: tests on the CPU do not depend on what the machine has.
+const WITHOUT_GPUS: [(&str, &str); 2] = [("CUDA_VISIBLE_DEVICES", ""), ("SIMCUDA_DEVICES", "0")];
+
 /// Where processes have the folder of their job.
 const FOLDER: &str = "DDP_JOB_FOLDER";
 
@@ -55,13 +61,13 @@ impl Folder {
 
     /// One process, with these words behind the program's name.
     pub(crate) fn alone(&self, words: &str) -> Job {
-        self.job(Command::new(PROGRAM), words, false)
+        self.job(Command::new(program()), words, false)
     }
 
     /// One process that a shell becomes after `before`.
     pub(crate) fn in_shell(&self, before: &str, words: &str) -> Job {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("{before}\nexec \"$@\""), "sh", PROGRAM]);
+        command.args(["-c", &format!("{before}\nexec \"$@\""), "sh", &program()]);
         self.job(command, words, false)
     }
 
@@ -91,7 +97,7 @@ impl Folder {
             if index > 0 {
                 command.arg(":");
             }
-            command.args(["-n", &count.to_string(), PROGRAM]).args(self.words(words));
+            command.args(["-n", &count.to_string(), &program()]).args(self.words(words));
         }
         // Test machines are often containers, in which everybody is root.
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -120,6 +126,7 @@ impl Folder {
                 command.env_remove(name);
             }
         }
+        command.envs(WITHOUT_GPUS);
         Job { command, folder: self.0.clone(), under_mpirun }
     }
 
@@ -188,6 +195,18 @@ pub(crate) struct Ended {
 impl Job {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Job {
         self.command.env(name, value);
+        self
+    }
+
+    /// Lets it see the GPUs that this process may see.
+    #[allow(dead_code, reason = "the tests on the CPU have no use for it")]
+    pub(crate) fn on_gpus(mut self) -> Job {
+        for (name, _) in WITHOUT_GPUS {
+            match std::env::var_os(name) {
+                Some(value) => self.command.env(name, value),
+                None => self.command.env_remove(name),
+            };
+        }
         self
     }
 

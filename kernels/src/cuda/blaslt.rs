@@ -8,7 +8,8 @@
 //! * The heuristic is asked once a kind of product (`plan.rs`). Nothing is timed: that would choose other algorithms, and other
 //!   bits, from run to run.
 //! * Workspace belongs to one stream: two products at once in one would write over each other. It is made at the stream's first
-//!   product and kept.
+//!   product and kept. A graph uses those of the streams it was captured from: a stream that joined a capture must not
+//!   make products of its own while the graph runs, unless an event orders them.
 
 mod library;
 mod plan;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::Gpu;
 use super::capture;
+use super::fault::driver;
 use super::gpu::{GPUS_MAX, Handle};
 use super::launch::Launcher;
 use crate::error::{CudaFailure, Error, Result};
@@ -117,6 +119,8 @@ struct Engine {
     plans: RwLock<HashMap<Key, Option<Arc<Plan>>>>,
     /// By stream.
     workspaces: Mutex<HashMap<u64, Workspace>>,
+    /// Whether `Function::Relu` of NaN is NaN, for f32, bf16 and f16.
+    relu_keeps_nan: [OnceLock<bool>; 3],
 }
 
 /// Memory that products of one stream work in.
@@ -214,6 +218,63 @@ impl Launcher {
         Ok(address)
     }
 
+    /// Whether `Function::Relu` of NaN is NaN. NVIDIA does not say, and a 0 in its place would hide that training went wrong: so
+    /// the library is tried once, before the first use.
+    pub(crate) fn relu_keeps_nan(&self, dtype: DType) -> Result<bool> {
+        let engine = Engine::of(self)?;
+        let place = match dtype {
+            DType::BF16 => 1,
+            DType::F16 => 2,
+            _ => 0,
+        };
+        if let Some(&known) = engine.relu_keeps_nan[place].get() {
+            return Ok(known);
+        }
+        self.not_captured("no layer with relu was computed on this device before")?;
+        let keeps = self.try_relu_of_nan(dtype)?;
+        tracing::debug!(
+            "relu of NaN is {} in cuBLASLt for {dtype}",
+            if keeps { "NaN" } else { "0, so it is not used" }
+        );
+        Ok(*engine.relu_keeps_nan[place].get_or_init(|| keeps))
+    }
+
+    /// Waits for the stream.
+    fn try_relu_of_nan(&self, dtype: DType) -> Result<bool> {
+        const SIDE: usize = 16;
+        let matrix = Tensor::empty(&[2, SIDE, SIDE], dtype, self.gpu.device())?;
+        let entered = matrix.enter("matrix", true, self.op, self.at)?;
+        let (nan, out) = (entered.address(), entered.address() + (matrix.bytes() / 2) as u64);
+        let failed = |fault: super::fault::Fault| fault.of(self.op, self.gpu.device(), self.at);
+        let cleared = self.gpu.bind().and_then(|()| {
+            // SAFETY: the context is current, and the memory is ours, made on this stream. All ones are NaN in each of the types.
+            unsafe { driver!(cuMemsetD8Async(nan, 0xff, matrix.bytes() / 2, self.queue.stream)) }
+        });
+        cleared.map_err(failed)?;
+        let side = Side { address: nan, transposed: false };
+        let supported = self.multiply_if_supported(&Product {
+            mnk: [SIDE; 3],
+            left: side,
+            right: side,
+            out,
+            existing: out,
+            dtype,
+            out_dtype: dtype,
+            alpha: 1.0,
+            beta: 0.0,
+            epilogue: Epilogue { function: Function::Relu, ..Epilogue::default() },
+        })?;
+        if !supported {
+            return Ok(false);
+        }
+        let mut bytes = [0u8; 4];
+        // SAFETY: as above; the host's memory is a variable of ours that outlives the wait.
+        unsafe { driver!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), out, dtype.bytes(), self.queue.stream)) }
+            .and_then(|()| self.queue.synchronize())
+            .map_err(failed)?;
+        Ok(bytes[..dtype.bytes()].iter().any(|&byte| byte != 0))
+    }
+
     fn not_captured(&self, what: &str) -> Result<()> {
         if !capture::is_capturing() {
             return Ok(());
@@ -285,6 +346,7 @@ impl Engine {
             workspace_bytes: workspace_bytes(gpu),
             plans: RwLock::default(),
             workspaces: Mutex::default(),
+            relu_keeps_nan: [const { OnceLock::new() }; 3],
         })
     }
 }
@@ -315,6 +377,7 @@ impl std::fmt::Display for Product {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ([m, n, k], dtype) = (self.mnk, self.dtype);
         let t = |side: Side| if side.transposed { ".t()" } else { "" };
+        // `.t()` says how the matrix lies in memory; the shapes are those of the product.
         write!(f, "{dtype}[{m}, {k}]{} · {dtype}[{k}, {n}]{} to {}", t(self.left), t(self.right), self.out_dtype)?;
         let Key { epilogue, alignments, .. } = self.key();
         write!(f, ", epilogue {epilogue}, alignments {alignments:?} bytes")
@@ -356,6 +419,25 @@ mod tests {
         ] {
             assert_eq!(ours, theirs as u32, "{theirs:?}");
         }
+    }
+
+    #[test]
+    fn a_product_is_described_with_all_that_an_algorithm_is_chosen_by() {
+        let side = |transposed| Side { address: 0x1010, transposed };
+        let product = Product {
+            mnk: [2, 3, 4],
+            left: side(false),
+            right: side(true),
+            out: 0x1100,
+            existing: 0x1100,
+            dtype: DType::BF16,
+            out_dtype: DType::F32,
+            alpha: 1.0,
+            beta: 0.0,
+            epilogue: Epilogue { bias: Some(1), ..Epilogue::default() },
+        };
+        let expected = "bf16[2, 4] · bf16[4, 3].t() to f32, epilogue 4, alignments [16, 16, 256, 256] bytes";
+        assert_eq!(product.to_string(), expected);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool};
@@ -32,8 +31,6 @@ pub(crate) struct Gpu {
     default_queue: OnceLock<Arc<Queue>>,
     /// For what this device does on behalf of a copy whose stream is another device's.
     side_queue: OnceLock<Arc<Queue>>,
-    /// Streams made on this device so far.
-    queues_made: AtomicUsize,
     /// Events without timing that nobody holds any more.
     spare_events: Mutex<Vec<Handle<CUevent>>>,
 }
@@ -110,7 +107,6 @@ impl Gpu {
             pool,
             default_queue: OnceLock::new(),
             side_queue: OnceLock::new(),
-            queues_made: AtomicUsize::new(0),
             spare_events: Mutex::default(),
         })
     }
@@ -151,16 +147,6 @@ impl Gpu {
         }
         let queue = Queue::new(self, u64::MAX, false)?;
         Ok(self.side_queue.get_or_init(|| queue).clone())
-    }
-
-    /// Counts a stream.
-    pub(super) fn queue_made(&self) {
-        self.queues_made.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether there is any other stream than the default one.
-    pub(crate) fn has_several_queues(&self) -> bool {
-        self.queues_made.load(Ordering::Relaxed) > 1
     }
 
     /// An event without timing: one that was given back, or a new one.

@@ -96,6 +96,7 @@ macro_rules! functions {
         }
 
         impl $Table {
+            #[allow(non_snake_case)]
             fn load(mut library: $crate::cuda::library::Library, way_out: &str) -> Result<$Table, String> {
                 $(let $name = library.function(const {
                     match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -38,7 +38,6 @@ impl Queue {
             let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             driver!(cuStreamCreateWithPriority(&mut stream, flags, priority))?;
         }
-        gpu.queue_made();
         Ok(Arc::new(Queue { gpu, stream, id, captured: AtomicBool::new(false) }))
     }
 

@@ -1,9 +1,10 @@
 //! A GPU's memory: taken from the driver's pool in the order of a stream, given back in the order of all streams that used it.
 //!
 //! THE RULE. A block belongs to the stream it was made on: there it may be used at once, and there it is freed. The first use on
-//! another stream waits for the allocation, because what the block was before may still be at work; and before it is freed the
-//! block's own stream waits for every stream that ever used it. So no order of drops in safe code hands out memory that a
-//! kernel still works on. Which stream writes and which reads when is the caller's to say, with events.
+//! another stream waits for all that its own stream was given so far: for the allocation, because what the block was before may
+//! still be at work, and for what filled it. Before it is freed the block's own stream waits for every stream that ever used it.
+//! So no order of drops in safe code hands out memory that a kernel still works on, and a tensor just made can be used
+//! anywhere. Which stream writes and which reads when from then on is the caller's to say, with events.
 //!
 //! Captured streams take no allocation and no wait for what lies outside. Blocks dropped meanwhile are freed afterwards.
 
@@ -17,7 +18,7 @@ use crate::Device;
 use crate::cuda::Gpu;
 use crate::cuda::fault::{Outcome, driver};
 use crate::cuda::gpu::GPUS_MAX;
-use crate::cuda::queue::{Mark, Queue};
+use crate::cuda::queue::Queue;
 use crate::error::{Error, Result, Site};
 use crate::stream::Stream;
 
@@ -29,8 +30,6 @@ const STEP_BYTES: usize = 512;
 pub(super) struct Place {
     /// The stream it was made on.
     queue: Arc<Queue>,
-    /// The point right after the allocation; none where the device had one stream only.
-    made: Option<Mark>,
     /// The other streams that used it.
     visitors: Mutex<Vec<Arc<Queue>>>,
 }
@@ -52,8 +51,7 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
     let gpu = queue.gpu;
     let reserved_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
     if let Some(limit_bytes) = state.limit_bytes {
-        let kept_bytes = reserved_bytes.saturating_sub(state.stats.allocated_bytes);
-        if kept_bytes < capacity_bytes && reserved_bytes - kept_bytes + capacity_bytes > limit_bytes {
+        if state.stats.allocated_bytes.saturating_add(capacity_bytes) > limit_bytes {
             refresh(device, &mut state);
             return Err(state.out_of_memory(wanted));
         }
@@ -72,7 +70,6 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
         }
         other => other.map_err(failed)?,
     };
-    let made = if gpu.has_several_queues() { Some(queue.record(false).map_err(failed)?) } else { None };
     let now_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
     if now_bytes > reserved_bytes {
         state.stats.system_allocation_count += 1;
@@ -81,7 +78,7 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
     let id = wanted.id;
     state.insert(wanted, capacity_bytes);
     let pointer = NonNull::new(ptr::without_provenance_mut(address as usize)).expect("the driver gives no null");
-    let place = Place { queue, made, visitors: Mutex::default() };
+    let place = Place { queue, visitors: Mutex::default() };
     Ok(Block { pointer, capacity_bytes, device, id, fresh: false, home: Home::Gpu(place) })
 }
 
@@ -102,16 +99,13 @@ impl Place {
         if visitors.iter().any(|visitor| Arc::ptr_eq(visitor, queue)) {
             return Ok(());
         }
-        if queue.is_captured() || (self.made.is_none() && self.queue.is_captured()) {
+        if queue.is_captured() || self.queue.is_captured() {
             let why = "a tensor made on another stream is used on this one for the first time, and a graph cannot wait for \
                        what is not in it. Run the step once on this stream before the capture"
                 .to_string();
             return Err(Error::Capture { op, device: queue.gpu.device(), why, at });
         }
-        let ordered = match &self.made {
-            Some(made) => queue.wait(made),
-            None => self.queue.record(false).and_then(|now| queue.wait(&now)),
-        };
+        let ordered = self.queue.record(false).and_then(|now| queue.wait(&now));
         ordered.map_err(|fault| fault.of(op, queue.gpu.device(), at))?;
         visitors.push(queue.clone());
         Ok(())
@@ -128,7 +122,7 @@ impl Place {
     /// Frees the memory at `address` after all work that used it.
     pub(super) fn free(&mut self, address: u64) {
         let visitors = std::mem::take(self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let place = Place { queue: self.queue.clone(), made: None, visitors: Mutex::new(visitors) };
+        let place = Place { queue: self.queue.clone(), visitors: Mutex::new(visitors) };
         place.free_or_defer(address);
     }
 

@@ -121,6 +121,14 @@ pub fn cross_entropy(
     placed.finish()
 }
 
+/// The kernels that keep a row in a warp's registers, and for how many classes they have room.
+const ROW_A_WARP: [(usize, &str); 4] = [
+    (128, "cross_entropy_128_f32"),
+    (256, "cross_entropy_256_f32"),
+    (512, "cross_entropy_512_f32"),
+    (1024, "cross_entropy_1024_f32"),
+];
+
 fn launch(
     gpu: &Launcher,
     [rows, classes]: [usize; 2],
@@ -132,13 +140,12 @@ fn launch(
         return Ok(());
     }
     // Rows of a block and its threads, as `cross_entropy.cu` has them.
-    let (name, rows_per_block, threads) = match classes {
-        ..=narrow::CLASSES_MAX => ("cross_entropy_narrow_f32", 32, 128),
-        ..=128 => ("cross_entropy_128_f32", 4, 128),
-        ..=256 => ("cross_entropy_256_f32", 4, 128),
-        ..=512 => ("cross_entropy_512_f32", 4, 128),
-        ..=1024 => ("cross_entropy_1024_f32", 4, 128),
-        _ => ("cross_entropy_wide_f32", 1, 512),
+    let (name, rows_per_block, threads) = if classes <= narrow::CLASSES_MAX {
+        ("cross_entropy_narrow_f32", 32, 128)
+    } else if let Some((_, name)) = ROW_A_WARP.iter().find(|(classes_max, _)| classes <= *classes_max) {
+        (*name, 4, 128)
+    } else {
+        ("cross_entropy_wide_f32", 1, 512)
     };
     let mut blocks = rows.div_ceil(rows_per_block);
     if rows_per_block == 1 {

@@ -86,7 +86,7 @@ template <class T, class M> INLINE void draw_all(T* out, u64 count, u32 key_0, u
 }
 
 #define UNIFORM(NAME, T, DIGITS)                                                                                       \
-    KERNEL(BLOCK_THREADS) uniform_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw) {                          \
+    KERNEL(BLOCK_THREADS) rand_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw) {                          \
         draw_all(out, count, key_0, key_1, draw, Uniform<T, DIGITS>());                                                \
     }
 UNIFORM(f32, float, 24)
@@ -95,14 +95,14 @@ UNIFORM(f16, f16, 11)
 UNIFORM(f64, double, 53)
 
 #define NORMAL(NAME, T)                                                                                                \
-    KERNEL(BLOCK_THREADS) normal_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw) {                           \
+    KERNEL(BLOCK_THREADS) randn_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw) {                           \
         draw_all(out, count, key_0, key_1, draw, Normal<T>());                                                         \
     }
 FOR_WIDE(NORMAL)
 NORMAL(f64, double)
 
 #define BELOW(NAME, T)                                                                                                 \
-    KERNEL(BLOCK_THREADS) below_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw, u32 bound) {                 \
+    KERNEL(BLOCK_THREADS) randint_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw, u32 bound) {                 \
         draw_all(out, count, key_0, key_1, draw, Below<T>{bound});                                                     \
     }
 BELOW(u8, u8)

@@ -21,17 +21,17 @@ pub(crate) enum Distribution {
 /// Fills `out`, which `op` has just made on a GPU, with `draw`.
 pub(crate) fn draw_new(out: &Tensor, draw: Draw, distribution: Distribution, op: &'static str, at: Site) -> Result<()> {
     let name = match (distribution, out.dtype()) {
-        (Distribution::Uniform, DType::F32) => "uniform_f32",
-        (Distribution::Uniform, DType::BF16) => "uniform_bf16",
-        (Distribution::Uniform, DType::F16) => "uniform_f16",
-        (Distribution::Uniform, DType::F64) => "uniform_f64",
-        (Distribution::Normal, DType::F32) => "normal_f32",
-        (Distribution::Normal, DType::BF16) => "normal_bf16",
-        (Distribution::Normal, DType::F16) => "normal_f16",
-        (Distribution::Normal, DType::F64) => "normal_f64",
-        (Distribution::Below(_), DType::U8) => "below_u8",
-        (Distribution::Below(_), DType::I32) => "below_i32",
-        (Distribution::Below(_), DType::I64) => "below_i64",
+        (Distribution::Uniform, DType::F32) => "rand_f32",
+        (Distribution::Uniform, DType::BF16) => "rand_bf16",
+        (Distribution::Uniform, DType::F16) => "rand_f16",
+        (Distribution::Uniform, DType::F64) => "rand_f64",
+        (Distribution::Normal, DType::F32) => "randn_f32",
+        (Distribution::Normal, DType::BF16) => "randn_bf16",
+        (Distribution::Normal, DType::F16) => "randn_f16",
+        (Distribution::Normal, DType::F64) => "randn_f64",
+        (Distribution::Below(_), DType::U8) => "randint_u8",
+        (Distribution::Below(_), DType::I32) => "randint_i32",
+        (Distribution::Below(_), DType::I64) => "randint_i64",
         (distribution, dtype) => unreachable!("the constructors refuse {distribution:?} in {dtype}"),
     };
     let stream = draw.stream();

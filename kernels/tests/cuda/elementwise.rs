@@ -170,6 +170,23 @@ fn dropout_drops_the_same_elements_as_on_the_cpu() {
 }
 
 #[test]
+fn more_rows_than_a_grid_takes_at_once_are_all_dropped_out() {
+    // 551 packs a row, 551,551 in all; a grid has at most 540,672 threads, which then go on 981 rows and some packs further.
+    let [rows, columns] = [1001, 2204];
+    for device in devices() {
+        let x = input(rows * columns, 9, DType::F32).reshape(&[rows, columns]).unwrap();
+        let position = Tensor::from_slice(&[3i64, 5], &[2], Device::Cpu).unwrap();
+        let key = DropoutKey { seed: 8, layer: 1, position: &position };
+        let expected = ops::dropout(&x, 0.4, &key).unwrap();
+        let position = position.to(device).unwrap();
+        // In place: an element that was scaled twice shows.
+        let there = x.to(device).unwrap();
+        ops::dropout_into(&there, &there, 0.4, &DropoutKey { position: &position, ..key }).unwrap();
+        assert_same_bits(&there, &expected, "dropout");
+    }
+}
+
+#[test]
 fn a_dropout_position_out_of_range_makes_everything_nan() {
     for (device, dtype) in devices().into_iter().flat_map(|device| WIDE.map(|dtype| (device, dtype))) {
         for position in [[-1, 0], [1 << 32, 0], [0, -1], [0, (1 << 40) - 1], [0, i64::MAX]] {
@@ -230,11 +247,11 @@ fn every_dtype_becomes_every_other_as_on_the_cpu() {
             let x = hard_numbers(from);
             for to in DType::ALL {
                 let expected = x.to_dtype(to).unwrap();
-                for skipped in [0, 1] {
-                    let there = upload(&x, device, skipped).1;
+                for (skipped_in, skipped) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let there = upload(&x, device, skipped_in).1;
                     let (buffer, out) = upload(&expected.zeros_like().unwrap(), device, skipped);
                     ops::cast_into(&out, &there).unwrap();
-                    let what = format!("{from} to {to} from element {skipped} on");
+                    let what = format!("{from} from element {skipped_in} on to {to} from element {skipped} on");
                     assert_same_bits(&out, &expected, &what);
                     assert_untouched(&buffer, skipped, &what);
                 }

@@ -3,12 +3,14 @@
 //!
 //! Operations are compared with themselves on the CPU, which its own tests compare with plain references.
 
+mod compile;
 mod copies;
 mod creation;
 mod elementwise;
 mod graphs;
 mod losses;
 mod optimizers;
+mod products;
 mod reductions;
 mod streams;
 

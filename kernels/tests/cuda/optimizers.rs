@@ -114,6 +114,28 @@ fn the_scale_and_the_flag_are_read_on_the_device() {
     }
 }
 
+#[test]
+fn buffers_that_begin_at_different_places_of_16_bytes_have_the_cpu_s_bits() {
+    const COUNT: usize = 3001;
+    let constants = SgdConstants { momentum: 0.9, nesterov: false };
+    let scalars = SgdScalars { learning_rate: 0.1, weight_decay: 0.05 }.to_array().unwrap();
+    let chunks = ChunkTable::whole(COUNT, true);
+    let step = |buffers: &[Tensor; 4]| {
+        adamw(buffers, &chunks, 1, None, None);
+        let [values, grads, momentum, _] = buffers;
+        let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
+        ops::sgd(values, grads, Some(momentum), &chunks, &constants, &scalars, None, None).unwrap();
+    };
+    let expected = buffers(COUNT);
+    step(&expected);
+    for (device, odd) in devices().into_iter().flat_map(|device| (0..4).map(move |odd| (device, odd))) {
+        let mut got = on(device, &buffers(COUNT), 0);
+        got[odd] = upload(&buffers(COUNT)[odd], device, 1);
+        step(&got);
+        assert_all_same(&got, &expected, &format!("buffer {odd} apart"));
+    }
+}
+
 /// Two chunks with a gap: a table that does not fit into a kernel's parameters.
 fn two_chunks() -> ChunkTable {
     let chunk = |offset, len, decay| Chunk { offset, len, decay };

@@ -175,7 +175,7 @@ fn accuracy_counts_as_on_the_cpu_with_ties_nan_and_every_type_of_target() {
 #[test]
 fn a_target_that_is_no_class_is_counted_and_never_right() {
     for device in devices() {
-        let logits = cpu(&[1.0, 2.0, 2.0, 1.0, 0.0, 3.0, 0.5, 0.1], &[4, 2]).to(device).unwrap();
+        let logits = cpu(&[1.0f32, 2.0, 2.0, 1.0, 0.0, 3.0, 0.5, 0.1], &[4, 2]).to(device).unwrap();
         let out = Tensor::zeros(&[2], DType::I64, device).unwrap();
         for (bad, ignore) in [(2, None), (-1, Some(-100)), (i64::MAX, None), (i64::MIN, Some(1 << 40))] {
             let targets = Tensor::from_slice(&[1, bad, 1, 1], &[4], device).unwrap();

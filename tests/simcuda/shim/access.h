@@ -130,9 +130,10 @@ static u64 cell_of(u32 thread, bool atomic) {
 }
 
 // Whether what the cell says happened before what the running thread does now.
-static bool is_ordered(u64 cell) {
+static bool is_ordered(u64 cell, bool is_shared) {
     u32 serial = serial_of(cell);
-    if (serial < launch->first_serial) return true;
+    // Shared memory is another one for every block.
+    if (serial < launch->first_serial || (is_shared && serial != serial_now)) return true;
     u32 thread = thread_of(cell);
     if (thread == several_blocks) return acquired_all;
     if (serial != serial_now) return is_acquired(serial);
@@ -141,8 +142,8 @@ static bool is_ordered(u64 cell) {
 }
 
 // What a cell becomes when the running thread joins others there that are not ordered with it.
-static u64 joined(u64 cell, u64 mine, bool atomic) {
-    if (is_ordered(cell)) return mine;
+static u64 joined(u64 cell, u64 mine, bool atomic, bool is_shared) {
+    if (is_ordered(cell, is_shared)) return mine;
     return cell_of(serial_of(cell) == serial_now && thread_of(cell) != several_blocks ? several_threads : several_blocks, atomic);
 }
 
@@ -191,16 +192,29 @@ static void follow(Window* window, u64 offset, u64 size_bytes, Kind kind, void* 
     u64* cell = window->cells + 2 * offset;
     u64 mine = cell_of(thread_now, kind == ATOMIC);
     u64 address = window->low + offset;
+    bool is_shared = !window->marks;
+    // The bytes of one access mostly have one history: what was found of a cell holds for the next that is equal.
+    u64 write_seen = mine, read_seen = mine, read_joined = mine;
     for (u64 i = 0; i < size_bytes; i++, cell += 2) {
-        u64 written = cell[0];
-        if (written != mine && !(kind == ATOMIC && is_atomic(written)) && !is_ordered(written))
-            conflict(address, size_bytes, address + i, kind, written, is_atomic(written) ? ATOMIC : WRITE, site);
+        u64 written = cell[0], read = cell[1];
+        if (written != write_seen) {
+            if (!(kind == ATOMIC && is_atomic(written)) && !is_ordered(written, is_shared))
+                conflict(address, size_bytes, address + i, kind, written, is_atomic(written) ? ATOMIC : WRITE, site);
+            write_seen = written;
+        }
         if (kind == READ) {
-            if (cell[1] != mine) cell[1] = joined(cell[1], mine, false);
+            if (read != read_seen) {
+                read_joined = joined(read, mine, false, is_shared);
+                read_seen = read;
+            }
+            if (read != read_joined) cell[1] = read_joined;
             continue;
         }
-        if (!is_ordered(cell[1])) conflict(address, size_bytes, address + i, kind, cell[1], READ, site);
-        if (written != mine) cell[0] = kind == ATOMIC ? joined(written, mine, true) : mine;
+        if (read != read_seen) {
+            if (!is_ordered(read, is_shared)) conflict(address, size_bytes, address + i, kind, read, READ, site);
+            read_seen = read;
+        }
+        cell[0] = kind == ATOMIC ? joined(written, mine, true, is_shared) : mine;
     }
 }
 

@@ -1,5 +1,5 @@
 // CUDA C++ as g++ sees it: put in front of every kernel source. No host header comes with it, as with NVRTC.
-// src/nvrtc/rewrite.rs has already replaced __shared__ (by SIMCUDA_SHARED) and `extern __shared__`.
+// src/nvrtc/rewrite.rs has already replaced __shared__ and `extern __shared__`.
 #pragma once
 #include "runtime.h"
 
@@ -14,11 +14,10 @@ typedef __PTRDIFF_TYPE__ ptrdiff_t;
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __inline__ inline
-#define __align__(bytes) alignas(bytes)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __builtin_assume(condition) ((void)0)
-#define SIMCUDA_SHARED(group) static __attribute__((section("simcuda_shared_" #group)))
 #define NULL nullptr
 #define CUDART_INF_F __builtin_inff()
 #define CUDART_NAN_F __builtin_nanf("")
@@ -73,9 +72,9 @@ constexpr u32 bounds() { return threads_max; }
 template <class... A> constexpr u32 bounds(u32 threads, A...) { return threads; }
 
 template <auto kernel>
-constexpr Kernel describe(const char* name, u32 threads, const Span* shared, u32 shared_spans) {
+constexpr Kernel describe(const char* name, u32 threads, const char* groups) {
     using Thread = Call<kernel>;
-    return {name, &Thread::run, Thread::bytes, Thread::alignments, Thread::count, threads, shared, shared_spans};
+    return {name, &Thread::run, Thread::bytes, Thread::alignments, Thread::count, threads, groups};
 }
 
 }  // namespace simcuda

@@ -309,10 +309,9 @@ static void begin_block() {
     block_epoch = 0;
     memset(warp_epoch, 0, sizeof warp_epoch);
     for (u32 t = 0; t < threads_of_block; t++) threads[t].state = UNSTARTED;
-    const Kernel* kernel = launch->kernel;
     // What a block has not written in its shared memory is garbage.
-    for (u32 i = 0; i < kernel->shared_spans; i++)
-        memset(kernel->shared[i].begin, 0xff, static_cast<size_t>(kernel->shared[i].end - kernel->shared[i].begin));
+    for (u64 i = 0; i < launch->shared_spans; i++)
+        memset(launch->shared[i].begin, 0xff, static_cast<size_t>(launch->shared[i].end - launch->shared[i].begin));
     memset(simcuda_dynamic_shared, 0xff, launch->dynamic_shared_bytes);
     begin_block_order();
     if (thread_order == SCATTERED) order_threads();
@@ -349,11 +348,10 @@ static u64 greatest_common_divisor(u64 a, u64 b) {
 
 static void add_shared_windows() {
     u64* cells = launch->shared_cells;
-    const Kernel* kernel = launch->kernel;
-    for (u32 i = 0; i <= kernel->shared_spans; i++) {
-        bool is_static = i < kernel->shared_spans;
-        u8* begin = is_static ? kernel->shared[i].begin : simcuda_dynamic_shared;
-        u64 length = is_static ? static_cast<u64>(kernel->shared[i].end - begin) : launch->dynamic_shared_bytes;
+    for (u64 i = 0; i <= launch->shared_spans; i++) {
+        bool is_static = i < launch->shared_spans;
+        u8* begin = is_static ? launch->shared[i].begin : simcuda_dynamic_shared;
+        u64 length = is_static ? static_cast<u64>(launch->shared[i].end - begin) : launch->dynamic_shared_bytes;
         if (!length) continue;
         Window window = {reinterpret_cast<u64>(begin), length, nullptr, nullptr, cells};
         add_window(window);

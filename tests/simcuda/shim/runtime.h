@@ -8,7 +8,7 @@ using u8 = unsigned char;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-constexpr u32 abi_version = 1;
+constexpr u32 abi_version = 2;
 constexpr u32 threads_max = 1024;                 // of one block
 constexpr u32 warp_lanes = 32;
 constexpr u32 dynamic_shared_bytes_max = 232448;  // 227 KiB, the limit of compute capability 9.0
@@ -17,7 +17,7 @@ constexpr u32 dynamic_shared_bytes_max = 232448;  // 227 KiB, the limit of compu
 struct Window {
     u64 low;
     u64 length_bytes;
-    u64* marks;  // 4 words for every 64 bytes of memory: a bit a byte for read, written, atomic; one word spare. Null: not asked for.
+    u64* marks;  // 4 words for every 64 bytes of memory: a bit a byte for read, written, atomic; one word spare. Null: shared memory.
     u8* pages;   // one for every 4,096 bytes: whether any mark is set there
     u64* cells;  // 2 for every byte of memory: who wrote it last, who read it. Null: races inside the launch are not looked for.
 };
@@ -66,8 +66,7 @@ struct Kernel {
     const u32* argument_alignments;
     u32 arguments;
     u32 threads_max;                    // __launch_bounds__, or 1,024
-    const Span* shared;                 // the static shared memory it can reach
-    u32 shared_spans;
+    const char* groups;                 // of static shared memory that it can reach, with spaces between them
 };
 
 // One launch, filled by the simulator.
@@ -82,6 +81,8 @@ struct Launch {
     u64 seed;
     u32 first_serial;                    // blocks of all launches are numbered: this launch's first, at least 1
     u32 spare;
+    const Span* shared;                  // the static shared memory of the kernel
+    u64 shared_spans;
     u64* shared_cells;                   // for the static spans in their order, then the dynamic memory
     u8* stacks;                          // threads_max of them, downwards from the end of each
     u64 stack_bytes;

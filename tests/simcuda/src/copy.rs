@@ -257,11 +257,10 @@ pub extern "C" fn cuMemcpyPeerAsync(
         let stream = stream::resolve(machine, stream)?;
         for (address, handle) in [(to, to_context), (from, from_context)] {
             let said = context::resolve(machine, handle)?;
-            let home = machine.memory.holding(address).and_then(|found| found.owner.device());
-            if let Some(home) = home.filter(|home| *home != said) {
+            let Some(found) = machine.memory.holding(address) else { continue };
+            if let Some(home) = found.owner.device().filter(|home| *home != said) {
                 let message = format!(
-                    "cuMemcpyPeerAsync of {bytes} bytes: the context of device {said} was given for memory of device {home}, byte {}",
-                    machine.memory.describe(&(address..address))
+                    "cuMemcpyPeerAsync of {bytes} bytes: the context of device {said} was given for memory of device {home}: {found}"
                 );
                 report::finding(machine, Kind::WrongDevice, message);
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

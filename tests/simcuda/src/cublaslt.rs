@@ -33,15 +33,20 @@ fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), Refuse
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Refused::silently(Status::CUBLAS_STATUS_ALLOC_FAILED),
         _ => Refused::silently(Status::CUBLAS_STATUS_EXECUTION_FAILED),
     };
-    match machine::call_library(name, of_driver, |held| body(held)) {
-        Ok(()) => Status::CUBLAS_STATUS_SUCCESS,
-        Err(refused) => {
-            if let Some(why) = refused.why {
-                eprintln!("simcuda: {name}: {why}");
-            }
-            refused.status
-        }
+    let mut is_traced = false;
+    let outcome = machine::call_library(name, of_driver, |held| {
+        is_traced = held.config.trace;
+        body(held)
+    });
+    let Err(refused) = outcome else { return Status::CUBLAS_STATUS_SUCCESS };
+    // That there is no algorithm is an answer, and whoever asked has another way.
+    let is_answer = name == "cublasLtMatmulAlgoGetHeuristic" && refused.status == Status::CUBLAS_STATUS_NOT_SUPPORTED;
+    if let Some(why) = refused.why
+        && (is_traced || !is_answer)
+    {
+        eprintln!("simcuda: {name}: {why}");
     }
+    refused.status
 }
 
 /// A status, and what stderr says of it.

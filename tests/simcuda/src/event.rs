@@ -1,8 +1,8 @@
 //! Events: places in a stream that others can wait for.
 //!
-//! An event holds its latest [`Record`]. Each cuEventRecord makes a new one, and who waits keeps the record that was the latest when it
-//! asked, so that recording again changes nothing for waits that already stand in a queue. Recorded in a capture, an event
-//! names nodes of the graph instead, and means nothing outside of it.
+//! An event holds its latest `Record`. Each cuEventRecord makes a new one, and who waits keeps the record that was the
+//! latest when it asked, so that recording again changes nothing for waits that already stand in a queue. Recorded in a
+//! capture, an event names nodes of the graph instead, and means nothing outside of it.
 
 pub mod calls;
 

@@ -1,9 +1,9 @@
 //! Graphs: what a capture made of the calls given to streams, their executable form, and its launches.
 //!
-//! A graph is nodes with dependencies on earlier nodes. Instantiating it splits the nodes into chains (each node follows, if it can, one
-//! that it depends on); a chain is an actor of the race detector, for all launches of the executable: two launches of one
-//! executable never overlap. Two nodes that no path of dependencies orders are in two chains, so the detector sees them as the
-//! concurrent work they are.
+//! A graph is nodes with dependencies on earlier nodes. Instantiating it splits the nodes into chains (each node
+//! follows, if it can, one that it depends on); a chain is an actor of the race detector, for all launches of the
+//! executable: two launches of one executable never overlap. Two nodes that no path of dependencies orders are in two
+//! chains, so the detector sees them as the concurrent work they are.
 
 pub mod calls;
 pub(crate) mod capture;
@@ -75,14 +75,15 @@ pub struct Graphs {
     pub(crate) captures: Captures,
 }
 
-/// Splits nodes into chains: says of each node in which one it is. A node continues the chain of a dependency that nobody
-/// has continued yet, or begins its own.
+/// Splits nodes into chains: says of each node in which one it is. A node continues the chain of a dependency that
+/// nobody has continued yet, or begins its own.
 pub(crate) fn chains<'a>(dependencies: impl Iterator<Item = &'a [usize]>) -> Vec<usize> {
     let mut chain_of = Vec::new();
     // Of each chain its last node.
     let mut tails: Vec<usize> = Vec::new();
     for (node, dependencies) in dependencies.enumerate() {
-        // The latest first: the stream that captured the node goes on in its own chain, and not in one that it waited for.
+        // The latest first: the stream that captured the node goes on in its own chain, and not in one that it waited
+        // for.
         let continued = dependencies.iter().rev().find(|dependency| tails[chain_of[**dependency]] == **dependency);
         match continued {
             Some(&dependency) => {
@@ -138,7 +139,8 @@ pub(crate) fn retire_if_over(machine: &mut Machine, executable: usize) {
     }
 }
 
-/// Why the nodes of `graph` cannot take the place of those of `executable`: what cuGraphExecUpdate tells, and the node of the graph.
+/// Why the nodes of `graph` cannot take the place of those of `executable`: what cuGraphExecUpdate tells, and the node
+/// of the graph.
 pub(crate) fn difference(old: &[Node], new: &[Node]) -> Option<(Difference, Option<usize>)> {
     if old.len() != new.len() {
         return Some((Difference::Topology, None));

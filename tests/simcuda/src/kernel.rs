@@ -6,7 +6,10 @@ mod library;
 mod message;
 mod pinned;
 mod shadow;
+mod symbols;
+// One range in a list is what some tests mean, not the numbers within.
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
 mod tests;
 
 use std::collections::BTreeMap;
@@ -18,6 +21,7 @@ use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUresult, CUstream}
 
 use self::launch::KernelLaunch;
 use self::library::{Kernel, Library};
+pub(crate) use self::symbols::SHARED_PREFIX;
 use crate::machine::{self, Machine, Out, put};
 use crate::stream;
 
@@ -161,7 +165,7 @@ pub extern "C" fn cuModuleGetFunctionCount(count: Out<'_, u32>, module: usize) -
 }
 
 fn default_dynamic_shared(kernel: &Kernel) -> u32 {
-    SHARED_BYTES.saturating_sub(kernel.static_shared_bytes) as u32
+    SHARED_BYTES.saturating_sub(kernel.static_shared_bytes()) as u32
 }
 
 /// See the driver's documentation. Registers, local and constant memory are not simulated: fixed answers.
@@ -173,7 +177,7 @@ pub extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, attribute: u32, hand
         let answer = if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK) {
             function.kernel().threads_max as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) {
-            function.kernel().static_shared_bytes as c_int
+            function.kernel().static_shared_bytes() as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
             function.dynamic_shared_max.load(Ordering::Relaxed) as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS) {
@@ -197,7 +201,7 @@ pub extern "C" fn cuFuncSetAttribute(handle: usize, attribute: u32, value: c_int
     machine::call("cuFuncSetAttribute", |_| {
         let function = function(handle)?;
         if attribute == Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32 {
-            let room = SHARED_BYTES_MAX.saturating_sub(function.kernel().static_shared_bytes);
+            let room = SHARED_BYTES_MAX.saturating_sub(function.kernel().static_shared_bytes());
             let bytes = u32::try_from(value).ok().filter(|bytes| u64::from(*bytes) <= room);
             function.dynamic_shared_max.store(bytes.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?, Ordering::Relaxed);
             return Ok(());
@@ -230,7 +234,7 @@ pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         if threads > u64::from(function.kernel().threads_max) || dynamic_shared_bytes as u64 > SHARED_BYTES_MAX {
             return put(count, 0);
         }
-        let shared = function.kernel().static_shared_bytes + dynamic_shared_bytes as u64 + SHARED_BYTES_RESERVED;
+        let shared = function.kernel().static_shared_bytes() + dynamic_shared_bytes as u64 + SHARED_BYTES_RESERVED;
         let by_threads = THREADS_PER_MULTIPROCESSOR / threads.next_multiple_of(32);
         let by_shared = SHARED_BYTES_PER_MULTIPROCESSOR / shared;
         put(count, by_threads.min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR) as c_int)

@@ -5,6 +5,10 @@
 //! written back comes in as [`Out`], which may be null and may be uninitialised, so that no entry point needs unsafe for it.
 
 pub mod config;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;

@@ -172,10 +172,9 @@ impl AddressSpace {
     /// The free's turn has come: the bytes are gone, the name is remembered.
     pub fn release(&mut self, allocation: &Arc<Allocation>) {
         allocation.finish_end();
-        match (allocation.owner.device(), allocation.owner.pool()) {
-            (Some(device), None) => self.direct_bytes[device] -= allocation.bytes(),
-            // The pool's books were written when the call was made: it may give the bytes out again at once.
-            _ => {}
+        // A pool's books were written when the call was made: it may give the bytes out again at once.
+        if let Owner::Device { device, pool: None } = allocation.owner {
+            self.direct_bytes[device] -= allocation.bytes();
         }
         match &allocation.owner {
             Owner::Host(mapping) => mapping.close(self.in_flight.uses(allocation)),
@@ -355,7 +354,7 @@ pub fn begin(
 ) -> Result<(), CUresult> {
     if let Err(Violation { kind, message }) = check_queued(machine, device, ranges) {
         // A copy between devices is meant to reach another's memory; anything else has taken a wrong pointer.
-        let is_copy = ranges.reads.len() + ranges.writes.len() == 2 && describe.starts_with("cuMemcpy");
+        let is_copy = ["cuMemcpyPeer", "cuMemcpyDtoD", "cuMemcpyAsync"].iter().any(|copy| describe.starts_with(copy));
         let kind = if is_copy && kind == Kind::WrongDevice { Kind::PeerAccess } else { kind };
         report::finding(machine, kind, format!("{describe} on device {device}: {message}\n  queued by {stack}"));
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

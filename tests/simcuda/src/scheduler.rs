@@ -1,8 +1,8 @@
 //! When queued work runs: as late and in as inconvenient an order as CUDA allows and the schedule asks for.
 //!
-//! Nothing here has threads. A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready node of a graph
-//! launch) until it is met. Which pieces may run follows from the queues alone; which of them does is the
-//! [`policy`]'s choice. So the same calls with the same seed run in the same order.
+//! Nothing here has threads. A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready
+//! node of a graph launch) until it is met. Which pieces may run follows from the queues alone; which of them does is
+//! the policy's choice. So the same calls with the same seed run in the same order.
 
 mod policy;
 mod run;
@@ -88,7 +88,7 @@ pub fn wait_for(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
         }
     }
     let extra = if policy(held).drains() { 0 } else { policy(held).extra() };
-    let _ = run_some(held, goal, extra);
+    run_some(held, goal, extra);
     arrive(held, goal)
 }
 
@@ -173,8 +173,8 @@ impl HostCall {
         let HostFunction { function, argument } = self.function;
         held.without(|| {
             IN_HOST_FUNCTION.set(true);
-            // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called with this argument, once, on any thread, when
-            // the stream comes to it; this is that moment, and the lock is free.
+            // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called with this argument, once, on
+            // any thread, when the stream comes to it; this is that moment, and the lock is free.
             unsafe { function(argument as *mut std::ffi::c_void) };
             IN_HOST_FUNCTION.set(false);
         });
@@ -185,7 +185,9 @@ impl HostCall {
 fn advance(machine: &mut Machine, goal: &Goal) -> Advance {
     abandon_lost_devices(machine);
     let mut candidates = runnable(machine);
-    mark_needed(machine, goal, &mut candidates);
+    if policy(machine).asks_what_is_needed() {
+        mark_needed(machine, goal, &mut candidates);
+    }
     let Some(chosen) = policy(machine).choose(&candidates) else { return Advance::Idle };
     match run::piece(machine, chosen) {
         Some(call) => Advance::Call(call),
@@ -230,7 +232,8 @@ fn runnable(machine: &Machine) -> Vec<Candidate> {
     candidates
 }
 
-/// Marks the candidates without which the goal cannot be met: those of streams that are not yet as far as a needed record.
+/// Marks the candidates without which the goal cannot be met: those of streams that are not yet as far as a needed
+/// record.
 fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
     // Up to which sequence number each stream is needed.
     let mut needed: BTreeMap<StreamId, u64> = BTreeMap::new();

@@ -1,8 +1,9 @@
 //! Streams: first-in first-out queues of a device, what stands in them, and the order that the null stream adds.
 //!
-//! A stream is an actor of the race detector. What is put into it keeps the clock of the host call that put it there, and joins that
-//! clock to the stream's when its turn comes. Giving something to a stream never runs anything (see [`crate::scheduler`]), except that
-//! a machine with more than [`PENDING_MAX`] pieces pending blocks as a real queue would.
+//! A stream is an actor of the race detector. What is put into it keeps the clock of the host call that put it there,
+//! and joins that clock to the stream's when its turn comes. Giving something to a stream never runs anything (see
+//! [`crate::scheduler`]), except that a machine with more than [`PENDING_MAX`] pieces pending blocks as a real queue
+//! would.
 
 pub mod calls;
 mod handle;
@@ -162,10 +163,17 @@ pub fn is_capturing(machine: &Machine, stream: StreamId) -> bool {
     machine.streams.all[stream].capture.is_some()
 }
 
-/// Refuses (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and a finding) the potentially unsafe call `name` while a capture forbids it to
-/// the calling thread: its own unless relaxed, and every global one of other threads, as the mode of the thread says.
+/// Refuses (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and a finding) the potentially unsafe call `name` while a capture
+/// forbids it to the calling thread: its own unless relaxed, and every global one of other threads, as the mode of the
+/// thread says.
 pub fn forbid_in_capture(machine: &mut Machine, name: &'static str) -> Result<(), CUresult> {
     capture::forbid(machine, name)
+}
+
+/// For a call that a capturing `stream` cannot take: breaks the capture, tells a finding, and gives the code to return
+/// (900, or 901 when it was broken before). `call` says what was asked, and may say what to do instead.
+pub fn refuse_in_capture(machine: &mut Machine, stream: StreamId, call: &str) -> CUresult {
+    capture::unsupported(machine, stream, call)
 }
 
 /// Gives work to a stream; puts it into the graph if the stream is capturing.
@@ -191,7 +199,8 @@ pub fn enqueue_operation(
     Ok(give(machine, stream, operation, action))
 }
 
-/// Gives bookkeeping of the simulator to a stream: `turn` is called when its turn comes. Not for capturing streams (900).
+/// Gives bookkeeping of the simulator to a stream: `turn` is called when its turn comes. Not for capturing streams
+/// (900).
 pub fn enqueue_with(
     machine: &mut Machine,
     stream: StreamId,
@@ -249,8 +258,8 @@ pub(crate) fn new_operation_at(
     machine.streams.operations.make(describe, stream, device, stack, captured)
 }
 
-/// The errors that any call which gives something to `stream` has in common: a lost device, and a null stream that would have to
-/// wait for a stream which is capturing.
+/// The errors that any call which gives something to `stream` has in common: a lost device, and a null stream that
+/// would have to wait for a stream which is capturing.
 pub(crate) fn check_usable(machine: &mut Machine, stream: StreamId) -> Result<(), CUresult> {
     if let Some(lost) = machine.devices[device_of(machine, stream)].lost {
         return Err(lost);
@@ -273,18 +282,15 @@ pub(crate) fn give(machine: &mut Machine, stream: StreamId, operation: Arc<Opera
 fn push(machine: &mut Machine, stream: StreamId, mut entry: Entry) {
     let streams = &mut machine.streams;
     entry.sequence = streams.next_sequence;
-    if let Action::Record(record) = &entry.action {
-        record.queued_at(entry.sequence);
+    match &entry.action {
+        Action::Record(record) => record.queued_at(entry.sequence),
+        Action::Graph(Some(launch)) => launch.queued_at(entry.sequence),
+        _ => {}
     }
     streams.next_sequence += 1;
     streams.pending += 1;
     streams.busy.insert(stream);
     streams.all[stream].queue.push_back(entry);
-}
-
-/// The sequence number that the next entry will get.
-pub(crate) fn next_sequence(machine: &Machine) -> u64 {
-    machine.streams.next_sequence
 }
 
 /// A record behind everything that `stream` was given so far: what waits for the stream.
@@ -338,7 +344,8 @@ pub(crate) fn pop(machine: &mut Machine, stream: StreamId) -> Option<Entry> {
 fn retire_if_over(machine: &mut Machine, id: StreamId) {
     let Stream { destroyed, queue, retired, actor, .. } = &mut machine.streams.all[id];
     if destroyed.is_some() && queue.is_empty() && !*retired {
-        // Its last moment stays known to whoever asks for it: a synchronisation of the device waits for destroyed streams, too.
+        // Its last moment stays known to whoever asks for it: a synchronisation of the device waits for destroyed
+        // streams, too.
         let actor = *actor;
         *retired = true;
         let last = machine.race.snapshot(actor);

@@ -220,7 +220,8 @@ impl Functions {
 /// NVRTC loads a second library by its name when it first compiles. The one of a pip wheel does not look in its own folder
 /// for it: where it is there, it is loaded first, and then found by name.
 fn load_builtins(function: *const c_void, (major, minor): (i32, i32)) {
-    let Some(file) = library::file_of(function) else { return };
+    // Where it really is: the loader knows it by the link that it went through.
+    let Some(file) = library::file_of(function).and_then(|file| file.canonicalize().ok()) else { return };
     let builtins = file.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
     if builtins.is_file() {
         // SAFETY: loading runs the library's initialisers. It lies beside NVRTC, which would load it in the same way.

@@ -3,7 +3,7 @@
 //!
 //! * The bias is added before the sums are rounded to what is stored, unless its address is odd (below 16 bytes of
 //!   alignment) or the library has no algorithm that does it.
-//! * relu is the library's. So is the tanh form of gelu for bf16, f16 and TF32; it is an approximation (2e-4), so strict f32 has
+//! * relu is the library's where that leaves NaN as it is. So is the tanh form of gelu for bf16, f16 and TF32; it is an approximation (2e-4), so strict f32 has
 //!   ours, and erf always has. Where activation is a pass of its own it is applied to what is stored.
 //! * The mask of relu's derivative is z > 0, as in PyTorch, from the layer's saved output; the library's own is of bits and z >= 0.
 //! * The gradient of the bias is always a pass of ours. The library's epilogue cannot add to what is there, depends in its
@@ -126,6 +126,7 @@ pub(super) fn forward(
     if inputs > 0 && bias.is_none_or(fits_epilogue) {
         // All at once …
         if let Some(epilogue) = fused(activation, bias, pre, dtype, outputs)
+            && (epilogue.function != Function::Relu || gpu.relu_keeps_nan(dtype)?)
             && gpu.multiply_if_supported(&Product { epilogue, ..product })?
         {
             return Ok(());
@@ -199,8 +200,8 @@ pub(super) fn backward_input(
         Below::Relu(_) => Activation::Relu,
         Below::Gelu(form, _) => Activation::Gelu(form),
     };
-    let (Some(saved), true) = (saved, outputs > 0) else { return multiply(gpu, &product) };
-    if activation == Activation::Gelu(Gelu::Tanh) && approximate(dtype) && fits_aux(saved, inputs) {
+    let Some(saved) = saved else { return multiply(gpu, &product) };
+    if outputs > 0 && activation == Activation::Gelu(Gelu::Tanh) && approximate(dtype) && fits_aux(saved, inputs) {
         let epilogue = Epilogue { function: Function::GeluGradient, bias: None, aux: Some(saved) };
         if gpu.multiply_if_supported(&Product { epilogue, ..product })? {
             return Ok(());

@@ -63,15 +63,45 @@ pub(super) trait Real:
     /// What the tensor cores see of it in TF32, which is a format of f32 only.
     fn to_tf32(self) -> Self;
 
-    /// # Safety
-    /// `from` holds an element of type `kind`, readable and not written meanwhile. It need not be aligned.
-    unsafe fn load(kind: Type, from: *const u8) -> Self;
-
-    /// Rounds once, to nearest even.
+    /// Appends `count` elements that lie one behind the other.
     ///
     /// # Safety
-    /// `to` has room for an element of type `kind` that nobody else touches meanwhile. It need not be aligned.
-    unsafe fn store(self, kind: Type, to: *mut u8);
+    /// `from` holds `count` elements of type `kind`, readable and not written meanwhile. They need not be aligned.
+    unsafe fn load_run(kind: Type, from: *const u8, count: usize, into: &mut Vec<Self>);
+
+    /// Writes elements one behind the other, each rounded once, to nearest even.
+    ///
+    /// # Safety
+    /// `to` has room for as many elements of type `kind` as there are values, and nobody else touches it meanwhile. It need not be
+    /// aligned.
+    unsafe fn store_run(values: &[Self], kind: Type, to: *mut u8);
+
+    /// One element.
+    ///
+    /// # Safety
+    /// As for a run of one.
+    unsafe fn load(kind: Type, from: *const u8) -> Self {
+        let mut one = Vec::with_capacity(1);
+        // SAFETY: the caller vouches for a run of one.
+        unsafe { Self::load_run(kind, from, 1, &mut one) };
+        one[0]
+    }
+}
+
+/// # Safety
+/// `from` holds `count` values of `E`, and does as long as the iterator lives. They need not be aligned.
+unsafe fn run<E: Copy>(from: *const u8, count: usize) -> impl Iterator<Item = E> {
+    // SAFETY: the caller vouches for `count` values; unaligned reads need no more.
+    (0..count).map(move |index| unsafe { from.cast::<E>().add(index).read_unaligned() })
+}
+
+/// # Safety
+/// `to` has room for as many values of `E` as the iterator has. It need not be aligned.
+unsafe fn write_run<E>(to: *mut u8, values: impl Iterator<Item = E>) {
+    for (index, value) in values.enumerate() {
+        // SAFETY: the caller vouches for the room; unaligned writes need no more.
+        unsafe { to.cast::<E>().add(index).write_unaligned(value) };
+    }
 }
 
 macro_rules! real {
@@ -87,26 +117,26 @@ macro_rules! real {
                 to_tf32(self as f32) as Self
             }
 
-            unsafe fn load(kind: Type, from: *const u8) -> Self {
-                // SAFETY: the caller vouches for an element of `kind` at `from`; unaligned reads need no more.
+            unsafe fn load_run(kind: Type, from: *const u8, count: usize, into: &mut Vec<Self>) {
+                // SAFETY: the caller vouches for `count` elements of `kind` at `from`; unaligned reads need no more.
                 unsafe {
                     match kind {
-                        Type::F32 => from.cast::<f32>().read_unaligned() as Self,
-                        Type::F64 => from.cast::<f64>().read_unaligned() as Self,
-                        Type::F16 => from.cast::<f16>().read_unaligned().$to_half(),
-                        Type::Bf16 => from.cast::<bf16>().read_unaligned().$to_half(),
+                        Type::F32 => into.extend(run::<f32>(from, count).map(|value| value as Self)),
+                        Type::F64 => into.extend(run::<f64>(from, count).map(|value| value as Self)),
+                        Type::F16 => into.extend(run::<f16>(from, count).map(f16::$to_half)),
+                        Type::Bf16 => into.extend(run::<bf16>(from, count).map(bf16::$to_half)),
                     }
                 }
             }
 
-            unsafe fn store(self, kind: Type, to: *mut u8) {
-                // SAFETY: the caller vouches for room for an element of `kind` at `to`; unaligned writes need no more.
+            unsafe fn store_run(values: &[Self], kind: Type, to: *mut u8) {
+                // SAFETY: the caller vouches for room for as many elements of `kind` as there are values.
                 unsafe {
                     match kind {
-                        Type::F32 => to.cast::<f32>().write_unaligned(self as f32),
-                        Type::F64 => to.cast::<f64>().write_unaligned(self as f64),
-                        Type::F16 => to.cast::<f16>().write_unaligned(f16::$from_half(self)),
-                        Type::Bf16 => to.cast::<bf16>().write_unaligned(bf16::$from_half(self)),
+                        Type::F32 => write_run(to, values.iter().map(|&value| value as f32)),
+                        Type::F64 => write_run(to, values.iter().map(|&value| value as f64)),
+                        Type::F16 => write_run(to, values.iter().map(|&value| f16::$from_half(value))),
+                        Type::Bf16 => write_run(to, values.iter().map(|&value| bf16::$from_half(value))),
                     }
                 }
             }

@@ -89,15 +89,17 @@ impl Matmul {
     /// alpha op(A) op(B) + beta C of one member of the batch, column by column.
     fn product<T: Real>(&self, place: &Place<'_>, member: u64, alpha: T, beta: T) -> Result<Vec<T>, Failure> {
         let problem = &self.problem;
-        let round = if problem.compute == Compute::Tf32 { Rounding::Tf32 } else { Rounding::None };
-        let a = place.load::<T>("A", &problem.a, self.a, member, round)?;
-        let b = place.load::<T>("B", &problem.b, self.b, member, round)?;
+        let mut a = place.load_dense::<T>("A", &problem.a, self.a, member)?;
+        let mut b = place.load_dense::<T>("B", &problem.b, self.b, member)?;
+        if problem.compute == Compute::Tf32 {
+            a.values.iter_mut().chain(&mut b.values).for_each(|value| *value = value.to_tf32());
+        }
         let mut sums = multiply(problem, &a, &b);
         if beta == T::default() {
             // C is not read at all, also where it holds NaN.
             sums.iter_mut().for_each(|sum| *sum = alpha * *sum);
         } else {
-            let c = place.load::<T>("C", &problem.c, self.c, member, Rounding::None)?;
+            let c = place.load::<T>("C", &problem.c, self.c, member)?;
             sums.iter_mut().zip(c).for_each(|(sum, c)| *sum = alpha * *sum + beta * c);
         }
         Ok(sums)
@@ -141,7 +143,7 @@ impl Matmul {
             (Some(Activation::Relu), true) => self.apply_mask(place, member, z)?,
             (Some(Activation::Gelu), true) => {
                 if let Some((matrix, address)) = self.aux_matrix() {
-                    let aux = place.load::<f32>("the aux matrix", &matrix, address, member, Rounding::None)?;
+                    let aux = place.load::<f32>("the aux matrix", &matrix, address, member)?;
                     z.iter_mut().zip(aux).for_each(|(z, aux)| *z *= gelu_derivative(aux));
                 }
             }
@@ -155,7 +157,7 @@ impl Matmul {
 
     fn bias_gradient(&self, place: &Place<'_>, member: u64, d: &[f32]) -> Result<Option<Vec<f32>>, Failure> {
         let problem = &self.problem;
-        let operand = |name, matrix, address| place.load::<f32>(name, matrix, address, member, Rounding::None);
+        let operand = |name, matrix, address| place.load::<f32>(name, matrix, address, member);
         Ok(match problem.epilogue.bias {
             Bias::None | Bias::Add => None,
             Bias::GradientOfOutput => Some(row_sums(d, problem.d.rows as usize)),
@@ -180,7 +182,7 @@ impl Matmul {
             batch_stride: bias.batch_stride,
         };
         match values {
-            None => place.load("the bias", &vector, bias.address, member, Rounding::None),
+            None => place.load("the bias", &vector, bias.address, member),
             Some(values) => place.store("the bias", &vector, bias.address, member, values).map(|()| Vec::new()),
         }
     }
@@ -274,12 +276,6 @@ impl Work for Matmul {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Rounding {
-    None,
-    Tf32,
-}
-
 /// Where a product runs.
 struct Place<'a> {
     device: usize,
@@ -297,29 +293,34 @@ impl Place<'_> {
         Ok(self.memory.host_pointer(range.start))
     }
 
-    /// One member of the batch, column by column without gaps.
-    fn load<T: Real>(
+    /// One member of the batch as it is stored, without the gaps.
+    fn load_dense<T: Real>(
         &self,
         what: &str,
         matrix: &Matrix,
         address: Address,
         member: u64,
-        rounding: Rounding,
-    ) -> Result<Vec<T>, Failure> {
+    ) -> Result<Dense<T>, Failure> {
         let base = self.pointer(what, matrix.span(address))?;
         let mut values = Vec::with_capacity((matrix.rows * matrix.columns) as usize);
-        let bytes = matrix.kind.bytes();
-        for column in 0..matrix.columns {
-            for row in 0..matrix.rows {
-                let at = member * matrix.batch_stride + row * matrix.row_stride + column * matrix.column_stride;
-                // SAFETY: the element lies in the span that was just checked, and nothing runs that could write it.
-                values.push(unsafe { T::load(matrix.kind, base.add((at * bytes) as usize)) });
-            }
+        let lines = Lines::of(matrix);
+        for line in 0..lines.count {
+            let at = (member * matrix.batch_stride + line * lines.stride) * matrix.kind.bytes();
+            // SAFETY: the line lies in the span that was just checked, and nothing runs that could write it.
+            unsafe { T::load_run(matrix.kind, base.add(at as usize), lines.elements, &mut values) };
         }
-        if rounding == Rounding::Tf32 {
-            values.iter_mut().for_each(|value| *value = value.to_tf32());
+        let (row_stride, column_stride) = if lines.are_columns { (1, lines.elements) } else { (lines.elements, 1) };
+        Ok(Dense { values, row_stride, column_stride })
+    }
+
+    /// One member of the batch, column by column without gaps.
+    fn load<T: Real>(&self, what: &str, matrix: &Matrix, address: Address, member: u64) -> Result<Vec<T>, Failure> {
+        let dense = self.load_dense(what, matrix, address, member)?;
+        if dense.row_stride == 1 {
+            return Ok(dense.values);
         }
-        Ok(values)
+        let (rows, columns) = (matrix.rows as usize, matrix.columns as usize);
+        Ok((0..rows * columns).map(|at| dense.values[at % rows * dense.row_stride + at / rows]).collect())
     }
 
     /// The opposite of `load`.
@@ -332,27 +333,70 @@ impl Place<'_> {
         values: &[T],
     ) -> Result<(), Failure> {
         let base = self.pointer(what, matrix.span(address))?;
-        let bytes = matrix.kind.bytes();
-        let mut values = values.iter();
-        for column in 0..matrix.columns {
-            for row in 0..matrix.rows {
-                let at = member * matrix.batch_stride + row * matrix.row_stride + column * matrix.column_stride;
-                let value = values.next().expect("as many values as the matrix has elements");
-                // SAFETY: the element lies in the span that was just checked, and nothing else runs meanwhile.
-                unsafe { value.store(matrix.kind, base.add((at * bytes) as usize)) };
-            }
+        let (lines, rows) = (Lines::of(matrix), matrix.rows as usize);
+        assert_eq!(values.len() as u64, matrix.rows * matrix.columns, "as many values as the matrix has elements");
+        let mut row = Vec::new();
+        for line in 0..lines.count as usize {
+            let at = (member * matrix.batch_stride + line as u64 * lines.stride) * matrix.kind.bytes();
+            let values = if lines.are_columns {
+                &values[line * rows..(line + 1) * rows]
+            } else {
+                row.clear();
+                row.extend(values.iter().skip(line).step_by(rows));
+                &row
+            };
+            // SAFETY: the line lies in the span that was just checked, and nothing else runs meanwhile.
+            unsafe { T::store_run(values, matrix.kind, base.add(at as usize)) };
         }
         Ok(())
     }
 }
 
-/// op(A) op(B), all three column by column without gaps.
-fn multiply<T: Real>(problem: &Problem, a: &[T], b: &[T]) -> Vec<T> {
+/// How the elements of a matrix lie in memory: stretches without gaps, which are its columns or its rows.
+struct Lines {
+    are_columns: bool,
+    count: u64,
+    elements: usize,
+    /// In elements, from one line to the next.
+    stride: u64,
+}
+
+impl Lines {
+    fn of(matrix: &Matrix) -> Self {
+        if matrix.row_stride == 1 {
+            Self {
+                are_columns: true,
+                count: matrix.columns,
+                elements: matrix.rows as usize,
+                stride: matrix.column_stride,
+            }
+        } else {
+            Self {
+                are_columns: false,
+                count: matrix.rows,
+                elements: matrix.columns as usize,
+                stride: matrix.row_stride,
+            }
+        }
+    }
+}
+
+/// A matrix without gaps, by columns or by rows.
+struct Dense<T> {
+    values: Vec<T>,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+/// op(A) op(B), column by column without gaps.
+fn multiply<T: Real>(problem: &Problem, a: &Dense<T>, b: &Dense<T>) -> Vec<T> {
     let (m, n, k) = (problem.d.rows as usize, problem.d.columns as usize, problem.a.columns as usize);
     let mut sums = vec![T::default(); m * n];
-    assert!(a.len() == m * k && b.len() == k * n, "the operands are {m}x{k} and {k}x{n}");
-    // SAFETY: the three slices have just been seen to hold m x k, k x n and m x n elements, laid out by columns as the strides
-    // (column first, then row) say; `sums` is ours alone. With `read_dst` false alpha is not used.
+    assert!(a.values.len() == m * k && b.values.len() == k * n, "the operands are {m}x{k} and {k}x{n}");
+    let strides = |dense: &Dense<T>| (dense.column_stride as isize, dense.row_stride as isize);
+    let (a_strides, b_strides) = (strides(a), strides(b));
+    // SAFETY: the three vectors have just been seen to hold m x k, k x n and m x n elements without gaps, by the strides that they
+    // are given with (column first, then row); `sums` is ours alone. With `read_dst` false alpha is not used.
     unsafe {
         gemm::gemm(
             m,
@@ -362,12 +406,12 @@ fn multiply<T: Real>(problem: &Problem, a: &[T], b: &[T]) -> Vec<T> {
             m as isize,
             1,
             false,
-            a.as_ptr(),
-            m as isize,
-            1,
-            b.as_ptr(),
-            k as isize,
-            1,
+            a.values.as_ptr(),
+            a_strides.0,
+            a_strides.1,
+            b.values.as_ptr(),
+            b_strides.0,
+            b_strides.1,
             T::default(),
             T::ONE,
             false,

@@ -1,5 +1,7 @@
 //! Products against sums written out, on memory that is a plain vector.
 
+mod calls;
+
 use half::bf16;
 
 use super::algorithm::{Algorithm, fits};
@@ -29,7 +31,7 @@ impl Fake {
         for (at, &value) in values.iter().enumerate() {
             let to = self.host_pointer(address + at as u64 * kind.bytes());
             // SAFETY: the tests' matrices lie within the memory, which the assert of host_pointer begins to check.
-            unsafe { element::Real::store(value, kind, to) };
+            unsafe { element::Real::store_run(&[value], kind, to) };
         }
     }
 

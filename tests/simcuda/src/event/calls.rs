@@ -38,7 +38,9 @@ pub extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
         let device = machine.events.all[event].device;
         // Waits and records that stand in queues have all they need: CUDA lets go of the event once they are through.
         let operation = stream::new_operation(machine, "cuEventDestroy", None, device, None);
-        machine.events.all[event].destroyed = Some(operation);
+        let event = &mut machine.events.all[event];
+        event.destroyed = Some(operation);
+        event.state = State::Never;
         Ok(())
     })
 }

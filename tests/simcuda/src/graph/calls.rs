@@ -99,7 +99,8 @@ pub extern "C" fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CU
         let stream = stream::resolve(machine, stream)?;
         stream::check_usable(machine, stream)?;
         if stream::is_capturing(machine, stream) {
-            // CUDA makes a child graph of it; no part of the product does that, and a silent difference would be worse than a refusal.
+            // CUDA makes a child graph of it; no part of the product does that, and a silent difference would be worse
+            // than a refusal.
             return Err(capture::unsupported(machine, stream, "cuGraphLaunch (child graphs are not simulated)"));
         }
         launch::give(machine, executable, stream)
@@ -152,7 +153,8 @@ pub extern "C" fn cuGraphExecUpdate_v2(
     })
 }
 
-/// Tells a list in CUDA's way: without room only its length, otherwise as much as there is room for, and nulls behind it.
+/// Tells a list in CUDA's way: without room only its length, otherwise as much as there is room for, and nulls behind
+/// it.
 ///
 /// # Safety
 /// `to` is null or has room for `*count` handles.

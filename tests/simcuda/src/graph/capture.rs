@@ -1,8 +1,8 @@
 //! Captures: streams that put what they are given into a graph, and what CUDA forbids meanwhile.
 //!
-//! A capture begins in one stream; others join it by waiting for an event that was recorded in it. Each member knows its tail, the
-//! nodes that its next node depends on. An error that breaks the capture invalidates it: every use of its streams then fails with 901
-//! until cuStreamEndCapture ends it, which fails with 901, too.
+//! A capture begins in one stream; others join it by waiting for an event that was recorded in it. Each member knows
+//! its tail, the nodes that its next node depends on. An error that breaks the capture invalidates it: every use of its
+//! streams then fails with 901 until cuStreamEndCapture ends it, which fails with 901, too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -168,8 +168,8 @@ pub(crate) fn place(machine: &Machine, stream: StreamId) -> Result<(CaptureId, V
     Ok((id, own.tail.clone()))
 }
 
-/// `stream` waits for an event that was recorded in a capture: it joins the capture if it is in none. With `ignored` it is a
-/// member that depends on nothing by this wait.
+/// `stream` waits for an event that was recorded in a capture: it joins the capture if it is in none. With `ignored` it
+/// is a member that depends on nothing by this wait.
 pub(crate) fn wait(
     machine: &mut Machine,
     stream: StreamId,

@@ -62,7 +62,16 @@ pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -
         let describe = captured.describe.clone();
         let stack = launch.stack.clone();
         let operation = stream::new_operation_at(machine, &describe, Some(stream), node.device, stack, Some(captured));
-        steps.push(step(machine, &node.what, &operation)?);
+        match step(machine, &node.what, &operation) {
+            Ok(step) => steps.push(step),
+            Err(code) => {
+                // Nothing of this launch will run: pinned memory of the nodes before this one is let go of.
+                operations
+                    .iter()
+                    .for_each(|begun: &Arc<Operation>| memory::finish(machine, begun.id, Clock::default()));
+                return Err(code);
+            }
+        }
         operations.push(operation);
     }
     // Only now, when nothing can fail any more: the events count as recorded by this launch.
@@ -85,16 +94,9 @@ pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -
         unfinished: steps.len(),
         steps,
         previous: own.latest.replace(end.clone()),
-        end: end.clone(),
+        end,
         plan,
     };
-    let sequence = stream::next_sequence(machine);
-    end.queued_at(sequence);
-    for step in &launch_state.steps {
-        if let Step::Record(record) = step {
-            record.queued_at(sequence);
-        }
-    }
     stream::give(machine, stream, launch, Action::Graph(Some(Box::new(launch_state))));
     Ok(())
 }
@@ -142,6 +144,16 @@ fn check_memory(machine: &mut Machine, work: &Arc<dyn Work>, operation: &Operati
 }
 
 impl Launch {
+    /// Its records stand where its entry does.
+    pub(crate) fn queued_at(&self, sequence: u64) {
+        self.end.queued_at(sequence);
+        for step in &self.steps {
+            if let Step::Record(record) = step {
+                record.queued_at(sequence);
+            }
+        }
+    }
+
     /// What may run now: nothing in particular (`None`) when the launch itself has to begin, or nodes.
     pub(crate) fn ready(&self) -> impl Iterator<Item = Option<usize>> {
         let begins = self.begun.is_none() && self.previous.as_ref().is_none_or(|previous| previous.is_complete());

@@ -1,9 +1,13 @@
 //! Captures and graphs, through the entry points; the split into chains by properties.
 
+mod programs;
+mod refusals;
+
 use std::mem::MaybeUninit;
 
 use cudarc::driver::sys::{
-    CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult, CUstream, CUstreamCaptureStatus,
+    CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult, CUstream,
+    CUstreamCaptureStatus,
 };
 use proptest::prelude::*;
 
@@ -12,15 +16,12 @@ use super::capture_calls::*;
 use super::chains;
 use crate::event::calls::*;
 use crate::faults::Plan;
-use crate::machine::{Config, Held};
+use crate::machine::Config;
 use crate::report::Kind;
 use crate::stream::calls::*;
 use crate::stream::tests::{Bench, SUCCESS, TOUCH_NS, Touch, bench, config, got};
 
-const GLOBAL: u32 = 0;
 const THREAD_LOCAL: u32 = 1;
-const RELAXED: u32 = 2;
-const NULL: CUstream = std::ptr::null_mut();
 
 fn end(stream: CUstream) -> Result<CUgraph, CUresult> {
     let mut graph = MaybeUninit::uninit();
@@ -96,8 +97,8 @@ fn branches_that_write_the_same_race_and_those_in_order_do_not() {
         let bench = bench(config(4));
         let (first, second) = (bench.stream(), bench.stream());
         let touch = |name: &str| {
-            let writes = if writers.contains(&name) { vec![0x1000..0x1010] } else { Vec::new() };
-            Touch { writes, ..Touch::new(name) }
+            let work = Touch::new(name);
+            if writers.contains(&name) { work.writing(0x1000..0x1010) } else { work }
         };
         let executable = instantiate(diamond(&bench, first, second, touch));
         for stream in [first, second, first] {
@@ -113,13 +114,12 @@ fn branches_that_write_the_same_race_and_those_in_order_do_not() {
 fn a_launch_is_in_order_with_its_stream_on_both_sides() {
     let bench = bench(config(4));
     let (first, second) = (bench.stream(), bench.stream());
-    let writes = |name: &str| Touch { writes: vec![0x1000..0x2000], ..Touch::new(name) };
     let executable = instantiate(captured(first, || bench.write(first, "node")));
     bench.write(second, "before");
     assert_eq!(cuGraphLaunch(executable, second), SUCCESS);
     bench.write(second, "after");
     bench.order(second, first);
-    bench.try_give(first, writes("elsewhere")).expect("given");
+    bench.write(first, "elsewhere");
     assert_eq!(cuCtxSynchronize(), SUCCESS);
     assert_eq!(bench.ran(), ["before", "node", "after", "elsewhere"]);
     assert_eq!(bench.finding_kinds(), []);
@@ -143,7 +143,7 @@ fn a_race_in_a_graph_is_found_with_every_seed() {
     for seed in 0..20 {
         let bench = bench(config(seed));
         let (first, second) = (bench.stream(), bench.stream());
-        let touch = |name: &str| Touch { writes: vec![0..64], ..Touch::new(name) };
+        let touch = |name: &str| Touch::new(name).writing(0..64);
         let graph = diamond(&bench, first, second, touch);
         assert_eq!(cuGraphLaunch(instantiate(graph), first), SUCCESS);
         assert_eq!(cuStreamSynchronize(first), SUCCESS);
@@ -152,155 +152,10 @@ fn a_race_in_a_graph_is_found_with_every_seed() {
 }
 
 #[test]
-fn what_a_capture_cannot_be_begun_or_ended_with() {
-    let bench = bench(config(1));
-    let (first, second) = (bench.stream(), bench.stream());
-    assert_eq!(cuStreamBeginCapture_v2(NULL, RELAXED), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    assert_eq!(cuStreamBeginCapture_v2(first, 7), CUresult::CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_ILLEGAL_STATE));
-    assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), SUCCESS);
-    assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), CUresult::CUDA_ERROR_ILLEGAL_STATE);
-    let handle = first as usize;
-    let elsewhere = std::thread::spawn(move || end(handle as CUstream).err()).join().expect("it does not panic");
-    assert_eq!(elsewhere, Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD));
-    bench.run(first, "a");
-    bench.order(first, second);
-    bench.run(second, "b");
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
-    assert_eq!(status(second), CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
-    assert_eq!(cuStreamBeginCapture_v2(first, RELAXED), SUCCESS);
-    bench.order(first, second);
-    assert_eq!(end(second), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    // A relaxed capture may be ended by another thread.
-    assert_eq!(cuStreamBeginCapture_v2(first, RELAXED), SUCCESS);
-    let ended = std::thread::spawn(move || end(handle as CUstream).is_ok()).join().expect("it does not panic");
-    assert!(ended);
-    assert_eq!(bench.finding_kinds(), []);
-}
-
-#[test]
-fn orders_across_the_border_of_a_capture_are_refused_and_break_it() {
-    let bench = bench(config(1));
-    let (first, second, outside) = (bench.stream(), bench.stream(), bench.stream());
-    let event = bench.event();
-    assert_eq!(cuEventRecord(event, outside), SUCCESS);
-    assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), SUCCESS);
-    assert_eq!(cuStreamWaitEvent(first, event, 0), CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-    assert_eq!(status(first), CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED);
-    assert_eq!(bench.try_give(first, Touch::new("a")), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-
-    let captures = [first, second].map(|stream| cuStreamBeginCapture_v2(stream, THREAD_LOCAL));
-    assert_eq!(captures, [SUCCESS; 2]);
-    assert_eq!(cuEventRecord(event, first), SUCCESS);
-    assert_eq!(cuStreamWaitEvent(second, event, 0), CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
-    for stream in [first, second] {
-        assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    }
-    // The event means nothing any more: its capture is over.
-    assert_eq!(cuStreamWaitEvent(second, event, 0), CUresult::CUDA_ERROR_CAPTURED_EVENT);
-    assert_eq!(cuEventRecord(event, second), SUCCESS);
-    assert_eq!(cuStreamWaitEvent(first, event, 0), SUCCESS);
-
-    assert_eq!(cuStreamBeginCapture_v2(first, RELAXED), SUCCESS);
-    assert_eq!(cuEventRecord(event, first), SUCCESS);
-    assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_CAPTURED_EVENT);
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    assert_eq!(cuEventSynchronize(event), CUresult::CUDA_ERROR_CAPTURED_EVENT);
-    assert_eq!(bench.finding_kinds(), []);
-}
-
-#[test]
-fn the_null_stream_is_out_of_use_while_a_blocking_stream_captures() {
-    let bench = bench(config(1));
-    let (blocking, free) = (bench.blocking_stream(), bench.stream());
-    let implicit = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    assert_eq!(cuStreamBeginCapture_v2(free, RELAXED), SUCCESS);
-    bench.run(NULL, "allowed");
-    assert!(end(free).is_ok());
-    for touch in [
-        |bench: &Bench| bench.try_give(NULL, Touch::new("a")).expect_err("refused"),
-        |_: &Bench| cuStreamSynchronize(NULL),
-        |_: &Bench| cuStreamQuery(NULL),
-        |bench: &Bench| cuEventRecord(bench.event(), NULL),
-    ] {
-        assert_eq!(cuStreamBeginCapture_v2(blocking, RELAXED), SUCCESS);
-        assert_eq!(touch(&bench), implicit);
-        assert_eq!(end(blocking), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    }
-    assert_eq!(cuStreamBeginCapture_v2(blocking, RELAXED), SUCCESS);
-    assert_eq!(cuStreamIsCapturing(NULL, Some(&mut MaybeUninit::uninit())), implicit);
-    assert!(end(blocking).is_ok(), "asking breaks nothing");
-}
-
-#[test]
-fn waiting_for_what_captures_is_refused_and_found() {
-    let unsupported = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    for (wait, name) in [
-        ((|stream| cuStreamSynchronize(stream)) as fn(CUstream) -> CUresult, "cuStreamSynchronize"),
-        (|stream| cuStreamQuery(stream), "cuStreamQuery"),
-        (|_| cuCtxSynchronize(), "cuCtxSynchronize"),
-    ] {
-        let bench = bench(config(1));
-        let stream = bench.stream();
-        assert_eq!(cuStreamBeginCapture_v2(stream, RELAXED), SUCCESS);
-        assert_eq!(wait(stream), unsupported, "{name}");
-        assert_eq!(bench.finding_kinds(), [Kind::Capture]);
-        assert!(bench.findings()[0].message.contains(name));
-        assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    }
-}
-
-/// Whether an unsafe call is refused on this thread and on another, while this one captures in `mode`.
-fn refused(mode: u32, own_mode: u32) -> [bool; 2] {
-    [false, true].map(|is_elsewhere| {
-        let bench = bench(config(1));
-        let (stream, event) = (bench.stream(), bench.event());
-        assert_eq!(cuEventRecord(event, bench.stream()), SUCCESS);
-        assert_eq!(cuCtxSynchronize(), SUCCESS);
-        assert_eq!(cuStreamBeginCapture_v2(stream, mode), SUCCESS);
-        let handle = event as usize;
-        let query = move || {
-            let mut exchanged = own_mode;
-            assert_eq!(cuThreadExchangeStreamCaptureMode(Some(&mut exchanged)), SUCCESS);
-            let code = cuEventQuery(handle as _);
-            assert_eq!(cuThreadExchangeStreamCaptureMode(Some(&mut exchanged)), SUCCESS);
-            assert_eq!(exchanged, own_mode);
-            code
-        };
-        let context = got(|context| crate::context::cuCtxGetCurrent(context)) as usize;
-        let code = if is_elsewhere {
-            let other = std::thread::spawn(move || {
-                assert_eq!(crate::context::cuCtxSetCurrent(context as _), SUCCESS);
-                query()
-            });
-            other.join().expect("it does not panic")
-        } else {
-            query()
-        };
-        let is_refused = code == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-        assert!(is_refused || code == SUCCESS);
-        assert_eq!(end(stream).is_err(), is_refused, "what is refused breaks the capture");
-        assert_eq!(bench.finding_kinds().len(), usize::from(is_refused));
-        is_refused
-    })
-}
-
-#[test]
-fn unsafe_calls_are_refused_as_the_modes_of_capture_and_thread_say() {
-    assert_eq!(refused(GLOBAL, GLOBAL), [true, true]);
-    assert_eq!(refused(THREAD_LOCAL, GLOBAL), [true, false]);
-    assert_eq!(refused(RELAXED, GLOBAL), [false, false]);
-    assert_eq!(refused(GLOBAL, THREAD_LOCAL), [true, false]);
-    assert_eq!(refused(GLOBAL, RELAXED), [false, false]);
-}
-
-#[test]
 fn an_ignored_wait_in_a_capture_leaves_the_branches_unordered() {
     let bench = bench(Config { ignore_wait: Some(1), ..config(1) });
     let (first, second) = (bench.stream(), bench.stream());
-    let touch = |name: &str| Touch { writes: vec![0..64], ..Touch::new(name) };
+    let touch = |name: &str| Touch::new(name).writing(0..64);
     let graph = captured(first, || {
         bench.try_give(first, touch("a")).expect("captured");
         bench.order(first, second);
@@ -366,7 +221,8 @@ fn a_capture_tells_what_it_has_so_far() {
     assert_eq!(cuStreamBeginCapture_v2(stream, THREAD_LOCAL), SUCCESS);
     bench.run_all(stream, &["kernel a", "cuMemsetD8Async"]);
     let (mut id, mut graph_told, mut count) = (0_u64, 0_usize, 0_usize);
-    // SAFETY: what is initialised may be given as what need not be, and a graph's handle is a number in a pointer's clothes.
+    // SAFETY: what is initialised may be given as what need not be, and a graph's handle is a number in a pointer's
+    // clothes.
     let (id_place, graph_place, count_place) =
         unsafe { (&mut *(&raw mut id).cast(), &mut *(&raw mut graph_told).cast(), &mut *(&raw mut count).cast()) };
     let told = got(|status| {
@@ -424,34 +280,6 @@ fn branches_take_their_time_beside_each_other() {
 }
 
 #[test]
-fn what_no_graph_can_hold_is_refused_in_a_capture() {
-    let bench = bench(config(1));
-    let stream = bench.stream();
-    assert_eq!(cuStreamBeginCapture_v2(stream, RELAXED), SUCCESS);
-    let refused = {
-        let mut held = Held::take();
-        let id = crate::stream::resolve(&mut held, stream).expect("it is there");
-        crate::stream::enqueue_with(&mut held, id, "cuMemAllocAsync", Box::new(|_, _, _| Ok(())))
-    };
-    assert_eq!(refused, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
-    assert_eq!(bench.finding_kinds(), [Kind::Capture]);
-    assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-}
-
-#[test]
-fn destroying_a_stream_that_captures_leaves_nothing_behind() {
-    let bench = bench(config(1));
-    let (first, second) = (bench.stream(), bench.stream());
-    assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), SUCCESS);
-    bench.order(first, second);
-    assert_eq!(cuStreamDestroy_v2(first), SUCCESS);
-    assert_eq!(status(second), CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
-    bench.run(second, "a");
-    assert_eq!(cuCtxSynchronize(), SUCCESS);
-    assert_eq!(bench.ran(), ["a"]);
-}
-
-#[test]
 fn a_node_that_hangs_or_fails_is_one_of_its_launch() {
     let bench = bench(Config { faults: Plan::parse("stream@4=launch_failure").expect("a plan"), ..config(1) });
     let stream = bench.stream();
@@ -471,7 +299,7 @@ fn a_graph_replayed_after_its_buffer_was_freed_is_found_at_the_launch() {
     let stream = bench.stream();
     let buffer = got(|buffer| crate::memory::calls::cuMemAlloc_v2(buffer, 4096));
     let graph = captured(stream, || {
-        let work = Touch { writes: vec![buffer..buffer + 4096], knows: true, ..Touch::new("cuMemsetD8Async") };
+        let work = Touch { knows: true, ..Touch::new("cuMemsetD8Async").writing(buffer..buffer + 4096) };
         bench.try_give(stream, work).expect("captured");
     });
     let executable = instantiate(graph);

@@ -163,7 +163,7 @@ impl Work for KernelLaunch {
         let first_serial = shadows.begin(self.blocks());
         let accesses_max = if first_serial.is_some() { intra_accesses_max() } else { 0 };
         let with_cells = accesses_max > 0;
-        let shared_bytes = self.kernel().static_shared_bytes + u64::from(self.dynamic_shared_bytes);
+        let shared_bytes = self.kernel().static_shared_bytes() + u64::from(self.dynamic_shared_bytes);
         let shared_cells = if with_cells { shadows.shared_cells(shared_bytes) } else { std::ptr::null_mut() };
         let mut pointers = self.pointers();
         let mut finder = Finder { device, memory, shadows, with_cells, opened: BTreeMap::new() };
@@ -178,6 +178,8 @@ impl Work for KernelLaunch {
             seed: mix(self.seed, self.runs.fetch_add(1, Ordering::Relaxed)),
             first_serial: first_serial.unwrap_or(1),
             spare: 0,
+            shared: self.kernel().shared.as_ptr(),
+            shared_spans: self.kernel().shared.len() as u64,
             shared_cells,
             stacks,
             stack_bytes: STACK_BYTES as u64,

@@ -5,10 +5,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::CUresult;
 
+use super::symbols::{self, Variable};
 use crate::nvrtc::PTX_HEADER;
 
 /// The version of the structures; the library carries its own.
-const ABI_VERSION: u32 = 1;
+const ABI_VERSION: u32 = 2;
 
 /// Most threads that a block can have.
 pub(super) const THREADS_MAX: u32 = 1024;
@@ -62,8 +63,7 @@ pub(super) struct RawKernel {
     argument_alignments: *const u32,
     arguments: u32,
     threads_max: u32,
-    shared: *const Span,
-    shared_spans: u32,
+    groups: *const c_char,
 }
 
 /// One launch, for the library.
@@ -79,6 +79,8 @@ pub(super) struct RawLaunch {
     pub(super) seed: u64,
     pub(super) first_serial: u32,
     pub(super) spare: u32,
+    pub(super) shared: *const Span,
+    pub(super) shared_spans: u64,
     pub(super) shared_cells: *mut u64,
     pub(super) stacks: *mut u8,
     pub(super) stack_bytes: u64,
@@ -94,7 +96,7 @@ struct RawLibrary {
     kernels: u32,
     kernel: *const *const RawKernel,
     run: unsafe extern "C" fn(*mut RawLaunch),
-    begin: *const u8,
+    begin: *mut u8,
 }
 
 /// What is known of a kernel.
@@ -105,7 +107,8 @@ pub(super) struct Kernel {
     /// (size, alignment) of each argument.
     pub(super) arguments: Vec<(usize, usize)>,
     pub(super) threads_max: u32,
-    pub(super) static_shared_bytes: u64,
+    /// The static shared memory that it can reach.
+    pub(super) shared: Vec<Span>,
 }
 
 /// A loaded library. It is unloaded when nobody holds it any more, launches that are still queued included.
@@ -218,8 +221,9 @@ impl Library {
                 return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
             }
             library.run = raw.run;
+            let variables = symbols::shared_variables(&bytes).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
             let kernels = std::slice::from_raw_parts(raw.kernel, raw.kernels as usize);
-            library.kernels = kernels.iter().map(|kernel| Kernel::of(*kernel)).collect();
+            library.kernels = kernels.iter().map(|kernel| Kernel::of(*kernel, raw.begin, &variables)).collect();
         }
         Ok(library)
     }
@@ -281,14 +285,19 @@ fn unsafe_text(text: *const c_char) -> String {
 impl Kernel {
     /// # Safety
     /// `raw` is an entry of a loaded library's table.
-    unsafe fn of(raw: *const RawKernel) -> Self {
+    unsafe fn of(raw: *const RawKernel, begin: *mut u8, variables: &[Variable]) -> Self {
         // SAFETY: as the caller says; the arrays have as many entries as stands beside them.
         unsafe {
             let kernel = &*raw;
             let count = kernel.arguments as usize;
             let bytes = std::slice::from_raw_parts(kernel.argument_bytes, count);
             let alignments = std::slice::from_raw_parts(kernel.argument_alignments, count);
-            let spans = std::slice::from_raw_parts(kernel.shared, kernel.shared_spans as usize);
+            let groups = CStr::from_ptr(kernel.groups).to_string_lossy();
+            let mine = variables.iter().filter(|variable| groups.split(' ').any(|group| group == variable.group));
+            let shared = mine.map(|variable| {
+                let begin = begin.wrapping_add(variable.offset as usize);
+                Span { begin, end: begin.wrapping_add(variable.bytes as usize) }
+            });
             Self {
                 name: CStr::from_ptr(kernel.name).to_string_lossy().into_owned(),
                 raw,
@@ -298,8 +307,13 @@ impl Kernel {
                     .map(|(bytes, alignment)| (*bytes as usize, *alignment as usize))
                     .collect(),
                 threads_max: kernel.threads_max.min(THREADS_MAX),
-                static_shared_bytes: spans.iter().map(|span| span.end as u64 - span.begin as u64).sum(),
+                shared: shared.collect(),
             }
         }
+    }
+
+    /// What CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES says.
+    pub(super) fn static_shared_bytes(&self) -> u64 {
+        self.shared.iter().map(|span| span.end as u64 - span.begin as u64).sum()
     }
 }

@@ -2,6 +2,7 @@
 //! runtime in the kernel's library writes both; here they are made, read and cleared.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use crate::work::{Address, Touched};
@@ -195,11 +196,11 @@ impl Shadows {
     /// The shadow of an allocation that the present launch touches; nothing if there is no memory for it.
     pub(super) fn of(&mut self, range: &Range<Address>, with_cells: bool) -> Option<Pointers> {
         let key = (range.start, range.end);
-        if !self.allocations.contains_key(&key) {
-            self.allocations.insert(key, Shadow::new(range.clone())?);
-        }
         let launch = self.launch;
-        let shadow = self.allocations.get_mut(&key)?;
+        let shadow = match self.allocations.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(Shadow::new(range.clone())?),
+        };
         shadow.used = launch;
         if with_cells && shadow.cells.is_none() {
             shadow.cells = Some(Zeros::new((range.end - range.start) * CELLS_PER_BYTE)?);
@@ -225,7 +226,9 @@ impl Shadows {
     }
 }
 
+// One range in a list is what these tests mean, not the numbers within.
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)]
 mod tests {
     use super::*;
 

@@ -1,6 +1,7 @@
 //! Kernels through the inner functions: compiled, loaded and run on memory of a test's own.
 
 mod checks;
+mod entry;
 mod language;
 mod order;
 

@@ -236,13 +236,10 @@ pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
         if machine.memory.at(pointer).is_some_and(|found| found.owner.device().is_some() && found.end().is_none()) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if let Some(user) = machine
-            .memory
-            .at(pointer)
-            .and_then(|found| machine.memory.in_flight.describe_user(found).filter(|_| found.end().is_none()))
+        if let Some(found) = machine.memory.at(pointer).filter(|found| found.end().is_none())
+            && let Some(user) = machine.memory.in_flight.describe_user(found)
         {
-            let allocation = machine.memory.describe(&(pointer..pointer));
-            let message = format!("cuMemFreeHost frees bytes {allocation}\n  while it is in flight: {user}");
+            let message = format!("cuMemFreeHost frees {found}\n  while it is in flight: {user}");
             report::finding(machine, Kind::HostAccess, message);
         }
         let allocation = end(machine, pointer, Made::now("cuMemFreeHost", None))?;

@@ -9,6 +9,10 @@ use crate::work::Address;
 
 const PAGE_BYTES: u64 = 4096;
 
+/// Where device memory begins if these addresses are free, which they are unless something unusual runs in the process: two runs
+/// then print the same addresses.
+const FIRST_ADDRESS: Address = 0x2000_0000_0000;
+
 /// So much address space for each byte of memory: how long a freed address is not used again.
 const ADDRESSES_PER_BYTE: u64 = 64;
 
@@ -31,10 +35,10 @@ pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>
     let mut each = (memory_bytes * ADDRESSES_PER_BYTE).next_multiple_of(1 << 30);
     loop {
         let total = each * devices.max(1) as u64;
-        // SAFETY: a new mapping at an address that the system chooses touches nothing that exists.
+        // SAFETY: a new mapping touches nothing that exists: without MAP_FIXED the address is a wish.
         let start = unsafe {
             libc::mmap(
-                std::ptr::null_mut(),
+                FIRST_ADDRESS as *mut libc::c_void,
                 total as usize,
                 libc::PROT_NONE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,

@@ -29,6 +29,7 @@ const SHIM: &[(&str, &str)] = &[
     ("threads.h", include_str!("../../shim/threads.h")),
     ("halves.h", include_str!("../../shim/halves.h")),
     ("cuda_fp16.h", include_str!("../../shim/cuda_fp16.h")),
+    ("exports.map", include_str!("../../shim/exports.map")),
     ("cuda_bf16.h", include_str!("../../shim/cuda_bf16.h")),
 ];
 
@@ -42,6 +43,8 @@ const CODE_FLAGS: &[&str] = &[
     "-O2",
     "-fPIC",
     "-g1",
+    // addr2line of binutils 2.40 takes the first file of version 5 for the one that was compiled.
+    "-gdwarf-4",
     "-w",
     "-ffp-contract=off",
     "-fno-math-errno",
@@ -346,10 +349,11 @@ fn build(text: &str, options: &Options, scratch: &Scratch, shim: &Path) -> Resul
         Failed::Program(log) => Failed::Program(log.replace(&mine, "kernel table").replace(&shim_name, "shim/")),
         other => other,
     })?;
-    let link: [OsString; 8] = [
+    let link: [OsString; 9] = [
         "-shared".into(),
         "-Wl,--as-needed".into(),
         "-Wl,-z,defs".into(),
+        format!("-Wl,--version-script={}", shim.join("exports.map").display()).into(),
         object.into(),
         shim.join("runtime.o").into(),
         "-lm".into(),

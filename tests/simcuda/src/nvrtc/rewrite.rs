@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 
 use super::token::{Kind, Tokens};
+use crate::kernel::SHARED_PREFIX;
 
 /// What the preprocessor leaves of `#include <cuda_fp16.h>`, so that only those who ask get the types.
 pub(super) const HEADER_PRAGMA: &str = "pragma simcuda header ";
@@ -56,7 +57,7 @@ struct Scanner<'a> {
     has_file_shared: bool,
     /// Where the present declaration or statement begins.
     head: usize,
-    /// Replacements in the text, in order.
+    /// Replacements in the text, which do not overlap.
     edits: Vec<(std::ops::Range<usize>, String)>,
     errors: Vec<(u32, String)>,
 }
@@ -82,9 +83,10 @@ pub(super) fn rewrite(name: &str, text: &str, expressions: &[String]) -> Result<
     for header in scanner.tokens.directives.iter().filter_map(|directive| directive.strip_prefix(HEADER_PRAGMA)) {
         let _ = writeln!(out, "#include \"{}\"", header.trim());
     }
-    // Nothing of the source is seen outside: templates with shared memory would otherwise need sections of two kinds.
+    // Nothing of the source is seen outside: kernels and helpers that nobody calls cost nothing.
     out.push_str("namespace {\n");
     let mut at = 0;
+    scanner.edits.sort_by_key(|(range, _)| range.start);
     for (range, replacement) in &scanner.edits {
         out.push_str(&text[at..range.start]);
         out.push_str(replacement);
@@ -231,15 +233,11 @@ impl Scanner<'_> {
 
     /// A declaration with `__shared__` at `index`. Gives the last index that was dealt with.
     fn shared(&mut self, index: usize) -> usize {
-        let end =
-            (index..self.tokens.all.len()).find(|at| self.tokens.word(*at) == ";").unwrap_or(self.tokens.all.len());
+        let end = self.end_of_statement(index);
         let line = self.tokens.all[index].line;
         let first = self.head.min(index);
         if (first..end).any(|at| self.tokens.word(at) == "extern") {
             return self.dynamic(first, end, line);
-        }
-        if (index..end).any(|at| self.tokens.word(at) == "=") {
-            self.errors.push((line, "an initializer is not allowed for a __shared__ variable".to_owned()));
         }
         if let Some(before) = (first..index).find(|at| self.tokens.word(*at) == "static") {
             self.edits.push((self.tokens.all[before].range.clone(), String::new()));
@@ -254,8 +252,75 @@ impl Scanner<'_> {
                 "file".to_owned()
             }
         };
-        self.edits.push((self.tokens.all[index].range.clone(), format!("SIMCUDA_SHARED({group})")));
+        self.edits.push((self.tokens.all[index].range.clone(), "static".to_owned()));
+        // The variable gets a name by which it is found in the library, and the source's name stands for it.
+        let mut references = String::new();
+        for name in self.declared(index + 1, end) {
+            let (range, word) = (self.tokens.all[name].range.clone(), self.tokens.word(name));
+            let renamed = format!("{SHARED_PREFIX}{group}_{word}");
+            let _ = write!(references, " [[maybe_unused]] constexpr auto& {word} = {renamed};");
+            self.edits.push((range, renamed));
+        }
+        if references.is_empty() || end >= self.tokens.all.len() {
+            self.errors.push((line, "this declaration of __shared__ memory is not understood".to_owned()));
+            return end;
+        }
+        let behind = self.tokens.all[end].range.end;
+        self.edits.push((behind..behind, references));
+        end - 1
+    }
+
+    /// The index of the `;` that ends the statement at `from`.
+    fn end_of_statement(&self, from: usize) -> usize {
+        let mut index = from;
+        while index < self.tokens.all.len() {
+            index = match self.tokens.word(index) {
+                ";" => return index,
+                "(" | "[" | "{" => self.tokens.behind_bracket(index),
+                _ => index + 1,
+            };
+        }
         index
+    }
+
+    /// The indices of the names that a declaration without its first words declares.
+    fn declared(&mut self, from: usize, end: usize) -> Vec<usize> {
+        let (mut names, mut last, mut angles) = (Vec::new(), None, 0_usize);
+        let mut index = from;
+        while index < end {
+            let word = self.tokens.word(index);
+            match word {
+                "<" => angles += 1,
+                ">" => angles = angles.saturating_sub(1),
+                "," if angles == 0 => names.extend(last.take()),
+                "=" if angles == 0 => {
+                    let error = "an initializer is not allowed for a __shared__ variable".to_owned();
+                    self.errors.push((self.tokens.all[index].line, error));
+                    return vec![index];
+                }
+                // The name stands before its sizes.
+                "(" | "[" | "{" => {
+                    index = self.tokens.behind_bracket(index);
+                    continue;
+                }
+                word @ ("alignas" | "__align__" | "__attribute__") => {
+                    let behind = self.tokens.behind_bracket(index + 1);
+                    if word == "alignas" && behind < end {
+                        // Behind `static` C++ takes no alignas, and the attribute anywhere.
+                        self.edits.push((self.tokens.all[index].range.clone(), "__attribute__((aligned".to_owned()));
+                        let close = self.tokens.all[behind - 1].range.end;
+                        self.edits.push((close..close, "))".to_owned()));
+                    }
+                    index = behind;
+                    continue;
+                }
+                _ if angles == 0 && self.tokens.all[index].kind == Kind::Name => last = Some(index),
+                _ => {}
+            }
+            index += 1;
+        }
+        names.extend(last);
+        names
     }
 
     /// `extern __shared__ T name[];` becomes a pointer to the block's dynamic memory.
@@ -350,38 +415,24 @@ impl Scanner<'_> {
                 }
             };
         }
-        let groups: BTreeSet<String> = (0..self.functions.len())
-            .filter(|index| self.functions[*index].has_shared)
-            .map(|index| index.to_string())
-            .chain(self.has_file_shared.then(|| "file".to_owned()))
-            .collect();
-        for group in &groups {
-            // Weak: a template that nobody uses leaves no section.
-            let _ = writeln!(
-                out,
-                "extern \"C\" __attribute__((weak, visibility(\"hidden\"))) unsigned char __start_simcuda_shared_{group}[], \
-                 __stop_simcuda_shared_{group}[];"
-            );
-        }
         for (number, (symbol, path, index)) in exported.iter().enumerate() {
             let (bounds, line, groups) = match self.functions.get(*index) {
                 Some(function) => (function.bounds.as_str(), function.line, self.groups(*index)),
                 None => ("", 1, Vec::new()),
             };
-            let spans: String = groups
-                .iter()
-                .map(|group| format!("{{__start_simcuda_shared_{group}, __stop_simcuda_shared_{group}}}, "))
-                .collect();
             // Bounds of a template may name its parameters: those of its instances are not known here.
-            let bounds =
-                if self.functions.get(*index).is_some_and(|function| function.is_template) { "" } else { bounds };
+            let is_template = self.functions.get(*index).is_some_and(|function| function.is_template);
+            let bounds = if is_template { "" } else { bounds };
+            // They are read as they were at their place.
+            let namespace =
+                path.rsplit_once("::").map_or(String::new(), |(outer, _)| format!("using namespace {outer}; "));
+            let namespace = if is_template { String::new() } else { namespace };
             let _ = writeln!(
                 out,
-                "static const simcuda::Span simcuda_spans_{number}[] = {{{spans}{{nullptr, nullptr}}}};\n\
-                 # {line} \"{name}\"\n\
+                "# {line} \"{name}\"\n\
                  static const simcuda::Kernel simcuda_kernel_{number} = simcuda::describe<&{path}>(\"{symbol}\", \
-                 simcuda::bounds({bounds}), simcuda_spans_{number}, {});",
-                groups.len()
+                 [] {{ {namespace}return simcuda::bounds({bounds}); }}(), \"{}\");",
+                groups.join(" ")
             );
         }
         let list: String = (0..exported.len()).map(|number| format!("&simcuda_kernel_{number}, ")).collect();

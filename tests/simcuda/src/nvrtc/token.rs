@@ -34,11 +34,11 @@ impl<'a> Tokens<'a> {
     pub(super) fn of(text: &'a str) -> Self {
         let mut tokens = Self { text, all: Vec::new(), directives: Vec::new() };
         let bytes = text.as_bytes();
-        let (mut at, mut line, mut begins_line) = (0, 1, true);
+        let (mut at, mut line, mut begins_line) = (0, 1_u32, true);
         while at < bytes.len() {
             let byte = bytes[at];
             if byte == b'\n' {
-                (at, line, begins_line) = (at + 1, line + 1, true);
+                (at, line, begins_line) = (at + 1, line.saturating_add(1), true);
                 continue;
             }
             if byte.is_ascii_whitespace() {
@@ -49,8 +49,8 @@ impl<'a> Tokens<'a> {
                 let end = text[at..].find('\n').map_or(bytes.len(), |length| at + length);
                 let directive = text[at + 1..end].trim();
                 match line_marker(directive) {
-                    // The marker tells of the line behind it.
-                    Some(marked) => line = marked.wrapping_sub(1),
+                    // The marker tells of the line behind it. Line 0 is of the compiler's own beginning.
+                    Some(marked) => line = marked.saturating_sub(1),
                     None => tokens.directives.push(directive),
                 }
                 at = end;

@@ -1,4 +1,5 @@
-//! Which of the pieces that may run is run next. Pure: it sees the pieces as numbers, and the same seed gives the same choices.
+//! Which of the pieces that may run is run next. Pure: it sees the pieces as numbers, and the same seed gives the same
+//! choices.
 
 use crate::machine::Schedule;
 use crate::stream::StreamId;
@@ -54,7 +55,8 @@ impl Policy {
     pub(crate) fn choose(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
         match self.schedule {
             Schedule::Random => self.random_one(candidates),
-            // What was given last, before what was given earlier: the opposite of what the program's author had in mind.
+            // What was given last, before what was given earlier: the opposite of what the program's author had in
+            // mind.
             Schedule::Lazy => {
                 let needed = candidates.iter().filter(|candidate| candidate.is_needed);
                 needed.max_by_key(|candidate| (candidate.sequence, candidate.node)).copied()
@@ -63,8 +65,8 @@ impl Policy {
         }
     }
 
-    /// Half of the time any of them with equal chances, otherwise by priorities that stay for a while: equal chances alone
-    /// let all streams advance together, and hide what needs one to be far ahead.
+    /// Half of the time any of them with equal chances, otherwise by priorities that stay for a while: equal chances
+    /// alone let all streams advance together, and hide what needs one to be far ahead.
     fn random_one(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
         if candidates.is_empty() {
             return None;
@@ -105,6 +107,11 @@ impl Policy {
             Schedule::Lazy => 1,
             Schedule::Eager => usize::MAX,
         }
+    }
+
+    /// Whether [`Candidate::is_needed`] has to be found out.
+    pub(crate) fn asks_what_is_needed(&self) -> bool {
+        self.schedule == Schedule::Lazy
     }
 
     /// Whether waits end only when nothing more can run.

@@ -1,5 +1,5 @@
-//! Running one piece: its clocks are joined, it is checked and run, the race detector sees what it touched, and who waits for
-//! it learns what it knew.
+//! Running one piece: its clocks are joined, it is checked and run, the race detector sees what it touched, and who
+//! waits for it learns what it knew.
 
 use std::sync::Arc;
 
@@ -223,12 +223,18 @@ fn run_work(machine: &mut Machine, actor: Actor, operation: &Operation, work: &A
     }
 }
 
-/// A touch of memory that it may not touch is a finding. Other failures are the plan's, or the kernel's own doing (a trap).
+/// What is the program's mistake is a finding: memory that a kernel or a copy may not touch, threads of a kernel that race
+/// or miss each other at a barrier. Other failures are the plan's, or asked for by the kernel (a trap, an assertion).
 fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure) {
-    let is_planned = failure.message.ends_with("by the plan of faults");
-    if failure.code == CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32 && !is_planned {
-        let told = format!("{operation}\n  {}\n  {}", failure.message, calls(operation));
-        report::finding(machine, Kind::of_violation(&failure.message), told);
+    let Failure { code, message } = failure;
+    if message.ends_with("by the plan of faults") {
+        return;
+    }
+    let mistakes = [CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS];
+    let is_race = message.contains("race inside kernel ");
+    if is_race || message.contains("divergence ") || mistakes.iter().any(|mistake| *mistake as i32 == *code) {
+        let kind = if is_race { Kind::Race } else { Kind::of_violation(message) };
+        report::finding(machine, kind, format!("{operation}\n  {message}\n  {}", calls(operation)));
     }
 }
 

@@ -1,10 +1,14 @@
 //! The three schedules, seen from the entry points.
 
+mod programs;
+
 use cudarc::driver::sys::CUstream;
 
+use crate::graph::calls::*;
+use crate::graph::capture_calls::*;
 use crate::machine::{Config, Schedule};
 use crate::stream::calls::*;
-use crate::stream::tests::{Bench, SUCCESS, bench, config};
+use crate::stream::tests::{Bench, SUCCESS, bench, config, got};
 
 /// Three streams with three pieces each, and one order between two of them.
 fn fill(bench: &Bench) -> [CUstream; 3] {
@@ -84,4 +88,21 @@ fn a_wait_sometimes_finds_other_streams_far_behind_and_sometimes_far_ahead() {
         })
         .collect();
     assert!(extra.contains(&0) && extra.contains(&4), "{extra:?}");
+}
+
+#[test]
+fn lazy_finds_what_a_launch_needs_also_behind_the_null_stream() {
+    let bench = bench(Config { schedule: Schedule::Lazy, ..config(0) });
+    let (stream, blocking) = (bench.stream(), bench.blocking_stream());
+    assert_eq!(cuStreamBeginCapture_v2(stream, 1), SUCCESS);
+    bench.run(stream, "node");
+    let graph = got(|graph| cuStreamEndCapture(stream, graph));
+    let executable = got(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
+    bench.run(blocking, "before");
+    bench.run(std::ptr::null_mut(), "null");
+    assert_eq!(cuGraphLaunch(executable, blocking), SUCCESS);
+    // Behind the launch on the blocking stream, because it is of the same executable.
+    assert_eq!(cuGraphLaunch(executable, stream), SUCCESS);
+    assert_eq!(cuStreamSynchronize(stream), SUCCESS);
+    assert_eq!(bench.ran(), ["before", "null", "node", "node"]);
 }

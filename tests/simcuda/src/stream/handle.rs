@@ -1,5 +1,5 @@
-//! Handles as the product holds them: numbers in the clothes of pointers, which nobody can dereference and which say what they are
-//! handles of, so that an event given for a stream is seen.
+//! Handles as the product holds them: numbers in the clothes of pointers, which nobody can dereference and which say
+//! what they are handles of, so that an event given for a stream is seen.
 
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

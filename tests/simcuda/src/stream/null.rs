@@ -1,8 +1,8 @@
 //! The null stream ("legacy default stream") and the default stream of a thread.
 //!
-//! What is given to the null stream of a device waits for everything given before to the blocking streams of that device, and what is
-//! given to those afterwards waits for it. Both are kept by markers: a record at the end of the one, which the entry of the other is
-//! `after`.
+//! What is given to the null stream of a device waits for everything given before to the blocking streams of that
+//! device, and what is given to those afterwards waits for it. Both are kept by markers: a record at the end of the
+//! one, which the entry of the other is `after`.
 
 use std::sync::Arc;
 

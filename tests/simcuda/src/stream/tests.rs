@@ -1,155 +1,21 @@
-//! Streams, events and host waits, through the entry points; and the bench that tests of other rooms stand on, too.
+//! Streams, events and host waits, through the entry points.
+
+mod bench;
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
+pub(crate) use self::bench::*;
 use super::calls::*;
 use super::*;
-use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
-use crate::device::cuInit;
 use crate::event::calls::*;
 use crate::faults::Plan;
-use crate::machine::{Config, Held, Out, Schedule, is_held_by_this_thread};
-use crate::report::{Finding, Kind};
-use crate::work::{Address, Memory, Touched};
+use crate::machine::{Config, Held, Schedule, is_held_by_this_thread};
+use crate::report::Kind;
 
-pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
-pub(crate) const NON_BLOCKING: u32 = 1;
 const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Eager];
-
-/// The machine that the entry points share, made anew and held for one test; tests that use it run one after the other.
-pub(crate) struct Bench {
-    _turn: MutexGuard<'static, ()>,
-}
-
-pub(crate) fn bench(config: Config) -> Bench {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let devices = config.devices;
-    *Held::take() = Machine::new(config);
-    assert_eq!(cuInit(0), SUCCESS);
-    let bench = Bench { _turn: turn };
-    for device in (0..devices).rev() {
-        bench.set_device(device);
-    }
-    bench
-}
-
-/// A small machine that keeps its findings.
-pub(crate) fn config(seed: u64) -> Config {
-    Config { devices: 2, memory_bytes: 16 << 20, seed, ..Config::default() }
-}
-
-/// What a call writes back.
-pub(crate) fn got<T>(call: impl FnOnce(Out<'_, T>) -> CUresult) -> T {
-    let mut value = MaybeUninit::uninit();
-    assert_eq!(call(Some(&mut value)), SUCCESS);
-    // SAFETY: entry points that succeed have written what they give back.
-    unsafe { value.assume_init() }
-}
-
-/// Work that says what it touched, and touches nothing: the addresses need not exist.
-pub(crate) struct Touch {
-    pub(crate) name: String,
-    pub(crate) reads: Vec<Range<Address>>,
-    pub(crate) writes: Vec<Range<Address>>,
-    /// Whether it knows its ranges before it runs, as copies do.
-    pub(crate) knows: bool,
-    pub(crate) fails_with: Option<i32>,
-}
-
-impl Touch {
-    pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), reads: Vec::new(), writes: Vec::new(), knows: false, fails_with: None }
-    }
-
-    fn touched(&self) -> Touched {
-        Touched { reads: self.reads.clone(), writes: self.writes.clone(), atomics: Vec::new() }
-    }
-}
-
-pub(crate) const TOUCH_NS: u64 = 2_000_000;
-
-impl Work for Touch {
-    fn describe(&self) -> String {
-        self.name.clone()
-    }
-
-    fn known_ranges(&self) -> Touched {
-        if self.knows { self.touched() } else { Touched::default() }
-    }
-
-    fn run(&self, _device: usize, _memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
-        *touched = self.touched();
-        match self.fails_with {
-            None => Ok(()),
-            Some(code) => Err(Failure { code, message: format!("{} fails", self.name) }),
-        }
-    }
-
-    fn duration_ns(&self) -> u64 {
-        TOUCH_NS
-    }
-}
-
-impl Bench {
-    pub(crate) fn set_device(&self, device: usize) {
-        let context = got(|context| cuDevicePrimaryCtxRetain(context, device as i32));
-        assert_eq!(cuCtxSetCurrent(context), SUCCESS);
-    }
-
-    pub(crate) fn stream(&self) -> CUstream {
-        got(|stream| cuStreamCreate(stream, NON_BLOCKING))
-    }
-
-    pub(crate) fn blocking_stream(&self) -> CUstream {
-        got(|stream| cuStreamCreate(stream, 0))
-    }
-
-    pub(crate) fn event(&self) -> CUevent {
-        got(|event| cuEventCreate(event, 0))
-    }
-
-    pub(crate) fn try_give(&self, stream: CUstream, work: Touch) -> Result<(), CUresult> {
-        let mut held = Held::take();
-        let stream = resolve(&mut held, stream)?;
-        enqueue(&mut held, stream, Arc::new(work))
-    }
-
-    pub(crate) fn run(&self, stream: CUstream, name: &str) {
-        self.try_give(stream, Touch::new(name)).expect("the stream takes it");
-    }
-
-    pub(crate) fn run_all(&self, stream: CUstream, names: &[&str]) {
-        names.iter().for_each(|name| self.run(stream, name));
-    }
-
-    pub(crate) fn write(&self, stream: CUstream, name: &str) {
-        self.try_give(stream, Touch { writes: vec![0x1000..0x2000], ..Touch::new(name) }).expect("the stream takes it");
-    }
-
-    /// The second waits for all that is in the first.
-    pub(crate) fn order(&self, first: CUstream, second: CUstream) {
-        let event = self.event();
-        assert_eq!(cuEventRecord(event, first), SUCCESS);
-        assert_eq!(cuStreamWaitEvent(second, event, 0), SUCCESS);
-    }
-
-    pub(crate) fn ran(&self) -> Vec<String> {
-        Held::take().streams.scheduler.ran.iter().map(|name| name.to_string()).collect()
-    }
-
-    pub(crate) fn findings(&self) -> Vec<Finding> {
-        Held::take().report.findings.clone()
-    }
-
-    pub(crate) fn finding_kinds(&self) -> Vec<Kind> {
-        self.findings().into_iter().map(|finding| finding.kind).collect()
-    }
-}
 
 #[test]
 fn a_stream_runs_in_order_and_only_when_somebody_waits() {
@@ -189,7 +55,10 @@ fn without_a_wait_both_orders_occur_and_each_seed_finds_the_race() {
         orders.insert(bench.ran());
         assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
         let message = bench.findings()[0].message.clone();
-        assert!(["a, on stream 0", "b, on stream 1", "without_a_wait"].iter().all(|part| message.contains(part)), "{message}");
+        assert!(
+            ["a, on stream 0", "b, on stream 1", "without_a_wait"].iter().all(|part| message.contains(part)),
+            "{message}"
+        );
     }
     assert_eq!(orders.len(), 2);
 }
@@ -433,7 +302,9 @@ fn work_that_fails_loses_its_device_and_leaves_the_others() {
     let bench = bench(config(6));
     let (stream, event) = (bench.stream(), bench.event());
     let launch_failed = CUresult::CUDA_ERROR_LAUNCH_FAILED;
-    bench.try_give(stream, Touch { fails_with: Some(launch_failed as i32), ..Touch::new("a") }).expect("it fails later");
+    bench
+        .try_give(stream, Touch { fails_with: Some(launch_failed as i32), ..Touch::new("a") })
+        .expect("it fails later");
     bench.run(stream, "never");
     assert_eq!(cuEventRecord(event, stream), SUCCESS);
     bench.set_device(1);
@@ -446,6 +317,22 @@ fn work_that_fails_loses_its_device_and_leaves_the_others() {
     let ran = bench.ran();
     assert!(!ran.contains(&"never".to_owned()) && ran.contains(&"b".to_owned()), "{ran:?}");
     assert_eq!(bench.finding_kinds(), []);
+}
+
+#[test]
+fn what_a_kernel_does_wrong_is_a_finding_and_what_it_asks_for_is_not() {
+    let cases = [
+        ("race inside kernel sum", CUresult::CUDA_ERROR_LAUNCH_FAILED, vec![Kind::Race]),
+        ("out of bounds", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, vec![Kind::OutOfBounds]),
+        ("assertion", CUresult::CUDA_ERROR_ASSERT, vec![]),
+    ];
+    for (name, code, found) in cases {
+        let bench = bench(config(6));
+        let stream = bench.stream();
+        bench.try_give(stream, Touch { fails_with: Some(code as i32), ..Touch::new(name) }).expect("it fails later");
+        assert_eq!(cuStreamSynchronize(stream), code);
+        assert_eq!(bench.finding_kinds(), found, "{name}");
+    }
 }
 
 #[test]

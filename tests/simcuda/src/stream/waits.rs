@@ -1,5 +1,5 @@
-//! Waits, numbered over the life of the process in the order of the calls, so that one of them can be ignored and all can be listed:
-//! a wait whose absence is noticed by nothing is redundant, or untested.
+//! Waits, numbered over the life of the process in the order of the calls, so that one of them can be ignored and all
+//! can be listed: a wait whose absence is noticed by nothing is redundant, or untested.
 
 use std::fs::File;
 use std::io::Write;
@@ -29,7 +29,8 @@ pub(crate) fn is_ignored(machine: &mut Machine, function: &'static str) -> bool 
         }
         if let Some(file) = &mut machine.streams.waits.list {
             let stack = Stack::capture();
-            // Written at once and not at exit: the list must not be lost when the process is killed or ends by a finding.
+            // Written at once and not at exit: the list must not be lost when the process is killed or ends by a
+            // finding.
             let line = format!("{number} {function} {}\n", stack.frames().join(" < "));
             if let Err(error) = file.write_all(line.as_bytes()) {
                 eprintln!("simcuda: SIMCUDA_COUNT_WAITS: cannot be written: {error}");

@@ -179,7 +179,7 @@ fn races_between_threads_are_told_from_what_only_looks_like_them() {
            extern "C" __global__ void across(int* x) {
              __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; __syncwarp(); x[threadIdx.x] = s[threadIdx.x ^ 32];
            }
-           extern "C" __global__ void neighbours(int* x) { x[blockIdx.x] = blockIdx.x; x[gridDim.x] = x[(blockIdx.x + 1) % gridDim.x] & 0; }"#,
+           extern "C" __global__ void neighbours(int* x) { x[blockIdx.x] = blockIdx.x; x[gridDim.x + blockIdx.x] = x[(blockIdx.x + 1) % gridDim.x]; }"#,
     );
     let mut ground = Ground::default();
     let input: Vec<i32> = (0..128).map(|i| i % 5).collect();

@@ -71,8 +71,8 @@ fn block_reductions_are_right_in_every_order() {
         assert_eq!(ground.download::<f32>(output, 4), expected, "dynamic, seed {seed}");
     }
     let kernel = |name| &code.kernels[code.find(name).unwrap()];
-    assert_eq!((kernel("sum_static").static_shared_bytes, kernel("sum_static").threads_max), (128, 256));
-    assert_eq!((kernel("sum_dynamic").static_shared_bytes, kernel("sum_dynamic").threads_max), (0, 1024));
+    assert_eq!((kernel("sum_static").static_shared_bytes(), kernel("sum_static").threads_max), (128, 256));
+    assert_eq!((kernel("sum_dynamic").static_shared_bytes(), kernel("sum_dynamic").threads_max), (0, 1024));
 }
 
 #[test]
@@ -198,7 +198,8 @@ fn kernels_made_by_macros_and_templates_are_exported() {
         name: "made.cu".to_owned(),
         source: "#include \"common.cuh\"\nMAKE(first, +)\nMAKE(second, *)\n\
                  namespace ops { template <class T> __global__ void fill(T* x, T v) { x[threadIdx.x] = v; }\n\
-                 extern \"C\" __global__ void inside(int* x) { x[threadIdx.x] = WIDTH; } }\n\
+                 constexpr int LIMIT = 96;\n\
+                 extern \"C\" __global__ void __launch_bounds__(LIMIT) inside(int* x) { x[threadIdx.x] = WIDTH; } }\n\
                  __device__ int helper() { return 3; }\n"
             .to_owned(),
         headers: vec![(
@@ -220,6 +221,53 @@ fn kernels_made_by_macros_and_templates_are_exported() {
     shot(&code, "simcuda_expression_0", 1, 3, &[x, 1.5_f32.to_bits().into()]).expect(&ground);
     assert_eq!(ground.download::<f32>(x, 3), [1.5; 3]);
     assert_eq!((code.kernels.len(), code.find("helper")), (4, None));
+    assert_eq!(code.kernels[code.find("inside").unwrap()].threads_max, 96);
     program.expressions.clear();
     assert_eq!(library_with(&program).kernels.len(), 3, "a template that nobody names is no kernel");
+}
+
+#[test]
+fn shared_memory_is_understood_in_all_its_forms() {
+    let code = library(
+        r#"__shared__ int at_file_scope[4];
+           template <class T, int N> struct Pair { T v[N]; };
+           template <int N> __device__ int of_template(int x) { __shared__ int slot; if (threadIdx.x == 0) slot = x * N; __syncthreads(); return slot; }
+           extern "C" __global__ void forms(int* out) {
+             __shared__ float a[32], b[2][8]; static __shared__ __align__(16) double c;
+             __shared__ Pair<int, 3> pair;
+             __shared__ struct { int first, second; } both;
+             volatile __shared__ int flag;
+             __shared__ alignas(8) unsigned char bytes[5];
+             extern __shared__ __align__(16) unsigned char raw[];
+             float2* dynamic = reinterpret_cast<float2*>(raw);
+             if (threadIdx.x == 0) {
+               a[31] = 1; b[1][7] = 2; c = 3; pair.v[2] = 4; both.second = 5; flag = 6; bytes[4] = 7; at_file_scope[3] = 8;
+               dynamic[3] = make_float2(9, 10);
+             }
+             __syncthreads();
+             auto sum = [&] { return a[31] + b[1][7] + c + pair.v[2] + both.second + flag + bytes[4] + at_file_scope[3] + dynamic[3].y; };
+             out[threadIdx.x] = (int)sum() + of_template<100>(1) + of_template<1000>(1);
+             if (threadIdx.x == 1) out[1] = sizeof(a) + sizeof(b);
+           }
+           extern "C" __global__ void rows(float* out) {
+             extern __shared__ float rows[][4];
+             rows[threadIdx.x][threadIdx.x] = threadIdx.x;
+             __syncthreads();
+             out[threadIdx.x] = rows[3 - threadIdx.x][3 - threadIdx.x];
+           }"#,
+    );
+    let mut ground = Ground::default();
+    let out = ground.allocate(16);
+    for seed in 0..6 {
+        shot(&code, "forms", 3, 4, &[out]).dynamic(64).seed(seed).run(&ground).expect_err("blocks write the same");
+        shot(&code, "forms", 1, 4, &[out]).dynamic(64).seed(seed).expect(&ground);
+        assert_eq!(ground.download::<i32>(out, 4), [1146, 192, 1146, 1146]);
+        shot(&code, "rows", 1, 4, &[out]).dynamic(64).seed(seed).expect(&ground);
+        assert_eq!(ground.download::<f32>(out, 4), [3.0, 2.0, 1.0, 0.0]);
+    }
+    // 32 floats, 16 floats, 8, 12, 8, 4 and 5 bytes, 16 at file scope, and an int for each instance of the template.
+    assert_eq!(code.kernels[code.find("forms").unwrap()].static_shared_bytes(), 128 + 64 + 8 + 12 + 8 + 4 + 5 + 16 + 8);
+    let beyond = ground.allocate(16);
+    let failure = shot(&code, "rows", 1, 4, &[beyond]).dynamic(48).run(&ground).expect_err("past the dynamic memory");
+    assert_eq!(failure.code, 700, "{}", failure.message);
 }

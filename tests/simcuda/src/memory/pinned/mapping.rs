@@ -20,7 +20,7 @@ fn live() -> MutexGuard<'static, BTreeMap<Address, Address>> {
 }
 
 /// Opens the page of an address if it is in any live mapping.
-pub fn open_page(address: Address) -> bool {
+pub(in crate::memory) fn open_page(address: Address) -> bool {
     let is_live = live().range(..=address).next_back().is_some_and(|(_, end)| address < *end);
     is_live && set_protection(address / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE)
 }

@@ -4,7 +4,10 @@ use super::*;
 
 #[inline(never)]
 fn a_function_with_a_name() -> Stack {
-    Stack::capture()
+    let stack = Stack::capture();
+    // Not a tail call: it is to have its frame.
+    std::hint::black_box(&stack);
+    stack
 }
 
 #[test]

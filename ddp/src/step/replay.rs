@@ -1,0 +1,144 @@
+//! Which steps are captured, and launched as a whole from then on.
+//!
+//! A graph holds its operands. So there is one for each memory that batches lie in (the loader's two slots), for each size, and
+//! with and without the measuring of the norm. The first step of a kind runs eagerly: it makes all the memory, plans and kernels
+//! that the kind needs. The second is captured and launched, the others are launches. Batches that lie elsewhere, or whose size is
+//! not the usual one (an epoch's short batch), run eagerly each time.
+
+use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::{Device, Error as TensorError};
+
+use crate::config::GraphChoice;
+use crate::data::{Batch, SlotId};
+use crate::error::{Error, Result};
+
+/// The most kinds that are kept: a loader's two slots, with and without the norm, twice over.
+const KINDS_MAX: usize = 8;
+
+/// Steps that do the same to the same memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Kind {
+    slot: SlotId,
+    rows: usize,
+    micro_batches: usize,
+    measures_norm: bool,
+    /// A graph is launched on the stream it was captured on.
+    stream: Stream,
+}
+
+/// What is known of a kind.
+#[derive(Debug)]
+enum Known {
+    /// It has run once.
+    Seen,
+    Captured(Graph),
+}
+
+/// What to do with a step.
+#[derive(Debug)]
+pub(super) enum Way {
+    Eagerly,
+    /// Capture it, and call `keep`.
+    Capture(Kind),
+    /// It is under way: a graph of its kind was launched.
+    Launched,
+}
+
+/// The graphs of a step.
+#[derive(Debug)]
+pub(super) struct Graphs {
+    /// None where nothing is captured.
+    device: Option<Device>,
+    /// Whether what cannot be captured is an error.
+    insists: bool,
+    known: Vec<(Kind, Known)>,
+}
+
+impl Graphs {
+    /// Graphs as asked for, of steps of one of `ranks` ranks on `device`.
+    pub(super) fn new(choice: GraphChoice, device: Device, ranks: usize) -> Result<Graphs> {
+        crate::config::check_graph(choice, device)?;
+        let captures = match choice {
+            GraphChoice::Auto => device.is_accelerator() && ranks == 1,
+            GraphChoice::On => true,
+            GraphChoice::Off => false,
+        };
+        Ok(Graphs {
+            device: captures.then_some(device),
+            insists: choice == GraphChoice::On,
+            known: Vec::with_capacity(KINDS_MAX),
+        })
+    }
+
+    /// No step is captured.
+    pub(super) fn none() -> Graphs {
+        Graphs { device: None, insists: false, known: Vec::new() }
+    }
+
+    /// Whether any step is captured.
+    pub(super) fn is_on(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// How many kinds of steps were captured.
+    pub(super) fn count(&self) -> usize {
+        self.known.iter().filter(|(_, known)| matches!(known, Known::Captured(_))).count()
+    }
+
+    /// What to do with a step on `batch`. `before_launch` is done before a graph is launched.
+    pub(super) fn way(
+        &mut self,
+        batch: &Batch,
+        measures_norm: bool,
+        before_launch: impl FnOnce() -> Result<()>,
+    ) -> Result<Way> {
+        let (Some(device), Some(slot)) = (self.device, batch.slot()) else { return Ok(Way::Eagerly) };
+        let stream = Stream::current(device)?;
+        let (rows, micro_batches) = (batch.mine, batch.micro_count());
+        let kind = Kind { slot, rows, micro_batches, measures_norm, stream };
+        match self.known.iter().find(|(other, _)| *other == kind) {
+            Some((_, Known::Captured(graph))) => {
+                before_launch()?;
+                graph.launch()?;
+                Ok(Way::Launched)
+            }
+            Some((_, Known::Seen)) => Ok(Way::Capture(kind)),
+            None => {
+                if self.known.len() < KINDS_MAX && rows > 0 {
+                    self.known.push((kind, Known::Seen));
+                }
+                Ok(Way::Eagerly)
+            }
+        }
+    }
+
+    /// Captures `work` as that of `kind`, and launches it. False if it cannot be captured and nobody insists: then nothing was run,
+    /// and nothing is captured any more.
+    pub(super) fn capture(&mut self, kind: Kind, work: impl FnOnce() -> Result<()>) -> Result<bool> {
+        match Graph::capture(&kind.stream, work) {
+            Ok(graph) => {
+                graph.launch()?;
+                if let Some((_, known)) = self.known.iter_mut().find(|(other, _)| *other == kind) {
+                    *known = Known::Captured(graph);
+                }
+                Ok(true)
+            }
+            // What a graph cannot hold, or the driver does not do. Any other error would be one of the step run eagerly too.
+            Err(Error::Tensor(error @ (TensorError::Capture { .. } | TensorError::Cuda(_)))) if !self.insists => {
+                tracing::warn!(
+                    "the step cannot be captured, and is run operation by operation from here on: {error} (--graph off says that \
+                     this is meant)"
+                );
+                self.device = None;
+                self.known.clear();
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Forgets all graphs: what they read has moved.
+    pub(super) fn forget(&mut self) {
+        self.known.clear();
+    }
+}

@@ -1,0 +1,126 @@
+//! Training on one CUDA device, real or simulated (`launch/with-simulated-gpus 1`). Where there is none each test says
+//! `skipped: no CUDA device`.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[allow(dead_code)]
+#[path = "../jobs/job.rs"]
+mod job;
+#[allow(dead_code)]
+#[path = "../jobs/record.rs"]
+mod record;
+
+mod agree;
+mod bound;
+mod captured;
+mod nonfinite;
+mod program;
+mod steady;
+
+use std::io::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ddp::Result;
+use ddp::config::GraphChoice;
+use ddp::data::{Dataset, Loader, Sampler, Task};
+use ddp::models::{Mlp, Model};
+use ddp::nn::{CrossEntropy, Loss, Mse};
+use ddp::optim::{Optimizer, Rule};
+use ddp::reducer::ReducerOptions;
+use ddp::step::{Step, StepOptions};
+use ddp_comm::Group;
+use ddp_kernels::ops::Activation;
+use ddp_kernels::{DType, Device};
+
+/// The first CUDA device, if there is one that can be used, for one test at a time: they all use its default stream, and while one
+/// captures that, nobody else can have memory on it.
+struct Gpu {
+    device: Device,
+    _turn: MutexGuard<'static, ()>,
+}
+
+fn gpu() -> Option<Gpu> {
+    static TURN: Mutex<()> = Mutex::new(());
+    common::quietly();
+    let found = Some(Device::best()).filter(|device| device.is_accelerator());
+    if found.is_none() {
+        // Past the harness, which keeps what a passing test prints.
+        let _ = writeln!(std::io::stderr(), "skipped: no CUDA device");
+    }
+    // A test that failed under this lock leaves nothing behind.
+    found.map(|device| Gpu { device, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) })
+}
+
+/// One way of training.
+#[derive(Clone)]
+struct Setup {
+    data: Arc<dyn Dataset>,
+    hidden: Vec<usize>,
+    activation: Activation,
+    dropout: f64,
+    batch: u64,
+    micro: Option<usize>,
+    rule: Rule,
+    clip_norm: f64,
+    reduce_dtype: DType,
+}
+
+/// The seed of what is drawn by sample and step.
+const SEED: u64 = 5;
+
+impl Setup {
+    /// A perceptron of one hidden layer, AdamW, on the training data of this `--data`.
+    fn new(data: &str) -> Setup {
+        Setup {
+            data: ddp::data::open(&data.parse().unwrap()).unwrap().train,
+            hidden: vec![24],
+            activation: Activation::Relu,
+            dropout: 0.0,
+            batch: 16,
+            micro: None,
+            rule: Rule::adamw(),
+            clip_norm: 0.0,
+            reduce_dtype: DType::F32,
+        }
+    }
+
+    fn start(&self, device: Device, graph: GraphChoice) -> Result<Training> {
+        let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
+        let layers = Mlp { hidden, outputs, activation: self.activation, dropout: self.dropout }.layers();
+        let model = Model::new(Box::new(layers), self.data.row_shape(), DType::F32, device, 3, &|_| false)?;
+        let optimizer = Optimizer::new(self.rule, &model.params)?;
+        let loss: Box<dyn Loss> = match self.data.task() {
+            Task::Classification { .. } => Box::new(CrossEntropy::default()),
+            Task::Regression { .. } => Box::new(Mse),
+        };
+        let reducer = ReducerOptions { dtype: self.reduce_dtype, ..ReducerOptions::default() };
+        let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: SEED, graph };
+        let step = Step::new(model, loss, optimizer, Group::alone(), &options)?;
+        let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
+        Ok(Training { step, loader: Loader::new(self.data.clone(), sampler, 0, 1, self.micro, device)? })
+    }
+}
+
+/// A training that has begun.
+struct Training {
+    step: Step,
+    loader: Loader,
+}
+
+impl Training {
+    /// Takes the step called `step0`, from 0.
+    fn take(&mut self, step0: u64, learning_rate: f64, measure_norm: bool) -> Result<()> {
+        self.step.run(self.loader.load(step0)?, learning_rate, measure_norm)
+    }
+
+    /// The bits of all values and moments, and of the gradients.
+    fn bits(&self) -> Result<Vec<u32>> {
+        let params = &self.step.model().params;
+        let mut all = common::bits(params)?;
+        let moments = self.step.optimizer().moments().map(|(_, moment)| moment);
+        for tensor in moments.chain([params.gradients()]) {
+            all.extend(tensor.to_vec::<f32>()?.iter().map(|value| value.to_bits()));
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,133 @@
+//! `ddp-train` on a GPU: what it prints, records and saves, and the codes it ends with.
+
+use crate::gpu;
+use crate::job::{Folder, QUICK};
+use crate::record::{model_bytes, number};
+
+/// Epochs of 8 steps of 32 rows and one of 5.
+const UNEVEN: &str =
+    "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 3 --log-every 4 --out OUT --threads 1";
+
+/// What the driver calls the first GPU.
+fn name() -> &'static str {
+    &ddp_kernels::device::discover().gpus[0].name
+}
+
+fn is_simulated() -> bool {
+    name().contains("Simulated")
+}
+
+#[test]
+fn one_process_trains_on_the_gpu_and_says_so() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = Folder::new("cuda");
+    let ended = folder.alone(&format!("{UNEVEN} --device cuda")).on_gpus().run();
+    ended.assert_well();
+    assert!(ended.stderr.contains(&format!("training on cuda:0 {}", name())), "{ended}");
+    assert!(!ended.stderr.contains("WARN"), "{ended}");
+    let record = folder.record();
+    let device = record.start()["devices"][0].as_str().unwrap();
+    assert!(device.starts_with(&format!("cuda:0 {} on ", name())), "{device}");
+    let end = record.end().unwrap();
+    assert!(number(end, "device_peak_mb") > 0.0 && number(end, "peak_mb") > 1.0, "{end}");
+    let losses = record.losses();
+    assert!(losses.last() < losses.first(), "{losses:?}");
+    // A batch's features and targets and two messages of numbers in each of 27 steps; beside these the chunk tables of the norm
+    // and the optimizer, once.
+    let rows = end["transfers"]["rows"].as_array().unwrap();
+    let in_steps = rows.iter().filter(|row| row["phase"] == "step").map(|row| number(row, "count")).sum::<f64>();
+    assert_eq!(in_steps, 4.0 * 27.0 + 2.0, "{end}");
+    assert_eq!(end["transfers"]["hints"].as_array().map_or(0, Vec::len), 0, "{end}");
+}
+
+#[test]
+fn a_captured_run_leaves_the_same_model_and_the_same_losses_as_an_eager_one() {
+    let Some(_gpu) = gpu() else { return };
+    let flags = "--dropout 0.1 --grad-clip 1 --micro-batch 12 --eval-every 5";
+    let run = |graph: &str| {
+        let folder = Folder::new("graph");
+        let ended = folder.alone(&format!("{UNEVEN} {flags} --device cuda:0 --graph {graph}")).on_gpus().run();
+        ended.assert_well();
+        let record = folder.record();
+        (model_bytes(&folder.out(), 27), record.losses(), record.of_steps("grad_norm"))
+    };
+    let eager = run("off");
+    for graph in ["on", "auto"] {
+        let captured = run(graph);
+        assert_eq!((&captured.1, &captured.2), (&eager.1, &eager.2), "--graph {graph}");
+        assert!(captured.0 == eager.0, "--graph {graph}: another model");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
+    let folder = Folder::new("absent");
+    // None is to be seen.
+    let ended = folder.alone("--device cuda").run();
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains("--device cuda: expected a device that can be used here. "), "{ended}");
+    assert!(cause.contains("Or give --device cpu"), "{ended}");
+    if let Some(_gpu) = gpu() {
+        let ended = folder.alone("--device cuda:9").on_gpus().run();
+        assert!(ended.assert_fails(2).contains("--device cuda:9: expected"), "{ended}");
+        assert!(ended.stderr.contains("and no cuda:9") || ended.stderr.contains("up to cuda:"), "{ended}");
+    }
+    assert!(folder.tree().is_empty(), "nothing was begun");
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn several_ranks_are_refused_on_gpus_and_auto_takes_the_cpu_and_says_so() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = Folder::new("ranks");
+    let ended = folder.ranks(2, &format!("{QUICK} --device cuda")).on_gpus().run();
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains("several GPUs come in release 0.4") && cause.contains("--device cpu"), "{ended}");
+    let ended = folder.ranks(2, QUICK).on_gpus().run();
+    ended.assert_well();
+    assert_eq!(ended.stderr.matches("training on the CPU although there is a GPU").count(), 1, "{ended}");
+    let devices = folder.record().start()["devices"].as_array().unwrap().clone();
+    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cpu on ")), "{devices:?}");
+}
+
+#[test]
+fn figures_are_those_of_real_gpus() {
+    let Some(_gpu) = gpu() else { return };
+    for bench in ["mlp --layers 16,32,4 --batch 48", "allreduce --mb 0.1"] {
+        let words = format!("bench {bench} --seconds 0.1 --threads 1 --device cuda");
+        let ended = Folder::new("bench").alone(&words).on_gpus().run();
+        if is_simulated() {
+            let cause = ended.assert_fails(2);
+            assert!(cause.contains("figures of simulated GPUs mean nothing"), "{ended}");
+        } else {
+            ended.assert_well();
+            let line: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+            assert_eq!(line["device"], format!("cuda:0 {}", name()), "{ended}");
+        }
+    }
+}
+
+#[test]
+fn a_fault_in_a_launched_step_ends_the_run_in_that_step() {
+    let Some(_gpu) = gpu() else { return };
+    for place in ["forward", "reduction", "optimizer"] {
+        let folder = Folder::new("fault");
+        let job = folder.alone(&format!("{QUICK} --device cuda --graph on")).on_gpus();
+        let ended = job.env("DDP_TEST_FAULT", &format!("0:{place}:7:error")).run();
+        assert!(ended.assert_fails(65).contains("of step 7"), "{place}: {ended}");
+        assert_eq!(folder.record().of_steps("step"), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "{place}");
+        assert_eq!(folder.checkpoints(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_naming_the_rows() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = Folder::new("nonfinite");
+    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 3 --lr 1e30 \
+                 --optimizer sgd --warmup-steps 0 --device cuda --out OUT";
+    let ended = folder.alone(words).on_gpus().run();
+    let cause = ended.assert_fails(76);
+    assert!(cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "), "{ended}");
+    assert!(!folder.out().join("checkpoints").exists());
+}
