@@ -53,11 +53,7 @@ const SITUATIONS: [Situation; 22] = [
     situation("an accelerator that is not supported", 0, unsupported_accelerator),
     situation("discovery: what this machine has", 0, discovery),
     situation("out of memory on one side while the other has room", 0, out_of_memory),
-    situation(
-        "labels, loss weights, a cached state left on the other device",
-        1,
-        left_on_the_other_device,
-    ),
+    situation("labels, loss weights, a cached state left on the other device", 1, left_on_the_other_device),
     situation("an operation without a version for the device", 0, no_version),
 ];
 

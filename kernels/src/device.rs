@@ -37,11 +37,6 @@ impl Device {
         self != Device::Cpu
     }
 
-    /// Whether host code may touch this device's memory and run operations for it.
-    pub(crate) fn runs_host_code(self) -> bool {
-        self == Device::Cpu
-    }
-
     /// Refuses a device that tensors cannot be made on, saying why.
     pub(crate) fn check_usable(self, op: &'static str, at: Site) -> Result<()> {
         match self {

@@ -98,7 +98,7 @@ pub fn reset_peak(device: Device) {
 /// theirs. Not for a training loop: the next step would have to ask the system again.
 pub fn empty_cache(device: Device) -> usize {
     let Some(pool) = pool(device) else { return 0 };
-    if !device.runs_host_code() {
+    if device.is_accelerator() {
         return gpu::empty_cache(device, pool);
     }
     let pinned_bytes = if device == Device::Cpu { pinned::empty_cache() } else { 0 };
@@ -188,7 +188,7 @@ impl Block {
         let wanted = Wanted { device, bytes, id, info, op, at };
         match device {
             Device::Cpu if pinned => pinned::allocate(wanted),
-            Device::Cuda(index) if !device.runs_host_code() => gpu::allocate(index, pool, wanted),
+            Device::Cuda(index) if device.is_accelerator() => gpu::allocate(index, pool, wanted),
             _ => pool.allocate(wanted),
         }
     }
@@ -251,7 +251,9 @@ impl Drop for Block {
                 state.remove(self.id, self.capacity_bytes);
                 state.free.entry(self.capacity_bytes).or_default().push(Chunk(self.pointer));
             }
-            Home::Pinned(pending) => pinned::give_back(self.id, self.pointer, self.capacity_bytes, std::mem::take(pending)),
+            Home::Pinned(pending) => {
+                pinned::give_back(self.id, self.pointer, self.capacity_bytes, std::mem::take(pending))
+            }
             Home::Gpu(place) => {
                 pool.lock().remove(self.id, self.capacity_bytes);
                 place.free(self.pointer.addr().get() as u64);
@@ -418,7 +420,7 @@ impl PoolState {
     fn out_of_memory(&self, wanted: Wanted) -> Error {
         // Small failures under no limit come from the system itself: then it is the machine's state that informs.
         let free_bytes = match wanted.device {
-            Device::Cuda(index) if !wanted.device.runs_host_code() => gpu::free_bytes(index, self),
+            Device::Cuda(index) if wanted.device.is_accelerator() => gpu::free_bytes(index, self),
             device => self.free_bytes(device, CHECKED_BYTES_MIN),
         };
         Error::OutOfMemory(Box::new(OutOfMemory {

@@ -35,9 +35,9 @@ mod scale;
 mod sgd;
 mod sum;
 mod targets;
-mod transpose;
 #[cfg(test)]
 pub(crate) mod testing;
+mod transpose;
 
 pub(crate) use call::Lent;
 pub(crate) use fill::{arange_new, fill_new};

@@ -231,7 +231,7 @@ impl Borrow<'_> {
         self.pointer().addr().get() as u64
     }
 
-    /// The range as elements. The memory must be the host's (`Device::runs_host_code`).
+    /// The range as elements. The memory must be the host's.
     pub(crate) fn elements<T: crate::Element>(&self) -> &[T] {
         let count = self.check::<T>();
         // SAFETY: the bytes are initialised (memory.rs), aligned (the block to 256, offsets to whole elements),
@@ -256,7 +256,7 @@ impl Borrow<'_> {
     }
 
     fn check<T: crate::Element>(&self) -> usize {
-        assert!(self.storage.device.runs_host_code(), "host access to memory of {}", self.storage.device);
+        assert!(self.storage.device == Device::Cpu, "host access to memory of {}", self.storage.device);
         let size = size_of::<T>();
         assert!(self.range.start.is_multiple_of(size) && self.range.len().is_multiple_of(size));
         self.range.len() / size

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::Device;
 use crate::cuda::capture::Executable;
-use crate::cuda::{Gpu, capture};
 use crate::cuda::queue::{Mark, Queue};
+use crate::cuda::{Gpu, capture};
 use crate::error::{Error, Result, Site};
 
 /// An ordered queue of work on one device.
@@ -154,7 +154,7 @@ impl Stream {
 /// The GPU behind a device; none where the host does the work.
 fn gpu_of(device: Device, op: &'static str, at: Site) -> Result<Option<&'static Gpu>> {
     match device {
-        Device::Cuda(index) if !device.runs_host_code() => Gpu::get(index, op, at).map(Some),
+        Device::Cuda(index) if device.is_accelerator() => Gpu::get(index, op, at).map(Some),
         _ => Ok(None),
     }
 }

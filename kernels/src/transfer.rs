@@ -67,14 +67,7 @@ fn book(tensor: &Tensor, target: Device, kind: Kind, pinned: bool, asked: Asked,
     with_rules(|rules| {
         // Saving copies down what came up, and that is its purpose.
         let saving = rules.phase == Phase::Checkpoint;
-        let key = Key {
-            kind,
-            phase: rules.phase,
-            source,
-            target,
-            implicit: asked == Asked::ByPolicy,
-            site: at,
-        };
+        let key = Key { kind, phase: rules.phase, source, target, implicit: asked == Asked::ByPolicy, site: at };
         let seen = Circumstances {
             bytes: tensor.bytes(),
             announced: rules.announced,
@@ -173,7 +166,7 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
     let entered = tensor.enter("x", false, "item", at)?;
     let value = crate::dtype::with_element!(tensor.dtype(), T => {
         let element =
-            if source.runs_host_code() { entered.elements::<T>()[0] } else { route::element(tensor, &entered, "item", at)? };
+            if crosses { route::element(tensor, &entered, "item", at)? } else { entered.elements::<T>()[0] };
         element.to_f64()
     });
     with_rules(|rules| {

@@ -183,18 +183,20 @@ impl Executable {
         let device = self.queue.gpu.device();
         let mut entered = Vec::with_capacity(self.uses.len());
         for used in &self.uses {
-            let borrow = used.storage.enter(used.range.clone(), used.writes, "graph", at).map_err(|other| Error::Busy {
-                op: "graph",
-                operand: Box::new(used.storage.as_operand("memory of the graph")),
-                other_op: other.op,
-                other_writes: other.writes,
-                other_at: other.at,
-                at,
-            })?;
+            let borrow =
+                used.storage.enter(used.range.clone(), used.writes, "graph", at).map_err(|other| Error::Busy {
+                    op: "graph",
+                    operand: Box::new(used.storage.as_operand("memory of the graph")),
+                    other_op: other.op,
+                    other_writes: other.writes,
+                    other_at: other.at,
+                    at,
+                })?;
             entered.push(borrow);
         }
         // SAFETY: the executable is alive, and so is all memory that its work uses: `uses` holds it.
-        let launched = self.queue.gpu.bind().and_then(|()| unsafe { driver!(cuGraphLaunch(self.exec, self.queue.stream)) });
+        let launched =
+            self.queue.gpu.bind().and_then(|()| unsafe { driver!(cuGraphLaunch(self.exec, self.queue.stream)) });
         launched.map_err(|fault| fault.of("graph", device, at))
     }
 }

@@ -51,12 +51,11 @@ pub(crate) struct Launcher {
 /// Threads of a block where a kernel does not care.
 pub(crate) const BLOCK_THREADS: u32 = 256;
 
-/// How many blocks of how many threads, and how much dynamic shared memory for each block.
+/// How many blocks of how many threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) blocks: [u32; 3],
     pub(crate) threads: [u32; 3],
-    pub(crate) shared_bytes: u32,
 }
 
 impl Grid {
@@ -71,12 +70,7 @@ impl Grid {
     /// So many blocks of so many threads, in one dimension.
     pub(crate) fn blocks(blocks: usize, threads: u32) -> Grid {
         let blocks = u32::try_from(blocks.max(1)).unwrap_or(u32::MAX).min(i32::MAX as u32);
-        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
-    }
-
-    /// With dynamic shared memory for each block.
-    pub(crate) fn shared(self, shared_bytes: usize) -> Grid {
-        Grid { shared_bytes: shared_bytes as u32, ..self }
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1] }
     }
 }
 
@@ -188,8 +182,17 @@ impl Kernel<'_> {
             // entered, whose memory stays in its pool until the stream has passed the point where it is freed.
             unsafe {
                 driver!(cuLaunchKernel(
-                    self.function, x, y, z, block_x, block_y, block_z, grid.shared_bytes, queue.stream,
-                    parameters.as_mut_ptr(), std::ptr::null_mut(),
+                    self.function,
+                    x,
+                    y,
+                    z,
+                    block_x,
+                    block_y,
+                    block_z,
+                    0,
+                    queue.stream,
+                    parameters.as_mut_ptr(),
+                    std::ptr::null_mut(),
                 ))
             }
         });

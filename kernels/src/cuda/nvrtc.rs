@@ -112,9 +112,10 @@ impl Making {
         let mut function = ptr::null_mut();
         let c_name = CString::new(name).map_err(|_| self.problem(format!("{name:?} is no name")))?;
         // SAFETY: the module is loaded in this context for good; the pointers are to variables of ours.
-        let found = self.gpu.bind().and_then(|()| unsafe {
-            driver!(cuModuleGetFunction(&mut function, module.handle.0, c_name.as_ptr()))
-        });
+        let found = self
+            .gpu
+            .bind()
+            .and_then(|()| unsafe { driver!(cuModuleGetFunction(&mut function, module.handle.0, c_name.as_ptr())) });
         match found {
             Ok(()) => module.remember(name, function),
             Err(Fault { code: CUresult::CUDA_ERROR_NOT_FOUND, .. }) => {
@@ -135,7 +136,9 @@ impl Making {
         let compiler = compiler::get().map_err(|why| self.problem(why))?;
         let target = compiler.target(self.gpu.capability).map_err(|why| self.problem(why))?;
         let handle = match &*made {
-            Some((known, image)) if *known == target => self.load(image).map_err(|fault| self.unloadable(fault, compiler))?,
+            Some((known, image)) if *known == target => {
+                self.load(image).map_err(|fault| self.unloadable(fault, compiler))?
+            }
             _ => {
                 let (image, handle) = self.image(compiler, target)?;
                 *made = Some((target, image));
@@ -155,7 +158,9 @@ impl Making {
         if let Some(image) = entry.read() {
             match self.load(&image) {
                 Ok(handle) => return Ok((image.into(), handle)),
-                Err(fault) => tracing::debug!("compiling {name} again: the driver refused the one on disk ({:?})", fault.code),
+                Err(fault) => {
+                    tracing::debug!("compiling {name} again: the driver refused the one on disk ({:?})", fault.code)
+                }
             }
         }
         if let Target::Ptx(_) = target {
@@ -195,10 +200,14 @@ impl Making {
     /// The driver does not take what this compiler makes.
     fn unloadable(&self, fault: Fault, compiler: &Compiler) -> Error {
         use CUresult::{
-            CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
         };
         let of_versions = [
-            CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUDA_ERROR_INVALID_IMAGE,
+            CUDA_ERROR_INVALID_PTX,
+            CUDA_ERROR_NO_BINARY_FOR_GPU,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
         ];
         if !of_versions.contains(&fault.code) {
             return self.refused(fault);

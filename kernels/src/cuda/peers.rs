@@ -49,10 +49,8 @@ fn sees(viewer: &Gpu, owner: &Gpu) -> Outcome<bool> {
 
 /// Makes the memory of `owner`'s pool, present and future, visible to `viewer`.
 fn open(viewer: &Gpu, owner: &Gpu) -> Outcome<()> {
-    let location = sys::CUmemLocation {
-        type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE,
-        id: viewer.handle,
-    };
+    let location =
+        sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id: viewer.handle };
     let flags = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let description = sys::CUmemAccessDesc { location, flags };
     // SAFETY: one whole description, and a pool that is never destroyed.

@@ -41,7 +41,8 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
     let (device, op, at) = (wanted.device, wanted.op, wanted.at);
     let queue = Stream::current_at(device, op, at)?.queue().expect("a GPU's stream").clone();
     if queue.is_captured() {
-        let why = "a graph cannot allocate. Make the tensor before the capture: a step that ran once has all it needs".to_string();
+        let why = "a graph cannot allocate. Make the tensor before the capture: a step that ran once has all it needs"
+            .to_string();
         return Err(Error::Capture { op, device, why, at });
     }
     free_deferred(index);
@@ -50,11 +51,10 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
     let mut state = pool.lock();
     let gpu = queue.gpu;
     let reserved_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
-    if let Some(limit_bytes) = state.limit_bytes {
-        if state.stats.allocated_bytes.saturating_add(capacity_bytes) > limit_bytes {
-            refresh(device, &mut state);
-            return Err(state.out_of_memory(wanted));
-        }
+    let wanted_bytes = state.stats.allocated_bytes.saturating_add(capacity_bytes);
+    if state.limit_bytes.is_some_and(|limit_bytes| wanted_bytes > limit_bytes) {
+        refresh(device, &mut state);
+        return Err(state.out_of_memory(wanted));
     }
     let address = match take(&queue, capacity_bytes) {
         // What was freed in the order of streams that are not there yet counts as taken.
@@ -100,9 +100,10 @@ impl Place {
             return Ok(());
         }
         if queue.is_captured() || self.queue.is_captured() {
-            let why = "a tensor made on another stream is used on this one for the first time, and a graph cannot wait for \
+            let why =
+                "a tensor made on another stream is used on this one for the first time, and a graph cannot wait for \
                        what is not in it. Run the step once on this stream before the capture"
-                .to_string();
+                    .to_string();
             return Err(Error::Capture { op, device: queue.gpu.device(), why, at });
         }
         let ordered = self.queue.record(false).and_then(|now| queue.wait(&now));
@@ -142,7 +143,12 @@ impl Place {
             .and_then(|()| unsafe { driver!(cuMemFreeAsync(address, self.queue.stream)) });
         // A device that is lost says so at the next call that somebody waits for; memory of such a device is lost with it.
         if let Err(fault) = freed {
-            tracing::debug!("{} on {} said {:?} as a tensor was dropped", fault.function, self.queue.gpu.device(), fault.code);
+            tracing::debug!(
+                "{} on {} said {:?} as a tensor was dropped",
+                fault.function,
+                self.queue.gpu.device(),
+                fault.code
+            );
         }
     }
 }
@@ -204,4 +210,3 @@ pub(super) fn empty_cache(device: Device, pool: &Pool) -> usize {
     refresh(device, &mut state);
     before_bytes.saturating_sub(state.stats.reserved_bytes)
 }
-

@@ -89,7 +89,7 @@ INLINE Factors factors_of(const Problem& problem, float sum, float weight) {
                    problem.gradient_scale * target};
 }
 
-/// eᶻ of one class becomes its gradient.
+/// eᶻ of one class becomes its gradient: NaN in every class where the target is none, since its weight is.
 INLINE float gradient_of(const Problem& problem, float e, u64 class_index, const Factors& factors, const Target& target) {
     if (target.is_ignored) return 0.0f;
     float gradient;
@@ -99,7 +99,7 @@ INLINE float gradient_of(const Problem& problem, float e, u64 class_index, const
     } else {
         gradient = e * factors.softmax;
     }
-    return target.is_class && class_index == target.class_index ? gradient - factors.target : gradient;
+    return class_index == target.class_index ? gradient - factors.target : gradient;
 }
 
 /// Σ class_weights in `lane_sum`'s order, by one warp; C without weights.

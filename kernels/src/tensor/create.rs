@@ -31,7 +31,7 @@ fn made<T: Element>(
     launch: impl FnOnce(&Tensor) -> Result<()>,
 ) -> Result<Tensor> {
     let tensor = Tensor::allocate(Shape::checked(op, shape, at)?, T::DTYPE, device, Origin::Computed, op, at)?;
-    if device.runs_host_code() {
+    if device == Device::Cpu {
         fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
     } else {
         launch(&tensor)?;
@@ -71,7 +71,7 @@ impl Tensor {
         let at = Location::caller();
         let tensor =
             Tensor::allocate(Shape::checked("zeros", shape, at)?, dtype, device, Origin::Computed, "zeros", at)?;
-        if !device.runs_host_code() {
+        if device.is_accelerator() {
             fill_new(&tensor, 0.0, "zeros", at)?;
         } else if !tensor.storage.block().is_fresh() {
             // The zero of every dtype is all zero bits.

@@ -4,7 +4,7 @@
 use std::panic::Location;
 
 use super::Tensor;
-use crate::error::{Error, NoVersion, Result, Site};
+use crate::error::{Error, Result, Site};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, ops};
 
@@ -161,11 +161,5 @@ impl Tensor {
         let hint = "Copy it with .to(Device::Cpu) first.".to_string();
         let operand = Box::new(self.as_operand("x"));
         Err(Error::Operand { op, operand, expected: "host memory".into(), hint, at })
-    }
-
-    pub(crate) fn no_version(&self, op: &'static str, supported: &str, at: Site) -> Error {
-        let (operand, device) = (self.as_operand("x"), self.device());
-        let way_out = "Move it with .to(Device::Cpu).".to_string();
-        Error::NoVersion(Box::new(NoVersion { op, operand, device, supported: supported.to_string(), way_out, at }))
     }
 }

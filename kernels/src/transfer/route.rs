@@ -68,9 +68,7 @@ impl Copy<'_> {
             return Ok((self.now(&mut target, &source)?, stream.record()?));
         };
         match (target_gpu, source_gpu) {
-            (None, None) => {
-                return Ok((self.now(&mut target, &source)?, stream.record()?));
-            }
+            (None, None) => Ok((self.now(&mut target, &source)?, stream.record()?)),
             (Some(_), None) => {
                 self.upload(queue, &target, &source)?;
                 let done = stream.record()?;
@@ -100,7 +98,7 @@ impl Copy<'_> {
     /// The GPU that a tensor's memory is of.
     fn gpu(&self, tensor: &Tensor) -> Result<Option<&'static Gpu>> {
         match tensor.device() {
-            Device::Cuda(index) if !tensor.device().runs_host_code() => Gpu::get(index, self.op, self.at).map(Some),
+            Device::Cuda(index) if tensor.device().is_accelerator() => Gpu::get(index, self.op, self.at).map(Some),
             _ => Ok(None),
         }
     }
@@ -120,7 +118,8 @@ impl Copy<'_> {
             return Ok(());
         }
         let (from, to) = (self.source.device(), self.target.device());
-        let why = format!("a graph copies nothing from {from} to {to}. Copy before the capture, and before each launch");
+        let why =
+            format!("a graph copies nothing from {from} to {to}. Copy before the capture, and before each launch");
         Err(Error::Capture { op: self.op, device: queue.gpu.device(), why, at: self.at })
     }
 
@@ -225,7 +224,12 @@ impl Copy<'_> {
 }
 
 /// The one element of a tensor on a GPU.
-pub(super) fn element<T: crate::Element>(tensor: &Tensor, entered: &Borrow<'_>, op: &'static str, at: Site) -> Result<T> {
+pub(super) fn element<T: crate::Element>(
+    tensor: &Tensor,
+    entered: &Borrow<'_>,
+    op: &'static str,
+    at: Site,
+) -> Result<T> {
     let stream = Stream::current_at(tensor.device(), op, at)?;
     let queue = stream.queue().expect("a GPU's stream");
     let mut value = T::from_f64(0.0);
@@ -233,7 +237,8 @@ pub(super) fn element<T: crate::Element>(tensor: &Tensor, entered: &Borrow<'_>, 
     copy.refuse_capture(queue)?;
     tensor.storage().block().visit(queue, op, at)?;
     // SAFETY: the tensor is entered and has one element of this type; the value is ours, and pageable memory is written before this returns.
-    let outcome = unsafe { copies::download(queue, std::ptr::from_mut(&mut value).cast(), entered.address(), size_of::<T>()) };
+    let outcome =
+        unsafe { copies::download(queue, std::ptr::from_mut(&mut value).cast(), entered.address(), size_of::<T>()) };
     copy.fault(queue, outcome.and_then(|()| queue.synchronize()))?;
     Ok(value)
 }

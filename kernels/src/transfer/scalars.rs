@@ -32,9 +32,9 @@ impl Scalars {
     #[track_caller]
     pub fn new(device: Device, messages_per_step: usize) -> Result<Scalars> {
         let slots = STEPS * messages_per_step.max(1);
-        let ring = match device.runs_host_code() {
-            true => None,
-            false => Some(Tensor::zeros_pinned(&[slots * SLOT_BYTES], DType::U8)?.named("ring of numbers")),
+        let ring = match device {
+            Device::Cpu => None,
+            Device::Cuda(_) => Some(Tensor::zeros_pinned(&[slots * SLOT_BYTES], DType::U8)?.named("ring of numbers")),
         };
         Ok(Scalars { device, ring, read: vec![None; slots], next: 0 })
     }

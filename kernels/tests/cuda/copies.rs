@@ -162,10 +162,8 @@ fn a_pinned_buffer_s_parts_are_in_flight_one_by_one() {
 fn numbers_of_a_step_arrive_in_order_however_many_are_on_their_way() {
     for device in devices() {
         let mut numbers = transfer::Scalars::new(device, 2).unwrap();
-        let (step, rate) = (
-            Tensor::zeros(&[1], DType::I64, device).unwrap(),
-            Tensor::zeros(&[2], DType::F32, device).unwrap(),
-        );
+        let (step, rate) =
+            (Tensor::zeros(&[1], DType::I64, device).unwrap(), Tensor::zeros(&[2], DType::F32, device).unwrap());
         let seen: Vec<(Tensor, Tensor)> = (0..40i64)
             .map(|k| {
                 transfer::forbid_transfers(|| {

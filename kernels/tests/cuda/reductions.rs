@@ -6,16 +6,16 @@ use ddp_kernels::{DType, Device, Tensor};
 use crate::{SIZES, assert_same_bits, devices, random_f32};
 
 /// Standard normals without the special values: their sums mean something.
-pub fn finite(count: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn finite(count: usize, seed: u64) -> Vec<f32> {
     random_f32(count, seed).into_iter().map(|x| if x.abs() < 100.0 { x } else { 0.25 }).collect()
 }
 
-pub fn cpu<T: ddp_kernels::Element>(data: &[T], shape: &[usize]) -> Tensor {
+pub(crate) fn cpu<T: ddp_kernels::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
 }
 
 /// A copy of `x` on `device` that begins `skipped` elements into a buffer: at 1 no access of 16 bytes is possible.
-pub fn upload(x: &Tensor, device: Device, skipped: usize) -> Tensor {
+pub(crate) fn upload(x: &Tensor, device: Device, skipped: usize) -> Tensor {
     let buffer = Tensor::full(&[x.count() + skipped], 77.0, x.dtype(), device).unwrap();
     let part = buffer.slice(skipped..skipped + x.count()).unwrap().reshape(x.shape().dims()).unwrap();
     part.copy_from(&x.to(device).unwrap()).unwrap();
@@ -23,7 +23,7 @@ pub fn upload(x: &Tensor, device: Device, skipped: usize) -> Tensor {
 }
 
 /// Tables of every kind over a buffer of `count` elements: whole, with gaps, empty chunks, odd offsets, many small ones.
-pub fn tables(count: usize) -> Vec<ChunkTable> {
+pub(crate) fn tables(count: usize) -> Vec<ChunkTable> {
     let whole = [true, false].map(|decay| ChunkTable::whole(count, decay));
     let in_parts = |parts: &[(usize, usize)]| {
         let mut offset = 0;

@@ -52,6 +52,7 @@ pub extern "C" fn cuInit(flags: u32) -> CUresult {
             return Err(CUresult::CUDA_ERROR_NO_DEVICE);
         }
         machine.initialised = true;
+        machine::end::register();
         Ok(())
     })
 }

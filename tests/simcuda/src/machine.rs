@@ -5,6 +5,7 @@
 //! written back comes in as [`Out`], which may be null and may be uninitialised, so that no entry point needs unsafe for it.
 
 pub mod config;
+pub mod end;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

@@ -10,6 +10,7 @@
 
 pub mod allocation;
 pub mod calls;
+pub mod leaks;
 pub mod pinned;
 pub mod pool;
 pub mod space;

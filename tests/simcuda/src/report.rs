@@ -34,6 +34,8 @@ pub enum Kind {
     ForbiddenCall,
     /// A handle that was destroyed, or never was one.
     Handle,
+    /// Threads of a kernel that miss each other, or an access of a kernel at an address that its type does not allow.
+    Kernel,
 }
 
 impl Kind {
@@ -43,6 +45,8 @@ impl Kind {
             Self::UseAfterFree
         } else if message.contains("was given no access") {
             Self::WrongDevice
+        } else if message.contains("divergence ") || message.contains("not a multiple of") {
+            Self::Kernel
         } else {
             Self::OutOfBounds
         }
@@ -63,6 +67,7 @@ impl fmt::Display for Kind {
             Self::Graph => "GRAPH",
             Self::ForbiddenCall => "FORBIDDEN CALL",
             Self::Handle => "DESTROYED HANDLE",
+            Self::Kernel => "KERNEL",
         })
     }
 }
@@ -81,6 +86,8 @@ pub struct Finding {
 pub struct Report {
     /// In order. With [`OnFinding::Exit`] it never has an entry that anybody sees.
     pub findings: Vec<Finding>,
+    /// The process ends: no call of the product is to blame for what is found now.
+    pub is_at_the_end: bool,
     on_finding: OnFinding,
 }
 
@@ -90,15 +97,18 @@ pub const EXIT_CODE: i32 = 86;
 impl Report {
     /// A report that does `on_finding`.
     pub fn new(on_finding: OnFinding) -> Self {
-        Self { findings: Vec::new(), on_finding }
+        Self { findings: Vec::new(), is_at_the_end: false, on_finding }
     }
 
     /// Tells a finding, with the call stack of the caller, who is the one to blame for most of them.
     pub fn tell(&mut self, kind: Kind, message: &str) {
-        let caller = Stack::capture().to_string();
-        // Most findings name the call already that they are found in.
-        let message =
-            if message.contains(&caller) { message.to_owned() } else { format!("{message}\n  found in {caller}") };
+        let message = if self.is_at_the_end {
+            format!("{message}\n  found at the end of the process, when what was still pending ran")
+        } else {
+            let caller = Stack::capture().to_string();
+            // Most findings name the call already that they are found in.
+            if message.contains(&caller) { message.to_owned() } else { format!("{message}\n  found in {caller}") }
+        };
         if self.on_finding != OnFinding::Keep {
             eprintln!("simcuda: {kind}: {message}");
         }

@@ -47,6 +47,10 @@ pub struct Config {
     pub trace: bool,
     /// Whether peer access is refused.
     pub no_peer: bool,
+    /// Whether what is pending at the end of the process runs.
+    pub drain: bool,
+    /// Whether the end of the process tells what was never freed.
+    pub leaks: bool,
 }
 
 impl Default for Config {
@@ -63,6 +67,8 @@ impl Default for Config {
             on_finding: OnFinding::Keep,
             trace: false,
             no_peer: false,
+            drain: true,
+            leaks: false,
         }
     }
 }
@@ -118,6 +124,8 @@ impl Config {
             on_finding,
             trace: is_set("SIMCUDA_TRACE"),
             no_peer: is_set("SIMCUDA_NO_PEER") || faults.refuses_peers(),
+            drain: get("SIMCUDA_DRAIN").as_deref() != Some("0"),
+            leaks: is_set("SIMCUDA_LEAKS"),
             faults,
         })
     }
@@ -137,6 +145,7 @@ mod tests {
         assert_eq!((config.devices, config.memory_bytes, config.seed), (1, 2 << 30, 0));
         assert_eq!((config.schedule, config.on_finding), (Schedule::Random, OnFinding::Exit));
         assert!(config.ignore_wait.is_none() && config.count_waits.is_none() && !config.no_peer && !config.trace);
+        assert!(config.drain && !config.leaks);
     }
 
     #[test]
@@ -151,12 +160,14 @@ mod tests {
             ("SIMCUDA_COUNT_WAITS", "waits"),
             ("SIMCUDA_ON_FINDING", "report"),
             ("SIMCUDA_TRACE", "1"),
+            ("SIMCUDA_DRAIN", "0"),
+            ("SIMCUDA_LEAKS", "1"),
         ])
         .unwrap();
         assert_eq!((config.devices, config.memory_bytes, config.seed), (4, 16 << 20, 7));
         assert_eq!((config.schedule, config.on_finding), (Schedule::Lazy, OnFinding::Report));
         assert_eq!((config.ignore_wait, config.count_waits), (Some(3), Some("waits".into())));
-        assert!(config.no_peer && config.trace);
+        assert!(config.no_peer && config.trace && !config.drain && config.leaks);
     }
 
     #[test]
