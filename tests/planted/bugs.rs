@@ -33,13 +33,13 @@ pub(crate) const ALL: &[Bug] = &[
         name: "pinned_buffer_reused_too_early",
         devices: 1,
         program: pinned_buffer_reused_too_early,
-        told: &["HOST ACCESS", "write", "cuMemcpyHtoDAsync", "allocat"],
+        told: &["HOST ACCESS", "write", "cuMemcpyHtoDAsync", "stream", "device 0", "allocat"],
     },
     Bug {
         name: "pinned_buffer_read_too_early",
         devices: 1,
         program: pinned_buffer_read_too_early,
-        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "allocat"],
+        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "stream", "device 0", "allocat"],
     },
     Bug {
         name: "use_after_free",
@@ -88,7 +88,7 @@ pub(crate) const ALL: &[Bug] = &[
         name: "host_read_without_synchronisation",
         devices: 1,
         program: host_read_without_synchronisation,
-        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "allocat"],
+        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "stream", "device 0", "allocat"],
     },
 ];
 

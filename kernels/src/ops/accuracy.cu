@@ -16,8 +16,8 @@ INLINE bool is_argmax(const float* __restrict__ logits, u64 classes, u64 target)
 #pragma unroll 4
     for (u64 i = threadIdx.x % WARP; i < classes; i += WARP) {
         const float x = logits[i];
-        // Before the target nothing may be as large, behind it nothing larger. Against a NaN nothing but an earlier one counts;
-        // a NaN elsewhere fails both comparisons.
+        // Before the target nothing may be as large, behind it nothing larger. Against a NaN nothing but an earlier one
+        // counts; a NaN elsewhere fails both comparisons.
         const bool good = i < target ? (any_is_less ? x < largest : !is_nan(x)) : (any_is_less ? x <= largest : true);
         fits = fits && good;
     }

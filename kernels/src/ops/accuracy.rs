@@ -47,8 +47,8 @@ fn is_argmax<T: Float>(logits: &[T], target: usize) -> bool {
 }
 
 /// `out = [correct, counted]`, i64\[2\]: of the rows of `logits` (B, C) whose target (B; u8, i32 or i64) is not
-/// `ignore_index`, how many have their first maximum at the target. A target that is no class is an error, except on a GPU, where
-/// the host cannot know: there it is counted, and is not correct.
+/// `ignore_index`, how many have their first maximum at the target. A target that is no class is an error, except on a
+/// GPU, where the host cannot know: there it is counted, and is not correct.
 #[track_caller]
 pub fn accuracy(out: &Tensor, logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> Result<()> {
     let mut call = Call::new("accuracy");

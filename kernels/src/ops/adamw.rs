@@ -122,8 +122,9 @@ multiversion! {
 /// One step of AdamW on the elements in `chunks` of four flat buffers of one length and dtype; the rest of them is not
 /// touched. Weight decay applies in chunks that say so.
 ///
-/// `scalars` is [`AdamwScalars::to_array`] in the buffers' dtype. Element 0 of `gradient_scale` multiplies every gradient
-/// (`clip_scale` writes it). While `first_bad_step`, i64\[1\], is not 0, nothing happens at all (`mark_nonfinite` sets it).
+/// `scalars` is [`AdamwScalars::to_array`] in the buffers' dtype. Element 0 of `gradient_scale` multiplies every
+/// gradient (`clip_scale` writes it). While `first_bad_step`, i64\[1\], is not 0, nothing happens at all
+/// (`mark_nonfinite` sets it).
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "each is one tensor of the update rule; a struct would only rename them")]
 pub fn adamw(

@@ -16,8 +16,8 @@ struct Piece {
     bool decays;
 };
 
-/// Quantum number `quantum`. `table` is, for each chunk: [how many quanta come before it] [its offset] [twice its length, plus 1 if it
-/// decays]; the last two stand in `offset` and `length` instead where there is one chunk.
+/// Quantum number `quantum`. `table` is, for each chunk: [how many quanta come before it] [its offset] [twice its
+/// length, plus 1 if it decays]; the last two stand in `offset` and `length` instead where there is one chunk.
 INLINE Piece piece_of(u64 quantum, const u64* __restrict__ table, u32 chunks, u64 offset, u64 length) {
     u64 before = 0;
     if (chunks > 1) {

@@ -4,8 +4,8 @@
 //! [`QUANTUM`] elements from each chunk's start, the last of a chunk being shorter: the grid on which threads share
 //! it, and on which `grad_norm_partials` sums. The grid depends on the table alone, never on the threads.
 //!
-//! On a GPU one launch covers all chunks, a quantum a block; what the kernels need of a table (`chunks.cu`) goes there at the
-//! first use on that device, which must not be in a capture, and stays.
+//! On a GPU one launch covers all chunks, a quantum a block; what the kernels need of a table (`chunks.cu`) goes there
+//! at the first use on that device, which must not be in a capture, and stays.
 
 use std::fmt;
 use std::ops::Range;

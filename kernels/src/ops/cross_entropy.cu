@@ -90,7 +90,8 @@ INLINE Factors factors_of(const Problem& problem, float sum, float weight) {
 }
 
 /// eᶻ of one class becomes its gradient: NaN in every class where the target is none, since its weight is.
-INLINE float gradient_of(const Problem& problem, float e, u64 class_index, const Factors& factors, const Target& target) {
+INLINE float gradient_of(
+    const Problem& problem, float e, u64 class_index, const Factors& factors, const Target& target) {
     if (target.is_ignored) return 0.0f;
     float gradient;
     if (problem.smooths) {
@@ -280,7 +281,8 @@ struct Wide {
 };
 
 /// The sums over one block of classes, by a warp.
-INLINE void wide_block(const Problem& problem, const float* logits, u64 start, float largest, float& e_sum, float& z_sum) {
+INLINE void wide_block(
+    const Problem& problem, const float* logits, u64 start, float largest, float& e_sum, float& z_sum) {
     const u32 lane = threadIdx.x % WARP;
     float x[PER_LANE_OF_BLOCK];
 #pragma unroll

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Few classes: a group of rows at a time (`narrow.rs`). Many: row by row, in blocks (`wide.rs`). Which of the two
-//! depends on C alone, and what becomes of a row on that row alone. The kernels (`cross_entropy.cu`) add in the same order.
+//! depends on C alone, and what becomes of a row on that row alone. The kernels (`cross_entropy.cu`) add in the same
+//! order.
 
 mod narrow;
 #[cfg(test)]

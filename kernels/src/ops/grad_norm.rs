@@ -74,8 +74,10 @@ fn partials_of<T: Float>(partials: &mut [f64], grads: &[T], chunks: &ChunkTable)
     chunks.each_quantum(partials, |piece| sum_of_squares(&grads[piece.range()]));
 }
 
-/// `out = [scale, norm]`: what the optimizers multiply gradients by, and the norm of the gradients. Gradients are sums; `divisor`,
-/// one float on the same device, is what makes means of them (1 without it; a divisor of 0, no row at all, makes a scale of 0).
+/// `out = [scale, norm]`: what the optimizers multiply gradients by, and the norm of the gradients. Gradients are sums;
+/// `divisor`, one float on the same device, is what makes means of them (1 without it; a divisor of 0, no row at all,
+/// makes a scale of 0).
+///
 /// `norm = √(Σ partials) / divisor` (0 without partials, when nobody asks for it), and
 /// `scale = min(1, max_norm / (norm + 1e-6)) / divisor`, as `torch.nn.utils.clip_grad_norm_` has it.
 /// A `max_norm` of 0 clips nothing. A norm that is not finite makes a scale of 0 or NaN: see `mark_nonfinite`.

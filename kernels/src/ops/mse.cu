@@ -46,7 +46,8 @@ KERNEL(BLOCK_THREADS) mse_narrow_f32(
     const u64 start = row * features;
     double sum = 0.0;
     if (row < rows) {
-        sum = squared_distance(dpred == nullptr ? nullptr : dpred + start, pred + start, target + start, features, slope);
+        float* slopes = dpred == nullptr ? nullptr : dpred + start;
+        sum = squared_distance(slopes, pred + start, target + start, features, slope);
     }
     sum = over_lanes(sum);
     if (row < rows && threadIdx.x % LANES == 0) losses[row] = (float)sum;
@@ -68,7 +69,8 @@ KERNEL(BLOCK_THREADS) mse_wide_f32(
         if (own < features) {
             const u64 len = features - own < BLOCK ? features - own : BLOCK;
             const u64 at = row_start + own;
-            sum = squared_distance(dpred == nullptr ? nullptr : dpred + at, pred + at, target + at, len, slope);
+            float* slopes = dpred == nullptr ? nullptr : dpred + at;
+            sum = squared_distance(slopes, pred + at, target + at, len, slope);
         }
         sum = over_lanes(sum);
         if (threadIdx.x % LANES == 0) sums[half][group] = sum;

@@ -2,9 +2,11 @@
 //!
 //! `losses[row]` is the sum over the row's features of (pred − target)², not yet a mean: so that ranks with unequal
 //! numbers of rows can weigh theirs right. The mean over N rows of F features each, which PyTorch's MSELoss gives, is
-//! `sum(losses) / (N F)`, and `gradient_scale` = 1 / (N F) makes `dpred` its derivative; N counts the rows of all ranks.
+//! `sum(losses) / (N F)`, and `gradient_scale` = 1 / (N F) makes `dpred` its derivative; N counts the rows of all
+//! ranks.
 //!
-//! Squares are added in f64: within blocks of 1024 features in 8 lanes that are then added pairwise, and block by block.
+//! Squares are added in f64: within blocks of 1024 features in 8 lanes that are then added pairwise, and block by
+//! block.
 //! So the bits depend neither on the SIMD level nor on whether a GPU works on several blocks at once.
 
 use crate::cuda::launch::BLOCK_THREADS;

@@ -92,12 +92,14 @@ fn decayed<T: Float>(grad: T, value: T, update: Update<T>) -> T {
     update.decay.fused(value, grad * update.gradient_scale)
 }
 
-/// One step of SGD on the elements in `chunks` of flat buffers of one length and dtype; the rest of them is not touched.
+/// One step of SGD on the elements in `chunks` of flat buffers of one length and dtype; the rest of them is not
+/// touched.
 /// Weight decay applies in chunks that say so. `momentum` is the buffer, zeros at first, present exactly when
 /// `constants.momentum` is not 0.
 ///
 /// `scalars` is [`SgdScalars::to_array`] in the buffers' dtype. Element 0 of `gradient_scale` multiplies every gradient
-/// (`clip_scale` writes it). While `first_bad_step`, i64\[1\], is not 0, nothing happens at all (`mark_nonfinite` sets it).
+/// (`clip_scale` writes it). While `first_bad_step`, i64\[1\], is not 0, nothing happens at all (`mark_nonfinite` sets
+/// it).
 #[track_caller]
 #[expect(clippy::too_many_arguments, reason = "each is one tensor of the update rule; a struct would only rename them")]
 pub fn sgd(

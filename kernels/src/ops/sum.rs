@@ -4,8 +4,8 @@
 //! 1024 elements goes into 32 lanes (element i into lane i mod 32), which are added pairwise; runs of whole blocks, at
 //! most 256 runs of equal length, add their blocks in order; and the runs are added in order.
 //!
-//! On a GPU a warp adds a block of elements. Up to 256 blocks a single thread block does it all; beyond, each run has one, and
-//! the runs' sums take 2 KiB of scratch memory, which a captured graph cannot allocate.
+//! On a GPU a warp adds a block of elements. Up to 256 blocks a single thread block does it all; beyond, each run has
+//! one, and the runs' sums take 2 KiB of scratch memory, which a captured graph cannot allocate.
 
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;

@@ -1,5 +1,5 @@
-//! Class indices as the losses read them: u8, i32 or i64, checked before anything is written; on a GPU by the kernels, each
-//! of which says what it does with a target that is no class.
+//! Class indices as the losses read them: u8, i32 or i64, checked before anything is written; on a GPU by the kernels,
+//! each of which says what it does with a target that is no class.
 
 use crate::error::{Error, Result};
 use crate::ops::call::{Call, Lent, Slot};

@@ -162,11 +162,10 @@ fn queue(machine: &mut Machine, request: Request, stream: StreamId) -> Result<bo
     let (to_known, from_known) = (is_known(machine, to.0, to.1), is_known(machine, from.0, from.1));
     if stream::is_capturing(machine, stream) && !(to_known && from_known) {
         let message = format!(
-            "{name} of {bytes} bytes with pageable memory of the host in stream {stream}, which is capturing: the graph would keep its \
-             address and use whatever is there at each launch; use pinned memory"
+            "{name} of {bytes} bytes with pageable memory of the host (the graph would keep its address and use whatever is there at \
+             each launch: use pinned memory)"
         );
-        report::finding(machine, Kind::Capture, message);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        return Err(stream::refuse_in_capture(machine, stream, &message));
     }
     let from_end = if from_known {
         End::Known(from.0)

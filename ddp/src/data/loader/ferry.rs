@@ -36,10 +36,9 @@ pub(super) struct Passage {
 impl Passage {
     /// Blocks until the host's side may be written.
     pub(super) fn wait_for_host_side(&mut self) -> Result<()> {
-        for copy in self.copied.take().into_iter().flatten() {
-            copy.wait()?;
-        }
-        Ok(())
+        // After the second copy is after both.
+        let Some([_, last]) = self.copied.take() else { return Ok(()) };
+        Ok(last.wait()?)
     }
 }
 
@@ -49,9 +48,11 @@ impl Ferry {
         Ok(Ferry { copies: Stream::new(device)? })
     }
 
-    /// All work that reads this slot has been given to the device's current stream.
+    /// All work that reads this slot, if it was ever filled, has been given to the device's current stream.
     pub(super) fn leave(&self, passage: &mut Passage) -> Result<()> {
-        passage.read = Some(Stream::current(self.copies.device())?.record()?);
+        if passage.copied.is_some() {
+            passage.read = Some(Stream::current(self.copies.device())?.record()?);
+        }
         Ok(())
     }
 
@@ -63,7 +64,6 @@ impl Ferry {
         let copy = |at: usize| transfer::copy_async(&device[at], &host[at], &self.copies);
         let copies =
             transfer::announced("the batch of this step", || Ok::<_, ddp_kernels::Error>([copy(0)?, copy(1)?]))?;
-        // After the second copy is after both.
         Stream::current(self.copies.device())?.wait(copies[1].event())?;
         passage.copied = Some(copies);
         Ok(())

@@ -37,11 +37,8 @@ fn allocate_ordered(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if stream::is_capturing(machine, stream) {
-        let message = format!(
-            "{name} in stream {stream}, which is capturing: the graph would own the memory, which is not simulated"
-        );
-        report::finding(machine, Kind::Capture, message);
-        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        let message = format!("{name} of {bytes} bytes (the graph would own the memory, which is not simulated)");
+        return Err(stream::refuse_in_capture(machine, stream, &message));
     }
     let bytes = bytes as u64;
     let device = machine.memory.pools.get(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.device;
@@ -117,11 +114,8 @@ pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUre
     machine::call("cuMemFreeAsync", |machine| {
         let stream = stream::resolve(machine, stream)?;
         if stream::is_capturing(machine, stream) {
-            let message = format!(
-                "cuMemFreeAsync in stream {stream}, which is capturing: the graph would free the memory at each launch"
-            );
-            report::finding(machine, Kind::Capture, message);
-            return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            let message = format!("cuMemFreeAsync of {pointer:#x} (the graph would free the memory at each launch)");
+            return Err(stream::refuse_in_capture(machine, stream, &message));
         }
         // What has no pool cannot be freed in stream order; freed memory is told by `end`.
         if machine.memory.at(pointer).is_some_and(|found| found.owner.pool().is_none() && found.end().is_none()) {

@@ -22,6 +22,7 @@ use super::{Allocation, Moment, Owner};
 use crate::machine::{Machine, host_actor};
 use crate::race::{Clock, OperationId};
 use crate::report::Stack;
+use crate::stream;
 use crate::work::{Address, Touched};
 
 /// A copy that uses pinned memory.
@@ -29,7 +30,8 @@ use crate::work::{Address, Touched};
 pub struct Flight {
     operation: OperationId,
     device: usize,
-    describe: String,
+    /// What it is, in which stream of which device.
+    named: String,
     stack: Stack,
     allocation: Arc<Allocation>,
     range: Range<Address>,
@@ -109,9 +111,8 @@ impl std::fmt::Display for Flight {
         };
         write!(
             formatter,
-            "operation {} ({}), which {use_of_it} bytes {}..{} of it; {state}; it was queued by {}",
-            self.operation,
-            self.describe,
+            "{}, which {use_of_it} bytes {}..{} of it; {state}; it was queued by {}",
+            self.named,
             self.range.start - self.allocation.range.start,
             self.range.end - self.allocation.range.start,
             self.stack
@@ -135,10 +136,11 @@ pub fn watch(
         if range.is_empty() || !matches!(allocation.owner, Owner::Host(_)) {
             continue;
         }
+        let named = stream::operation(machine, operation).map_or_else(|| describe.to_owned(), |known| known.to_string());
         let flight = Flight {
             operation,
             device,
-            describe: describe.to_owned(),
+            named,
             stack: stack.clone(),
             allocation: Arc::clone(&allocation),
             range: range.clone(),

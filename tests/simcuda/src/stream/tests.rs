@@ -324,6 +324,8 @@ fn what_a_kernel_does_wrong_is_a_finding_and_what_it_asks_for_is_not() {
     let cases = [
         ("race inside kernel sum", CUresult::CUDA_ERROR_LAUNCH_FAILED, vec![Kind::Race]),
         ("out of bounds", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, vec![Kind::OutOfBounds]),
+        ("divergence at a barrier", CUresult::CUDA_ERROR_LAUNCH_FAILED, vec![Kind::Kernel]),
+        ("0x1002, which is not a multiple of 4", CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, vec![Kind::Kernel]),
         ("assertion", CUresult::CUDA_ERROR_ASSERT, vec![]),
     ];
     for (name, code, found) in cases {

@@ -6,8 +6,10 @@ use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureStatus};
 
 use super::super::capture_calls::*;
 use super::{end, status};
+use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2};
 use crate::event::calls::*;
 use crate::machine::Held;
+use crate::memory::calls::{cuMemAllocAsync, cuMemFreeAsync};
 use crate::report::Kind;
 use crate::stream::calls::*;
 use crate::stream::tests::{Bench, SUCCESS, Touch, bench, config, got};
@@ -175,6 +177,41 @@ fn what_no_graph_can_hold_is_refused_in_a_capture() {
     assert_eq!(refused, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
     assert_eq!(bench.finding_kinds(), [Kind::Capture]);
     assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+}
+
+#[test]
+fn what_needs_memory_of_its_own_is_refused_in_a_capture_and_breaks_it() {
+    let unsupported = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    let invalidated = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    let mut host = [0u8; 64];
+    let pageable = host.as_mut_ptr() as usize;
+    let calls: [(&str, &dyn Fn(u64, CUstream) -> CUresult); 4] = [
+        ("cuMemAllocAsync of 64 bytes", &|_, stream| cuMemAllocAsync(Some(&mut MaybeUninit::uninit()), 64, stream)),
+        ("cuMemFreeAsync of 0x", &|device, stream| cuMemFreeAsync(device, stream)),
+        ("cuMemcpyHtoDAsync_v2 of 64 bytes with pageable memory", &|device, stream| {
+            // SAFETY: the 64 bytes are there; the call is refused.
+            unsafe { cuMemcpyHtoDAsync_v2(device, pageable as *const _, 64, stream) }
+        }),
+        ("cuMemcpyDtoHAsync_v2 of 64 bytes with pageable memory", &|device, stream| {
+            // SAFETY: as above.
+            unsafe { cuMemcpyDtoHAsync_v2(pageable as *mut _, device, 64, stream) }
+        }),
+    ];
+    for (name, call) in calls {
+        let bench = bench(config(1));
+        let stream = bench.stream();
+        let device = got(|pointer| cuMemAllocAsync(pointer, 64, stream));
+        assert_eq!(cuStreamBeginCapture_v2(stream, RELAXED), SUCCESS);
+        assert_eq!(call(device, stream), unsupported, "{name}");
+        assert_eq!(bench.finding_kinds(), [Kind::Capture]);
+        let message = &bench.findings()[0].message;
+        assert!(message.contains(name) && message.contains("breaks the capture"), "{message}");
+        // What was refused is broken by it, and says so from then on without another finding.
+        assert_eq!(call(device, stream), invalidated, "{name}");
+        assert_eq!(end(stream), Err(invalidated));
+        assert_eq!(bench.finding_kinds().len(), 1);
+        assert_eq!(cuMemFreeAsync(device, stream), SUCCESS, "what was refused has freed nothing");
+    }
 }
 
 #[test]

@@ -71,7 +71,7 @@ cases! {
         product.read(COPIED - 1);
     }, |ended| ended.is_found(&[
         "HOST ACCESS: the host reads byte 6143 of the 8192-byte allocation made by cuMemHostAlloc",
-        "cuMemcpyDtoHAsync_v2 of 6144 bytes",
+        "cuMemcpyDtoHAsync_v2 of 6144 bytes, on stream 0 of device 0",
         "which writes bytes 0..6144 of it",
         "it has not run yet",
     ]);
