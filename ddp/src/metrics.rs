@@ -68,9 +68,9 @@ pub struct StepEvent {
     pub lr: f64,
     /// The norm of all gradients before clipping.
     pub grad_norm: Option<f64>,
-    /// Rows a second over all ranks, since the event before.
+    /// Rows a second over all ranks, since the event before; NaN, and so null, on a simulated GPU.
     pub samples_per_s: f64,
-    /// Milliseconds a step, since the event before.
+    /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
 }
 
@@ -98,7 +98,7 @@ pub struct End<'a> {
     pub samples: u64,
     /// Seconds from the first step to here, evaluation included.
     pub seconds: f64,
-    /// Rows a second over that time.
+    /// Rows a second over that time; null on a simulated GPU.
     pub samples_per_s: f64,
     /// The last loss that was read.
     pub loss: Option<f64>,

@@ -149,11 +149,16 @@ fn bar(steps: u64, target: ProgressDrawTarget) -> ProgressBar {
     ProgressBar::with_draw_target(Some(steps), target).with_style(style)
 }
 
-/// `epoch 1  loss 0.3124  accuracy 93.1%  41,200 samples/s`
+/// `epoch 1  loss 0.3124  accuracy 93.1%  41,200 samples/s`; without a rate the GPU is simulated.
 fn describe(figures: &Figures) -> String {
     let accuracy = figures.accuracy.map_or(String::new(), |accuracy| format!("  accuracy {:.1}%", accuracy * 100.0));
     let Figures { epoch, loss, samples_per_s, .. } = figures;
-    format!("epoch {}  loss {loss:.4}{accuracy}  {} samples/s", epoch, thousands(*samples_per_s))
+    let rate = if samples_per_s.is_nan() {
+        "simulated".to_string()
+    } else {
+        format!("{} samples/s", thousands(*samples_per_s))
+    };
+    format!("epoch {epoch}  loss {loss:.4}{accuracy}  {rate}")
 }
 
 /// A whole number with commas between thousands.

@@ -62,13 +62,26 @@ struct Done {
     since: Instant,
     steps_since: u64,
     samples_since: u64,
+    /// Whether how fast it went says anything: not on a simulated GPU.
+    rates_count: bool,
 }
 
 impl Done {
-    fn nothing() -> Done {
+    fn nothing(rates_count: bool) -> Done {
         let now = Instant::now();
         let (steps, samples, steps_since, samples_since) = (0, 0, 0, 0);
-        Done { started: now, steps, samples, last_loss: None, evaluation: None, since: now, steps_since, samples_since }
+        let (last_loss, evaluation) = (None, None);
+        Done {
+            started: now,
+            steps,
+            samples,
+            last_loss,
+            evaluation,
+            since: now,
+            steps_since,
+            samples_since,
+            rates_count,
+        }
     }
 
     /// A step over so many rows.
@@ -79,9 +92,9 @@ impl Done {
         self.samples_since += rows;
     }
 
-    /// Milliseconds of a step and rows of a second since the last reading.
+    /// Milliseconds of a step and rows of a second since the last reading; no numbers where they would say nothing.
     fn rate(&mut self) -> (f64, f64) {
-        let elapsed_s = self.since.elapsed().as_secs_f64().max(1e-9);
+        let elapsed_s = if self.rates_count { self.since.elapsed().as_secs_f64().max(1e-9) } else { f64::NAN };
         let rates = (elapsed_s * 1e3 / self.steps_since.max(1) as f64, self.samples_since as f64 / elapsed_s);
         self.restart_clock();
         rates
@@ -210,7 +223,7 @@ impl Trainer<'_> {
             steps: self.done.steps,
             samples: self.done.samples,
             seconds,
-            samples_per_s: self.done.samples as f64 / seconds.max(1e-9),
+            samples_per_s: if self.done.rates_count { self.done.samples as f64 / seconds.max(1e-9) } else { f64::NAN },
             loss: self.done.last_loss,
             eval_loss: self.done.evaluation.map(|stats| stats.loss()),
             accuracy,

@@ -66,7 +66,7 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
     world.barrier()?;
     let schedule = Schedule::new(config.schedule.shape(), config.lr, config.min_lr, plan.warmup_steps, plan.steps)?;
     let held_out_rows = data.held_out.rows();
-    let done = Done::nothing();
+    let done = Done::nothing(!config::is_simulated(device));
     Ok(Trainer { config, world, plan, task, schedule, loader, held_out, held_out_rows, step, main, desk, done })
 }
 

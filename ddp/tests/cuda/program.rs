@@ -30,6 +30,8 @@ fn one_process_trains_on_the_gpu_and_says_so() {
     assert!(device.starts_with(&format!("cuda:0 {} on ", name())), "{device}");
     let end = record.end().unwrap();
     assert!(number(end, "device_peak_mb") > 0.0 && number(end, "peak_mb") > 1.0, "{end}");
+    // Figures of simulated GPUs mean nothing.
+    assert_eq!(end["samples_per_s"].is_null(), is_simulated(), "{end}");
     let losses = record.losses();
     assert!(losses.last() < losses.first(), "{losses:?}");
     // A batch's features and targets and two messages of numbers in each of 27 steps; beside these the chunk tables of the norm
@@ -38,6 +40,29 @@ fn one_process_trains_on_the_gpu_and_says_so() {
     let in_steps = rows.iter().filter(|row| row["phase"] == "step").map(|row| number(row, "count")).sum::<f64>();
     assert_eq!(in_steps, 4.0 * 27.0 + 2.0, "{end}");
     assert_eq!(end["transfers"]["hints"].as_array().map_or(0, Vec::len), 0, "{end}");
+}
+
+#[test]
+fn auto_takes_the_gpu_for_one_process() {
+    let Some(_gpu) = gpu() else { return };
+    let folder = Folder::new("auto");
+    folder.alone(QUICK).on_gpus().run().assert_well();
+    assert!(folder.record().start()["devices"][0].as_str().unwrap().starts_with("cuda:0 "));
+}
+
+#[test]
+fn a_model_that_does_not_fit_the_gpu_ends_with_71_and_names_what_takes_the_room() {
+    let Some(_gpu) = gpu() else { return };
+    if !is_simulated() {
+        // Nothing makes a real one small.
+        return;
+    }
+    let folder = Folder::new("memory");
+    // 4096 · 794 values of 4 bytes are 13 MB, and so are their gradients.
+    let words = QUICK.replace("--hidden 16", "--hidden 4096 --device cuda");
+    let ended = folder.alone(&words).on_gpus().env("SIMCUDA_MEMORY_MB", "16").run();
+    let cause = ended.assert_fails(71);
+    assert!(cause.contains("out of memory on cuda:0: ") && cause.contains("Largest: "), "{ended}");
 }
 
 #[test]

@@ -199,8 +199,7 @@ impl ChunkTable {
         let copy = transfer::announced("the chunk table, once a device", || {
             transfer::cross(&here, device, gpu.op, Asked::Explicitly, gpu.at)
         })?;
-        // From here on every stream may read it, without knowing when it came.
-        gpu.queue.synchronize().map_err(|fault| fault.of(gpu.op, device, gpu.at))?;
+        // Other streams may read it too: the first use on each waits for what this one was given (`memory/gpu.rs`).
         copies.push(copy.clone());
         Ok(copy)
     }

@@ -1,7 +1,9 @@
 //! Copies and fills: what may be copied where, when the host's bytes are read, and which calls wait.
 //!
-//! As the driver documents ("API synchronization behavior"): a copy from pageable memory has read its source before the call
-//! returns; a copy to pageable memory returns when it is done; between device and pinned memory a copy only queues.
+//! As the driver documents ("API synchronization behavior"): between device and pinned memory an asynchronous copy only queues. To pageable
+//! memory it "might be synchronous": here it waits or not as the schedule has it, and promises nothing. From pageable memory it has read its source
+//! when it returns, which the driver does and programs build on. A synchronous copy to the host is over when it returns, and so is one
+//! from pinned memory; one from pageable memory has waited for the stream and read its source, and may still be on its way.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use crate::work::{Address, Failure, Memory, Touched, Work};
 enum End {
     /// Memory that the machine knows: of a device, or pinned.
     Known(Address),
-    /// Pageable memory that is waited for.
+    /// Pageable memory of the host.
     Pageable(Address),
     /// What pageable memory held when the call was made.
     Staged(Box<[u8]>),
@@ -53,6 +55,14 @@ impl Work for Copy {
     }
 
     fn run(&self, _device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+        *touched = self.known_ranges();
+        if let End::Pageable(address) = self.to {
+            touched.writes.push(address..address + self.bytes);
+            // Nobody waits for it any more, and who it was for may have given the memory back.
+            if machine::end::has_come() {
+                return Ok(());
+            }
+        }
         let to = match &self.to {
             End::Known(address) | End::Pageable(address) => memory.host_pointer(*address),
             End::Staged(_) => unreachable!("nothing is copied to a staged source"),
@@ -62,12 +72,8 @@ impl Work for Copy {
             End::Staged(bytes) => bytes.as_ptr(),
         };
         // SAFETY: known ranges were checked when this was queued and again before it runs; a pageable end is vouched for by the caller of
-        // the copy, which has not returned. Copies whose ends overlap are not queued.
+        // the copy, until somebody has waited for it. Copies whose ends overlap are not queued.
         unsafe { std::ptr::copy_nonoverlapping(from, to, self.bytes as usize) };
-        *touched = self.known_ranges();
-        if let End::Pageable(address) = self.to {
-            touched.writes.push(address..address + self.bytes);
-        }
         Ok(())
     }
 
@@ -140,11 +146,18 @@ struct Request {
     bytes: u64,
 }
 
-/// Queues a copy; true if it ends in pageable memory.
-fn queue(machine: &mut Machine, request: Request, stream: StreamId) -> Result<bool, CUresult> {
-    let Request { name, to, from, bytes } = request;
+/// Which ends of a copy are in pageable memory.
+#[derive(Clone, Copy, Default)]
+struct Pageable {
+    to: bool,
+    from: bool,
+}
+
+/// Queues a copy.
+fn queue(machine: &mut Machine, request: &Request, stream: StreamId) -> Result<Pageable, CUresult> {
+    let Request { name, to, from, bytes } = *request;
     if bytes == 0 {
-        return Ok(false);
+        return Ok(Pageable::default());
     }
     if to.0.checked_add(bytes).is_none() || from.0.checked_add(bytes).is_none() || to.0 == 0 || from.0 == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -178,27 +191,36 @@ fn queue(machine: &mut Machine, request: Request, stream: StreamId) -> Result<bo
     let is_local = home(to.0).is_some() && home(to.0) == home(from.0);
     let work = Copy { name, to: to_end, from: from_end, bytes, is_local };
     stream::enqueue(machine, stream, Arc::new(work))?;
-    Ok(!to_known)
+    Ok(Pageable { to: !to_known, from: !from_known })
 }
 
-/// A copy in a stream: it waits only for what ends in pageable memory.
+/// A copy in a stream. Pageable memory on both sides is copied when the call returns.
 fn copy_async(request: Request, stream: CUstream) -> CUresult {
     machine::call_waiting(request.name, |machine: &mut Held| {
         let stream = stream::resolve(machine, stream)?;
-        if queue(machine, request, stream)? {
-            scheduler::synchronize_stream(machine, stream)?;
+        match queue(machine, &request, stream)? {
+            Pageable { to: true, from: true } => scheduler::synchronize_stream(machine, stream),
+            Pageable { to: true, from: false } => {
+                let goal = scheduler::goal_stream(machine, stream);
+                scheduler::perhaps_wait(machine, &goal)
+            }
+            Pageable { to: false, .. } => Ok(()),
         }
-        Ok(())
     })
 }
 
-/// A copy that is waited for, in the null stream.
+/// A copy of the synchronous kind, in the null stream.
 fn copy_sync(request: Request) -> CUresult {
     machine::call_waiting(request.name, |machine: &mut Held| {
         machine::current_device(machine)?;
         stream::forbid_in_capture(machine, request.name)?;
         let stream = stream::resolve(machine, std::ptr::null_mut())?;
-        queue(machine, request, stream)?;
+        // Before the copy is queued, which it does not wait for if it comes from pageable memory; what can go wrong with it goes wrong first.
+        let before = scheduler::goal_stream(machine, stream);
+        let Pageable { to, from } = queue(machine, &request, stream)?;
+        if from && !to {
+            return scheduler::wait_for(machine, &before);
+        }
         scheduler::synchronize_stream(machine, stream)
     })
 }
@@ -271,7 +293,7 @@ pub extern "C" fn cuMemcpyPeerAsync(
             from: (from, Side::Device),
             bytes: bytes as u64,
         };
-        queue(machine, request, stream).map(|_| ())
+        queue(machine, &request, stream).map(|_| ())
     })
 }
 
@@ -295,7 +317,7 @@ pub extern "C" fn cuMemcpyDtoD_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usi
     machine::call("cuMemcpyDtoD_v2", |machine| {
         let stream = stream::resolve(machine, std::ptr::null_mut())?;
         let (to, from) = ((to, Side::Device), (from, Side::Device));
-        queue(machine, Request { name: "cuMemcpyDtoD_v2", to, from, bytes: bytes as u64 }, stream).map(|_| ())
+        queue(machine, &Request { name: "cuMemcpyDtoD_v2", to, from, bytes: bytes as u64 }, stream).map(|_| ())
     })
 }
 

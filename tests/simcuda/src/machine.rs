@@ -197,12 +197,33 @@ fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> 
     if !machine.initialised {
         return Some(CUresult::CUDA_ERROR_NOT_INITIALIZED);
     }
-    let needs_no_context =
+    let is_of_no_context =
         name.starts_with("cuDevice") || ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetDevice"].contains(&name);
-    if needs_no_context {
+    if is_of_no_context {
         return None;
     }
-    machine.devices[device?].lost
+    match device {
+        Some(device) => machine.devices[device].lost,
+        None if needs_no_context(name) => None,
+        None => Some(CUresult::CUDA_ERROR_INVALID_CONTEXT),
+    }
+}
+
+/// Whether a call works on a thread without a current context: those whose documentation does not list
+/// CUDA_ERROR_INVALID_CONTEXT. That a handle names its context helps no other call.
+fn needs_no_context(name: &str) -> bool {
+    const OTHERS: [&str; 9] = [
+        "cuCtxPushCurrent_v2",
+        "cuCtxPopCurrent_v2",
+        "cuEventQuery",
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+        "cuStreamIsCapturing",
+        "cuStreamGetCaptureInfo_v2",
+        "cuStreamGetCaptureInfo_v3",
+        "cuThreadExchangeStreamCaptureMode",
+    ];
+    ["cuGraph", "cuMemPool"].iter().any(|room| name.starts_with(room)) || OTHERS.contains(&name)
 }
 
 /// The device whose context is current on this thread.

@@ -20,6 +20,7 @@ use self::policy::{Candidate, Policy};
 pub(crate) use self::run::abandon_launch;
 use crate::event::Record;
 use crate::machine::{Held, Machine, host_joins};
+use crate::race::Clock;
 use crate::stream::{self, Action, Entry, HostFunction, PENDING_MAX, StreamId};
 
 /// The choices that CUDA leaves open.
@@ -78,6 +79,29 @@ pub fn synchronize_device(held: &mut Held, device: usize) -> Result<(), CUresult
 
 /// Runs work until the goal is met, and orders the host behind it. Work that hangs makes this wait for ever.
 pub fn wait_for(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+    reach(held, goal);
+    arrive(held, goal)
+}
+
+/// Runs work until the goal is met, and orders nothing by it: for calls that wait without a promise. Gives what the goal
+/// stands for to whoever may be ordered behind it.
+pub(crate) fn wait_without_promise(held: &mut Held, goal: &Goal) -> Result<Vec<Clock>, CUresult> {
+    reach(held, goal);
+    refuse_lost(held, goal)?;
+    Ok(goal.records.iter().filter_map(|record| Some(record.completion()?.clock.clone())).collect())
+}
+
+/// For a call that CUDA allows to wait for `goal` and does not oblige to: it may, as the schedule has it. It does not where a wait
+/// is left out to see whether somebody notices: it would stand in for that.
+pub(crate) fn perhaps_wait(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+    if held.config.ignore_wait.is_none() && policy(held).waits_unobliged() {
+        wait_without_promise(held, goal).map(drop)
+    } else {
+        Ok(())
+    }
+}
+
+fn reach(held: &mut Held, goal: &Goal) {
     while !goal.is_met() || policy(held).drains() {
         match advance(held, goal) {
             Advance::Ran => held.pause(),
@@ -89,7 +113,6 @@ pub fn wait_for(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
     }
     let extra = if policy(held).drains() { 0 } else { policy(held).extra() };
     run_some(held, goal, extra);
-    arrive(held, goal)
 }
 
 /// Runs a little, and says whether the goal is met: CUDA_ERROR_NOT_READY if not.
@@ -118,6 +141,10 @@ fn arrive(machine: &mut Machine, goal: &Goal) -> Result<(), CUresult> {
             host_joins(machine, &completion.clock);
         }
     }
+    refuse_lost(machine, goal)
+}
+
+fn refuse_lost(machine: &Machine, goal: &Goal) -> Result<(), CUresult> {
     let mut lost =
         goal.records.iter().filter_map(|record| machine.devices[stream::device_of(machine, record.stream)].lost);
     lost.next().map_or(Ok(()), Err)
@@ -151,7 +178,7 @@ pub(crate) fn drain(machine: &mut Machine) {
     loop {
         match advance(machine, &goal) {
             Advance::Ran => {}
-            Advance::Call(call) => run::finish_host_call(machine, &call),
+            Advance::Call(call) => drop(run::finish_host_call(machine, &call)),
             Advance::Idle => break,
         }
     }
@@ -192,7 +219,10 @@ impl HostCall {
             unsafe { function(argument as *mut std::ffi::c_void) };
             IN_HOST_FUNCTION.set(false);
         });
-        run::finish_host_call(held, &self);
+        // The function may have told any thread of the host that all before it is done, in a way that cannot be seen from here.
+        if let Some(known) = run::finish_host_call(held, &self) {
+            host_joins(held, &known);
+        }
     }
 }
 

@@ -169,6 +169,10 @@ pub extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<'_, f32>, start: CUeve
 
 fn elapsed(machine: &mut Machine, milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> Result<(), CUresult> {
     let mut times_ns = [0; 2];
+    let [first, second] = [resolve(machine, start)?, resolve(machine, end)?];
+    if machine.events.all[first].device != machine.events.all[second].device {
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
     for (handle, time_ns) in [start, end].into_iter().zip(&mut times_ns) {
         let event = resolve(machine, handle)?;
         let Event { has_timing, state, .. } = &machine.events.all[event];

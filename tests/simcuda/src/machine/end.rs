@@ -6,12 +6,20 @@
 //! is called (a host function counts as called), and what hangs, with all that stands behind it, is left alone.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Held, is_held_by_this_thread};
 use crate::{memory, scheduler};
 
 /// The process that registered: a child that it forks has its handlers, but neither its threads nor its work.
 static PROCESS: OnceLock<u32> = OnceLock::new();
+
+static HAS_COME: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process ends: memory of the product may be gone.
+pub fn has_come() -> bool {
+    HAS_COME.load(Ordering::Relaxed)
+}
 
 /// Has the end handled, once a process.
 pub fn register() {
@@ -31,6 +39,7 @@ extern "C" fn at_exit() {
         return;
     }
     let mut held = Held::take();
+    HAS_COME.store(true, Ordering::Relaxed);
     held.report.is_at_the_end = true;
     if held.config.drain {
         scheduler::drain(&mut held);

@@ -11,9 +11,11 @@ use super::allocation::{Allocation, End, Made};
 use super::pool::{self, PoolId};
 use super::{Owner, pinned};
 use crate::machine::{self, Held, Machine, Out, host_actor, put};
+use crate::race::Clock;
 use crate::report::{self, Kind};
+use crate::scheduler;
 use crate::stream::{self, StreamId};
-use crate::work::Failure;
+use crate::work::{Failure, Touched};
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
@@ -49,7 +51,11 @@ fn allocate_ordered(
     let allocation = made.inspect_err(|_| machine.memory.pools.give_back(pool, bytes))?;
     let range = allocation.range.clone();
     let turn = move |machine: &mut Machine, actor, operation| {
-        machine.race.allocate(range, actor, operation);
+        // A use that came before is not forgotten, as `Detector::allocate` would: nothing ordered it behind this.
+        let made = Touched { writes: vec![range], ..Touched::default() };
+        if let Some(race) = machine.race.access(actor, operation, &made) {
+            report::race(machine, &race);
+        }
         Ok(())
     };
     let describe = format!("{name} of {bytes} bytes");
@@ -157,8 +163,8 @@ pub extern "C" fn cuMemAlloc_v2(pointer: Out<'_, CUdeviceptr>, bytes: usize) -> 
     })
 }
 
-/// See the driver's documentation. As the driver does, it waits for the device; memory of a pool it frees without waiting,
-/// so that its users must have been waited for.
+/// See the driver's documentation. As the driver does, it waits for the device; but that is no promise, so that the host knows no
+/// more than before. Memory of a pool it frees without waiting: its users must have been waited for.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     machine::call_waiting("cuMemFree_v2", |machine: &mut Held| {
@@ -172,22 +178,33 @@ pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
         }
         let allocation = end(machine, pointer, Made::now("cuMemFree", None))?;
         let device = allocation.owner.device().unwrap_or(current);
-        match allocation.owner.pool() {
-            Some(pool) => machine.memory.pools.give_back(pool, allocation.bytes()),
-            None => crate::scheduler::synchronize_device(machine, device)?,
-        }
-        free_now(machine, &allocation, device, "cuMemFree");
+        let waited_for = match allocation.owner.pool() {
+            Some(pool) => {
+                machine.memory.pools.give_back(pool, allocation.bytes());
+                Vec::new()
+            }
+            None => {
+                let goal = scheduler::goal_device(machine, device);
+                scheduler::wait_without_promise(machine, &goal)?
+            }
+        };
+        free_now(machine, &allocation, device, "cuMemFree", &waited_for);
         Ok(())
     })
 }
 
-/// The host frees: whoever used the memory must be ordered before it.
-fn free_now(machine: &mut Machine, allocation: &Arc<Allocation>, device: usize, name: &str) {
+/// The host frees, and has `waited_for` this to do it: whoever used the memory must be ordered before.
+fn free_now(machine: &mut Machine, allocation: &Arc<Allocation>, device: usize, name: &str, waited_for: &[Clock]) {
     let operation = stream::note(machine, &format!("{name} of {} bytes", allocation.bytes()), device);
     let host = host_actor(machine);
-    if let Some(race) = machine.race.free(allocation.range.clone(), host, operation) {
+    let known = machine.race.snapshot(host);
+    // An actor of its own: what is in order before the free is not for that in order before what the host does next.
+    let freer = machine.race.actor();
+    waited_for.iter().chain([&known]).for_each(|clock| machine.race.join(freer, clock));
+    if let Some(race) = machine.race.free(allocation.range.clone(), freer, operation) {
         report::race(machine, &race);
     }
+    machine.race.retire(freer);
     machine.memory.release(allocation);
 }
 
@@ -237,7 +254,7 @@ pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
             report::finding(machine, Kind::HostAccess, message);
         }
         let allocation = end(machine, pointer, Made::now("cuMemFreeHost", None))?;
-        free_now(machine, &allocation, device, "cuMemFreeHost");
+        free_now(machine, &allocation, device, "cuMemFreeHost", &[]);
         Ok(())
     })
 }

@@ -136,7 +136,8 @@ pub fn watch(
         if range.is_empty() || !matches!(allocation.owner, Owner::Host(_)) {
             continue;
         }
-        let named = stream::operation(machine, operation).map_or_else(|| describe.to_owned(), |known| known.to_string());
+        let named =
+            stream::operation(machine, operation).map_or_else(|| describe.to_owned(), |known| known.to_string());
         let flight = Flight {
             operation,
             device,

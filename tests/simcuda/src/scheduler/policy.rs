@@ -109,6 +109,15 @@ impl Policy {
         }
     }
 
+    /// Whether a call waits that may and need not.
+    pub(crate) fn waits_unobliged(&mut self) -> bool {
+        match self.schedule {
+            Schedule::Random => self.random.below(2) == 0,
+            Schedule::Lazy => false,
+            Schedule::Eager => true,
+        }
+    }
+
     /// Whether [`Candidate::is_needed`] has to be found out.
     pub(crate) fn asks_what_is_needed(&self) -> bool {
         self.schedule == Schedule::Lazy

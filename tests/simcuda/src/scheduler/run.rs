@@ -127,24 +127,27 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
     None
 }
 
-/// A host function that was given out has returned.
-pub(super) fn finish_host_call(machine: &mut Machine, call: &HostCall) {
-    // Its device may have been lost meanwhile, and with it the queue.
-    let Some(entry) = machine.streams.all[call.stream].queue.front_mut() else { return };
-    match (&mut entry.action, call.node) {
+/// A host function that was given out has returned. Gives what was known when it was called; nothing if its device was lost
+/// meanwhile, and with it the queue.
+pub(super) fn finish_host_call(machine: &mut Machine, call: &HostCall) -> Option<Clock> {
+    match (&mut machine.streams.all[call.stream].queue.front_mut()?.action, call.node) {
         (Action::Host(None), None) => {
+            let known = machine.race.snapshot(stream::actor_of(machine, call.stream));
             machine.streams.all[call.stream].time_ns += HOST_FUNCTION_NS;
             stream::pop(machine, call.stream);
+            Some(known)
         }
         (Action::Graph(Some(_)), Some(node)) => {
             let mut launch = take_launch(machine, call.stream);
             // Its actor joined what the node had to know when it was given out; the time is asked for again.
             let (actor, _, begin_ns) = launch.take(node);
-            launch.finish(node, machine.race.snapshot(actor), begin_ns + HOST_FUNCTION_NS);
+            let known = machine.race.snapshot(actor);
+            launch.finish(node, known.clone(), begin_ns + HOST_FUNCTION_NS);
             put_launch(machine, call.stream, launch);
             finish_launch_if_over(machine, call.stream);
+            Some(known)
         }
-        _ => {}
+        _ => None,
     }
 }
 

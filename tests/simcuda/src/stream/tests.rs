@@ -376,7 +376,11 @@ fn hung_work_keeps_who_waits_and_nobody_else() {
     bench.run(other, "d");
     let handle = hung as usize;
     // It never ends: the test leaves it behind.
-    let waiting = std::thread::spawn(move || cuStreamSynchronize(handle as CUstream));
+    let context = got(|context| crate::context::cuCtxGetCurrent(context)) as usize;
+    let waiting = std::thread::spawn(move || {
+        assert_eq!(crate::context::cuCtxSetCurrent(context as _), SUCCESS);
+        cuStreamSynchronize(handle as CUstream)
+    });
     assert_eq!(cuStreamSynchronize(other), SUCCESS);
     for _ in 0..50 {
         assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_NOT_READY);
