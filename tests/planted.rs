@@ -57,7 +57,9 @@ fn a_planted_program_runs_where_it_is_asked_for() {
 fn run(asked: &str, settings: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", "a_planted_program_runs_where_it_is_asked_for", "--nocapture"]);
-    for inherited in ["FAULTS", "IGNORE_WAIT", "COUNT_WAITS", "ON_FINDING", "SCHEDULE", "SEED", "TRACE", "NO_PEER"] {
+    for inherited in
+        ["FAULTS", "IGNORE_WAIT", "COUNT_WAITS", "ON_FINDING", "SCHEDULE", "SEED", "TRACE", "NO_PEER", "DRAIN", "LEAKS"]
+    {
         command.env_remove(format!("SIMCUDA_{inherited}"));
     }
     command
@@ -166,4 +168,7 @@ caught! {
     graph_replayed_after_its_buffer_was_freed
     workspace_shared_by_two_streams
     host_read_without_synchronisation
+    memory_used_before_it_is_made
+    synchronous_upload_still_on_its_way
+    race_that_nobody_waits_for
 }

@@ -56,7 +56,10 @@ fn why_absent(index: usize) -> String {
         }
         _ if let Some(why) = gpu::why_unusable() => why,
         1 => format!("this machine has 1 CUDA device, cuda:0, and no cuda:{index}"),
-        n => format!("this machine has {n} CUDA devices, up to cuda:{}", n - 1),
+        n => format!(
+            "this machine has {n} CUDA devices, of which cuda:0 to cuda:{} can be used",
+            n.min(gpu::GPUS_MAX) - 1
+        ),
     }
 }
 

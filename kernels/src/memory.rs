@@ -215,11 +215,17 @@ impl Block {
         }
     }
 
-    /// The bytes are not handed out again before these have passed.
-    pub(crate) fn hold_until(&mut self, events: impl Iterator<Item = Event>) {
+    /// The bytes are not handed out again before `event` has passed.
+    pub(crate) fn hold_until(&mut self, event: Event) {
         if let Home::Pinned(pending) = &mut self.home {
-            pending.extend(events);
+            pending.push(event);
         }
+    }
+
+    /// The bytes are never handed out again: nobody can say when a device is done with them. They go on counting as allocated.
+    pub(crate) fn keep_for_ever(&mut self) {
+        // No pool sees an empty buffer.
+        self.capacity_bytes = 0;
     }
 
     /// Work that is known to come after everything that uses the block now will use it on `queue`.

@@ -9,7 +9,7 @@
 //!
 //! On a GPU an operation leaves when it has been given to its stream; from then on the order of streams counts, and
 //! `memory/gpu.rs` keeps the bytes. Host memory that a device copies from or to by itself stays in the list until that copy is
-//! done, whatever becomes of the handle that would wait for it.
+//! done, whatever becomes of the handle that would wait for it. Where that cannot be known, after a copy that failed half-way, it stays for ever.
 
 use std::fmt;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub(crate) struct Storage {
     used: AtomicBool,
     /// Whether any operation or copy has changed the contents since they were made.
     changed: AtomicBool,
-    in_use: Mutex<Vec<Use>>,
+    in_use: Mutex<List>,
     /// How many of the references to this are graphs', which use it only when they are launched.
     held_by_graphs: AtomicUsize,
 }
@@ -62,8 +62,44 @@ pub(crate) struct Use {
     pub(crate) writes: bool,
     pub(crate) op: &'static str,
     pub(crate) at: Site,
-    /// A copy in flight: the entry is over when this has passed.
-    until: Option<Event>,
+    until: Until,
+}
+
+/// When a use is over.
+#[derive(Clone, Debug)]
+enum Until {
+    /// When the call that entered the range leaves it.
+    Call,
+    /// A copy in flight: when this has passed.
+    Event(Event),
+    /// Nobody can say: a copy failed, and the device may still be at it.
+    Never,
+}
+
+impl Until {
+    fn is_over(&self) -> bool {
+        matches!(self, Until::Event(event) if event.is_done())
+    }
+}
+
+/// The ranges in use.
+#[derive(Debug, Default)]
+struct List {
+    uses: Vec<Use>,
+    /// From this length on the copies that are done are looked for and taken out: each entry is looked at a constant number of times.
+    sweep_at: usize,
+}
+
+/// The shortest list that is worth sweeping.
+const SWEEP_AT_LEAST: usize = 8;
+
+impl List {
+    fn sweep(&mut self) {
+        if self.uses.len() >= self.sweep_at.max(SWEEP_AT_LEAST) {
+            self.uses.retain(|used| !used.until.is_over());
+            self.sweep_at = 2 * self.uses.len();
+        }
+    }
 }
 
 impl Storage {
@@ -88,7 +124,7 @@ impl Storage {
             info,
             used: AtomicBool::new(false),
             changed: AtomicBool::new(false),
-            in_use: Mutex::new(Vec::new()),
+            in_use: Mutex::default(),
             held_by_graphs: AtomicUsize::new(0),
         }))
     }
@@ -143,7 +179,7 @@ impl Storage {
         self.held_by_graphs.load(Ordering::Relaxed)
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Use>> {
+    fn list(&self) -> MutexGuard<'_, List> {
         // Only pushes and removals happen under this lock: a panic cannot leave the list half changed.
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,27 +196,30 @@ impl Storage {
         static NEXT_TOKEN: AtomicU64 = AtomicU64::new(0);
         let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
         let mut list = self.list();
+        let uses = &mut list.uses;
         let clash = |other: &Use| (writes || other.writes) && range.start < other.end && other.start < range.end;
         debug_assert!(range.start <= range.end);
         // An empty range is in nobody's way, wherever it lies.
         if !range.is_empty() {
-            while let Some(position) = list.iter().position(clash) {
-                if !list[position].until.as_ref().is_some_and(Event::is_done) {
-                    return Err(Box::new(list[position].clone()));
+            while let Some(position) = uses.iter().position(clash) {
+                if !uses[position].until.is_over() {
+                    return Err(Box::new(uses[position].clone()));
                 }
-                list.swap_remove(position);
+                uses.swap_remove(position);
             }
-            list.push(Use { token, start: range.start, end: range.end, writes, op, at, until: None });
+            uses.push(Use { token, start: range.start, end: range.end, writes, op, at, until: Until::Call });
         }
         drop(list);
         Ok(Borrow { storage: self, token, range, writes })
     }
 
-    /// Leaves a range entered before once `until` has passed.
-    fn leave_after(&self, token: u64, until: Event) {
-        if let Some(entry) = self.list().iter_mut().find(|entry| entry.token == token) {
-            entry.until = Some(until);
+    /// A range entered before is in use beyond the call that entered it.
+    fn stay(&self, token: u64, until: Until) {
+        let mut list = self.list();
+        if let Some(entry) = list.uses.iter_mut().find(|entry| entry.token == token) {
+            entry.until = until;
         }
+        list.sweep();
     }
 
     /// For errors about the memory as a whole.
@@ -188,11 +227,13 @@ impl Storage {
         OperandInfo { role, tensor: self.info.clone() }
     }
 
-    /// Leaves a range entered before.
+    /// Leaves a range entered before, unless a copy is to stay in it.
     fn leave(&self, token: u64) {
-        let mut list = self.list();
-        if let Some(position) = list.iter().position(|entry| entry.token == token) {
-            list.swap_remove(position);
+        let uses = &mut self.list().uses;
+        if let Some(position) = uses.iter().position(|entry| entry.token == token)
+            && let Until::Call = uses[position].until
+        {
+            uses.swap_remove(position);
         }
     }
 }
@@ -200,7 +241,13 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let list = std::mem::take(self.in_use.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.block.hold_until(list.into_iter().filter_map(|entry| entry.until));
+        for used in list.uses {
+            match used.until {
+                Until::Event(event) => self.block.hold_until(event),
+                // A call that never left, which only a leak of its borrow can be, counts as one that goes on.
+                Until::Never | Until::Call => self.block.keep_for_ever(),
+            }
+        }
     }
 }
 
@@ -220,15 +267,16 @@ pub(crate) struct Borrow<'a> {
 }
 
 impl Borrow<'_> {
-    /// The first byte of the range.
+    /// The first byte of the range. The memory must be the host's: of a GPU's there is an address and nothing to point into.
     fn pointer(&self) -> NonNull<u8> {
-        // SAFETY: the range was checked against the storage's length when the tensor was made.
+        debug_assert!(self.storage.device == Device::Cpu);
+        // SAFETY: the block is one allocation of the host's, and the range was checked against its length when the tensor was made.
         unsafe { self.storage.block.pointer().add(self.range.start) }
     }
 
     /// Where the range begins, in its device's memory.
     pub(crate) fn address(&self) -> u64 {
-        self.pointer().addr().get() as u64
+        (self.storage.block.pointer().addr().get() + self.range.start) as u64
     }
 
     /// The range as elements. The memory must be the host's.
@@ -251,8 +299,12 @@ impl Borrow<'_> {
 
     /// Host memory that a device uses by itself until `until`: nobody else may before.
     pub(crate) fn leave_after(self, until: Event) {
-        self.storage.leave_after(self.token, until);
-        std::mem::forget(self);
+        self.storage.stay(self.token, Until::Event(until));
+    }
+
+    /// Host memory that a device may be using for all that is known: nobody else ever may, and it is not given back.
+    pub(crate) fn leave_never(&self) {
+        self.storage.stay(self.token, Until::Never);
     }
 
     fn check<T: crate::Element>(&self) -> usize {
@@ -266,5 +318,56 @@ impl Borrow<'_> {
 impl Drop for Borrow<'_> {
     fn drop(&mut self) {
         self.storage.leave(self.token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::Location;
+
+    use super::*;
+    use crate::stream::Stream;
+    use crate::{DType, Shape};
+
+    fn storage() -> Arc<Storage> {
+        let info = TensorInfo { name: None, dtype: DType::U8, shape: Shape::new(&[64]).unwrap(), device: Device::Cpu };
+        Storage::new(Device::Cpu, 64, Origin::HostData, false, info, "test", Location::caller()).unwrap()
+    }
+
+    #[test]
+    fn copies_that_are_done_do_not_pile_up() {
+        let (storage, at) = (storage(), Location::caller());
+        let passed = Stream::new(Device::Cpu).unwrap().record().unwrap();
+        for _ in 0..1000 {
+            // Reads overlap reads, so no reader after it ever meets the entry.
+            storage.enter(0..64, false, "copy", at).unwrap().leave_after(passed.clone());
+            assert!(storage.list().uses.len() <= SWEEP_AT_LEAST);
+        }
+        storage.enter(0..64, true, "write", at).unwrap();
+        assert!(storage.list().uses.is_empty());
+    }
+
+    #[test]
+    fn a_range_left_for_ever_is_in_use_for_ever_and_its_memory_is_nobody_else_s() {
+        let (storage, at) = (storage(), Location::caller());
+        let entered = storage.enter(8..16, false, "copy", at).unwrap();
+        entered.leave_never();
+        drop(entered);
+        for _ in 0..2 * SWEEP_AT_LEAST {
+            storage.enter(0..64, false, "read", at).unwrap().leave_never();
+        }
+        let other = storage.enter(10..11, true, "write", at).unwrap_err();
+        assert!((other.op == "copy" || other.op == "read") && !other.writes, "{other:?}");
+        let address = storage.block.pointer();
+        drop(storage);
+        let again: Vec<Arc<Storage>> = (0..64).map(|_| self::storage()).collect();
+        assert!(again.iter().all(|other| other.block.pointer() != address));
+    }
+
+    #[test]
+    fn a_range_s_address_is_where_it_begins() {
+        let storage = storage();
+        let entered = storage.enter(24..40, false, "read", Location::caller()).unwrap();
+        assert_eq!(entered.address(), entered.elements::<u8>().as_ptr().addr() as u64);
     }
 }

@@ -86,6 +86,10 @@ impl Stream {
     }
 
     /// Runs `body` with operations on this stream's device going to this stream.
+    ///
+    /// Work of two streams is ordered by events alone: what one writes and the other reads needs `record` on the one and `wait` on the other, each
+    /// time. A stream's very FIRST use of a tensor waits by itself for everything that the stream on which the tensor was made was given so
+    /// far, so that a tensor just made can be used anywhere; the second use does not. Dropping a tensor is always safe.
     pub fn scope<R>(&self, body: impl FnOnce() -> R) -> R {
         struct Leave;
         impl Drop for Leave {
@@ -134,8 +138,9 @@ impl Stream {
     /// Work given to this stream from now on starts after `event`, which may be of another device.
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<()> {
+        let at = Location::caller();
         match (&self.queue, &event.mark) {
-            (Some(queue), Some(mark)) => queue.wait(mark).map_err(|f| f.of("wait", self.device, Location::caller())),
+            (Some(queue), Some(mark)) => queue.wait(mark).map_err(|fault| fault.of("wait", self.device, at)),
             // The host's next work starts when its calls are made: that is what has to wait.
             (None, Some(_)) => event.synchronize(),
             // Host work is done when its call returns: an event recorded is an event passed.
@@ -146,8 +151,9 @@ impl Stream {
     /// Blocks until all work given to this stream is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        let at = Location::caller();
         let Some(queue) = &self.queue else { return Ok(()) };
-        queue.synchronize().map_err(|fault| fault.of("synchronize", self.device, Location::caller()))
+        queue.synchronize().map_err(|fault| fault.of("synchronize", self.device, at))
     }
 }
 
@@ -183,7 +189,7 @@ impl Event {
         self.device
     }
 
-    /// Whether all work before it is done.
+    /// Whether all work before it is done. On a device that is lost nothing is done any more, and this says true: waiting says what happened.
     pub fn is_done(&self) -> bool {
         self.mark.as_ref().is_none_or(|mark| mark.is_done())
     }
@@ -191,14 +197,19 @@ impl Event {
     /// Blocks until all work before it is done.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
+        let at = Location::caller();
         let Some(mark) = &self.mark else { return Ok(()) };
-        mark.synchronize().map_err(|fault| fault.of("synchronize", self.device, Location::caller()))
+        mark.synchronize().map_err(|fault| fault.of("synchronize", self.device, at))
     }
 
     /// The time the device took from `earlier` to this event; zero if `earlier` is the later one. Both must have been recorded
     /// by `record_timed`; waits for them.
     #[track_caller]
     pub fn since(&self, earlier: &Event) -> Result<Duration> {
+        if self.device != earlier.device {
+            let expected = format!("one on {}: devices have clocks of their own", self.device);
+            return Err(Error::value("since", "earlier", expected, format!("one on {}", earlier.device)));
+        }
         let (Some(mark), Some(earlier_mark)) = (&self.mark, &earlier.mark) else {
             return Ok(self.at.saturating_duration_since(earlier.at));
         };
@@ -240,7 +251,8 @@ impl Graph {
         Ok(Graph { executable, device: stream.device })
     }
 
-    /// Gives all of it to the stream that it was captured on, as one piece of work.
+    /// Gives all of it to the stream that it was captured on, as one piece of work: after what the device's current stream was given so far,
+    /// and before what it is given next, like an operation called here.
     #[track_caller]
     pub fn launch(&self) -> Result<()> {
         self.executable.launch(Location::caller())

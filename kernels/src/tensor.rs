@@ -25,8 +25,9 @@ use crate::{DType, Device, Shape};
 ///
 /// It is a handle: clones and views (`reshape`, `slice`, `t`) share memory, and operations write into tensors given to them.
 /// While an operation, a copy or a lent slice uses elements, nothing else may write them: whoever comes second, on this thread
-/// or another, gets an error that names both, at once. Other elements of the same memory are free. So no data race can be
-/// written in safe code.
+/// or another, gets an error that names both, at once. Other elements of the same memory are free. So no data race on the host can be
+/// written in safe code. On a GPU an operation is over, in this sense, when it is in its stream; what work of several streams does to one
+/// tensor is ordered by events, as [`Stream::scope`](crate::stream::Stream::scope) tells.
 ///
 /// Elements lie row by row, or as the transpose of that (`t()`), which the matrix products read as it is; other
 /// operations ask for `contiguous()`.
@@ -183,6 +184,12 @@ impl Tensor {
         op: &'static str,
         at: Site,
     ) -> Result<Borrow<'_>> {
+        if capture::is_capturing() && !queue.is_captured() {
+            let why = "the stream takes no part in the capture. Let it wait for an event of the captured stream first, or do this \
+                       before the capture"
+                .to_string();
+            return Err(Error::Capture { op, device: queue.gpu.device(), why, at });
+        }
         let borrow = self.enter(role, writes, op, at)?;
         self.storage.block().visit(queue, op, at)?;
         self.join_capture(writes, queue);
@@ -192,7 +199,7 @@ impl Tensor {
     /// A graph being captured on `queue` keeps this tensor's memory.
     pub(crate) fn join_capture(&self, writes: bool, queue: &Queue) {
         if queue.is_captured() {
-            capture::keep(&self.storage, self.byte_range(), writes);
+            capture::keep(&self.storage);
         }
     }
 

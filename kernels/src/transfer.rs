@@ -201,7 +201,7 @@ pub(crate) fn meeting_place(op: &'static str, operands: &[(&'static str, &Tensor
     Ok(target)
 }
 
-/// One warning a source line, through `tracing` if the program listens to it, else on standard error.
+/// One warning a source line.
 fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Device, at: Site) {
     static WARNED: Mutex<BTreeSet<(&str, u32)>> = Mutex::new(BTreeSet::new());
     if !WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((at.file(), at.line())) {
@@ -217,6 +217,11 @@ fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Dev
         movers.join(", "),
         Place(at)
     );
+    warn(&text);
+}
+
+/// A warning through `tracing` if the program listens to it, else on standard error.
+pub(crate) fn warn(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
@@ -236,6 +241,7 @@ pub struct PendingCopy {
 
 impl PendingCopy {
     /// Blocks until the copy is done.
+    #[track_caller]
     pub fn wait(self) -> Result<()> {
         self.done.synchronize()
     }
@@ -252,7 +258,7 @@ impl PendingCopy {
 }
 
 /// Starts copying `source` into `target` on `stream`: same dtype and shape, any two devices. Between memories of the host the copy
-/// is done on return, and so it is into host memory that is not pinned (`Tensor::zeros_pinned`).
+/// is done on return, and so it is from and into host memory that is not pinned (`Tensor::zeros_pinned`).
 ///
 /// The copy comes after what `stream` was given before, and waits for no other stream: say with events what it has to wait for. Pinned memory
 /// that it reads or writes cannot be touched before it is done: that is an error, also when the `PendingCopy` is gone.

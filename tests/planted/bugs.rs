@@ -90,6 +90,24 @@ pub(crate) const ALL: &[Bug] = &[
         program: host_read_without_synchronisation,
         told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "stream", "device 0", "allocat"],
     },
+    Bug {
+        name: "memory_used_before_it_is_made",
+        devices: 1,
+        program: memory_used_before_it_is_made,
+        told: &["RACE", "cuMemAllocAsync", "cuMemsetD32Async", "stream", "allocat"],
+    },
+    Bug {
+        name: "synchronous_upload_still_on_its_way",
+        devices: 1,
+        program: synchronous_upload_still_on_its_way,
+        told: &["RACE", "cuMemcpyHtoD", "kernel add_one", "stream", "allocat"],
+    },
+    Bug {
+        name: "race_that_nobody_waits_for",
+        devices: 1,
+        program: race_that_nobody_waits_for,
+        told: &["RACE", "cuMemsetD32Async", "kernel add_one", "stream", "at the end of the process"],
+    },
 ];
 
 /// Not a multiple of any block or alignment, so that what goes past the end does not fall into padding.
@@ -277,4 +295,39 @@ fn host_read_without_synchronisation(version: Version) {
     gpu.synchronize_event(done);
     assert_eq!(result.get(0), 4.0);
     gpu.synchronize(stream);
+}
+
+fn memory_used_before_it_is_made(version: Version) {
+    let gpu = Gpu::new(0);
+    let (maker, user, made) = (gpu.stream(), gpu.stream(), gpu.event());
+    let buffer = gpu.allocate_on(COUNT, maker);
+    gpu.record(made, maker);
+    if version == Right {
+        gpu.wait(user, made);
+    }
+    gpu.fill(buffer, 4.0, COUNT, user);
+    gpu.expect(4.0, buffer, COUNT, user);
+}
+
+fn synchronous_upload_still_on_its_way(version: Version) {
+    let gpu = Gpu::new(0);
+    let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
+    gpu.upload_now(buffer, &[1.0; COUNT]);
+    if version == Right {
+        gpu.synchronize_device();
+    }
+    gpu.add_one(buffer, COUNT, stream);
+    gpu.expect(2.0, buffer, COUNT, stream);
+}
+
+fn race_that_nobody_waits_for(version: Version) {
+    let gpu = Gpu::new(0);
+    let (producer, consumer, filled) = (gpu.stream(), gpu.stream(), gpu.event());
+    let buffer = gpu.allocate(COUNT);
+    gpu.fill(buffer, 1.0, COUNT, producer);
+    gpu.record(filled, producer);
+    if version == Right {
+        gpu.wait(consumer, filled);
+    }
+    gpu.add_one(buffer, COUNT, consumer);
 }

@@ -192,6 +192,20 @@ impl Gpu {
         check("cuMemcpyHtoDAsync", result);
     }
 
+    /// The synchronous copy, from pageable memory.
+    pub(crate) fn upload_now(&self, to: Buffer, from: &[f32]) {
+        self.make_current();
+        // SAFETY: reads the values, of which there are as many bytes as is said.
+        let result = unsafe { sys::cuMemcpyHtoD_v2(to.0, from.as_ptr().cast(), size_of_val(from)) };
+        check("cuMemcpyHtoD", result);
+    }
+
+    pub(crate) fn synchronize_device(&self) {
+        self.make_current();
+        // SAFETY: takes no pointer.
+        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() });
+    }
+
     pub(crate) fn download(&self, to: &Pinned, from: Buffer, stream: Stream) {
         self.make_current();
         // SAFETY: pinned memory is never freed, and whoever reads it reads volatile, so it may be written at any time.
@@ -217,8 +231,7 @@ impl Gpu {
         let host = self.pinned(count);
         self.download(&host, buffer, stream);
         self.synchronize(stream);
-        // SAFETY: takes no pointer.
-        check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() });
+        self.synchronize_device();
         for index in 0..count {
             assert_eq!(host.get(index), value, "element {index} of {count}");
         }

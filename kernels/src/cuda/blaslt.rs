@@ -162,7 +162,7 @@ impl Launcher {
             bias: product.epilogue.bias,
             aux: product.epilogue.aux,
             workspace,
-            stream: self.queue.stream.cast(),
+            stream: self.queue.raw().cast(),
         };
         self.gpu.bind().map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
         // SAFETY: the context is current. The operation entered its operands, whose shapes it checked against this product;
@@ -248,7 +248,7 @@ impl Launcher {
         let failed = |fault: super::fault::Fault| fault.of(self.op, self.gpu.device(), self.at);
         let cleared = self.gpu.bind().and_then(|()| {
             // SAFETY: the context is current, and the memory is ours, made on this stream. All ones are NaN in each of the types.
-            unsafe { driver!(cuMemsetD8Async(nan, 0xff, matrix.bytes() / 2, self.queue.stream)) }
+            unsafe { driver!(cuMemsetD8Async(nan, 0xff, matrix.bytes() / 2, self.queue.raw())) }
         });
         cleared.map_err(failed)?;
         let side = Side { address: nan, transposed: false };
@@ -269,7 +269,7 @@ impl Launcher {
         }
         let mut bytes = [0u8; 4];
         // SAFETY: as above; the host's memory is a variable of ours that outlives the wait.
-        unsafe { driver!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), out, dtype.bytes(), self.queue.stream)) }
+        unsafe { driver!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), out, dtype.bytes(), self.queue.raw())) }
             .and_then(|()| self.queue.synchronize())
             .map_err(failed)?;
         Ok(bytes[..dtype.bytes()].iter().any(|&byte| byte != 0))

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUevent, CUresult};
 
 macro_rules! functions {
     ($($name:ident)*) => {
@@ -16,15 +16,34 @@ macro_rules! functions {
 functions! {
     cuGetErrorName cuGetErrorString
     cuDeviceGet cuDeviceGetAttribute cuDeviceCanAccessPeer cuDevicePrimaryCtxRetain
-    cuCtxSetCurrent cuCtxSynchronize cuCtxGetStreamPriorityRange
+    cuCtxGetCurrent cuCtxSetCurrent cuCtxSynchronize cuCtxGetStreamPriorityRange
     cuStreamCreateWithPriority cuStreamDestroy_v2 cuStreamSynchronize cuStreamWaitEvent
-    cuStreamBeginCapture_v2 cuStreamEndCapture
-    cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize cuEventElapsedTime_v2
+    cuStreamBeginCapture_v2 cuStreamEndCapture cuThreadExchangeStreamCaptureMode
+    cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
     cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy
     cuMemPoolCreate cuMemPoolSetAttribute cuMemPoolGetAttribute cuMemPoolSetAccess cuMemPoolTrimTo
     cuMemAllocFromPoolAsync cuMemFreeAsync cuMemGetInfo_v2 cuMemHostAlloc cuMemFreeHost
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async
     cuModuleLoadData cuModuleGetFunction cuLaunchKernel
+}
+
+/// `cuEventElapsedTime`. cudarc binds the second version of it alone, which drivers before CUDA 12.8 lack; all have the first, and this is
+/// all the same.
+///
+/// # Safety
+/// As the driver's function: two live events, and a number to write to.
+pub(crate) unsafe fn elapsed_ms(milliseconds: &mut f32, start: CUevent, end: CUevent) -> CUresult {
+    type Function = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+    static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
+    let function = FUNCTION.get_or_init(|| {
+        // SAFETY: events exist, so the library is there; the symbol has this type in every version of the driver.
+        unsafe { sys::culib().get::<Function>(b"cuEventElapsedTime\0").ok().map(|symbol| *symbol) }
+    });
+    match function {
+        // SAFETY: by the caller's promise.
+        Some(function) => unsafe { function(milliseconds, start, end) },
+        None => CUresult::CUDA_ERROR_NOT_FOUND,
+    }
 }
 
 /// Whether the driver has all of them: looked up once. The error names the ones it lacks.
@@ -50,7 +69,7 @@ fn look() -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the CUDA driver lacks {}. It is too old (CUDA 12.8 or later is needed) or not NVIDIA's: update it",
+        "the CUDA driver lacks {}. It is too old (CUDA 11.4 or later is needed) or not NVIDIA's: update it",
         missing.join(", ")
     ))
 }

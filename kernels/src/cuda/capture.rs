@@ -1,93 +1,134 @@
 //! Graphs: a stream's work recorded once and launched many times. `stream::Graph` is what users see of it.
 //!
-//! While a thread captures, this file knows which streams take part and which memory is used: the graph keeps that memory
-//! alive, and a launch enters it like any operation, so that neither a dropped tensor nor a copy in flight can meet a replay.
+//! A capture goes to a stream of the driver's that nobody else has: while a thread captures, `Queue::raw` gives it that one in
+//! place of the stream it names, and other threads go on using the stream itself. Streams join by waiting for an event of the
+//! capture, and get one of their own in the same way. The graph keeps alive whatever memory its work uses.
 
-use std::cell::RefCell;
-use std::ops::Range;
+use std::cell::{Cell, RefCell};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUgraphExec, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUgraphExec, CUresult, CUstream, CUstreamCaptureMode};
 
-use super::fault::{Outcome, driver};
+use super::fault::{Fault, Outcome, driver};
+use super::gpu::Handle;
 use super::queue::Queue;
 use crate::error::{Error, Result, Site};
 use crate::memory;
 use crate::storage::Storage;
+use crate::stream::Stream;
 
 thread_local! {
+    /// Whether there is a recording: what the hot path looks at.
+    static CAPTURING: Cell<bool> = const { Cell::new(false) };
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
 }
 
 /// A capture under way on this thread.
 struct Recording {
-    /// The stream it began on, then those that joined by waiting for events of it.
-    queues: Vec<Arc<Queue>>,
-    uses: Vec<Use>,
+    id: u64,
+    routes: Vec<Route>,
+    kept: Vec<Kept>,
 }
 
-/// Memory that a graph reads or writes.
-struct Use {
-    storage: Arc<Storage>,
-    range: Range<usize>,
-    writes: bool,
+/// A stream that takes part, and the one that its work goes to meanwhile.
+struct Route {
+    queue: Arc<Queue>,
+    private: Arc<Queue>,
 }
 
-impl Use {
-    fn new(storage: &Arc<Storage>, range: Range<usize>, writes: bool) -> Use {
+/// Memory that a graph uses.
+struct Kept(Arc<Storage>);
+
+impl Kept {
+    fn new(storage: &Arc<Storage>) -> Kept {
         storage.count_graph(true);
-        Use { storage: storage.clone(), range, writes }
+        Kept(storage.clone())
     }
 }
 
-impl Drop for Use {
+impl Drop for Kept {
     fn drop(&mut self) {
-        self.storage.count_graph(false);
+        self.0.count_graph(false);
     }
 }
 
 /// Whether this thread is capturing.
 pub(crate) fn is_capturing() -> bool {
-    RECORDING.with_borrow(Option::is_some)
+    CAPTURING.get()
 }
 
-/// A stream joins the capture of this thread.
-pub(super) fn join(queue: &Arc<Queue>) {
+/// The capture that this thread records `queue` in, by number; 0 for none.
+pub(super) fn of(queue: &Queue) -> u64 {
+    if !CAPTURING.get() {
+        return 0;
+    }
+    RECORDING.with_borrow(|recording| {
+        let recording = recording.as_ref().filter(|recording| recording.private_of(queue).is_some());
+        recording.map_or(0, |recording| recording.id)
+    })
+}
+
+/// Where the work that this thread gives to `queue` goes while it captures, if not to the stream itself.
+pub(super) fn private_of(queue: &Queue) -> Option<CUstream> {
+    RECORDING.with_borrow(|recording| recording.as_ref()?.private_of(queue))
+}
+
+impl Recording {
+    fn private_of(&self, queue: &Queue) -> Option<CUstream> {
+        self.routes.iter().find(|route| ptr::eq(&*route.queue, queue)).map(|route| route.private.own())
+    }
+}
+
+/// Before `queue` waits for an event of the capture `id`: it joins that, which must be this thread's.
+pub(super) fn join(queue: &Arc<Queue>, id: u64) -> Outcome<()> {
+    let ours = RECORDING.with_borrow(|recording| recording.as_ref().is_some_and(|recording| recording.id == id));
+    if !ours {
+        return Err(Fault { function: "cuStreamWaitEvent", code: CUresult::CUDA_ERROR_CAPTURED_EVENT });
+    }
+    if of(queue) == id {
+        return Ok(());
+    }
+    let private = queue.gpu.take_capture_queue(queue.urgent)?;
     RECORDING.with_borrow_mut(|recording| {
-        if let Some(recording) = recording {
-            queue.set_captured(true);
-            recording.queues.push(queue.clone());
-        }
+        let recording = recording.as_mut().expect("looked at above");
+        recording.routes.push(Route { queue: queue.clone(), private });
     });
+    Ok(())
+}
+
+/// Asks the driver something about what lies outside the capture of this thread, which it would else take for a part of it.
+pub(super) fn outside<R>(ask: impl FnOnce() -> Outcome<R>) -> Outcome<R> {
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: exchanges this thread's mode with that of a variable of ours.
+    unsafe { driver!(cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
+    let answer = ask();
+    // SAFETY: as above; now the mode is what it was.
+    unsafe { driver!(cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
+    answer
 }
 
 /// Remembers memory that the captured work uses.
-pub(crate) fn keep(storage: &Arc<Storage>, range: Range<usize>, writes: bool) {
+pub(crate) fn keep(storage: &Arc<Storage>) {
     RECORDING.with_borrow_mut(|recording| {
         let Some(recording) = recording else { return };
-        // The same operand of the next operation, mostly.
-        let known = recording.uses.iter_mut().rev().take(8).find(|known| {
-            Arc::ptr_eq(&known.storage, storage) && known.range.start <= range.start && range.end <= known.range.end
-        });
-        match known {
-            Some(known) => known.writes |= writes,
-            None => recording.uses.push(Use::new(storage, range, writes)),
+        if !recording.kept.iter().rev().any(|kept| Arc::ptr_eq(&kept.0, storage)) {
+            recording.kept.push(Kept::new(storage));
         }
     });
 }
 
 /// A graph ready to be launched.
 pub(crate) struct Executable {
-    exec: CUgraphExec,
+    /// Locked while it is launched: the driver's graphs are not for two threads at once.
+    exec: Mutex<Handle<CUgraphExec>>,
     queue: Arc<Queue>,
-    uses: Vec<Use>,
+    /// The other streams that took part. The graph uses what belongs to them (workspaces of products), so its launches are ordered among
+    /// their work as well.
+    joined: Vec<Arc<Queue>>,
+    kept: Vec<Kept>,
 }
-
-// SAFETY: an executable graph may be launched from any thread; launches of one graph are ordered by the driver.
-unsafe impl Send for Executable {}
-// SAFETY: as above.
-unsafe impl Sync for Executable {}
 
 /// Captures what `body` gives to `queue` (and to streams that join it) instead of running it.
 pub(crate) fn capture<E: From<Error>>(
@@ -95,29 +136,32 @@ pub(crate) fn capture<E: From<Error>>(
     at: Site,
     body: impl FnOnce() -> Result<(), E>,
 ) -> Result<Executable, E> {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
     let device = queue.gpu.device();
-    let failed = |fault: super::fault::Fault| E::from(fault.of("capture", device, at));
-    if is_capturing() || queue.is_captured() {
-        let why = "one capture at a time".to_string();
+    let failed = |fault: Fault| E::from(fault.of("capture", device, at));
+    if is_capturing() {
+        let why = "one capture at a time on a thread".to_string();
         return Err(Error::Capture { op: "capture", device, why, at }.into());
     }
-    // Thread-local: what other threads do to other streams meanwhile is their own business.
+    let private = queue.gpu.take_capture_queue(queue.urgent).map_err(failed)?;
+    // Thread-local: what other threads do meanwhile is their own business.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY: the stream is alive and its context current.
-    let begun = queue.gpu.bind().and_then(|()| unsafe { driver!(cuStreamBeginCapture_v2(queue.stream, mode)) });
+    // SAFETY: the stream is alive, nobody else has it, and its context is current.
+    let begun = queue.gpu.bind().and_then(|()| unsafe { driver!(cuStreamBeginCapture_v2(private.own(), mode)) });
     begun.map_err(failed)?;
-    queue.set_captured(true);
-    RECORDING.set(Some(Recording { queues: vec![queue.clone()], uses: Vec::new() }));
-    let mut ending = Ending { queue };
+    queue.gpu.count_capture(true);
+    let routes = vec![Route { queue: queue.clone(), private }];
+    RECORDING.set(Some(Recording { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), routes, kept: Vec::new() }));
+    CAPTURING.set(true);
+    let ending = Ending { queue };
     let outcome = body();
-    let (ended, uses) = ending.end();
-    std::mem::forget(ending);
+    let (exec, joined, kept) = ending.end(outcome.is_ok());
     outcome?;
-    let exec = ended.map_err(failed)?;
-    for used in &uses {
-        used.storage.block().adopt(queue);
+    let exec = exec.map_err(failed)?;
+    for kept in &kept {
+        kept.0.block().adopt(queue);
     }
-    Ok(Executable { exec, queue: queue.clone(), uses: merged(uses) })
+    Ok(Executable { exec: Mutex::new(Handle(exec)), queue: queue.clone(), joined, kept })
 }
 
 /// Ends the capture, also when its body panics.
@@ -126,91 +170,98 @@ struct Ending<'a> {
 }
 
 impl Ending<'_> {
-    /// Leaves the capture and makes its graph ready.
-    fn end(&mut self) -> (Outcome<CUgraphExec>, Vec<Use>) {
+    /// Leaves the capture; makes its graph ready if it is `wanted`.
+    fn end(self, wanted: bool) -> (Outcome<CUgraphExec>, Vec<Arc<Queue>>, Vec<Kept>) {
+        let ended = self.leave(wanted);
+        std::mem::forget(self);
+        ended
+    }
+
+    fn leave(&self, wanted: bool) -> (Outcome<CUgraphExec>, Vec<Arc<Queue>>, Vec<Kept>) {
+        let gpu = self.queue.gpu;
+        CAPTURING.set(false);
+        let Recording { routes, kept, .. } = RECORDING.take().expect("it began when the capture did");
         let mut graph = ptr::null_mut();
-        // SAFETY: the capture began on this stream, on this thread; the pointer is to a variable of ours.
-        let ended = unsafe { driver!(cuStreamEndCapture(self.queue.stream, &mut graph)) };
-        let recording = RECORDING.take();
-        let (queues, uses) = recording.map_or_else(Default::default, |recording| (recording.queues, recording.uses));
-        for queue in &queues {
-            queue.set_captured(false);
-        }
-        memory::free_deferred(self.queue.gpu.index);
+        let ended = gpu.bind().and_then(|()| {
+            // SAFETY: the capture began on this stream, on this thread; the pointer is to a variable of ours.
+            unsafe { driver!(cuStreamEndCapture(routes[0].private.own(), &mut graph)) }
+        });
+        gpu.count_capture(false);
         let exec = ended.and_then(|()| {
             let mut exec = ptr::null_mut();
-            // SAFETY: a graph was made, which nobody else has; the executable is a copy of its own.
-            let made = unsafe { driver!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)) };
-            made.map(|()| exec)
+            if wanted {
+                // SAFETY: a graph was made, which nobody else has; the executable is a copy of its own.
+                unsafe { driver!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)) }?;
+            }
+            Ok(exec)
         });
         if !graph.is_null() {
             // SAFETY: as above, and nothing refers to it any more.
             let _ = unsafe { driver!(cuGraphDestroy(graph)) };
         }
-        (exec, uses)
+        let mut joined = Vec::new();
+        for Route { queue, private } in routes {
+            // One that was not joined back is in a state that only the driver knows: it is not used again.
+            if exec.is_ok() {
+                queue.gpu.give_capture_queue_back(private);
+            }
+            if !Arc::ptr_eq(&queue, self.queue) {
+                joined.push(queue);
+            }
+        }
+        memory::free_deferred(gpu.index);
+        (exec, joined, kept)
     }
 }
 
 impl Drop for Ending<'_> {
     /// Reached by a panic alone.
     fn drop(&mut self) {
-        if let (Ok(exec), _) = self.end() {
-            // SAFETY: it was never launched.
-            let _ = unsafe { driver!(cuGraphExecDestroy(exec)) };
-        }
+        drop(self.leave(false));
     }
-}
-
-/// One use a stretch of each storage: written where any use of it writes, so that a launch does not stand in its own way.
-fn merged(mut uses: Vec<Use>) -> Vec<Use> {
-    uses.sort_by_key(|used| (used.storage.id(), used.range.start));
-    let mut merged: Vec<Use> = Vec::new();
-    for used in uses {
-        match merged.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.storage, &used.storage) && used.range.start <= last.range.end => {
-                last.range.end = last.range.end.max(used.range.end);
-                last.writes |= used.writes;
-            }
-            _ => merged.push(used),
-        }
-    }
-    merged
 }
 
 impl Executable {
-    /// Gives the whole graph to the stream it was captured on.
+    /// Gives the whole graph to the stream that it was captured on. It comes after what the device's current stream and the streams
+    /// that took part were given so far, and before what they will be.
     pub(crate) fn launch(&self, at: Site) -> Result<()> {
-        let device = self.queue.gpu.device();
-        let mut entered = Vec::with_capacity(self.uses.len());
-        for used in &self.uses {
-            let borrow =
-                used.storage.enter(used.range.clone(), used.writes, "graph", at).map_err(|other| Error::Busy {
-                    op: "graph",
-                    operand: Box::new(used.storage.as_operand("memory of the graph")),
-                    other_op: other.op,
-                    other_writes: other.writes,
-                    other_at: other.at,
-                    at,
-                })?;
-            entered.push(borrow);
+        let gpu = self.queue.gpu;
+        let device = gpu.device();
+        if is_capturing() {
+            let why = "a graph cannot launch another. Launch the two one after the other".to_string();
+            return Err(Error::Capture { op: "graph", device, why, at });
         }
-        // SAFETY: the executable is alive, and so is all memory that its work uses: `uses` holds it.
-        let launched =
-            self.queue.gpu.bind().and_then(|()| unsafe { driver!(cuGraphLaunch(self.exec, self.queue.stream)) });
+        let current = Stream::current_at(device, "graph", at)?;
+        let current = current.queue().filter(|current| !Arc::ptr_eq(current, &self.queue));
+        let others = || self.joined.iter().chain(current);
+        let exec = self.exec.lock().unwrap_or_else(PoisonError::into_inner);
+        let launched = others()
+            .try_for_each(|other| self.queue.wait(&other.record(false)?))
+            .and_then(|()| gpu.bind())
+            // SAFETY: the executable is alive and ours alone while it is locked, and so is all memory that its work uses: `kept` holds it.
+            .and_then(|()| unsafe { driver!(cuGraphLaunch(exec.0, self.queue.raw())) })
+            .and_then(|()| match others().next() {
+                None => Ok(()),
+                Some(_) => {
+                    let done = self.queue.record(false)?;
+                    others().try_for_each(|other| other.wait(&done))
+                }
+            });
         launched.map_err(|fault| fault.of("graph", device, at))
     }
 }
 
 impl Drop for Executable {
     fn drop(&mut self) {
+        let exec = self.exec.get_mut().unwrap_or_else(PoisonError::into_inner).0;
         // SAFETY: nobody else has the handle. A launch that still runs is finished by the driver before it lets go; the memory it
         // uses is freed after the stream has passed it (`adopt`).
-        let _ = self.queue.gpu.bind().and_then(|()| unsafe { driver!(cuGraphExecDestroy(self.exec)) });
+        let _ = self.queue.gpu.bind().and_then(|()| unsafe { driver!(cuGraphExecDestroy(exec)) });
     }
 }
 
 impl std::fmt::Debug for Executable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "graph on {:?} over {} stretches of memory", self.queue, self.uses.len())
+        write!(f, "graph on {:?} over {} stretches of memory", self.queue, self.kept.len())
     }
 }

@@ -39,12 +39,27 @@ impl Fault {
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
             | CUresult::CUDA_ERROR_LAUNCH_FAILED
             | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
             | CUresult::CUDA_ERROR_ASSERT => {
                 "The device is lost to this process, and the fault may be of work started earlier: run again with \
                  CUDA_LAUNCH_BLOCKING=1 or under compute-sanitizer to see which."
             }
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => {
-                "A graph is being captured: this cannot be part of one. Do it before the capture."
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => {
+                "A graph is being captured, by this thread or another: this cannot be part of one, or would break it. Do it before or \
+                 after the capture."
+            }
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => {
+                "A stream joined the capture and was not waited for: let the captured stream wait for an event of it at the end."
+            }
+            CUresult::CUDA_ERROR_CAPTURED_EVENT
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
+            | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION => {
+                "The event is a place in a graph, or outside the one that is captured: only streams of the same capture, on the \
+                 same thread, wait for it."
             }
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
                 "The GPU itself is at fault: look at nvidia-smi -q and the kernel log, and take it out of use."

@@ -1,21 +1,21 @@
 //! One CUDA device as this process uses it: its context, its default stream, its memory pool, and events kept for reuse.
 //! Made at first use and kept to the end of the process.
 
-use std::cell::Cell;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUresult};
 
 use super::calls;
-use super::fault::{Outcome, describe, driver};
+use super::fault::{Fault, Outcome, describe, driver};
 use super::queue::Queue;
 use crate::Device;
 use crate::device::discover;
 use crate::error::{Error, Result, Site};
 
 /// As many devices as one process can use: more than any machine has.
-pub(crate) const GPUS_MAX: usize = 32;
+pub(crate) const GPUS_MAX: usize = 64;
 
 /// One CUDA device of this process.
 pub(crate) struct Gpu {
@@ -31,19 +31,30 @@ pub(crate) struct Gpu {
     default_queue: OnceLock<Arc<Queue>>,
     /// For what this device does on behalf of a copy whose stream is another device's.
     side_queue: OnceLock<Arc<Queue>>,
+    reaper: OnceLock<Arc<Queue>>,
+    capture_queues: Mutex<Vec<Arc<Queue>>>,
+    /// Captures under way, on any thread.
+    captures: AtomicUsize,
     /// Events without timing that nobody holds any more.
     spare_events: Mutex<Vec<Handle<CUevent>>>,
 }
 
-static GPUS: [OnceLock<Result<Gpu, String>>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
+static GPUS: [OnceLock<Gpu>; GPUS_MAX] = [const { OnceLock::new() }; GPUS_MAX];
 
 /// A handle of the driver's. They name things that any thread may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Handle<T>(pub(crate) T);
-// SAFETY: the driver's functions take their handles from any thread; what a handle names is guarded by the driver's own locks.
-unsafe impl<T> Send for Handle<T> {}
-// SAFETY: as above; a shared handle is only ever copied out.
-unsafe impl<T> Sync for Handle<T> {}
+macro_rules! from_any_thread {
+    ($($handle:ty),*) => {$(
+        // SAFETY: the driver's functions take these handles from any thread; what a handle names is guarded by the driver's own locks, or
+        // (executable graphs) by whoever holds the handle.
+        unsafe impl Send for Handle<$handle> {}
+        // SAFETY: as above; a shared handle is only ever copied out.
+        unsafe impl Sync for Handle<$handle> {}
+    )*};
+}
+// The last are cuBLASLt's.
+from_any_thread!(CUevent, sys::CUfunction, sys::CUgraphExec, sys::CUmodule, *mut std::ffi::c_void);
 
 // SAFETY: the raw handles inside are the driver's, which any thread may use, and everything else is Send and Sync by itself.
 unsafe impl Send for Gpu {}
@@ -55,18 +66,26 @@ impl Gpu {
     pub(crate) fn get(index: usize, op: &'static str, at: Site) -> Result<&'static Gpu> {
         let device = Device::Cuda(index);
         device.check_usable(op, at)?;
-        let made = GPUS[index].get_or_init(|| {
-            Gpu::make(index).map_err(|fault| {
-                let (name, meaning) = describe(fault.code);
-                format!("the driver has it, but {} said {name} ({meaning})", fault.function)
-            })
-        });
-        made.as_ref().map_err(|why| Error::DeviceAbsent { op, device, why: why.clone(), at })
+        if let Some(gpu) = GPUS[index].get() {
+            return Ok(gpu);
+        }
+        static MAKING: Mutex<()> = Mutex::new(());
+        let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gpu) = GPUS[index].get() {
+            return Ok(gpu);
+        }
+        // A refusal is not remembered: somebody else's memory may be free again next time.
+        let gpu = Gpu::make(index).map_err(|fault| {
+            let (name, meaning) = describe(fault.code);
+            let why = format!("the driver has it, but {} said {name} ({meaning})", fault.function);
+            Error::DeviceAbsent { op, device, why, at }
+        })?;
+        Ok(GPUS[index].get_or_init(|| gpu))
     }
 
     /// The device of this index, if it was ever used.
     pub(crate) fn if_made(index: usize) -> Option<&'static Gpu> {
-        GPUS.get(index)?.get()?.as_ref().ok()
+        GPUS.get(index)?.get()
     }
 
     /// Any device of this process: one that is in use, or else the first.
@@ -107,6 +126,9 @@ impl Gpu {
             pool,
             default_queue: OnceLock::new(),
             side_queue: OnceLock::new(),
+            reaper: OnceLock::new(),
+            capture_queues: Mutex::default(),
+            captures: AtomicUsize::new(0),
             spare_events: Mutex::default(),
         })
     }
@@ -115,19 +137,52 @@ impl Gpu {
         Device::Cuda(self.index)
     }
 
-    /// Makes this device's context the calling thread's. Costs nothing when it is already.
+    /// Makes this device's context the calling thread's. The driver is asked each time: other libraries in the process choose
+    /// devices too.
     pub(crate) fn bind(&self) -> Outcome<()> {
-        thread_local! {
-            /// The index of the device bound last, plus one.
-            static BOUND: Cell<usize> = const { Cell::new(0) };
+        let mut current = ptr::null_mut();
+        // SAFETY: the pointer is to a variable of ours; the primary context is retained for the whole process.
+        unsafe {
+            driver!(cuCtxGetCurrent(&mut current))?;
+            if current == self.context { Ok(()) } else { driver!(cuCtxSetCurrent(self.context)) }
         }
-        if BOUND.get() == self.index + 1 {
-            return Ok(());
+    }
+
+    /// A stream that nobody uses, for a capture: with the priority of the one that it stands for.
+    pub(super) fn take_capture_queue(&'static self, urgent: bool) -> Outcome<Arc<Queue>> {
+        let mut spare = self.capture_queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(position) = spare.iter().position(|queue| queue.urgent == urgent) {
+            return Ok(spare.swap_remove(position));
         }
-        // SAFETY: the primary context is retained for the whole process.
-        unsafe { driver!(cuCtxSetCurrent(self.context)) }?;
-        BOUND.set(self.index + 1);
-        Ok(())
+        drop(spare);
+        Queue::new(self, u64::MAX, urgent)
+    }
+
+    pub(super) fn give_capture_queue_back(&self, queue: Arc<Queue>) {
+        self.capture_queues.lock().unwrap_or_else(PoisonError::into_inner).push(queue);
+    }
+
+    /// Counts a capture that begins or ends.
+    pub(super) fn count_capture(&self, begins: bool) {
+        if begins {
+            self.captures.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.captures.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether any thread captures on this device: then nobody may wait for the device as a whole.
+    pub(crate) fn has_captures(&self) -> bool {
+        self.captures.load(Ordering::Relaxed) > 0
+    }
+
+    /// The stream that frees what several streams used, once all of them are past it. None of them waits for the others.
+    pub(crate) fn reaper(&'static self) -> Outcome<Arc<Queue>> {
+        if let Some(queue) = self.reaper.get() {
+            return Ok(queue.clone());
+        }
+        let queue = Queue::new(self, u64::MAX, false)?;
+        Ok(self.reaper.get_or_init(|| queue).clone())
     }
 
     /// The stream of operations for which no other was chosen. Not CUDA's own default stream, which waits for all others.
@@ -167,8 +222,11 @@ impl Gpu {
         self.spare_events.lock().unwrap_or_else(PoisonError::into_inner).push(Handle(event));
     }
 
-    /// Blocks until everything given to this device is done.
+    /// Blocks until everything given to this device is done. Refused while any thread captures on it: it would break the capture.
     pub(crate) fn synchronize(&self) -> Outcome<()> {
+        if self.has_captures() {
+            return Err(Fault { function: "cuCtxSynchronize", code: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED });
+        }
         self.bind()?;
         // SAFETY: the context is current.
         unsafe { driver!(cuCtxSynchronize()) }
@@ -193,11 +251,15 @@ fn make_pool(handle: CUdevice) -> Outcome<CUmemoryPool> {
     properties.location.id = handle;
     let mut pool = ptr::null_mut();
     let mut keep_all = u64::MAX;
+    let mut never = 0i32;
     // SAFETY: the properties are whole and the pointers are to variables of ours, of the types the attributes have.
     unsafe {
         driver!(cuMemPoolCreate(&mut pool, &properties))?;
         let threshold = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         driver!(cuMemPoolSetAttribute(pool, threshold, ptr::from_mut(&mut keep_all).cast()))?;
+        // No allocation is to make a stream wait for another one's free.
+        let internal = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+        driver!(cuMemPoolSetAttribute(pool, internal, ptr::from_mut(&mut never).cast()))?;
     }
     Ok(pool)
 }

@@ -190,7 +190,7 @@ impl Kernel<'_> {
                     block_y,
                     block_z,
                     0,
-                    queue.stream,
+                    queue.raw(),
                     parameters.as_mut_ptr(),
                     std::ptr::null_mut(),
                 ))

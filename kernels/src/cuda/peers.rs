@@ -1,11 +1,13 @@
-//! Which devices see each other's memory. Asked once a pair, at its first copy; what cannot is said aloud, once.
+//! Which devices see each other's memory. Asked once a pair, at its first copy; what cannot is said aloud, once. An answer that
+//! says nothing about the pair (no memory just now, a device that is lost) fails that copy, and the next one asks again.
 
 use std::sync::{Mutex, PoisonError};
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 
-use super::fault::{Outcome, driver};
+use super::fault::{Outcome, describe, driver};
 use super::gpu::Gpu;
+use crate::transfer::warn;
 
 /// How bytes get from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,20 +26,51 @@ pub(crate) fn link(a: &Gpu, b: &Gpu) -> Outcome<Link> {
     if let Some((_, link)) = links.iter().find(|(known, _)| *known == pair) {
         return Ok(*link);
     }
-    let link = if sees(a, b)? && sees(b, a)? && open(a, b).and_then(|()| open(b, a)).is_ok() {
-        Link::Direct
-    } else {
-        tracing::warn!(
-            "{} and {} do not see each other's memory: copies between them go through host memory, at a fraction of the \
+    let refused = refusal(a, b)?;
+    let link = if refused.is_some() { Link::Staged } else { Link::Direct };
+    if let Some(why) = refused {
+        warn(&format!(
+            "{} and {} do not see each other's memory ({why}): copies between them go through host memory, at a fraction of the \
              speed. On NVLink or one PCIe switch they would; `nvidia-smi topo -m` shows how they are connected, and IOMMU or \
              container settings can forbid it",
             a.device(),
             b.device()
-        );
-        Link::Staged
-    };
+        ));
+    }
     links.push((pair, link));
     Ok(link)
+}
+
+/// Opens both directions, or says why the two cannot see each other. What passes is an error.
+fn refusal(a: &Gpu, b: &Gpu) -> Outcome<Option<String>> {
+    for (viewer, owner) in [(a, b), (b, a)] {
+        if !sees(viewer, owner)? {
+            return Ok(Some(format!("the driver says that {} cannot access {}", viewer.device(), owner.device())));
+        }
+    }
+    for (viewer, owner) in [(a, b), (b, a)] {
+        match open(viewer, owner) {
+            Err(fault) if is_for_good(fault.code) => {
+                let (name, meaning) = describe(fault.code);
+                return Ok(Some(format!("{} said {name}: {meaning}", fault.function)));
+            }
+            other => other?,
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a refusal to open a pool is about the pair of devices, and so will be the same next time.
+fn is_for_good(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUresult::CUDA_ERROR_NOT_SUPPORTED
+            | CUresult::CUDA_ERROR_NOT_PERMITTED
+            | CUresult::CUDA_ERROR_INVALID_DEVICE
+            | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+            | CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED
+            | CUresult::CUDA_ERROR_TOO_MANY_PEERS
+    )
 }
 
 fn sees(viewer: &Gpu, owner: &Gpu) -> Outcome<bool> {

@@ -2,22 +2,22 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use cudarc::driver::sys::{self, CUevent, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 
+use super::calls;
 use super::capture;
-use super::fault::{Outcome, driver};
+use super::fault::{Fault, Outcome, driver, outcome};
 use super::gpu::Gpu;
 
 /// A stream of the driver's: work given to it runs in order.
 pub(crate) struct Queue {
     pub(crate) gpu: &'static Gpu,
-    pub(crate) stream: CUstream,
+    stream: CUstream,
     /// 0 is the device's default stream.
     pub(crate) id: u64,
-    /// Whether what is given to it goes into a graph just now.
-    captured: AtomicBool,
+    /// Whether its work goes first.
+    pub(super) urgent: bool,
 }
 
 // SAFETY: a stream handle may be used from any thread; the driver orders what is given to it by the time of the calls.
@@ -38,40 +38,51 @@ impl Queue {
             let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
             driver!(cuStreamCreateWithPriority(&mut stream, flags, priority))?;
         }
-        Ok(Arc::new(Queue { gpu, stream, id, captured: AtomicBool::new(false) }))
+        Ok(Arc::new(Queue { gpu, stream, id, urgent }))
     }
 
-    /// Whether what is given to it goes into a graph just now.
+    /// The driver's stream that work of this thread goes to: while the thread captures this one, a stream of the capture's.
+    pub(crate) fn raw(&self) -> CUstream {
+        if capture::is_capturing() { capture::private_of(self).unwrap_or(self.stream) } else { self.stream }
+    }
+
+    /// The driver's stream itself.
+    pub(super) fn own(&self) -> CUstream {
+        self.stream
+    }
+
+    /// Whether what this thread gives to it goes into a graph just now.
     pub(crate) fn is_captured(&self) -> bool {
-        self.captured.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_captured(&self, captured: bool) {
-        self.captured.store(captured, Ordering::Relaxed);
+        capture::of(self) != 0
     }
 
     /// Marks the point after all work given to this stream so far.
     pub(crate) fn record(&self, timed: bool) -> Outcome<Mark> {
         self.gpu.bind()?;
-        let mark = Mark::new(self.gpu, timed, self.is_captured())?;
+        let mark = Mark::new(self.gpu, timed, capture::of(self))?;
         // SAFETY: event and stream are alive and of the same context, which is current.
-        unsafe { driver!(cuEventRecord(mark.event, self.stream)) }?;
+        unsafe { driver!(cuEventRecord(mark.event, self.raw())) }?;
         Ok(mark)
     }
 
     /// Work given to this stream from now on starts after `mark`, which may be of another device.
     pub(crate) fn wait(self: &Arc<Self>, mark: &Mark) -> Outcome<()> {
+        if mark.capture != 0 {
+            capture::join(self, mark.capture)?;
+        }
         self.gpu.bind()?;
         // SAFETY: event and stream are alive.
-        unsafe { driver!(cuStreamWaitEvent(self.stream, mark.event, 0)) }?;
-        if mark.captured && !self.is_captured() {
-            capture::join(self);
-        }
-        Ok(())
+        unsafe { driver!(cuStreamWaitEvent(self.raw(), mark.event, 0)) }
     }
 
     /// Blocks until all work given to this stream is done.
     pub(crate) fn synchronize(&self) -> Outcome<()> {
+        if self.is_captured() {
+            return Err(Fault {
+                function: "cuStreamSynchronize",
+                code: CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            });
+        }
         self.gpu.bind()?;
         // SAFETY: the stream is alive.
         unsafe { driver!(cuStreamSynchronize(self.stream)) }
@@ -97,8 +108,8 @@ pub(crate) struct Mark {
     gpu: &'static Gpu,
     event: CUevent,
     timed: bool,
-    /// Recorded in a graph: it is a place in that, and never done.
-    captured: bool,
+    /// The capture it was recorded in, by number: it is a place in that graph, and never done. 0 for none.
+    capture: u64,
 }
 
 // SAFETY: an event handle may be used from any thread.
@@ -107,31 +118,36 @@ unsafe impl Send for Mark {}
 unsafe impl Sync for Mark {}
 
 impl Mark {
-    fn new(gpu: &'static Gpu, timed: bool, captured: bool) -> Outcome<Mark> {
+    fn new(gpu: &'static Gpu, timed: bool, capture: u64) -> Outcome<Mark> {
         if !timed {
-            return Ok(Mark { gpu, event: gpu.take_event()?, timed, captured });
+            return Ok(Mark { gpu, event: gpu.take_event()?, timed, capture });
         }
         let mut event = ptr::null_mut();
         // SAFETY: the caller bound the context; the pointer is to a variable of ours.
         unsafe { driver!(cuEventCreate(&mut event, sys::CUevent_flags_enum::CU_EVENT_DEFAULT as u32)) }?;
-        Ok(Mark { gpu, event, timed, captured })
+        Ok(Mark { gpu, event, timed, capture })
     }
 
-    /// Whether all work before it is done. What cannot be known (a lost device, a capture) counts as not done.
+    /// Whether all work before it is done. On a device that is lost nothing is done any more: what waits there says so.
     pub(crate) fn is_done(&self) -> bool {
-        // A thread that captures may not ask the driver: that would end the capture.
-        if self.captured || capture::is_capturing() {
-            return false;
+        if self.capture != 0 || self.gpu.bind().is_err() {
+            return self.capture == 0;
         }
         // SAFETY: the event is alive.
-        self.gpu.bind().and_then(|()| unsafe { driver!(cuEventQuery(self.event)) }).is_ok()
+        let ask = || unsafe { driver!(cuEventQuery(self.event)) };
+        let answer = if capture::is_capturing() { capture::outside(ask) } else { ask() };
+        !answer.is_err_and(|fault| fault.code == CUresult::CUDA_ERROR_NOT_READY)
     }
 
     /// Blocks until all work before it is done.
     pub(crate) fn synchronize(&self) -> Outcome<()> {
+        if self.capture != 0 {
+            return Err(Fault { function: "cuEventSynchronize", code: CUresult::CUDA_ERROR_CAPTURED_EVENT });
+        }
         self.gpu.bind()?;
         // SAFETY: the event is alive.
-        unsafe { driver!(cuEventSynchronize(self.event)) }
+        let wait = || unsafe { driver!(cuEventSynchronize(self.event)) };
+        if capture::is_capturing() { capture::outside(wait) } else { wait() }
     }
 
     /// Milliseconds from `earlier`, by the device's clock. Both must have been recorded with timing and be done.
@@ -139,7 +155,7 @@ impl Mark {
         self.gpu.bind()?;
         let mut milliseconds = 0.0;
         // SAFETY: both events are alive, and the pointer is to a variable of ours.
-        unsafe { driver!(cuEventElapsedTime_v2(&mut milliseconds, earlier.event, self.event)) }?;
+        unsafe { outcome("cuEventElapsedTime", calls::elapsed_ms(&mut milliseconds, earlier.event, self.event)) }?;
         Ok(milliseconds)
     }
 

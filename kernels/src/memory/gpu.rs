@@ -2,7 +2,7 @@
 //!
 //! THE RULE. A block belongs to the stream it was made on: there it may be used at once, and there it is freed. The first use on
 //! another stream waits for all that its own stream was given so far: for the allocation, because what the block was before may
-//! still be at work, and for what filled it. Before it is freed the block's own stream waits for every stream that ever used it.
+//! still be at work, and for what filled it. A block that other streams used is freed on a stream that waits for all of them.
 //! So no order of drops in safe code hands out memory that a kernel still works on, and a tensor just made can be used
 //! anywhere. Which stream writes and which reads when from then on is the caller's to say, with events.
 //!
@@ -15,8 +15,9 @@ use cudarc::driver::sys::{CUmemPool_attribute, CUresult};
 
 use super::{Block, Home, Pool, PoolState, Wanted};
 use crate::Device;
-use crate::cuda::Gpu;
-use crate::cuda::fault::{Outcome, driver};
+use crate::cuda::fault::{Fault, Outcome, driver};
+use crate::cuda::{Gpu, capture};
+
 use crate::cuda::gpu::GPUS_MAX;
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Result, Site};
@@ -47,10 +48,9 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
     }
     free_deferred(index);
     let capacity_bytes = wanted.bytes.next_multiple_of(STEP_BYTES);
-    let failed = |fault: crate::cuda::fault::Fault| fault.of(op, device, at);
+    let failed = |fault: Fault| fault.of(op, device, at);
     let mut state = pool.lock();
     let gpu = queue.gpu;
-    let reserved_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
     let wanted_bytes = state.stats.allocated_bytes.saturating_add(capacity_bytes);
     if state.limit_bytes.is_some_and(|limit_bytes| wanted_bytes > limit_bytes) {
         refresh(device, &mut state);
@@ -59,7 +59,11 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
     let address = match take(&queue, capacity_bytes) {
         // What was freed in the order of streams that are not there yet counts as taken.
         Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            trim(gpu).map_err(failed)?;
+            // Without the lock: what the device waits for may need it.
+            drop(state);
+            let trimmed = trim(gpu);
+            state = pool.lock();
+            trimmed.map_err(failed)?;
             match take(&queue, capacity_bytes) {
                 Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                     refresh(device, &mut state);
@@ -71,7 +75,8 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
         other => other.map_err(failed)?,
     };
     let now_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
-    if now_bytes > reserved_bytes {
+    // Only here does it grow, under the lock.
+    if now_bytes > state.stats.reserved_bytes {
         state.stats.system_allocation_count += 1;
     }
     note_reserved(&mut state, now_bytes);
@@ -86,7 +91,7 @@ fn take(queue: &Queue, bytes: usize) -> Outcome<u64> {
     queue.gpu.bind()?;
     let mut address = 0;
     // SAFETY: pool and stream are of the same device, alive, and the pointer is to a variable of ours.
-    unsafe { driver!(cuMemAllocFromPoolAsync(&mut address, bytes, queue.gpu.pool, queue.stream)) }?;
+    unsafe { driver!(cuMemAllocFromPoolAsync(&mut address, bytes, queue.gpu.pool, queue.raw())) }?;
     Ok(address)
 }
 
@@ -99,14 +104,19 @@ impl Place {
         if visitors.iter().any(|visitor| Arc::ptr_eq(visitor, queue)) {
             return Ok(());
         }
-        if queue.is_captured() || self.queue.is_captured() {
+        if queue.is_captured() {
             let why =
                 "a tensor made on another stream is used on this one for the first time, and a graph cannot wait for \
                        what is not in it. Run the step once on this stream before the capture"
                     .to_string();
             return Err(Error::Capture { op, device: queue.gpu.device(), why, at });
         }
-        let ordered = self.queue.record(false).and_then(|now| queue.wait(&now));
+        let ordered = if capture::is_capturing() && self.queue.is_captured() {
+            // A stream outside the capture cannot wait for a place in it.
+            Err(Fault { function: "cuStreamWaitEvent", code: CUresult::CUDA_ERROR_CAPTURED_EVENT })
+        } else {
+            self.queue.record(false).and_then(|now| queue.wait(&now))
+        };
         ordered.map_err(|fault| fault.of(op, queue.gpu.device(), at))?;
         visitors.push(queue.clone());
         Ok(())
@@ -129,18 +139,20 @@ impl Place {
 
     fn free_or_defer(mut self, address: u64) {
         let visitors = self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.queue.is_captured() || visitors.iter().any(|visitor| visitor.is_captured()) {
+        // Its streams' work of this thread goes into a graph just now, and frees do not belong there.
+        if capture::is_capturing() {
             let deferred = &DEFERRED[self.queue.gpu.index];
             deferred.lock().unwrap_or_else(PoisonError::into_inner).push((self, address));
             return;
         }
-        let freed = visitors
-            .iter()
-            .try_for_each(|visitor| visitor.record(false).and_then(|used| self.queue.wait(&used)))
-            .and_then(|()| self.queue.gpu.bind())
-            // SAFETY: the address came from this device's pool and no handle on it is left. All work that used it was given to
-            // this stream or to ones it now waits for.
-            .and_then(|()| unsafe { driver!(cuMemFreeAsync(address, self.queue.stream)) });
+        let freed = match &visitors[..] {
+            [] => free_on(&self.queue, address),
+            visitors => self.queue.gpu.reaper().and_then(|reaper| {
+                let users = std::iter::once(&self.queue).chain(visitors);
+                users.map(|user| user.record(false)).try_for_each(|used| reaper.wait(&used?))?;
+                free_on(&reaper, address)
+            }),
+        };
         // A device that is lost says so at the next call that somebody waits for; memory of such a device is lost with it.
         if let Err(fault) = freed {
             tracing::debug!(
@@ -151,6 +163,13 @@ impl Place {
             );
         }
     }
+}
+
+fn free_on(queue: &Queue, address: u64) -> Outcome<()> {
+    queue.gpu.bind()?;
+    // SAFETY: the address came from this device's pool and no handle on it is left. All work that used it was given to
+    // this stream or to ones it now waits for.
+    unsafe { driver!(cuMemFreeAsync(address, queue.raw())) }
 }
 
 /// Frees what was dropped during a capture that is over.
@@ -168,9 +187,12 @@ fn attribute(gpu: &Gpu, which: CUmemPool_attribute) -> Outcome<usize> {
     Ok(value as usize)
 }
 
-/// Gives back to the device what the pool keeps and nobody uses, once all work on it is done.
+/// Gives back to the device what the pool keeps and nobody uses, once all work on it is done. While somebody captures nobody can wait for
+/// that: then only what is free already.
 fn trim(gpu: &Gpu) -> Outcome<()> {
-    gpu.synchronize()?;
+    if !gpu.has_captures() {
+        gpu.synchronize()?;
+    }
     // SAFETY: the pool is alive; memory in use stays.
     unsafe { driver!(cuMemPoolTrimTo(gpu.pool, 0)) }
 }
@@ -202,11 +224,13 @@ pub(super) fn empty_cache(device: Device, pool: &Pool) -> usize {
     let Device::Cuda(index) = device else { return 0 };
     let Some(gpu) = Gpu::if_made(index) else { return 0 };
     free_deferred(index);
-    let mut state = pool.lock();
-    refresh(device, &mut state);
-    let before_bytes = state.stats.reserved_bytes;
-    // A device that is lost, or captured, keeps what it has.
+    let reserved_bytes = || {
+        let mut state = pool.lock();
+        refresh(device, &mut state);
+        state.stats.reserved_bytes
+    };
+    let before_bytes = reserved_bytes();
+    // Without the lock: what the device waits for may need it. A device that is lost keeps what it has.
     let _ = trim(gpu);
-    refresh(device, &mut state);
-    before_bytes.saturating_sub(state.stats.reserved_bytes)
+    before_bytes.saturating_sub(reserved_bytes())
 }

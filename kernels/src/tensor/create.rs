@@ -204,7 +204,8 @@ impl Tensor {
         Tensor::from_slice(&[value], &[], device)
     }
 
-    /// Zeros in pinned host memory, which copies to and from a device overlap computing with. Needs a device.
+    /// Zeros in pinned host memory, which copies to and from any device overlap computing with. Needs a device: it is made by one that this process
+    /// uses already, or else by the first, which is then in use. A process that is to use another one alone touches that first.
     #[track_caller]
     pub fn zeros_pinned(shape: &[usize], dtype: DType) -> Result<Tensor> {
         let at = Location::caller();
@@ -214,7 +215,9 @@ impl Tensor {
         let bytes = shape.count() * dtype.bytes();
         let storage = Storage::new(Device::Cpu, bytes, Origin::HostData, true, info, "zeros_pinned", at)?;
         let tensor = Tensor { storage, offset: 0, shape, dtype, transposed: false, name: None };
-        tensor.borrow("tensor", true, "zeros_pinned", at)?.elements_mut::<u8>().fill(0);
+        if !tensor.storage.block().is_fresh() {
+            tensor.borrow("tensor", true, "zeros_pinned", at)?.elements_mut::<u8>().fill(0);
+        }
         Ok(tensor)
     }
 }

@@ -3,6 +3,9 @@
 //! `now` is for calls after which both tensors may be used at once: host memory has been read or written when it returns, device
 //! memory is in the order of the devices' current streams. `on` gives the copy to one stream and returns; what the host could see of it (pinned
 //! memory) stays in the list of ranges in use until the copy is done.
+//!
+//! A call that fails may come after ones that did not, with the device at work on what they asked for. So after an error the streams are waited for,
+//! and if even that fails the host's memory stays in use for ever (`settle`).
 
 use std::sync::Arc;
 
@@ -34,14 +37,12 @@ impl Copy<'_> {
             (Some(_), None) => {
                 let queue = self.current(self.target.device())?;
                 self.upload(&queue, target, source)?;
-                if self.source.is_pinned() {
-                    self.fault(&queue, queue.synchronize())?;
-                }
+                self.settle(&[&queue], &[source], queue.synchronize())?;
             }
             (None, Some(_)) => {
                 let queue = self.current(self.source.device())?;
                 self.download(&queue, target, source)?;
-                self.fault(&queue, queue.synchronize())?;
+                self.settle(&[&queue], &[target], queue.synchronize())?;
             }
             (Some(gpu), Some(other)) if gpu.index == other.index => {
                 self.within(&self.current(self.target.device())?, target, source)?;
@@ -53,7 +54,7 @@ impl Copy<'_> {
                 self.fault(&queue, before)?;
                 let kind = self.across(&queue, target, source)?;
                 let after = queue.record(false).and_then(|read| sources.wait(&read));
-                self.fault(&queue, after)?;
+                self.settle(&[&queue], &[], after)?;
                 return Ok(kind);
             }
         }
@@ -68,31 +69,52 @@ impl Copy<'_> {
             return Ok((self.now(&mut target, &source)?, stream.record()?));
         };
         match (target_gpu, source_gpu) {
-            (None, None) => Ok((self.now(&mut target, &source)?, stream.record()?)),
+            (None, None) => Ok((self.now(&mut target, &source)?, self.mark(queue, &[])?)),
             (Some(_), None) => {
                 self.upload(queue, &target, &source)?;
-                let done = stream.record()?;
+                let done = self.mark(queue, &[&source])?;
                 if self.source.is_pinned() {
                     source.leave_after(done.clone());
+                } else {
+                    self.settle(&[queue], &[&source], queue.synchronize())?;
                 }
                 Ok((kind, done))
             }
             (None, Some(_)) => {
                 self.download(queue, &mut target, &source)?;
-                let done = stream.record()?;
+                let done = self.mark(queue, &[&target])?;
                 if self.target.is_pinned() {
                     target.leave_after(done.clone());
                 } else {
-                    done.synchronize()?;
+                    self.settle(&[queue], &[&target], queue.synchronize())?;
                 }
                 Ok((kind, done))
             }
             (Some(gpu), Some(other)) if gpu.index == other.index => {
                 self.within(queue, &target, &source)?;
-                Ok((kind, stream.record()?))
+                Ok((kind, self.mark(queue, &[])?))
             }
-            (Some(_), Some(_)) => Ok((self.across(queue, &target, &source)?, stream.record()?)),
+            (Some(_), Some(_)) => Ok((self.across(queue, &target, &source)?, self.mark(queue, &[])?)),
         }
+    }
+
+    /// The point after all that `queue` was given so far, which includes a copy from or to `hosts`.
+    fn mark(&self, queue: &Arc<Queue>, hosts: &[&Borrow<'_>]) -> Result<Event> {
+        let mark = self.settle(&[queue], hosts, queue.record(false))?;
+        Ok(Event::of(mark, queue.gpu.device()))
+    }
+
+    /// The outcome of a call in the course of a copy on `queues` from or to memory of the host. On an error nothing of the copy is under way any more
+    /// when this returns, or that memory stays in use for ever.
+    fn settle<T>(&self, queues: &[&Arc<Queue>], hosts: &[&Borrow<'_>], outcome: Outcome<T>) -> Result<T> {
+        outcome.map_err(|fault| {
+            // All of them, also after one that fails.
+            let waited: Vec<bool> = queues.iter().map(|queue| queue.synchronize().is_ok()).collect();
+            if waited.contains(&false) {
+                hosts.iter().for_each(|host| host.leave_never());
+            }
+            fault.of(self.op, queues[0].gpu.device(), self.at)
+        })
     }
 
     /// The GPU that a tensor's memory is of.
@@ -130,10 +152,10 @@ impl Copy<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: both are entered, the target's memory is the stream's device's (`visit`), as long as the source. Pageable memory has been read when
-        // this returns; of pinned memory the callers wait for the copy, or leave the range in use until it is done.
+        // SAFETY: both are entered, the target's memory is the stream's device's (`visit`), as long as the source. The callers wait for the copy, or
+        // leave the range in use until it is done.
         let outcome = unsafe { copies::upload(queue, target.address(), bytes.as_ptr(), bytes.len()) };
-        self.fault(queue, outcome)
+        self.settle(&[queue], &[source], outcome)
     }
 
     fn download(&self, queue: &Arc<Queue>, target: &mut Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
@@ -145,7 +167,7 @@ impl Copy<'_> {
         }
         // SAFETY: as in `upload`, the other way round.
         let outcome = unsafe { copies::download(queue, bytes.as_mut_ptr(), source.address(), bytes.len()) };
-        self.fault(queue, outcome)
+        self.settle(&[queue], &[target], outcome)
     }
 
     fn within(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
@@ -180,7 +202,7 @@ impl Copy<'_> {
             Link::Direct => {
                 // SAFETY: both are entered and stay: whoever drops them frees them after this stream (`visit`).
                 let outcome = unsafe { copies::peer(queue, to, from, bytes) };
-                self.fault(queue, outcome)?;
+                self.settle(&[queue], &[], outcome)?;
                 Ok(Kind::Peer)
             }
             Link::Staged => {
@@ -206,9 +228,17 @@ impl Copy<'_> {
         }
         let [first, second] = &mut entered[..] else { unreachable!("two stages") };
         let pointers = [first.elements_mut::<u8>().as_mut_ptr(), second.elements_mut::<u8>().as_mut_ptr()];
-        // SAFETY: as in `across`; the stages are pinned, ours alone, and stay in use until the mark below has passed.
-        let outcome = unsafe { copies::staged(queue, to, from, bytes, pointers) };
-        let done: Mark = self.fault(queue, outcome)?;
+        let sides = self.fault(queue, copies::sides(queue, to.1, from.1))?;
+        // Freed after the sides too: should this fail half-way, they are ordered before nothing of `queue`.
+        for tensor in [self.target, self.source] {
+            tensor.storage().block().adopt(&sides.down);
+            tensor.storage().block().adopt(&sides.up);
+        }
+        // SAFETY: both tensors are entered, and whoever drops them frees them after both sides. The stages are pinned, ours alone, and stay in use
+        // until the mark below has passed; after an error `settle` waits for both sides, or leaves them for ever.
+        let outcome = unsafe { copies::staged(queue, &sides, to.0, from.0, bytes, pointers) };
+        let stages_entered: Vec<&Borrow<'_>> = entered.iter().collect();
+        let done: Mark = self.settle(&[&sides.up, &sides.down], &stages_entered, outcome)?;
         let done = Event::of(done, to.1.device());
         for stage in entered {
             stage.leave_after(done.clone());
@@ -232,13 +262,18 @@ pub(super) fn element<T: crate::Element>(
 ) -> Result<T> {
     let stream = Stream::current_at(tensor.device(), op, at)?;
     let queue = stream.queue().expect("a GPU's stream");
-    let mut value = T::from_f64(0.0);
+    // On the heap, where it can stay if nobody can say when the device is done with it.
+    let mut value = Box::new(T::from_f64(0.0));
     let copy = Copy { target: tensor, source: tensor, op, at };
     copy.refuse_capture(queue)?;
     tensor.storage().block().visit(queue, op, at)?;
-    // SAFETY: the tensor is entered and has one element of this type; the value is ours, and pageable memory is written before this returns.
-    let outcome =
-        unsafe { copies::download(queue, std::ptr::from_mut(&mut value).cast(), entered.address(), size_of::<T>()) };
-    copy.fault(queue, outcome.and_then(|()| queue.synchronize()))?;
-    Ok(value)
+    // SAFETY: the tensor is entered and has one element of this type; the value is ours, and is not touched before the stream has passed.
+    let outcome = unsafe { copies::download(queue, (&raw mut *value).cast(), entered.address(), size_of::<T>()) };
+    if let Err(fault) = outcome.and_then(|()| queue.synchronize()) {
+        if queue.synchronize().is_err() {
+            Box::leak(value);
+        }
+        return copy.fault(queue, Err(fault));
+    }
+    Ok(*value)
 }

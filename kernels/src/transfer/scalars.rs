@@ -7,6 +7,7 @@ use super::ledger::Kind;
 use super::policy::announced;
 use super::route::Copy;
 use super::{Asked, check};
+use crate::cuda::{Gpu, capture};
 use crate::error::{Error, Result};
 use crate::stream::{Event, Stream};
 use crate::{DType, Device, Element, Tensor};
@@ -34,19 +35,20 @@ impl Scalars {
         let slots = STEPS * messages_per_step.max(1);
         let ring = match device {
             Device::Cpu => None,
-            Device::Cuda(_) => Some(Tensor::zeros_pinned(&[slots * SLOT_BYTES], DType::U8)?.named("ring of numbers")),
+            Device::Cuda(index) => {
+                // This device before any other: pinned memory is made by one that is in use, or else by the first.
+                Gpu::get(index, "scalars", Location::caller())?;
+                Some(Tensor::zeros_pinned(&[slots * SLOT_BYTES], DType::U8)?.named("ring of numbers"))
+            }
         };
         Ok(Scalars { device, ring, read: vec![None; slots], next: 0 })
     }
 
     /// Writes `values` to `target`, in the order of the device's current stream. The host may go on at once. Booked as an upload, and
-    /// allowed where transfers are forbidden: it is what they are forbidden for.
+    /// allowed where transfers are forbidden: it is what they are forbidden for. No part of a graph: a graph would send the same numbers for ever.
     #[track_caller]
     pub fn send<T: Element>(&mut self, target: &Tensor, values: &[T]) -> Result<()> {
         let at = Location::caller();
-        let Some(ring) = &self.ring else {
-            return target.with_slice_mut(|slots: &mut [T]| slots.copy_from_slice(values));
-        };
         let bytes = size_of_val(values);
         if target.device() != self.device || target.dtype() != T::DTYPE || target.count() != values.len() {
             let expected = format!("{} of {} on {}", values.len(), T::DTYPE, self.device);
@@ -55,8 +57,15 @@ impl Scalars {
         if bytes > SLOT_BYTES {
             return Err(Error::value("send", "values", format!("at most {SLOT_BYTES} bytes"), bytes));
         }
+        let Some(ring) = &self.ring else {
+            return target.with_slice_mut(|slots: &mut [T]| slots.copy_from_slice(values));
+        };
+        if capture::is_capturing() {
+            let why = "a graph would send the same numbers at each launch. Send them before the launch, to tensors that the graph reads";
+            return Err(Error::Capture { op: "send", device: self.device, why: why.to_string(), at });
+        }
         let slot = self.next % self.read.len();
-        if let Some(read) = self.read[slot].take() {
+        if let Some(read) = &self.read[slot] {
             read.synchronize()?;
         }
         let message = ring.slice(slot * SLOT_BYTES..slot * SLOT_BYTES + bytes)?;

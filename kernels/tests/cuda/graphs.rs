@@ -190,3 +190,154 @@ fn a_first_use_on_the_captured_stream_must_have_come_before() {
     let error = Graph::capture(&cpu, || Ok::<(), Error>(())).unwrap_err().to_string();
     assert!(error.contains("a stream of a GPU"), "{error}");
 }
+
+#[test]
+fn other_threads_use_a_captured_stream_as_if_nothing_were() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let (x, y) = (filled(1.0, device), filled(1.0, device));
+        stream.scope(|| ops::scale_into(&x, &x, 1.0).and_then(|()| ops::scale_into(&y, &y, 1.0))).unwrap();
+        let graph = Graph::capture(&stream, || {
+            ops::scale_into(&x, &x, 2.0)?;
+            // All this happens now, on the stream itself, and none of it is in the graph.
+            std::thread::scope(|scope| {
+                let work = || {
+                    stream.scope(|| ops::scale_into(&y, &y, 3.0)).unwrap();
+                    drop(stream.scope(|| filled(7.0, device)));
+                    assert_eq!(stream.scope(|| first(&y)), 3.0);
+                    stream.synchronize().unwrap();
+                };
+                scope.spawn(work).join().unwrap();
+            });
+            ops::scale_into(&x, &x, 5.0)
+        })
+        .unwrap();
+        assert_eq!(stream.scope(|| (first(&x), first(&y))), (1.0, 3.0));
+        graph.launch().unwrap();
+        assert_eq!(stream.scope(|| (first(&x), first(&y))), (10.0, 3.0));
+    }
+}
+
+#[test]
+fn a_place_in_a_graph_is_no_event_for_others() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let x = filled(1.0, device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        let mut place = None;
+        let graph = Graph::capture(&stream, || {
+            ops::scale_into(&x, &x, 2.0)?;
+            let event = stream.record()?;
+            assert!(!event.is_done() && event.synchronize().is_err());
+            let waited = std::thread::scope(|scope| {
+                scope.spawn(|| Stream::default_of(device).unwrap().wait(&event)).join().unwrap()
+            });
+            let text = waited.unwrap_err().to_string();
+            assert!(text.contains("CUDA_ERROR_CAPTURED_EVENT") && text.contains("graphs.rs"), "{text}");
+            place = Some(event);
+            // Nor may the thread that captures wait for what is only being written down.
+            assert!(stream.synchronize().is_err());
+            Ok::<(), Error>(())
+        })
+        .unwrap();
+        assert!(stream.wait(&place.unwrap()).is_err(), "the capture is over");
+        graph.launch().unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0);
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_device_on_which_somebody_captures() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let x = filled(1.0, device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        let graph = Graph::capture(&stream, || {
+            let other = || {
+                let error = ddp_kernels::stream::synchronize(device).unwrap_err().to_string();
+                assert!(error.contains("A graph is being captured, by this thread or another"), "{error}");
+                memory::empty_cache(device);
+                memory::empty_cache(Device::Cpu);
+            };
+            std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+            ops::scale_into(&x, &x, 2.0)
+        })
+        .unwrap();
+        graph.launch().unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0);
+    }
+}
+
+#[test]
+fn work_on_a_stream_outside_the_capture_is_refused() {
+    for device in devices() {
+        let (stream, outsider) = (stream_after_default(device), stream_after_default(device));
+        let x = filled(1.0, device);
+        for stream in [&stream, &outsider] {
+            stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+            stream.synchronize().unwrap();
+        }
+        let error = Graph::capture(&stream, || outsider.scope(|| ops::scale_into(&x, &x, 2.0))).unwrap_err();
+        assert!(error.to_string().contains("takes no part in the capture"), "{error}");
+    }
+}
+
+#[test]
+fn a_launch_comes_after_and_before_the_current_stream_s_work() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let x = filled(1.0, device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        Stream::default_of(device).unwrap().wait(&stream.record().unwrap()).unwrap();
+        let graph = Graph::capture(&stream, || ops::scale_into(&x, &x, 2.0)).unwrap();
+        for round in 1..5 {
+            // Written, launched and read on the default stream, without an event of ours.
+            ops::fill_into(&x, f64::from(round)).unwrap();
+            graph.launch().unwrap();
+            assert_eq!(first(&x), f64::from(2 * round));
+        }
+    }
+}
+
+#[test]
+fn products_of_a_joined_stream_and_its_own_do_not_meet() {
+    for device in devices() {
+        let (main, side) = (stream_after_default(device), stream_after_default(device));
+        let matrix = |value: f64| Tensor::full(&[40, 40], value, DType::F32, device).unwrap();
+        let (a, b, c) = (matrix(1.0), matrix(0.0), matrix(0.0));
+        let product = |out: &Tensor| ops::addmm_into(out, out, &a, &a, 1.0, 0.0);
+        let body = || {
+            side.wait(&main.record()?)?;
+            side.scope(|| product(&b))?;
+            main.wait(&side.record()?)
+        };
+        main.scope(body).unwrap();
+        side.scope(|| product(&c)).unwrap();
+        let graph = Graph::capture(&main, body).unwrap();
+        for _ in 0..3 {
+            graph.launch().unwrap();
+            side.scope(|| product(&c)).unwrap();
+        }
+        side.synchronize().unwrap();
+        main.synchronize().unwrap();
+        assert_eq!(side.scope(|| first(&c.reshape(&[1600]).unwrap())), 40.0);
+    }
+}
+
+#[test]
+fn graphs_launch_no_graphs_and_a_body_that_fails_leaves_nothing() {
+    for device in devices() {
+        let stream = stream_after_default(device);
+        let x = filled(1.0, device);
+        stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
+        let inner = Graph::capture(&stream, || ops::scale_into(&x, &x, 2.0)).unwrap();
+        let error = Graph::capture(&stream, || inner.launch()).unwrap_err();
+        assert!(error.to_string().contains("a graph cannot launch another"), "{error}");
+        for _ in 0..5 {
+            let failing = || ops::scale_into(&x, &x, 3.0).and_then(|()| Tensor::zeros(&[1], DType::F32, device).map(drop));
+            Graph::capture(&stream, failing).unwrap_err();
+        }
+        inner.launch().unwrap();
+        assert_eq!(stream.scope(|| first(&x)), 2.0);
+    }
+}

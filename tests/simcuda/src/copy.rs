@@ -153,6 +153,12 @@ struct Pageable {
     from: bool,
 }
 
+/// Whether a copy leaves the device out: such a one is over when its call returns.
+fn is_between_hosts(machine: &Machine, request: &Request) -> bool {
+    let is_host = |address| machine.memory.holding(address).is_none_or(|found| found.owner.device().is_none());
+    request.bytes > 0 && is_host(request.to.0) && is_host(request.from.0)
+}
+
 /// Queues a copy.
 fn queue(machine: &mut Machine, request: &Request, stream: StreamId) -> Result<Pageable, CUresult> {
     let Request { name, to, from, bytes } = *request;
@@ -194,18 +200,19 @@ fn queue(machine: &mut Machine, request: &Request, stream: StreamId) -> Result<P
     Ok(Pageable { to: !to_known, from: !from_known })
 }
 
-/// A copy in a stream. Pageable memory on both sides is copied when the call returns.
+/// A copy in a stream.
 fn copy_async(request: Request, stream: CUstream) -> CUresult {
     machine::call_waiting(request.name, |machine: &mut Held| {
         let stream = stream::resolve(machine, stream)?;
-        match queue(machine, &request, stream)? {
-            Pageable { to: true, from: true } => scheduler::synchronize_stream(machine, stream),
-            Pageable { to: true, from: false } => {
-                let goal = scheduler::goal_stream(machine, stream);
-                scheduler::perhaps_wait(machine, &goal)
-            }
-            Pageable { to: false, .. } => Ok(()),
+        let Pageable { to, .. } = queue(machine, &request, stream)?;
+        if is_between_hosts(machine, &request) && !stream::is_capturing(machine, stream) {
+            return scheduler::synchronize_stream(machine, stream);
         }
+        if to {
+            let goal = scheduler::goal_stream(machine, stream);
+            return scheduler::perhaps_wait(machine, &goal);
+        }
+        Ok(())
     })
 }
 
@@ -331,16 +338,28 @@ fn fill(
 ) -> CUresult {
     machine::call(name, |machine| {
         let stream = stream::resolve(machine, stream)?;
-        let count = count as u64;
-        if count == 0 {
-            return Ok(());
-        }
-        let end = count.checked_mul(element_bytes).and_then(|bytes| bytes.checked_add(to));
-        if end.is_none() || !to.is_multiple_of(element_bytes) {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-        }
-        stream::enqueue(machine, stream, Arc::new(Fill { name, to, element, element_bytes, count }))
+        queue_fill(machine, name, to, (element, element_bytes), count, stream)
     })
+}
+
+/// Queues a fill with an element of some size.
+fn queue_fill(
+    machine: &mut Machine,
+    name: &'static str,
+    to: CUdeviceptr,
+    (element, element_bytes): (u32, u64),
+    count: usize,
+    stream: StreamId,
+) -> Result<(), CUresult> {
+    let count = count as u64;
+    if count == 0 {
+        return Ok(());
+    }
+    let end = count.checked_mul(element_bytes).and_then(|bytes| bytes.checked_add(to));
+    if end.is_none() || !to.is_multiple_of(element_bytes) {
+        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    stream::enqueue(machine, stream, Arc::new(Fill { name, to, element, element_bytes, count }))
 }
 
 /// See the driver's documentation.
@@ -361,14 +380,26 @@ pub extern "C" fn cuMemsetD32Async(to: CUdeviceptr, value: u32, count: usize, st
     fill("cuMemsetD32Async", to, value, 4, count, stream)
 }
 
-/// See the driver's documentation. It is in the order of the null stream and not waited for.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) -> CUresult {
-    fill("cuMemsetD8_v2", to, value.into(), 1, count, std::ptr::null_mut())
+/// A fill of the synchronous kind, in the null stream: it waits for that of pinned memory only.
+fn fill_sync(name: &'static str, to: CUdeviceptr, element: u32, element_bytes: u64, count: usize) -> CUresult {
+    machine::call_waiting(name, |machine: &mut Held| {
+        machine::current_device(machine)?;
+        stream::forbid_in_capture(machine, name)?;
+        let stream = stream::resolve(machine, std::ptr::null_mut())?;
+        queue_fill(machine, name, to, (element, element_bytes), count, stream)?;
+        let is_pinned = machine.memory.holding(to).is_some_and(|found| found.owner.device().is_none());
+        if is_pinned { scheduler::synchronize_stream(machine, stream) } else { Ok(()) }
+    })
 }
 
-/// See the driver's documentation. It is in the order of the null stream and not waited for.
+/// See the driver's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8_v2(to: CUdeviceptr, value: u8, count: usize) -> CUresult {
+    fill_sync("cuMemsetD8_v2", to, value.into(), 1, count)
+}
+
+/// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemsetD32_v2(to: CUdeviceptr, value: u32, count: usize) -> CUresult {
-    fill("cuMemsetD32_v2", to, value, 4, count, std::ptr::null_mut())
+    fill_sync("cuMemsetD32_v2", to, value, 4, count)
 }

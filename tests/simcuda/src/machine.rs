@@ -247,6 +247,7 @@ pub fn host_joins(machine: &mut Machine, clock: &race::Clock) {
     let host = host_actor(machine);
     machine.race.join(host, clock);
     memory::pinned::open_what_is_known(machine);
+    memory::pool::see_what_is_known(machine);
 }
 
 /// Where a call writes a result to: null is an error, and what was there before does not matter.

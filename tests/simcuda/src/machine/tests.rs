@@ -1,5 +1,7 @@
 //! The way in: what every call has in common, through the entry points.
 
+mod promises;
+
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 

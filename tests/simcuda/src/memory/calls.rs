@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
 
 use super::allocation::{Allocation, End, Made};
 use super::pool::{self, PoolId};
-use super::{Owner, pinned};
+use super::{Moment, Owner, pinned};
 use crate::machine::{self, Held, Machine, Out, host_actor, put};
 use crate::race::Clock;
 use crate::report::{self, Kind};
@@ -49,10 +49,15 @@ fn allocate_ordered(
     let owner = Owner::Device { device, pool: Some(pool) };
     let made = machine.memory.allocate(owner, bytes, Made::now(name, Some(stream)));
     let allocation = made.inspect_err(|_| machine.memory.pools.give_back(pool, bytes))?;
-    let range = allocation.range.clone();
+    let new = Arc::clone(&allocation);
     let turn = move |machine: &mut Machine, actor, operation| {
+        if let Some(end) = new.end().filter(|_| new.has_ended(Moment::Runs)) {
+            let message = format!("{new} is made when its stream comes to that, and was {end} before");
+            report::finding(machine, Kind::UseAfterFree, message);
+            return Ok(());
+        }
         // A use that came before is not forgotten, as `Detector::allocate` would: nothing ordered it behind this.
-        let made = Touched { writes: vec![range], ..Touched::default() };
+        let made = Touched { writes: vec![new.range.clone()], ..Touched::default() };
         if let Some(race) = machine.race.access(actor, operation, &made) {
             report::race(machine, &race);
         }
@@ -137,10 +142,12 @@ pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUre
                 report::race(machine, &race);
             }
             machine.memory.release(&allocation);
+            let clock = machine.race.snapshot(actor);
+            machine.memory.pools.has_run(pool, bytes, actor, clock);
             Ok::<(), Failure>(())
         };
         stream::enqueue_with(machine, stream, &describe, Box::new(turn))?;
-        machine.memory.pools.give_back(pool, bytes);
+        machine.memory.pools.give_back_in_order(pool, bytes);
         Ok(())
     })
 }

@@ -2,13 +2,17 @@
 //!
 //! What a free returns is the pool's from the call on, as in CUDA, where the next allocation of the same stream may take it at
 //! once and those of other streams by the dependencies that the driver finds or inserts. It stays reserved until it is
-//! trimmed or a synchronisation finds more than the release threshold reserved. Reservations are made in whole [`CHUNK_BYTES`].
+//! trimmed or a synchronisation finds more than the release threshold reserved; and while the host has not learnt that the free
+//! is over, trimming counts it as in use, which CUDA allows. Reservations are made in whole [`CHUNK_BYTES`].
 
 pub mod calls;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use cudarc::driver::sys::CUresult;
+
+use crate::machine::{Machine, host_actor};
+use crate::race::{Actor, Clock};
 
 /// Pools are numbered in the order of their creation; the first ones are the devices' default pools.
 pub type PoolId = usize;
@@ -45,6 +49,8 @@ pub struct Pool {
     pub reuse: [bool; 3],
     used: u64,
     used_high: u64,
+    /// Freed in the order of a stream, and the host does not know that it is over.
+    unseen: u64,
     reserved: u64,
     reserved_high: u64,
     access: HashMap<usize, Access>,
@@ -69,12 +75,14 @@ pub struct Pools {
     all: Vec<Pool>,
     /// The pool that cuMemAllocAsync takes from, by device.
     current: Vec<PoolId>,
+    /// Frees that have run, of each stream in order: how many bytes, and what the stream knew after it. Until the host knows it.
+    frees: BTreeMap<(PoolId, Actor), VecDeque<(u64, Clock)>>,
 }
 
 impl Pools {
     /// A default pool for each device.
     pub fn new(devices: usize) -> Self {
-        let mut pools = Self { all: Vec::new(), current: (0..devices).collect() };
+        let mut pools = Self { all: Vec::new(), current: (0..devices).collect(), frees: BTreeMap::new() };
         for device in 0..devices {
             pools.create(device, 0);
             pools.all[device].is_default = true;
@@ -93,6 +101,7 @@ impl Pools {
             reuse: [true; 3],
             used: 0,
             used_high: 0,
+            unseen: 0,
             reserved: 0,
             reserved_high: 0,
             access: HashMap::new(),
@@ -171,6 +180,17 @@ impl Pools {
         Ok(())
     }
 
+    /// Books a free whose turn in its stream is still to come: see [`Pools::has_run`].
+    pub fn give_back_in_order(&mut self, pool: PoolId, bytes: u64) {
+        self.all[pool].unseen += bytes.next_multiple_of(GRAIN_BYTES);
+        self.give_back(pool, bytes);
+    }
+
+    /// The turn of such a free has come in the stream of `actor`, which knows `clock` after it.
+    pub fn has_run(&mut self, pool: PoolId, bytes: u64, actor: Actor, clock: Clock) {
+        self.frees.entry((pool, actor)).or_default().push_back((bytes, clock));
+    }
+
     /// Books a free.
     pub fn give_back(&mut self, pool: PoolId, bytes: u64) {
         let pool = &mut self.all[pool];
@@ -181,6 +201,27 @@ impl Pools {
     }
 }
 
+/// The host has learnt of something: frees that it now knows to be over are no longer in use for anybody.
+pub fn see_what_is_known(machine: &mut Machine) {
+    if machine.memory.pools.frees.is_empty() {
+        return;
+    }
+    let host = host_actor(machine);
+    let Machine { race, memory, .. } = machine;
+    let Pools { all, frees, .. } = &mut memory.pools;
+    frees.retain(|(pool, _), frees| {
+        let pool = &mut all[*pool];
+        while frees.front().is_some_and(|(_, clock)| race.knows(host, clock)) {
+            let (bytes, _) = frees.pop_front().expect("there is one in front");
+            pool.unseen -= bytes.next_multiple_of(GRAIN_BYTES);
+        }
+        if pool.is_destroyed {
+            pool.trim(0);
+        }
+        !frees.is_empty()
+    });
+}
+
 impl Pool {
     /// Its figures.
     pub fn books(&self) -> Books {
@@ -189,7 +230,7 @@ impl Pool {
 
     /// Gives back what nobody uses, down to `keep` bytes.
     pub fn trim(&mut self, keep: u64) {
-        let needed = self.used.next_multiple_of(CHUNK_BYTES);
+        let needed = (self.used + self.unseen).next_multiple_of(CHUNK_BYTES);
         self.reserved = self.reserved.min(needed.max(keep));
     }
 

@@ -179,13 +179,16 @@ fn what_no_graph_can_hold_is_refused_in_a_capture() {
     assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
 }
 
+/// A call with device memory and a stream.
+type Call<'a> = &'a dyn Fn(u64, CUstream) -> CUresult;
+
 #[test]
 fn what_needs_memory_of_its_own_is_refused_in_a_capture_and_breaks_it() {
     let unsupported = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     let invalidated = CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     let mut host = [0u8; 64];
     let pageable = host.as_mut_ptr() as usize;
-    let calls: [(&str, &dyn Fn(u64, CUstream) -> CUresult); 4] = [
+    let calls: [(&str, Call<'_>); 4] = [
         ("cuMemAllocAsync of 64 bytes", &|_, stream| cuMemAllocAsync(Some(&mut MaybeUninit::uninit()), 64, stream)),
         ("cuMemFreeAsync of 0x", &|device, stream| cuMemFreeAsync(device, stream)),
         ("cuMemcpyHtoDAsync_v2 of 64 bytes with pageable memory", &|device, stream| {
