@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Device;
-use crate::error::{OperandInfo, Result, Site, TensorInfo};
+use crate::error::{Result, Site, TensorInfo};
 use crate::memory::Block;
 use crate::stream::Event;
 
@@ -42,8 +42,6 @@ pub(crate) struct Storage {
     pub(crate) made_at: Site,
     /// Host memory that a device copies from and to without a detour.
     pinned: bool,
-    /// What the first tensor here was.
-    info: TensorInfo,
     /// Whether any operation has used the contents since they were made; a transfer does not count.
     used: AtomicBool,
     /// Whether any operation or copy has changed the contents since they were made.
@@ -113,7 +111,7 @@ impl Storage {
         op: &'static str,
         at: Site,
     ) -> Result<Arc<Storage>> {
-        let block = Block::new(device, bytes, pinned, info.clone(), op, at)?;
+        let block = Block::new(device, bytes, pinned, info, op, at)?;
         Ok(Arc::new(Storage {
             block,
             device,
@@ -121,7 +119,6 @@ impl Storage {
             origin,
             made_at: at,
             pinned,
-            info,
             used: AtomicBool::new(false),
             changed: AtomicBool::new(false),
             in_use: Mutex::default(),
@@ -220,11 +217,6 @@ impl Storage {
             entry.until = until;
         }
         list.sweep();
-    }
-
-    /// For errors about the memory as a whole.
-    pub(crate) fn as_operand(&self, role: &'static str) -> OperandInfo {
-        OperandInfo { role, tensor: self.info.clone() }
     }
 
     /// Leaves a range entered before, unless a copy is to stay in it.

@@ -126,9 +126,9 @@ pub(super) fn empty_cache() -> usize {
     if capture::is_capturing() {
         return 0;
     }
-    let buffers = std::mem::take(&mut *kept());
     // Where there is a buffer there is a device in use.
     let Some(gpu) = (0..GPUS_MAX).find_map(Gpu::if_made) else { return 0 };
+    let buffers = std::mem::take(&mut *kept());
     let (mut released_bytes, mut left) = (0, Vec::new());
     for mut buffer in buffers {
         let is_idle = buffer.is_idle() && gpu.bind().is_ok();

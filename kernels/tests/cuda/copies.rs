@@ -1,9 +1,9 @@
 //! Copies between host and devices: every way, what the host may touch meanwhile, and what the ledger says of it.
 
 use ddp_kernels::dtype::{bf16, f16};
-use ddp_kernels::stream::{self, Stream};
+use ddp_kernels::stream::{self, Graph, Stream};
 use ddp_kernels::transfer::{self, Kind, Ledger};
-use ddp_kernels::{DType, Device, Element, Error, Tensor};
+use ddp_kernels::{DType, Device, Element, Error, Tensor, ops};
 
 use crate::{devices, pairs};
 
@@ -186,5 +186,72 @@ fn numbers_of_a_step_arrive_in_order_however_many_are_on_their_way() {
         let error = numbers.send(&step, &[1.0f32]).unwrap_err().to_string();
         assert!(error.contains("1 of f32"), "{error}");
         stream::synchronize(device).unwrap();
+    }
+}
+
+#[test]
+fn numbers_that_do_not_fit_are_refused_on_every_device() {
+    for device in [Device::Cpu].into_iter().chain(devices()) {
+        let mut numbers = transfer::Scalars::new(device, 1).unwrap();
+        let pair = Tensor::zeros(&[2], DType::F32, device).unwrap();
+        for error in [numbers.send(&pair, &[1.0f32; 3]).unwrap_err(), numbers.send(&pair, &[1i64; 2]).unwrap_err()] {
+            assert!(error.to_string().contains(&format!("on {device}")), "{error}");
+        }
+        numbers.send(&pair, &[1.0f32, 2.0]).unwrap();
+        assert_eq!(pair.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    }
+    if devices().is_empty() {
+        return;
+    }
+    let absent = transfer::Scalars::new(Device::Cuda(31), 1).unwrap_err().to_string();
+    assert!(absent.contains("cuda:31") && absent.contains("copies.rs"), "{absent}");
+}
+
+#[test]
+fn numbers_are_no_part_of_a_graph_and_a_capture_that_tried_goes_on() {
+    for device in devices() {
+        let mut numbers = transfer::Scalars::new(device, 1).unwrap();
+        let (number, stream) = (Tensor::zeros(&[1], DType::F32, device).unwrap(), Stream::new(device).unwrap());
+        // Every slot of the ring has been used, and may be on its way.
+        (0..3).for_each(|k| numbers.send(&number, &[k as f32]).unwrap());
+        stream.scope(|| ops::scale_into(&number, &number, 1.0)).unwrap();
+        let body = || {
+            let error = numbers.send(&number, &[9.0f32]).unwrap_err();
+            assert!(matches!(error, Error::Capture { .. }), "{error}");
+            assert!(error.to_string().contains("same numbers at each launch"), "{error}");
+            ops::scale_into(&number, &number, 10.0)
+        };
+        let graph = Graph::capture(&stream, body).unwrap();
+        graph.launch().unwrap();
+        assert_eq!(stream.scope(|| number.item()).unwrap(), 20.0);
+    }
+}
+
+#[test]
+fn pageable_memory_is_nobody_s_business_once_its_upload_returns() {
+    for device in devices() {
+        let stream = Stream::new(device).unwrap();
+        let there = Tensor::zeros(&[4096], DType::F32, device).unwrap();
+        let host = Tensor::from_slice(&pattern(4096, 8), &[4096], Device::Cpu).unwrap();
+        let copy = transfer::copy_async(&there, &host, &stream).unwrap();
+        assert!(copy.is_done(), "it was waited for");
+        host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN)).unwrap();
+        assert_eq!(there.to_vec::<f32>().unwrap(), pattern(4096, 8));
+        // And behind work of the device's stream that takes its time.
+        (0..5).for_each(|_| ops::scale_into(&there, &there, 1.0).unwrap());
+        let before = Stream::default_of(device).unwrap().record().unwrap();
+        there.copy_from(&host).unwrap();
+        assert!(before.is_done(), "it was waited for");
+    }
+}
+
+#[test]
+fn pinned_memory_is_zero_also_when_it_was_another_s() {
+    for _ in devices() {
+        for round in 0..4 {
+            let host = Tensor::zeros_pinned(&[777], DType::F32).unwrap();
+            assert_eq!(host.to_vec::<f32>().unwrap(), [0.0; 777], "round {round}");
+            host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN)).unwrap();
+        }
     }
 }

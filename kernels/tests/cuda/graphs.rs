@@ -334,7 +334,8 @@ fn graphs_launch_no_graphs_and_a_body_that_fails_leaves_nothing() {
         let error = Graph::capture(&stream, || inner.launch()).unwrap_err();
         assert!(error.to_string().contains("a graph cannot launch another"), "{error}");
         for _ in 0..5 {
-            let failing = || ops::scale_into(&x, &x, 3.0).and_then(|()| Tensor::zeros(&[1], DType::F32, device).map(drop));
+            let failing =
+                || ops::scale_into(&x, &x, 3.0).and_then(|()| Tensor::zeros(&[1], DType::F32, device).map(drop));
             Graph::capture(&stream, failing).unwrap_err();
         }
         inner.launch().unwrap();

@@ -14,7 +14,8 @@ mod tests;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult;
 
@@ -84,6 +85,24 @@ impl Held {
         Self { guard: Some(lock()) }
     }
 
+    /// As [`Held::take`]; nothing when somebody else has held it for so long.
+    pub fn take_within(patience: Duration) -> Option<Self> {
+        let end = Instant::now() + patience;
+        loop {
+            match shared().try_lock() {
+                Ok(guard) => return Some(Self::of(guard)),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(Self::of(poisoned.into_inner())),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn of(guard: MutexGuard<'static, Machine>) -> Self {
+        HOLDS.set(true);
+        Self { guard: Some(guard) }
+    }
+
     /// Gives the lock up for a moment, so that other threads' calls get their turn.
     pub fn pause(&mut self) {
         self.without(std::thread::yield_now);
@@ -120,11 +139,14 @@ impl DerefMut for Held {
     }
 }
 
-fn lock() -> MutexGuard<'static, Machine> {
+fn shared() -> &'static Mutex<Machine> {
     static MACHINE: OnceLock<Mutex<Machine>> = OnceLock::new();
-    let machine = MACHINE.get_or_init(|| Mutex::new(Machine::new(Config::from_environment())));
+    MACHINE.get_or_init(|| Mutex::new(Machine::new(Config::from_environment())))
+}
+
+fn lock() -> MutexGuard<'static, Machine> {
     // A panic in an entry point ends the process at the C boundary, so a poisoned lock is only ever seen while that happens.
-    let guard = machine.lock().unwrap_or_else(PoisonError::into_inner);
+    let guard = shared().lock().unwrap_or_else(PoisonError::into_inner);
     HOLDS.set(true);
     guard
 }

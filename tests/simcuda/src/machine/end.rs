@@ -7,9 +7,14 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::{Held, is_held_by_this_thread};
 use crate::{memory, scheduler};
+
+/// How long a piece of work of another thread may take that is running when the process ends. A kernel that never ends
+/// must not keep the process.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The process that registered: a child that it forks has its handlers, but neither its threads nor its work.
 static PROCESS: OnceLock<u32> = OnceLock::new();
@@ -38,7 +43,12 @@ extern "C" fn at_exit() {
     if PROCESS.get() != Some(&std::process::id()) || is_held_by_this_thread() {
         return;
     }
-    let mut held = Held::take();
+    let Some(mut held) = Held::take_within(PATIENCE) else {
+        eprintln!(
+            "simcuda: another thread is inside the simulator and does not come out: what is pending is not looked at"
+        );
+        return;
+    };
     HAS_COME.store(true, Ordering::Relaxed);
     held.report.is_at_the_end = true;
     if held.config.drain {

@@ -11,7 +11,7 @@ use crate::kernel::*;
 use crate::memory::calls::{cuMemAlloc_v2, cuMemFree_v2, cuMemHostAlloc};
 use crate::nvrtc::*;
 use crate::report::Kind;
-use crate::stream::calls::cuStreamSynchronize;
+use crate::stream::calls::{cuCtxSynchronize, cuStreamSynchronize};
 use crate::stream::tests::{Bench, SUCCESS, bench, config, got};
 
 const SOURCE: &str = r#"
@@ -98,6 +98,8 @@ fn upload(values: &[f32]) -> u64 {
     let address = got(|pointer| cuMemAlloc_v2(pointer, size_of_val(values)));
     // SAFETY: the values are as long as is said.
     assert_eq!(unsafe { cuMemcpyHtoD_v2(address, values.as_ptr().cast(), size_of_val(values)) }, SUCCESS);
+    // The values were taken, but may still be on their way: other streams are not ordered behind that.
+    assert_eq!(cuCtxSynchronize(), SUCCESS);
     address
 }
 

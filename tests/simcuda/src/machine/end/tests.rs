@@ -148,6 +148,22 @@ cases! {
         starts.recv().expect("the thread has started");
     }, |ended| ended.is_clean();
 
+    a_thread_that_never_comes_out_of_the_simulator_does_not_keep_the_process, [], {
+        device(0);
+        race();
+        let (inside, is_inside) = std::sync::mpsc::channel();
+        std::thread::spawn(move || crate::machine::call("cuInit", |_| {
+            inside.send(()).expect("the test waits for it");
+            loop {
+                std::thread::park();
+            }
+        }));
+        is_inside.recv().expect("the thread has started");
+    }, |ended| {
+        ended.came_to_its_end();
+        assert!(ended.text.contains("does not come out: what is pending is not looked at"), "{}", ended.text);
+    };
+
     a_forked_child_does_not_run_what_is_its_parents, [], {
         device(0);
         race();
