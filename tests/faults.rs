@@ -33,7 +33,7 @@ fn some_work() -> Result<String> {
 /// The error of `outcome`, and what a later call says.
 fn and_then_again(outcome: Result<String>) -> Result<String> {
     let first = outcome.expect_err("planned").to_string();
-    let second = some_work().map_or_else(|error| error.to_string(), |done| done);
+    let second = some_work().unwrap_or_else(|error| error.to_string());
     Ok(format!("first: {first}\nthen: {second}"))
 }
 

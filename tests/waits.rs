@@ -317,8 +317,8 @@ fn every_wait_is_needed() {
     let mut places: BTreeMap<String, Seen> = BTreeMap::new();
     // Where devices see each other, and where they do not.
     for no_peer in ["0", "1"] {
-        for scene in 0..SCENES.len() {
-            if no_peer == "1" && !SCENES[scene].0.contains("between devices") {
+        for (scene, (name, _)) in SCENES.iter().enumerate() {
+            if no_peer == "1" && !name.contains("between devices") {
                 continue;
             }
             for (number, place) in waits_of(scene, no_peer) {

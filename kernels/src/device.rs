@@ -56,10 +56,8 @@ fn why_absent(index: usize) -> String {
         }
         _ if let Some(why) = gpu::why_unusable() => why,
         1 => format!("this machine has 1 CUDA device, cuda:0, and no cuda:{index}"),
-        n => format!(
-            "this machine has {n} CUDA devices, of which cuda:0 to cuda:{} can be used",
-            n.min(gpu::GPUS_MAX) - 1
-        ),
+        n if n > gpu::GPUS_MAX => format!("of this machine's {n} CUDA devices a process can use {}", gpu::GPUS_MAX),
+        n => format!("this machine has {n} CUDA devices, up to cuda:{}", n - 1),
     }
 }
 

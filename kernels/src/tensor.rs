@@ -192,12 +192,12 @@ impl Tensor {
         }
         let borrow = self.enter(role, writes, op, at)?;
         self.storage.block().visit(queue, op, at)?;
-        self.join_capture(writes, queue);
+        self.join_capture(queue);
         Ok(borrow)
     }
 
     /// A graph being captured on `queue` keeps this tensor's memory.
-    pub(crate) fn join_capture(&self, writes: bool, queue: &Queue) {
+    pub(crate) fn join_capture(&self, queue: &Queue) {
         if queue.is_captured() {
             capture::keep(&self.storage);
         }

@@ -267,11 +267,16 @@ impl Launcher {
         if !supported {
             return Ok(false);
         }
-        let mut bytes = [0u8; 4];
-        // SAFETY: as above; the host's memory is a variable of ours that outlives the wait.
-        unsafe { driver!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), out, dtype.bytes(), self.queue.raw())) }
-            .and_then(|()| self.queue.synchronize())
-            .map_err(failed)?;
+        let mut bytes = Box::new([0u8; 4]);
+        // SAFETY: as above; the host's memory is ours and outlives the wait, or whatever comes of it where that fails.
+        let read =
+            unsafe { driver!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), out, dtype.bytes(), self.queue.raw())) }
+                .and_then(|()| self.queue.synchronize());
+        if let Err(fault) = read {
+            // The device may still write to it.
+            Box::leak(bytes);
+            return Err(failed(fault));
+        }
         Ok(bytes[..dtype.bytes()].iter().any(|&byte| byte != 0))
     }
 

@@ -32,6 +32,28 @@ pub(crate) fn outcome(function: &'static str, code: CUresult) -> Outcome<()> {
 }
 
 impl Fault {
+    /// Whether the device does nothing any more for this process, or the driver is going away with it.
+    pub(crate) fn is_of_a_lost_device(self) -> bool {
+        use CUresult as Code;
+        matches!(
+            self.code,
+            Code::CUDA_ERROR_ILLEGAL_ADDRESS
+                | Code::CUDA_ERROR_LAUNCH_FAILED
+                | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+                | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+                | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+                | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+                | Code::CUDA_ERROR_INVALID_PC
+                | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+                | Code::CUDA_ERROR_ASSERT
+                | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+                | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+                | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+                | Code::CUDA_ERROR_DEINITIALIZED
+                | Code::CUDA_ERROR_UNKNOWN
+        )
+    }
+
     /// As an error of an operation.
     pub(crate) fn of(self, op: &'static str, device: Device, at: Site) -> Error {
         let (name, meaning) = describe(self.code);

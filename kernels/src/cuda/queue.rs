@@ -130,13 +130,14 @@ impl Mark {
 
     /// Whether all work before it is done. On a device that is lost nothing is done any more: what waits there says so.
     pub(crate) fn is_done(&self) -> bool {
-        if self.capture != 0 || self.gpu.bind().is_err() {
-            return self.capture == 0;
+        if self.capture != 0 {
+            return false;
         }
         // SAFETY: the event is alive.
         let ask = || unsafe { driver!(cuEventQuery(self.event)) };
-        let answer = if capture::is_capturing() { capture::outside(ask) } else { ask() };
-        !answer.is_err_and(|fault| fault.code == CUresult::CUDA_ERROR_NOT_READY)
+        let answer = self.gpu.bind().and_then(|()| if capture::is_capturing() { capture::outside(ask) } else { ask() });
+        // An error that passes says nothing about the copy: host memory is not given back for one.
+        answer.map_or_else(Fault::is_of_a_lost_device, |()| true)
     }
 
     /// Blocks until all work before it is done.

@@ -171,8 +171,8 @@ impl Copy<'_> {
     }
 
     fn within(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
-        for (tensor, writes) in [(self.target, true), (self.source, false)] {
-            tensor.join_capture(writes, queue);
+        for tensor in [self.target, self.source] {
+            tensor.join_capture(queue);
             tensor.storage().block().visit(queue, self.op, self.at)?;
         }
         if self.source.bytes() == 0 {

@@ -249,9 +249,12 @@ fn pageable_memory_is_nobody_s_business_once_its_upload_returns() {
 fn pinned_memory_is_zero_also_when_it_was_another_s() {
     for _ in devices() {
         for round in 0..4 {
-            let host = Tensor::zeros_pinned(&[777], DType::F32).unwrap();
-            assert_eq!(host.to_vec::<f32>().unwrap(), [0.0; 777], "round {round}");
-            host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN)).unwrap();
+            // Several at once, so that the next round gets some of them whatever other threads take.
+            let hosts: Vec<Tensor> = (0..8).map(|_| Tensor::zeros_pinned(&[777], DType::F32).unwrap()).collect();
+            for host in &hosts {
+                assert!(host.to_vec::<f32>().unwrap().iter().all(|&x| x == 0.0), "round {round}");
+                host.with_slice_mut(|slots: &mut [f32]| slots.fill(f32::NAN)).unwrap();
+            }
         }
     }
 }

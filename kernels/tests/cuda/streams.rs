@@ -1,6 +1,6 @@
 //! Streams and events: what is ordered, and the memory rule across streams.
 
-use ddp_kernels::stream::{self, Stream, Timer};
+use ddp_kernels::stream::{Stream, Timer};
 use ddp_kernels::{DType, Device, Tensor, ops, transfer};
 
 use crate::{devices, pairs};
