@@ -434,7 +434,12 @@ impl PoolState {
             wanted: wanted.info,
             asked_bytes: wanted.bytes,
             free_bytes,
-            limit_bytes: self.limit_bytes.unwrap_or_else(|| self.stats.reserved_bytes.saturating_add(free_bytes)),
+            limit_bytes: self.limit_bytes.unwrap_or_else(|| {
+                // What a GPU's pool keeps counts as free already.
+                let used_bytes =
+                    if wanted.device.is_accelerator() { self.stats.allocated_bytes } else { self.stats.reserved_bytes };
+                used_bytes.saturating_add(free_bytes)
+            }),
             allocated_bytes: self.stats.allocated_bytes,
             reserved_bytes: self.stats.reserved_bytes,
             largest: self.largest_live(LARGEST_LISTED),

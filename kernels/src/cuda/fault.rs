@@ -86,6 +86,9 @@ impl Fault {
             CUresult::CUDA_ERROR_ECC_UNCORRECTABLE | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
                 "The GPU itself is at fault: look at nvidia-smi -q and the kernel log, and take it out of use."
             }
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+                "The device is lost to this process, or another one has it for itself: nvidia-smi -q -d COMPUTE tells."
+            }
             _ => "",
         };
         let failure = CudaFailure { op, device, function: self.function, name, meaning, hint, at };

@@ -140,8 +140,12 @@ impl Copy<'_> {
             return Ok(());
         }
         let (from, to) = (self.source.device(), self.target.device());
-        let why =
-            format!("a graph copies nothing from {from} to {to}. Copy before the capture, and before each launch");
+        let why = if self.op == "item" {
+            "a graph hands no number to the host. Leave the result in its tensor, and call item() after the launch"
+                .to_string()
+        } else {
+            format!("a graph copies nothing from {from} to {to}. Copy before the capture, or after each launch")
+        };
         Err(Error::Capture { op: self.op, device: queue.gpu.device(), why, at: self.at })
     }
 

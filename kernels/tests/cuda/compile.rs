@@ -156,10 +156,15 @@ fn with_libraries_alone(what: &str, libraries: &[(&str, &Library)], folder: &Fol
         std::os::unix::fs::symlink(path.canonicalize().unwrap_or(path), folder.0.join(name)).unwrap();
     }
     child(what, |command| {
-        for variable in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PATH"] {
+        for variable in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"] {
             command.env_remove(variable);
         }
-        command.env("LD_LIBRARY_PATH", &folder.0).env("HOME", &folder.0).env("DDP_KERNEL_CACHE", "off")
+        // No Python but the system's; the simulator's compiler is there too.
+        command
+            .env("PATH", "/usr/bin:/bin")
+            .env("LD_LIBRARY_PATH", &folder.0)
+            .env("HOME", &folder.0)
+            .env("DDP_KERNEL_CACHE", "off")
     })
 }
 

@@ -91,7 +91,7 @@ fn what_a_graph_cannot_hold_is_refused_by_name_and_leaves_the_stream_usable() {
         let attempts: [Attempt<'_>; 5] = [
             ("cannot allocate", Box::new(|| Tensor::empty(&[3], DType::F32, device).map(drop))),
             ("copies nothing from", Box::new(|| x.to_vec::<f32>().map(drop))),
-            ("copies nothing from", Box::new(|| x.slice(0..1)?.item().map(drop))),
+            ("hands no number to the host", Box::new(|| x.slice(0..1)?.item().map(drop))),
             ("pinned memory", Box::new(|| Tensor::zeros_pinned(&[3 << 20], DType::F64).map(drop))),
             ("one capture at a time", Box::new(|| Graph::capture(&stream, || Ok::<(), Error>(())).map(drop))),
         ];

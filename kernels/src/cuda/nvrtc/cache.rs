@@ -82,11 +82,17 @@ impl Entry {
         if let Err(error) = write_image(path, self.key, image) {
             static SAID: std::sync::Once = std::sync::Once::new();
             SAID.call_once(|| {
-                tracing::debug!(
+                let text = format!(
                     "compiled kernels cannot be kept in {}: {error}. Every process compiles them anew; DDP_KERNEL_CACHE \
                      names another folder",
                     path.parent().unwrap_or(path).display()
                 );
+                // A folder that was asked for is missed, the usual one perhaps not.
+                if std::env::var_os("DDP_KERNEL_CACHE").is_some() {
+                    tracing::warn!("{text}");
+                } else {
+                    tracing::info!("{text}");
+                }
             });
         }
     }
