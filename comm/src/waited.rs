@@ -56,7 +56,9 @@ mod tests {
 
     #[test]
     fn a_wait_is_as_long_as_the_clock_says() {
-        let (mut waited, started) = (Waited::new(), Instant::now());
+        // In this order: what is measured lies within what it is compared with.
+        let started = Instant::now();
+        let mut waited = Waited::new();
         std::thread::sleep(Duration::from_millis(20));
         let total = waited.after(Duration::from_millis(20));
         assert!(total >= Duration::from_millis(20) && total <= started.elapsed());
