@@ -262,6 +262,6 @@ impl Drop for Executable {
 
 impl std::fmt::Debug for Executable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "graph on {:?} over {} stretches of memory", self.queue, self.kept.len())
+        write!(f, "graph on {:?} over {} pieces of memory", self.queue, self.kept.len())
     }
 }

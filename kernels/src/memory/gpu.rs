@@ -1,12 +1,12 @@
 //! A GPU's memory: taken from the driver's pool in the order of a stream, given back in the order of all streams that used it.
 //!
-//! THE RULE. A block belongs to the stream it was made on: there it may be used at once, and there it is freed. The first use on
-//! another stream waits for all that its own stream was given so far: for the allocation, because what the block was before may
-//! still be at work, and for what filled it. A block that other streams used is freed on a stream that waits for all of them.
+//! THE RULE. A block belongs to the stream it was made on: there it may be used at once. The first use on another stream waits for
+//! all that its own stream was given so far: for the allocation, because what the block was before may still be at work, and for
+//! what filled it. It is freed on its own stream; if others used it too, on one that waits for all of them (`Gpu::reaper`).
 //! So no order of drops in safe code hands out memory that a kernel still works on, and a tensor just made can be used
 //! anywhere. Which stream writes and which reads when from then on is the caller's to say, with events.
 //!
-//! Captured streams take no allocation and no wait for what lies outside. Blocks dropped meanwhile are freed afterwards.
+//! A thread that captures allocates nothing on the streams it captures, and what it drops meanwhile is freed afterwards.
 
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,9 @@ use cudarc::driver::sys::{CUmemPool_attribute, CUresult};
 use super::{Block, Home, Pool, PoolState, Wanted};
 use crate::Device;
 use crate::cuda::fault::{Fault, Outcome, driver};
-use crate::cuda::{Gpu, capture};
-
 use crate::cuda::gpu::GPUS_MAX;
 use crate::cuda::queue::Queue;
+use crate::cuda::{Gpu, capture};
 use crate::error::{Error, Result, Site};
 use crate::stream::Stream;
 
@@ -35,7 +34,7 @@ pub(super) struct Place {
     visitors: Mutex<Vec<Arc<Queue>>>,
 }
 
-/// Blocks that could not be freed while one of their streams was captured.
+/// Blocks dropped by a thread that was capturing.
 static DEFERRED: [Mutex<Vec<(Place, u64)>>; GPUS_MAX] = [const { Mutex::new(Vec::new()) }; GPUS_MAX];
 
 pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Result<Block> {
@@ -64,6 +63,7 @@ pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Res
             let trimmed = trim(gpu);
             state = pool.lock();
             trimmed.map_err(failed)?;
+            refresh(device, &mut state);
             match take(&queue, capacity_bytes) {
                 Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                     refresh(device, &mut state);
