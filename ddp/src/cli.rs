@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{
     Activation, AllreduceConfig, Config, DeviceChoice, FloatType, GraphChoice, List, LogLevel, MlpBenchConfig,
-    ModelKind, OptimizerKind, Overlap, Schedule, When,
+    ModelKind, OptimizerKind, Overlap, Precision, Resident, Schedule, When,
 };
 use crate::data::DataSpec;
 use crate::error::{Error, Result};
@@ -199,9 +199,22 @@ pub struct Flags {
     #[arg(long, value_name = "N", help_heading = OPTIMIZATION, value_parser = whole, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 
-    /// Where to train: auto, cpu, cuda (one rank, the first GPU) or cuda:N [default: auto]
+    /// Where to train: auto, cpu, cuda (each rank has GPUs of its own) or cuda:N (one rank alone) [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = MACHINE)]
     pub device: Option<DeviceChoice>,
+    /// GPUs of a rank, over which the layers are split [default: 1]
+    #[arg(long, value_name = "N", help_heading = MACHINE, value_parser = count, allow_negative_numbers = true)]
+    pub devices_per_rank: Option<usize>,
+    /// Let several ranks have the same GPU: for tests, never for speed [default: false]
+    #[arg(long, value_name = "BOOL", help_heading = MACHINE, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    pub share_gpus: Option<bool>,
+    /// In what the model computes; its values, gradients and moments are f32 in any case [default: f32]
+    #[arg(long, value_name = "TYPE", help_heading = MACHINE)]
+    pub dtype: Option<Precision>,
+    /// Keep the data on the GPU, and gather batches there [default: auto]
+    #[arg(long, value_name = "WHEN", help_heading = MACHINE)]
+    pub data_on_device: Option<Resident>,
     /// On a GPU: capture a step once, and launch it as a whole from then on [default: auto]
     #[arg(long, value_name = "WHEN", help_heading = MACHINE)]
     pub graph: Option<GraphChoice>,
@@ -215,7 +228,10 @@ pub struct Flags {
     /// Type in which gradients travel [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = RANKS)]
     pub reduce_dtype: Option<FloatType>,
-    /// Reduce gradients on a thread of their own while backward runs [default: auto]
+    /// What is kept once over all ranks, in place of once a rank: 0 nothing, 1 the optimizer's moments [default: 0]
+    #[arg(long, value_name = "LEVEL", help_heading = RANKS, value_parser = whole, allow_negative_numbers = true)]
+    pub zero: Option<u64>,
+    /// Reduce gradients beside the backward pass, while it runs [default: auto]
     #[arg(long, value_name = "WHEN", help_heading = RANKS)]
     pub overlap: Option<Overlap>,
     /// Seconds that a rank waits for the others before the job ends with code 77 [default: 600]

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 
 pub use bench::{AllreduceConfig, MlpBenchConfig};
 pub use values::{
-    Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, OptimizerKind, Overlap, Schedule, When,
+    Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, OptimizerKind, Overlap, Precision,
+    Resident, Schedule, When,
 };
 
 pub(crate) use device::{check_graph, described, find_device, is_simulated};
@@ -68,6 +69,14 @@ pub struct Config {
     pub freeze: Vec<String>,
     /// Where.
     pub device: DeviceChoice,
+    /// How many devices a rank has, over which the layers are split.
+    pub devices_per_rank: usize,
+    /// Whether several ranks may have the same GPU.
+    pub share_gpus: bool,
+    /// In what the model computes.
+    pub dtype: Precision,
+    /// Whether the data lie on the GPU.
+    pub data_on_device: Resident,
     /// Whether a step is captured once and launched as a whole.
     pub graph: GraphChoice,
     /// Threads of a rank; none for its share of the cores.
@@ -84,6 +93,8 @@ pub struct Config {
     pub bucket_mb: f64,
     /// What travels between ranks.
     pub reduce_dtype: FloatType,
+    /// How much is kept once over all ranks, in place of once a rank: nothing (0), the optimizer's moments (1).
+    pub zero: u64,
     /// How long a rank waits for the others, in seconds.
     pub timeout_s: f64,
     /// When progress is shown.
@@ -165,6 +176,10 @@ impl Config {
             class_weights: flags.class_weights.map_or_else(Vec::new, |list| list.0),
             freeze: flags.freeze.map_or_else(Vec::new, |list| list.0),
             device: flags.device.unwrap_or_default(),
+            devices_per_rank: flags.devices_per_rank.unwrap_or(1),
+            share_gpus: flags.share_gpus.unwrap_or(false),
+            dtype: flags.dtype.unwrap_or_default(),
+            data_on_device: flags.data_on_device.unwrap_or_default(),
             graph: flags.graph.unwrap_or_default(),
             threads: flags.threads,
             seed: flags.seed.unwrap_or(0),
@@ -173,6 +188,7 @@ impl Config {
             log_every: flags.log_every.unwrap_or(10),
             bucket_mb: flags.bucket_mb.unwrap_or(4.0),
             reduce_dtype: flags.reduce_dtype.unwrap_or_default(),
+            zero: flags.zero.unwrap_or(0),
             timeout_s: flags.timeout_s.unwrap_or(600.0),
             progress: flags.progress.unwrap_or_default(),
             overlap: flags.overlap.unwrap_or_default(),
@@ -329,6 +345,10 @@ impl From<Config> for Flags {
             class_weights: unless_empty(config.class_weights),
             freeze: unless_empty(config.freeze),
             device: Some(config.device),
+            devices_per_rank: Some(config.devices_per_rank),
+            share_gpus: Some(config.share_gpus),
+            dtype: Some(config.dtype),
+            data_on_device: Some(config.data_on_device),
             graph: Some(config.graph),
             threads: config.threads,
             seed: Some(config.seed),
@@ -337,6 +357,7 @@ impl From<Config> for Flags {
             log_every: Some(config.log_every),
             bucket_mb: Some(config.bucket_mb),
             reduce_dtype: Some(config.reduce_dtype),
+            zero: Some(config.zero),
             timeout_s: Some(config.timeout_s),
             progress: Some(config.progress),
             overlap: Some(config.overlap),

@@ -81,7 +81,7 @@ impl Schedule {
     }
 }
 
-/// `--reduce-dtype`, `--dtype`
+/// `--reduce-dtype`, and `--dtype` of `bench allreduce`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FloatType {
@@ -100,6 +100,32 @@ impl FloatType {
             FloatType::Bf16 => DType::BF16,
         }
     }
+}
+
+/// `--dtype`: in what a model computes. Its values, its gradients and the optimizer's moments are f32 in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 32 bits throughout
+    #[default]
+    F32,
+    /// On a GPU: products of numbers rounded to 10 bits behind the point, sums in 32 bits
+    Tf32,
+    /// On a GPU: activations and the parameters that products read in bf16
+    Bf16,
+}
+
+/// `--data-on-device`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Resident {
+    /// Where it fits
+    #[default]
+    Auto,
+    /// Always; too little memory is an error
+    On,
+    /// Never: each batch is copied ahead of its step
+    Off,
 }
 
 /// `--progress`
@@ -132,7 +158,7 @@ pub enum Overlap {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GraphChoice {
-    /// Where one rank trains on a GPU
+    /// On a GPU, unless the layers are split over several
     #[default]
     Auto,
     /// Always; what cannot be captured is an error
