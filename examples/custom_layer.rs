@@ -44,7 +44,7 @@ impl Layer for Swish {
 
     fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::Result<Tensor> {
         // Reading one number is free on the CPU; on a GPU it would wait, and this would be a kernel.
-        let slope = pass.value(self.slope()).index(0)?.item()?;
+        let slope = pass.value(self.slope())?.index(0)?.item()?;
         let y = pass.take(x.shape())?;
         map(&y, x, x, |x, _| x * sigmoid(slope * x))?;
         if pass.is_training() {
@@ -54,7 +54,7 @@ impl Layer for Swish {
     }
 
     fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::Result<Folded> {
-        let slope = pass.value(self.slope()).index(0)?.item()?;
+        let slope = pass.value(self.slope())?.index(0)?.item()?;
         let x = pass.restore();
         let dx = pass.take(x.shape())?;
         if let Some(gradient) = pass.gradient(self.slope()) {

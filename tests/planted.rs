@@ -1,6 +1,8 @@
 //! Mistakes of GPU programs, planted, each beside a corrected twin: the simulated machine must find the one in whatever order it runs
 //! things, name its cause, and find nothing in the other.
 //!
+//! Collectives in which ranks do not do the same are the product's own to find, on any GPU.
+//!
 //! Every program runs in a process of its own, this test program started again. Without a simulated machine (`launch/with-simulated-gpus
 //! 2 cargo test -p ddp-tests --test planted` makes one) nothing is planted: on real GPUs the corrected twins run once, and
 //! `PLANTED=missing_event_wait/right` runs one by hand, under compute-sanitizer for instance.
@@ -11,6 +13,8 @@ mod blas;
 mod bugs;
 #[path = "planted/cuda.rs"]
 mod cuda;
+#[path = "planted/ranks.rs"]
+mod ranks;
 
 use std::io::Write;
 use std::process::{Command, Output};
@@ -18,6 +22,8 @@ use std::sync::OnceLock;
 
 /// What a process ends with in which the simulator found something.
 const FOUND: i32 = 86;
+/// What a process ends with in which a rank made another collective than its peers.
+const APART: i32 = 78;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
@@ -48,19 +54,25 @@ fn a_planted_program_runs_where_it_is_asked_for() {
         _ => panic!("PLANTED={asked}: expected NAME/wrong or NAME/right"),
     };
     let name = &asked[..asked.len() - "/wrong".len()];
-    let bug =
-        bugs::ALL.iter().find(|bug| bug.name == name).unwrap_or_else(|| panic!("PLANTED={asked}: no such program"));
+    let bug = all().find(|bug| bug.name == name).unwrap_or_else(|| panic!("PLANTED={asked}: no such program"));
     (bug.program)(version);
+}
+
+/// All programs.
+fn all() -> impl Iterator<Item = &'static bugs::Bug> {
+    bugs::ALL.iter().chain(ranks::RACES).chain(ranks::APART.iter().map(|apart| &apart.bug))
 }
 
 /// Runs a program as `settings` say, and as nothing else in the environment does.
 fn run(asked: &str, settings: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", "a_planted_program_runs_where_it_is_asked_for", "--nocapture"]);
-    for inherited in
-        ["FAULTS", "IGNORE_WAIT", "COUNT_WAITS", "ON_FINDING", "SCHEDULE", "SEED", "TRACE", "NO_PEER", "DRAIN", "LEAKS"]
-    {
-        command.env_remove(format!("SIMCUDA_{inherited}"));
+    let inherited = [
+        ["FAULTS", "IGNORE_WAIT", "COUNT_WAITS", "ON_FINDING", "SCHEDULE", "SEED"],
+        ["TRACE", "NO_PEER", "DRAIN", "LEAKS", "NCCL_CHECK", "TIMELINE"],
+    ];
+    for name in inherited.as_flattened() {
+        command.env_remove(format!("SIMCUDA_{name}"));
     }
     command
         .env("RUST_BACKTRACE", "0")
@@ -94,21 +106,31 @@ fn seeds() -> u64 {
 
 /// Shows that a planted mistake is found and its correction is clean.
 fn is_caught(name: &str) {
-    let bug = bugs::ALL.iter().find(|bug| bug.name == name).expect("a program of this name");
-    let right = format!("{name}/right");
-    match machine() {
+    let bug = all().find(|bug| bug.name == name).expect("a program of this name");
+    let apart = ranks::APART.iter().find(|apart| apart.bug.name == name);
+    let (wrong, right) = (format!("{name}/wrong"), format!("{name}/right"));
+    let skip = |why: &str| {
         // Not by println, which a test that passes does not show.
-        Machine::Without => writeln!(std::io::stderr(), "{name}: skipped: no CUDA device").expect("stderr is open"),
-        Machine::Real(count) if count < bug.devices => {
-            writeln!(std::io::stderr(), "{name}: skipped: it needs {} CUDA devices", bug.devices)
-                .expect("stderr is open");
+        writeln!(std::io::stderr(), "{name}: skipped: {why}").expect("stderr is open");
+    };
+    match machine() {
+        Machine::Without => skip("no CUDA device"),
+        Machine::Real(count) if count < bug.devices => skip(&format!("it needs {} CUDA devices", bug.devices)),
+        Machine::Real(_) => {
+            is_clean(&right, &[]);
+            if apart.is_some() {
+                is_found(&wrong, &[], APART, bug.told);
+            }
         }
-        Machine::Real(_) => is_clean(&right, &[]),
         Machine::Simulated => {
             let devices = bug.devices.to_string();
             // Whether two accesses are ordered does not depend on when they happened: every schedule finds it.
             for schedule in ["random", "lazy", "eager"] {
-                is_found(bug, &[("SIMCUDA_DEVICES", &devices), ("SIMCUDA_SCHEDULE", schedule), ("SIMCUDA_SEED", "0")]);
+                let settings = [("SIMCUDA_DEVICES", &*devices), ("SIMCUDA_SCHEDULE", schedule), ("SIMCUDA_SEED", "0")];
+                is_found(&wrong, &settings, if apart.is_some() { APART } else { FOUND }, bug.told);
+                if let Some(told) = apart.and_then(|apart| apart.checked) {
+                    is_found(&wrong, &[&settings[..], &[("SIMCUDA_NCCL_CHECK", "1")]].concat(), FOUND, told);
+                }
             }
             for seed in 1..=seeds() {
                 is_clean(&right, &[("SIMCUDA_DEVICES", &devices), ("SIMCUDA_SEED", &seed.to_string())]);
@@ -117,12 +139,12 @@ fn is_caught(name: &str) {
     }
 }
 
-fn is_found(bug: &bugs::Bug, settings: &[(&str, &str)]) {
-    let output = run(&format!("{}/wrong", bug.name), settings);
+fn is_found(asked: &str, settings: &[(&str, &str)], exit_code: i32, words: &[&str]) {
+    let output = run(asked, settings);
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(FOUND), "{} with {settings:?} ended otherwise:\n{told}", bug.name);
-    for word in bug.told {
-        assert!(told.contains(word), "{} with {settings:?} does not say {word:?}:\n{told}", bug.name);
+    assert_eq!(output.status.code(), Some(exit_code), "{asked} with {settings:?} ended otherwise:\n{told}");
+    for word in words {
+        assert!(told.contains(word), "{asked} with {settings:?} does not say {word:?}:\n{told}");
     }
 }
 
@@ -133,7 +155,7 @@ fn is_clean(asked: &str, settings: &[(&str, &str)]) {
     assert!(!told.contains("simcuda:"), "{asked} with {settings:?} is not silent:\n{told}");
 }
 
-/// One test a program, called as in `bugs::ALL`.
+/// One test a program, called as in `all()`.
 macro_rules! caught {
     ($($name:ident)*) => {
         mod caught {
@@ -145,7 +167,7 @@ macro_rules! caught {
             #[test]
             fn every_program_is_tested() {
                 let mut tested = vec![$(stringify!($name)),*];
-                let mut all: Vec<&str> = super::bugs::ALL.iter().map(|bug| bug.name).collect();
+                let mut all: Vec<&str> = super::all().map(|bug| bug.name).collect();
                 tested.sort_unstable();
                 all.sort_unstable();
                 assert_eq!(tested, all);
@@ -170,5 +192,10 @@ caught! {
     host_read_without_synchronisation
     memory_used_before_it_is_made
     synchronous_upload_still_on_its_way
+    batch_slot_reused_too_early
     race_that_nobody_waits_for
+    bucket_started_one_event_too_early
+    gathered_values_read_too_early
+    counts_that_differ_by_one_element
+    collectives_in_another_order
 }

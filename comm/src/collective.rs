@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ddp_kernels::error::Site;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::Result;
 
@@ -118,8 +118,20 @@ impl Call<'_> {
 /// `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) when ranks make different calls, and
 /// [`Error::PeerFailed`](crate::Error::PeerFailed) soon after another rank has failed.
 pub trait Collective: Send + Sync + fmt::Debug {
-    /// How bytes travel: "shared memory", "mpi", "shared memory and mpi", "alone".
+    /// How bytes travel: "shared memory", "mpi", "shared memory and mpi", "nccl", "alone".
     fn transport(&self) -> &'static str;
+    /// The GPU whose tensors this moves; none for tensors in host memory.
+    fn device(&self) -> Option<Device> {
+        None
+    }
+    /// The same ranks in host memory, where this one moves tensors on GPUs: for words that the host waits for.
+    fn on_host(&self) -> Option<&dyn Collective> {
+        None
+    }
+    /// Runs `body`; calls that it makes may start together when it returns.
+    fn grouped(&self, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        body()
+    }
     /// This rank, from 0.
     fn rank(&self) -> usize;
     /// How many ranks.

@@ -78,6 +78,9 @@ pub enum Error {
         /// What to do.
         way_out: String,
     },
+    /// NCCL refused a call, or failed in one.
+    #[error("{0}")]
+    Nccl(Box<NcclFailure>),
     /// An error of a tensor operation.
     #[error(transparent)]
     Tensor(#[from] ddp_kernels::Error),
@@ -99,6 +102,34 @@ pub struct Disagreement {
     pub ours: String,
     /// What to do.
     pub way_out: String,
+}
+
+/// A call that NCCL refused, or failed in.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{call}: {function} said {name}{}. {way_out}", Words(words))]
+pub struct NcclFailure {
+    /// What was being done: operation, tensor, group and source line.
+    pub call: String,
+    /// The function of NCCL's.
+    pub function: &'static str,
+    /// NCCL's name for what is wrong.
+    pub name: String,
+    /// NCCL's own words, if it has any.
+    pub words: String,
+    /// What to do.
+    pub way_out: String,
+    /// 77 where the cause lies with another rank or what is between (ncclSystemError, ncclRemoteError, ncclTimeout), 70 for the
+    /// rest: a call that was wrong, a GPU that failed, a fault in NCCL.
+    pub exit_code: u8,
+}
+
+/// ` (so and so)`, or nothing.
+struct Words<'a>(&'a str);
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
+    }
 }
 
 /// A collective was given something it cannot take.
@@ -126,6 +157,7 @@ impl Error {
             Error::Timeout { .. } => 77,
             Error::OutOfStep { .. } | Error::Disagree(_) => 78,
             Error::PeerFailed(cause) => cause.exit_code,
+            Error::Nccl(failure) => failure.exit_code,
             Error::Argument(_) | Error::Tensor(_) => 70,
             Error::Setup { .. } => 77,
         }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ddp_kernels::Tensor;
 use ddp_kernels::error::Site;
 use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Tensor, transfer};
 
 use crate::collective::{Call, Collective, Operation, REDUCIBLE, Reduce};
 use crate::error::{Argument, Error, Line, Result};
@@ -17,6 +17,10 @@ use crate::error::{Argument, Error, Line, Result};
 ///
 /// Calls on one group are made in the same order on all ranks, by one thread at a time; two threads of a rank that both
 /// communicate use two groups.
+///
+/// A group is for tensors in host memory (`World::group`), or for those of one GPU a rank (`World::gpu_group`). On a GPU a call gives
+/// its work to the stream and returns; it may be captured in a graph. There the name of the tensor is part of the call, except where
+/// one rank gives and others take: ranks that reduce two tensors of one size in different orders would add up the wrong numbers.
 #[derive(Clone, Debug)]
 pub struct Group {
     ranks: Arc<dyn Collective>,
@@ -34,7 +38,7 @@ impl Group {
 
     /// A group of one.
     pub fn alone() -> Group {
-        Group::new(Arc::new(crate::single::Single), "alone", Duration::from_secs(600))
+        Group::new(Arc::new(crate::single::Single::default()), "alone", Duration::from_secs(600))
     }
 
     /// The same group with another deadline: a handle that shares the numbering of calls. For a call in which one rank is
@@ -53,9 +57,37 @@ impl Group {
         self.ranks.size()
     }
 
-    /// How bytes travel: "shared memory", "mpi" …
+    /// How bytes travel: "shared memory", "mpi", "nccl" …
     pub fn transport(&self) -> &'static str {
         self.ranks.transport()
+    }
+
+    /// The GPU whose tensors it moves; none for host memory.
+    pub fn device(&self) -> Option<Device> {
+        self.ranks.device()
+    }
+
+    /// Whether all ranks say `ok`: what to do together where each has found out something for itself. The host waits for all ranks,
+    /// whatever the group is for.
+    #[track_caller]
+    pub fn all_agree(&self, ok: bool) -> Result<bool> {
+        let site = Location::caller();
+        if self.size() == 1 {
+            return Ok(ok);
+        }
+        let ranks = self.ranks.on_host().unwrap_or(&*self.ranks);
+        let (answer, stream) =
+            (Tensor::scalar(i64::from(ok), Device::Cpu)?.named("answer"), Stream::default_of(Device::Cpu)?);
+        let call = self.number(Operation::AllReduce(Reduce::Min), Some(&answer), &stream, site);
+        ranks.all_reduce(&call, &answer, Reduce::Min)?;
+        Ok(answer.to_vec::<i64>()? == [1])
+    }
+
+    /// Runs `body`, whose calls on this group start together when it has returned: sends and receives of a ring, which would else wait
+    /// for each other. They are on one stream, at most 64, and `body` does nothing else with their tensors. In host memory this only
+    /// runs `body`, and a send of much (hundreds of kilobytes) waits there until it is being received.
+    pub fn grouped(&self, mut body: impl FnMut() -> Result<()>) -> Result<()> {
+        self.ranks.grouped(&mut body)
     }
 
     /// Every rank's `tensor` becomes the reduction of all of them.
@@ -118,12 +150,20 @@ impl Group {
     ) -> Result<Call<'a>> {
         if let Some(tensor) = tensor {
             self.check(operation, tensor, stream, site)?;
+            if self.size() > 1 {
+                transfer::book_collective(tensor, site);
+            }
         }
+        Ok(self.number(operation, tensor, stream, site))
+    }
+
+    /// The call as the ranks see it.
+    fn number<'a>(&self, operation: Operation, tensor: Option<&'a Tensor>, stream: &'a Stream, site: Site) -> Call<'a> {
         let sequence = match operation {
             Operation::Send { .. } | Operation::Receive { .. } => 0,
             _ => self.sequence.fetch_add(1, Ordering::Relaxed),
         };
-        Ok(Call { operation, tensor, stream, sequence, timeout: self.timeout, group: self.name, site })
+        Call { operation, tensor, stream, sequence, timeout: self.timeout, group: self.name, site }
     }
 
     fn check(&self, operation: Operation, tensor: &Tensor, stream: &Stream, at: Site) -> Result<()> {
@@ -145,7 +185,27 @@ impl Group {
                 "Move the tensor, or use a stream of its device.",
             );
         }
+        // A rank alone moves nothing, wherever its tensors are.
+        if size > 1 && self.device().unwrap_or(Device::Cpu) != tensor.device() {
+            let (expected, way_out) = match self.device() {
+                None => (
+                    format!("a tensor in host memory, which group {} is for", self.name),
+                    "Move it with .to(Device::Cpu), or use a group made by World::gpu_group.",
+                ),
+                Some(device) => (
+                    format!("a tensor on {device}, which group {} is for", self.name),
+                    "Move it there, or use a group made by World::group for tensors in host memory.",
+                ),
+            };
+            return refuse("tensor".into(), expected, tensor.to_string(), way_out);
+        }
         match operation {
+            Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce)
+                if size > 1 && self.device().is_some() && reduce != Reduce::Sum =>
+            {
+                let way_out = "Reduce it in host memory, with .to(Device::Cpu) and a group made by World::group.";
+                return refuse("reduction".into(), "sum, on GPUs".into(), reduce.name().into(), way_out);
+            }
             Operation::AllReduce(_) | Operation::ReduceScatter(_) if !REDUCIBLE.contains(&tensor.dtype()) => {
                 let expected = "f32, bf16, f16, f64 or i64".to_string();
                 return refuse("tensor".into(), expected, tensor.to_string(), "Cast it with .to_dtype(…) first.");

@@ -7,6 +7,7 @@
 pub mod collective;
 pub mod error;
 mod failure;
+pub mod gpus;
 pub mod group;
 pub mod handshake;
 #[cfg(feature = "mpi")]
@@ -14,6 +15,7 @@ mod hosts;
 mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nccl;
 mod run;
 mod share;
 pub mod shared;
@@ -26,6 +28,7 @@ pub mod world;
 
 pub use collective::{Collective, Operation, Reduce};
 pub use error::{Error, Result};
+pub use gpus::GpuTable;
 pub use group::Group;
 pub use handshake::Field;
 pub use launcher::likely_rank;

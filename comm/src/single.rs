@@ -1,17 +1,23 @@
 //! A group of one: nothing to do, for everything is done.
 
-use ddp_kernels::Tensor;
+use ddp_kernels::{Device, Tensor};
 
 use crate::collective::{Call, Collective, Reduce};
 use crate::error::Result;
 
 /// The only rank.
-#[derive(Debug)]
-pub(crate) struct Single;
+#[derive(Debug, Default)]
+pub(crate) struct Single {
+    /// The GPU it is for, if it was made for one. It needs no NCCL.
+    pub(crate) device: Option<Device>,
+}
 
 impl Collective for Single {
     fn transport(&self) -> &'static str {
         "alone"
+    }
+    fn device(&self) -> Option<Device> {
+        self.device
     }
     fn rank(&self) -> usize {
         0

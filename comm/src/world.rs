@@ -22,6 +22,7 @@ use crate::error::{Argument, Error, Result};
 use crate::failure::Failure;
 use crate::group::Group;
 use crate::launcher;
+use crate::nccl;
 use crate::share::{self, Share};
 use crate::shared::{Board, Segment};
 use crate::single::Single;
@@ -51,11 +52,18 @@ pub struct Options {
     pub transport: Transport,
     /// The name that begins the line which says why a job ended: by itself that of the file that runs.
     pub program: String,
+    /// Whether several ranks may have the same GPU: for tests, never for speed.
+    pub share_gpus: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { timeout: Duration::from_secs(600), transport: Transport::Auto, program: own_name() }
+        Options {
+            timeout: Duration::from_secs(600),
+            transport: Transport::Auto,
+            program: own_name(),
+            share_gpus: false,
+        }
     }
 }
 
@@ -91,6 +99,8 @@ pub struct World {
     watch: Mutex<Option<Watch>>,
     /// Whether ranks are processes, which have to end together.
     of_processes: bool,
+    /// Whether several ranks may have the same GPU.
+    share_gpus: bool,
     #[cfg(feature = "mpi")]
     job: Option<crate::mpi::Job>,
 }
@@ -107,7 +117,7 @@ enum Links {
 impl Links {
     fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
         match self {
-            Links::Alone => Ok(Arc::new(Single)),
+            Links::Alone => Ok(Arc::new(Single::default())),
             Links::Threads(rank) => Ok(Arc::new(rank.collective(channel)?)),
             #[cfg(feature = "mpi")]
             Links::Mpi(wide) => wide.collective(channel),
@@ -157,7 +167,9 @@ impl World {
     fn alone(options: &Options) -> Result<World> {
         let segment = Segment::in_process(1)?;
         let failure = Failure { program: options.program.clone(), ..local_failure(Board::new(&segment), 0, 1) };
-        World::new(Links::Alone, options.timeout, 1, failure, vec![share::own_cores()])
+        let mut world = World::new(Links::Alone, options.timeout, 1, failure, vec![share::own_cores()])?;
+        world.share_gpus = options.share_gpus;
+        Ok(world)
     }
 
     /// Ranks that are threads of this process, for tests: give each thread one. With a seed they dawdle at random, the same
@@ -190,6 +202,7 @@ impl World {
             failure: Arc::new(failure),
             watch: Mutex::new(None),
             of_processes: false,
+            share_gpus: false,
             #[cfg(feature = "mpi")]
             job: None,
         })
@@ -230,6 +243,11 @@ impl World {
         self.timeout
     }
 
+    /// Whether several ranks may have the same GPU ([`Options::share_gpus`]).
+    pub fn share_gpus(&self) -> bool {
+        self.share_gpus
+    }
+
     /// How tensors move: "shared memory", "mpi", "shared memory and mpi", "alone".
     pub fn transport(&self) -> &'static str {
         self.control.transport()
@@ -266,18 +284,53 @@ impl World {
         }
     }
 
-    /// A new group over all ranks, independent of every other. All ranks call this in the same order, with the same names.
+    /// A new group over all ranks, independent of every other, for tensors in host memory. All ranks call this in the same order,
+    /// with the same names.
     pub fn group(&self, name: &'static str) -> Result<Group> {
-        let channel = self.groups.fetch_add(1, Ordering::Relaxed);
-        if channel >= GROUPS_MAX {
-            self.groups.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::Setup {
-                action: format!("make the group {name}"),
-                reason: format!("a world has {GROUPS_MAX} groups at most, one of them its own"),
-                way_out: "Make each group once, and clone it where it is used.".into(),
-            });
+        Ok(Group::new(self.links.collective(self.next_channel(name)?)?, name, self.timeout))
+    }
+
+    /// A new group over all ranks for tensors on GPUs, `device` being this rank's. All ranks call this in the same order, with the same
+    /// names, each with a GPU of its own. Several ranks need NCCL; one needs nothing.
+    ///
+    /// Where a GPU works on calls of two groups at once all ranks make them in the same order, over both groups: on a GPU that has no room for both, each
+    /// of two ranks could else wait in another one for ever.
+    ///
+    /// A thread of the group watches over what its calls come to on the device, and ends the process, and with it the job, where ranks make
+    /// different calls or do not come within the timeout: an error that no call could return, for each has returned long before.
+    #[track_caller]
+    pub fn gpu_group(&self, name: &'static str, device: Device) -> Result<Group> {
+        let at = Location::caller();
+        if !device.is_accelerator() {
+            return Err(Error::Argument(Box::new(Argument {
+                operation: "gpu_group".into(),
+                what: "device".into(),
+                expected: "a GPU".into(),
+                got: device.to_string(),
+                way_out: "World::group makes groups for tensors in host memory.".into(),
+                at,
+            })));
         }
-        Ok(Group::new(self.links.collective(channel)?, name, self.timeout))
+        if self.size() == 1 {
+            return Ok(Group::new(Arc::new(Single { device: Some(device) }), name, self.timeout));
+        }
+        let channel = self.next_channel(name)?;
+        let host = self.links.collective(channel)?;
+        nccl::join(self, name, device, (channel, host), self.of_processes, at)
+    }
+
+    /// The channel of the next group.
+    fn next_channel(&self, name: &str) -> Result<usize> {
+        let channel = self.groups.fetch_add(1, Ordering::Relaxed);
+        if channel < GROUPS_MAX {
+            return Ok(channel);
+        }
+        self.groups.fetch_sub(1, Ordering::Relaxed);
+        Err(Error::Setup {
+            action: format!("make the group {name}"),
+            reason: format!("a world has {GROUPS_MAX} groups at most, one of them its own"),
+            way_out: "Make each group once, and clone it where it is used.".into(),
+        })
     }
 
     /// Returns when all ranks have come here.

@@ -29,22 +29,24 @@ pub fn folder(out: &Path, step: u64) -> PathBuf {
     out.join("checkpoints").join(format!("step-{step:08}"))
 }
 
-/// Saves the model as it is after step `step`. Returns the file. Fails if that step is saved already.
-pub fn save_model(out: &Path, step: u64, params: &Params) -> Result<PathBuf> {
+/// Saves the model as it is after step `step`: its parameters, or those of its parts from the input on. Returns the file. Fails if
+/// that step is saved already.
+pub fn save_model(out: &Path, step: u64, parts: &[&Params]) -> Result<PathBuf> {
     let folder = folder(out, step);
-    files::make_whole_folder(&folder, |aside| write_model(&aside.join(MODEL_FILE), params))?;
+    files::make_whole_folder(&folder, |aside| write_model(&aside.join(MODEL_FILE), parts))?;
     Ok(folder.join(MODEL_FILE))
 }
 
-/// Writes a new file with all parameters and buffers, in the order of their declaration.
-pub fn write_model(path: &Path, params: &Params) -> Result<()> {
-    let list = in_order(params);
-    let header = Header::of(list.iter().map(|parameter| (parameter.name.as_str(), parameter.shape.as_slice())));
+/// Writes a new file with all parameters and buffers, in the order of their declaration: the same file whether the model is in one
+/// part or in several.
+pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
+    let list = in_order(parts);
+    let header = Header::of(list.iter().map(|(_, parameter)| (parameter.name.as_str(), parameter.shape.as_slice())));
     files::write_file(path, |file| {
         file.write_all(&header.to_bytes()).map_err(files::failed("write", path))?;
         let mut bytes = Vec::with_capacity(4 * PIECE);
-        for parameter in list {
-            let on_host = || params.value(parameter.id).to((Device::Cpu, DType::F32));
+        for (params, parameter) in list {
+            let on_host = || params.master(parameter.id).to((Device::Cpu, DType::F32));
             let values = in_phase(Phase::Checkpoint, || announced("saving the model", on_host))?;
             write_values(file, &values, &mut bytes).map_err(files::failed("write", path))?;
         }
@@ -64,9 +66,9 @@ fn write_values(file: &mut File, values: &Tensor, bytes: &mut Vec<u8>) -> std::i
     values.with_slice(write).map_err(std::io::Error::other)?
 }
 
-/// Fills `params` from a file that has exactly their names and shapes. Until that is known nothing is changed; a file that
+/// Fills `parts`, those of one model, from a file that has exactly their names and shapes. Until that is known nothing is changed; a file that
 /// cannot be read to its end leaves some values changed, and is an error.
-pub fn load_model(path: &Path, params: &Params) -> Result<()> {
+pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
     let failed = |source: std::io::Error| Error::Io {
         action: "read",
         path: path.to_path_buf(),
@@ -76,13 +78,14 @@ pub fn load_model(path: &Path, params: &Params) -> Result<()> {
     let mut file = File::open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let header = Header::read(&mut file, length).map_err(failed)?.map_err(|why| refuse(path, why))?;
-    let list = in_order(params);
-    check(&header, &list).map_err(|why| refuse(path, why))?;
+    let list = in_order(parts);
+    let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
+    check(&header, &parameters).map_err(|why| refuse(path, why))?;
     let mut bytes = vec![0; 4 * PIECE];
-    for parameter in list {
+    for (params, parameter) in list {
         let entry = header.find(&parameter.name).expect("checked");
         file.seek(SeekFrom::Start(header.data_start + entry.start)).map_err(failed)?;
-        let target = params.value(parameter.id);
+        let target = params.master(parameter.id);
         // On the CPU and in f32 values are read into their place.
         let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
         let host = if direct { target.clone() } else { Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)? };
@@ -91,6 +94,7 @@ pub fn load_model(path: &Path, params: &Params) -> Result<()> {
             let host = host.to_dtype(target.dtype())?;
             in_phase(Phase::Checkpoint, || announced("loading the model", || target.copy_from(&host)))?;
         }
+        params.refresh(parameter.range.clone())?;
     }
     Ok(())
 }
@@ -106,11 +110,10 @@ fn read_values(file: &mut File, values: &mut [f32], bytes: &mut [u8]) -> std::io
     Ok(())
 }
 
-/// In the order of declaration: that of the layers, from the input on.
-fn in_order(params: &Params) -> Vec<&Parameter> {
-    let mut list: Vec<_> = params.list().iter().collect();
-    list.sort_by_key(|parameter| parameter.id);
-    list
+/// In the order of declaration: that of the layers, from the input on. Each with the part that it is of.
+fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+    let of_part = |params: &'a Params| params.in_order().into_iter().map(move |parameter| (params, parameter));
+    parts.iter().flat_map(|params| of_part(params)).collect()
 }
 
 /// Whether the file has this model's parameters: all of them, no others, in their shapes and dtype.

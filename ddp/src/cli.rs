@@ -10,8 +10,9 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    Activation, AllreduceConfig, Config, DeviceChoice, FloatType, GraphChoice, List, LogLevel, MlpBenchConfig,
-    ModelKind, OptimizerKind, Overlap, Precision, Resident, Schedule, When,
+    Activation, AddmmConfig, AllreduceConfig, BenchOperation, Config, DeviceChoice, FloatType, GraphChoice, List,
+    LogLevel, MlpBenchConfig, ModelKind, OptimizerKind, Overlap, Precision, ProductShape, Resident, Schedule, Sweep,
+    When,
 };
 use crate::data::DataSpec;
 use crate::error::{Error, Result};
@@ -23,7 +24,9 @@ pub enum Command {
     Train(Box<Config>),
     /// To measure training steps.
     BenchMlp(MlpBenchConfig),
-    /// To measure reductions.
+    /// To measure products.
+    BenchAddmm(AddmmConfig),
+    /// To measure what ranks bring each other.
     BenchAllreduce(AllreduceConfig),
     /// To print this text (help, the version) and end well.
     Show(String),
@@ -48,6 +51,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         None => Ok(Command::Train(Box::new(Config::resolve(cli.flags)?))),
         Some(Mode::Train(flags)) => Ok(Command::Train(Box::new(Config::resolve(*flags)?))),
         Some(Mode::Bench { what: Bench::Mlp(flags) }) => Ok(Command::BenchMlp(MlpBenchConfig::resolve(flags)?)),
+        Some(Mode::Bench { what: Bench::Addmm(flags) }) => Ok(Command::BenchAddmm(AddmmConfig::resolve(flags)?)),
         Some(Mode::Bench { what: Bench::Allreduce(flags) }) => {
             Ok(Command::BenchAllreduce(AllreduceConfig::resolve(flags)?))
         }
@@ -63,7 +67,8 @@ Examples:
   ddp-train --epochs 20 --lr 3e-4 --hidden 1024,1024 --dropout 0.1
   ddp-train --data synthetic:regression,features=32,outputs=2 --optimizer sgd --lr 0.05
   mpirun -n 2 ddp-train bench mlp --layers 784,1024,1024,10 --batch 128
-  mpirun -n 2 ddp-train bench allreduce --mb 7.4
+  mpirun -n 2 ddp-train bench allreduce --sweep 0.001:64
+  ddp-train bench addmm --shapes 2048x2048x2048,128x1024x784
 
 OUT/metrics.jsonl is the record of a run, OUT/config.toml what it was, OUT/checkpoints/ its model.
 
@@ -101,7 +106,9 @@ enum Mode {
 enum Bench {
     /// Training steps of a perceptron with ReLU, cross-entropy and AdamW
     Mlp(MlpBenchFlags),
-    /// Sums of a tensor over all ranks
+    /// Products with a bias, as the forward pass of a linear layer makes them
+    Addmm(AddmmFlags),
+    /// Sums of a tensor over all ranks, or another collective
     Allreduce(AllreduceFlags),
 }
 
@@ -199,20 +206,22 @@ pub struct Flags {
     #[arg(long, value_name = "N", help_heading = OPTIMIZATION, value_parser = whole, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 
-    /// Where to train: auto, cpu, cuda (each rank has GPUs of its own) or cuda:N (one rank alone) [default: auto]
+    /// Where to train: cpu, cuda (each rank on GPUs of its own), cuda:N (one rank alone, on that one), or auto: cuda if
+    /// every rank can, else cpu [default: auto]
     #[arg(long, value_name = "DEVICE", help_heading = MACHINE)]
     pub device: Option<DeviceChoice>,
-    /// GPUs of a rank, over which the layers are split [default: 1]
+    /// GPUs of each rank, over which the layers are split: for a model that is too large for one [default: 1]
     #[arg(long, value_name = "N", help_heading = MACHINE, value_parser = count, allow_negative_numbers = true)]
     pub devices_per_rank: Option<usize>,
-    /// Let several ranks have the same GPU: for tests, never for speed [default: false]
+    /// Let several ranks have the same GPU where there are too few: for tests, never for speed [default: false]
     #[arg(long, value_name = "BOOL", help_heading = MACHINE, num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     pub share_gpus: Option<bool>,
-    /// In what the model computes; its values, gradients and moments are f32 in any case [default: f32]
+    /// In what the model computes: tf32 and bf16 need a GPU; parameters, gradients and moments are kept in f32 in any case
+    /// [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = MACHINE)]
     pub dtype: Option<Precision>,
-    /// Keep the data on the GPU, and gather batches there [default: auto]
+    /// Keep all data in the GPU's memory and gather batches there; auto does where they fit [default: auto]
     #[arg(long, value_name = "WHEN", help_heading = MACHINE)]
     pub data_on_device: Option<Resident>,
     /// On a GPU: capture a step once, and launch it as a whole from then on [default: auto]
@@ -228,7 +237,8 @@ pub struct Flags {
     /// Type in which gradients travel [default: f32]
     #[arg(long, value_name = "TYPE", help_heading = RANKS)]
     pub reduce_dtype: Option<FloatType>,
-    /// What is kept once over all ranks, in place of once a rank: 0 nothing, 1 the optimizer's moments [default: 0]
+    /// What ranks divide among them in place of each keeping all of it (ZeRO): 0 nothing, 1 the optimizer's moments
+    /// [default: 0]
     #[arg(long, value_name = "LEVEL", help_heading = RANKS, value_parser = whole, allow_negative_numbers = true)]
     pub zero: Option<u64>,
     /// Reduce gradients beside the backward pass, while it runs [default: auto]
@@ -264,22 +274,48 @@ pub struct MlpBenchFlags {
     /// Rows of a step, over all ranks
     #[arg(long, value_name = "ROWS", default_value = "128", value_parser = whole, allow_negative_numbers = true)]
     pub batch: u64,
-    /// Type of the model
+    /// In what the model computes; its values, gradients and moments are f32 in any case
     #[arg(long, value_name = "TYPE", default_value = "f32")]
-    pub dtype: FloatType,
+    pub dtype: Precision,
     /// Size of a bucket of gradients, in MB
     #[arg(long, value_name = "MB", default_value = "4", value_parser = number, allow_negative_numbers = true)]
     pub bucket_mb: f64,
     /// Type in which gradients travel
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub reduce_dtype: FloatType,
-    /// Reduce gradients on a thread of their own while backward runs
+    /// What is kept once over all ranks, in place of once a rank: 0 nothing, 1 the optimizer's moments
+    #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole, allow_negative_numbers = true)]
+    pub zero: u64,
+    /// Reduce gradients beside the backward pass, while it runs
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub overlap: Overlap,
     /// On a GPU: capture a step once, and launch it as a whole from then on
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub graph: GraphChoice,
-    /// What both have.
+    /// What all have.
+    #[command(flatten)]
+    pub common: BenchFlags,
+}
+
+/// The flags of `bench addmm`.
+#[derive(Args, Clone, Debug)]
+pub struct AddmmFlags {
+    /// Rows of the input
+    #[arg(long, value_name = "ROWS", default_value = "2048", value_parser = count, allow_negative_numbers = true)]
+    pub m: usize,
+    /// Outputs of a row
+    #[arg(long, value_name = "OUTPUTS", default_value = "2048", value_parser = count, allow_negative_numbers = true)]
+    pub n: usize,
+    /// Inputs of a row: what is summed over
+    #[arg(long, value_name = "INPUTS", default_value = "2048", value_parser = count, allow_negative_numbers = true)]
+    pub k: usize,
+    /// Several shapes in turn, as MxNxK with commas between; instead of --m, --n and --k
+    #[arg(long, value_name = "SHAPES", conflicts_with_all = ["m", "n", "k"])]
+    pub shapes: Option<List<ProductShape>>,
+    /// Type of the numbers; tf32 and bf16 on a GPU alone
+    #[arg(long, value_name = "TYPE", default_value = "f32")]
+    pub dtype: Precision,
+    /// What all have.
     #[command(flatten)]
     pub common: BenchFlags,
 }
@@ -287,13 +323,22 @@ pub struct MlpBenchFlags {
 /// The flags of `bench allreduce`.
 #[derive(Args, Clone, Debug)]
 pub struct AllreduceFlags {
-    /// MB (10⁶ bytes) that each rank gives
+    /// MB (10⁶ bytes) of the tensor that each rank has: of reduce_scatter and all_gather, the slices of all ranks together
     #[arg(long, value_name = "MB", default_value = "7.4", value_parser = number, allow_negative_numbers = true)]
     pub mb: f64,
+    /// Several sizes, from MB to MB by doubling; instead of --mb
+    #[arg(long, value_name = "FROM:TO", conflicts_with = "mb")]
+    pub sweep: Option<Sweep>,
+    /// What the ranks do with it
+    #[arg(long, value_name = "NAME", default_value = "all_reduce")]
+    pub operation: BenchOperation,
     /// Type of the numbers
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     pub dtype: FloatType,
-    /// What both have.
+    /// On a GPU: many calls captured once, and launched as a whole
+    #[arg(long)]
+    pub captured: bool,
+    /// What all have.
     #[command(flatten)]
     pub common: BenchFlags,
 }
@@ -304,10 +349,13 @@ pub struct BenchFlags {
     /// Threads of a rank [default: its share of the cores]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub threads: Option<usize>,
-    /// Where: auto, cpu, cuda or cuda:N
+    /// Where: auto, cpu, cuda (each rank has a GPU of its own) or cuda:N (one rank alone)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: DeviceChoice,
-    /// How long to measure, in all
+    /// Let several ranks have the same GPU: to see that it works, never for speed
+    #[arg(long)]
+    pub share_gpus: bool,
+    /// How long to measure, in all; of several shapes or sizes, each
     #[arg(long, value_name = "S", default_value = "5", value_parser = number, allow_negative_numbers = true)]
     pub seconds: f64,
     /// In how many rounds, of which the median counts

@@ -12,13 +12,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use bench::{AllreduceConfig, MlpBenchConfig};
+pub use bench::{AddmmConfig, AllreduceConfig, BenchConfig, BenchOperation, MlpBenchConfig, ProductShape, Sweep};
 pub use values::{
     Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, OptimizerKind, Overlap, Precision,
     Resident, Schedule, When,
 };
 
-pub(crate) use device::{check_graph, described, find_device, is_simulated};
+pub(crate) use device::{check_graph, described, find_devices, is_simulated, name_of};
 
 use self::check::{WHOLE_MAX, refuse, warmup_too_long};
 use crate::cli::Flags;
@@ -260,9 +260,9 @@ impl Config {
     }
 
     /// What must be equal on all ranks, name and value: everything that a step's arithmetic or the order of collectives
-    /// depends on. Folders, threads, what is shown and which device of its kind may differ.
+    /// depends on. Folders, threads, what is shown and which device of its kind is a rank's may differ.
     pub fn trajectory(&self) -> Vec<(String, String)> {
-        const OWN: [&str; 6] = ["out", "threads", "progress", "log-level", "timeout-s", "device"];
+        const OWN: [&str; 7] = ["out", "threads", "progress", "log-level", "timeout-s", "share-gpus", "device"];
         let mut fields = vec![("device".to_string(), self.device.kind().to_string())];
         if let serde_json::Value::Object(map) = self.to_json() {
             let shared = map.into_iter().filter(|(name, _)| !OWN.contains(&name.as_str()));

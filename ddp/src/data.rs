@@ -16,7 +16,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 pub(crate) use loader::SlotId;
-pub use loader::{Batch, InOrder, Loader, Micro};
+pub use loader::{Batch, InOrder, Loader, Micro, Source};
 pub use sampler::Sampler;
 pub use spec::DataSpec;
 
@@ -38,7 +38,8 @@ pub trait Dataset: fmt::Debug + Send + Sync {
     fn fingerprint(&self) -> Result<String>;
 
     /// Writes the rows called `rows`, one after the other: their features into `x`, their targets into `targets`. The
-    /// slices are exactly as long as that takes. Allocates nothing once it is warm, since it is part of every step.
+    /// slices are exactly as long as that takes. Allocates nothing once it is warm, since it is part of every step. A row is the same
+    /// each time: the data may be kept on a GPU, and each row then asked for once.
     fn gather(&self, rows: &[u64], x: &mut [f32], targets: Targets<'_>) -> Result<()>;
 }
 

@@ -13,6 +13,7 @@ use ddp_kernels::transfer::Ledger;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files;
@@ -190,6 +191,11 @@ impl Record {
     /// Writes `{"event":"eval",…}`.
     pub fn eval(&mut self, event: &EvalEvent) -> Result<()> {
         self.write(&Tagged { event: "eval", fields: event })
+    }
+
+    /// Writes `{"event":"placement",…}`: before the end, of a run that went well.
+    pub fn placement(&mut self, audit: &Audit) -> Result<()> {
+        self.write(&Tagged { event: "placement", fields: audit })
     }
 
     /// Writes `{"event":"end",…}` with the ledger of transfers, and makes the record durable.

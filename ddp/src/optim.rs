@@ -1,4 +1,7 @@
 //! Optimizers: AdamW and SGD over the flat arenas, one launch a step; learning-rate schedules; clipping.
+//!
+//! Under ZeRO-1 a rank's optimizer works on its slices of the arenas, one launch a slice, and has moments for these alone, one slice behind the
+//! other. An element's update reads nothing but that element's numbers, so it has the same bits whoever makes it.
 
 pub mod clip;
 pub mod schedule;
@@ -6,12 +9,16 @@ pub mod schedule;
 pub use clip::Clip;
 pub use schedule::{Schedule, Shape};
 
+use std::ops::Range;
+
+use ddp_comm::Group;
 use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, SgdConstants, SgdScalars};
 use ddp_kernels::transfer::Scalars;
 use ddp_kernels::{DType, Tensor};
 
 use crate::error::{Error, Result};
-use crate::params::Params;
+use crate::params::{ParamId, Parameter, Params};
+use crate::reducer::{self, ReducerOptions};
 
 /// Which rule, and its constants. Weight decay applies to matrices alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,12 +84,38 @@ impl Rule {
     }
 }
 
+/// Elements of a parameter that an optimizer updates, and where their moments are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The parameter.
+    pub parameter: ParamId,
+    /// The first of its elements, counted row by row.
+    pub start: usize,
+    /// How many.
+    pub length: usize,
+    /// Where their moments begin in each of [`Optimizer::moments`].
+    pub at: usize,
+}
+
+/// A part of the arenas that an optimizer updates.
+#[derive(Debug)]
+struct Slice {
+    /// Its elements of the gradients' arena.
+    range: Range<usize>,
+    /// Where its moments begin.
+    at: usize,
+    /// Counted from its start.
+    chunks: ChunkTable,
+}
+
 /// A rule with the memory it keeps from step to step.
 #[derive(Debug)]
 pub struct Optimizer {
     rule: Rule,
-    chunks: ChunkTable,
-    /// As long as the gradients' arena, in the order of `Rule::moment_names`.
+    /// What it updates.
+    slices: Vec<Slice>,
+    pieces: Vec<Piece>,
+    /// As long as the slices together, in the order of `Rule::moment_names`.
     moments: Vec<Tensor>,
     /// What changes from step to step, where the device reads it: of the model's dtype.
     scalars: Tensor,
@@ -93,15 +126,35 @@ pub struct Optimizer {
 impl Optimizer {
     /// For the trained parameters of `params`, its moments zero.
     pub fn new(rule: Rule, params: &Params) -> Result<Optimizer> {
+        Optimizer::of_slices(rule, params, std::slice::from_ref(&(0..params.gradients().count())))
+    }
+
+    /// For what this rank of `group` owns of `params` where gradients are reduced with these options: everything, or, under ZeRO-1, its slice of
+    /// each bucket.
+    pub fn of_rank(rule: Rule, params: &Params, group: &Group, options: ReducerOptions) -> Result<Optimizer> {
+        Optimizer::of_slices(rule, params, &reducer::owned(params, group, options))
+    }
+
+    /// For these ranges of the gradients' arena, which begin at whole quanta, in ascending order.
+    fn of_slices(rule: Rule, params: &Params, ranges: &[Range<usize>]) -> Result<Optimizer> {
         rule.check()?;
-        let moment = |name: &&str| -> Result<Tensor> { Ok(params.gradients().zeros_like()?.named(name)) };
+        let (mut slices, mut pieces, mut at) = (Vec::new(), Vec::new(), 0);
+        for range in ranges {
+            pieces.extend(pieces_of(params, range, at));
+            slices.push(Slice { range: range.clone(), at, chunks: params.chunks_of(range.clone())? });
+            at += range.len();
+        }
+        let moment = |name: &&str| -> Result<Tensor> {
+            let dtype = params.gradients().dtype();
+            Ok(Tensor::zeros(&[at], dtype, params.device())?.named(name))
+        };
         let moments = rule.moment_names().iter().map(moment).collect::<Result<_>>()?;
         let count = match rule {
             Rule::AdamW { .. } => 4,
             Rule::Sgd { .. } => 2,
         };
-        let scalars = Tensor::zeros(&[count], params.dtype(), params.device())?.named("scalars of the step");
-        Ok(Optimizer { rule, chunks: params.chunks()?, moments, scalars, own_way: None })
+        let scalars = Tensor::zeros(&[count], params.master_dtype(), params.device())?.named("scalars of the step");
+        Ok(Optimizer { rule, slices, pieces, moments, scalars, own_way: None })
     }
 
     /// The rule.
@@ -109,7 +162,18 @@ impl Optimizer {
         &self.rule
     }
 
-    /// The moments, flat like the gradients' arena, by name.
+    /// The ranges of the gradients' arena that it updates, in ascending order.
+    pub fn owned(&self) -> impl Iterator<Item = Range<usize>> {
+        self.slices.iter().map(|slice| slice.range.clone())
+    }
+
+    /// What it updates, parameter by parameter, and where the moments of each piece are.
+    pub fn owned_pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The moments by name: flat, the ranges of `owned` one behind the other. So without ZeRO-1 they are laid out like the gradients' arena;
+    /// `owned_pieces` says what is where.
     pub fn moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         self.rule.moment_names().iter().copied().zip(&self.moments)
     }
@@ -157,20 +221,39 @@ impl Optimizer {
         gradient_scale: Option<&Tensor>,
         first_bad_step: Option<&Tensor>,
     ) -> Result<()> {
-        let (values, gradients) = (params.trained_values(), params.gradients());
-        let (chunks, scalars) = (&self.chunks, &self.scalars);
-        let (scale, flag) = (gradient_scale, first_bad_step);
-        match (&self.rule, &self.moments[..]) {
-            (Rule::AdamW { constants, .. }, [first, second]) => {
+        self.slices.iter().try_for_each(|slice| self.apply_to(slice, params, gradient_scale, first_bad_step))
+    }
+
+    fn apply_to(&self, slice: &Slice, params: &Params, scale: Option<&Tensor>, flag: Option<&Tensor>) -> Result<()> {
+        let values = &params.trained_values().slice(slice.range.clone())?;
+        let gradients = &params.gradients().slice(slice.range.clone())?;
+        let moment = |index: usize| self.moments[index].slice(slice.at..slice.at + slice.range.len());
+        let (chunks, scalars) = (&slice.chunks, &self.scalars);
+        match &self.rule {
+            Rule::AdamW { constants, .. } => {
+                let (first, second) = (&moment(0)?, &moment(1)?);
                 ops::adamw(values, gradients, first, second, chunks, constants, scalars, scale, flag)?;
             }
-            (Rule::Sgd { constants, .. }, moments) => {
-                ops::sgd(values, gradients, moments.first(), chunks, constants, scalars, scale, flag)?;
+            Rule::Sgd { constants, .. } => {
+                let momentum = if self.moments.is_empty() { None } else { Some(moment(0)?) };
+                ops::sgd(values, gradients, momentum.as_ref(), chunks, constants, scalars, scale, flag)?;
             }
-            _ => unreachable!("AdamW has two moments since it was made"),
         }
-        Ok(())
+        params.refresh(slice.range.clone())
     }
+}
+
+/// What a range of the gradients' arena has of each trained parameter; `at` is where its moments begin.
+fn pieces_of(params: &Params, range: &Range<usize>, at: usize) -> Vec<Piece> {
+    let trained = params.list().iter().filter(|p| p.is_trained());
+    let cut = trained.map(|p| (p, p.range.start.max(range.start)..p.range.end.min(range.end)));
+    let piece = |(p, part): (&Parameter, Range<usize>)| Piece {
+        parameter: p.id,
+        start: part.start - p.range.start,
+        length: part.len(),
+        at: at + part.start - range.start,
+    };
+    cut.filter(|(_, part)| !part.is_empty()).map(piece).collect()
 }
 
 /// Sends a few numbers, rounded to the target's dtype. Takes no memory on the CPU.

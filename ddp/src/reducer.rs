@@ -1,17 +1,22 @@
-//! Sums gradients over the ranks while the backward pass is still running.
+//! Sums gradients over the ranks while the backward pass is still running; under ZeRO-1 gathers values while the forward pass is.
 //!
 //! A bucket (`plan.rs`) starts the moment the last gradient in it is written, and in the plan's order, which is the same on
-//! all ranks. `join` waits for all. A thread of its own reduces (`lane.rs`) while layers below still compute. It sleeps while it
-//! waits for other ranks, so that it pays even where it shares a core with the layers: the waiting is hidden, if not the work.
+//! all ranks. `join` waits for all. Meanwhile layers below still compute: on the CPU a thread of its own reduces (`lane/host.rs`), which
+//! sleeps while it waits for other ranks, so that it pays even where it shares a core with the layers (the waiting is hidden, if not
+//! the work); on a GPU a stream of its own (`lane/device.rs`).
+//!
+//! ZeRO-1: each rank owns a slice of every bucket. It gets the sums of its slices alone, keeps the optimizer's memory for them alone,
+//! and updates them alone. At the start of the next step the values are gathered again, bucket by bucket in the order in which the
+//! forward pass comes to them, and a layer's first use of a parameter waits for the buckets that it is in (`Listener::needed`).
 
-pub mod lane;
+mod lane;
 pub mod plan;
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, World};
-use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Tensor, ops};
 
 use self::lane::{Job, Lane};
@@ -20,6 +25,7 @@ use crate::config::Overlap;
 use crate::error::{Error, Result};
 use crate::faults::{self, Place};
 use crate::nn::pass::Listener;
+use crate::optim::Optimizer;
 use crate::params::{ParamId, Parameter, Params};
 
 /// How gradients are reduced.
@@ -29,18 +35,27 @@ pub struct ReducerOptions {
     pub sizes: BucketSizes,
     /// What travels: F32, or BF16 (half the bytes; each rank's gradients are rounded before they are added, and the sum again).
     pub dtype: DType,
-    /// Whether a thread of its own reduces while backward runs.
+    /// Whether reductions run beside the backward pass: on a thread of their own, or on a GPU on a stream of their own.
     pub overlap: bool,
+    /// ZeRO-1: whether each rank owns a slice of every bucket, and has the optimizer's memory for that alone.
+    pub zero: bool,
+}
+
+impl ReducerOptions {
+    /// How many ranks of `ranks` share the trained part: what [`Model::with_shares`](crate::models::Model::with_shares) is to know.
+    pub fn shares(&self, ranks: usize) -> usize {
+        if self.zero { ranks } else { 1 }
+    }
 }
 
 impl Default for ReducerOptions {
     /// Buckets of 4 MB that travel in f32, reduced while backward runs.
     fn default() -> ReducerOptions {
-        ReducerOptions { sizes: BucketSizes::of_bytes(4_000_000), dtype: DType::F32, overlap: true }
+        ReducerOptions { sizes: BucketSizes::of_bytes(4_000_000), dtype: DType::F32, overlap: true, zero: false }
     }
 }
 
-/// Whether to reduce on a thread of its own while backward runs: by default wherever there is another rank.
+/// Whether to reduce beside the backward pass: by default wherever there is another rank.
 pub fn overlaps(wanted: Overlap, world: &World) -> bool {
     match wanted {
         Overlap::On => true,
@@ -63,9 +78,9 @@ pub struct BucketTime {
 /// What reducing cost in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReduceTime {
-    /// The time all reductions took, from each one's beginning to its end.
+    /// The time all of it took, from each one's beginning to its end.
     pub busy: Duration,
-    /// The time that `join` had to wait: what backward did not hide.
+    /// The time that the layers and `join` had to wait for them: what forward and backward did not hide.
     pub exposed: Duration,
 }
 
@@ -80,8 +95,21 @@ pub struct Reducer {
     /// The next bucket to start.
     next: usize,
     lane: Lane,
+    group: Group,
     /// The gradients by bucket, f32.
     parts: Vec<Tensor>,
+    /// The elements of the arenas that this rank owns: a slice of each bucket under ZeRO-1, else all in one.
+    owned: Vec<Range<usize>>,
+    /// Whether the ranks own slices.
+    is_shared: bool,
+    /// Whether layers read rounded copies of the values.
+    reads_copies: bool,
+    /// By bucket, under ZeRO-1: whether this step's layers have waited for its values.
+    waited: Vec<Cell<bool>>,
+    /// Whether this rank's values may be old outside of its slices.
+    is_stale: bool,
+    /// How long layers have waited in this step.
+    wait: Cell<Duration>,
     ready_at: Vec<Instant>,
     began: Instant,
     last: ReduceTime,
@@ -90,11 +118,16 @@ pub struct Reducer {
 impl Reducer {
     /// A reducer for the gradients of `params` over `group`.
     pub fn new(params: &Params, group: Group, options: ReducerOptions) -> Result<Reducer> {
-        let trained: Vec<_> = params.list().iter().filter(|p| params.gradient(p.id).is_some()).collect();
-        let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
-        let layer_of = |p: &Parameter| p.name.rsplit_once('.').map_or(String::new(), |(layer, _)| layer.to_string());
-        let layers: Vec<usize> = trained.chunk_by(|a, b| layer_of(a) == layer_of(b)).map(<[_]>::len).collect();
-        let buckets = plan::plan(&ranges, &layers, options.sizes);
+        let shares = options.shares(group.size());
+        if params.shares() % shares != 0 {
+            return Err(Error::Usage(format!(
+                "ZeRO-1 with {shares} ranks: expected a model laid out for as many shares, got one for {}. Make it with \
+                 Model::with_shares(…, reducer_options.shares({shares}))",
+                params.shares()
+            )));
+        }
+        let trained: Vec<_> = trained(params);
+        let buckets = plan_of(&trained, options, shares);
         let count = trained.iter().map(|p| p.id.0 + 1).max().unwrap_or(0);
         let mut buckets_of = vec![0..0; count];
         for (place, parameter) in trained.iter().enumerate() {
@@ -107,13 +140,19 @@ impl Reducer {
             Ok(gradients.slice(bucket.range.clone())?.named(&format!("gradients, bucket {index}")))
         };
         let parts = buckets.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-        let jobs = parts.iter().map(|part| job_for(part, options.dtype)).collect::<Result<Vec<_>>>()?;
-        let stream = Stream::default_of(gradients.device())?;
+        let jobs = jobs(params, &buckets, &parts, &group, options)?;
         let now = Instant::now();
         Ok(Reducer {
             waiting: vec![0; buckets.len()],
             next: 0,
-            lane: Lane::new(group, stream, jobs, options.overlap)?,
+            lane: Lane::new(group.clone(), gradients.device(), jobs, options.overlap)?,
+            owned: owned(params, &group, options),
+            is_shared: shares > 1,
+            reads_copies: params.dtype() != params.master_dtype(),
+            waited: vec![Cell::new(true); buckets.len()],
+            is_stale: false,
+            wait: Cell::new(Duration::ZERO),
+            group,
             parts,
             ready_at: vec![now; buckets.len()],
             buckets,
@@ -128,28 +167,101 @@ impl Reducer {
         &self.buckets
     }
 
-    /// Whether a thread of its own reduces while backward runs.
+    /// The ranks that it reduces over.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The elements of the gradients' arena that this rank gets the sums of and whose values it updates, in ascending order: a slice
+    /// of each bucket under ZeRO-1, else all in one range.
+    pub fn owned(&self) -> &[Range<usize>] {
+        &self.owned
+    }
+
+    /// Whether the ranks own slices: ZeRO-1, and more than one rank.
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Refuses an optimizer that updates anything else than what this rank owns.
+    pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
+        if optimizer.owned().eq(self.owned.iter().cloned()) {
+            return Ok(());
+        }
+        let (expected, got): (usize, usize) =
+            (self.owned.iter().map(Range::len).sum(), optimizer.owned().map(|r| r.len()).sum());
+        Err(Error::Usage(format!(
+            "the optimizer: expected one for what rank {} owns ({expected} elements), got one for {got} elements. Make it with \
+             Optimizer::of_rank, from the same group and options as the reducer",
+            self.group.rank()
+        )))
+    }
+
+    /// Whether communication runs beside the layers.
     pub fn overlaps(&self) -> bool {
-        self.lane.has_thread()
+        self.lane.overlaps()
     }
 
     /// The plan as text, for the handshake: ranks with different plans would wait for each other for ever.
     pub fn plan_text(&self) -> String {
         let line = |bucket: &Bucket| format!("{}..{}\n", bucket.range.start, bucket.range.end);
-        self.buckets.iter().map(line).collect()
+        let slices = self.is_shared.then(|| format!("{} slices each\n", self.group.size()));
+        self.buckets.iter().map(line).chain(slices).collect()
     }
 
-    /// Begins a step: no gradient is complete.
-    pub fn begin(&mut self) {
+    /// Begins a step: no gradient is complete. Under ZeRO-1 the values are gathered from now on, in every step alike, so that a captured
+    /// step holds it too.
+    pub fn begin(&mut self) -> Result<()> {
         self.next = 0;
         self.began = Instant::now();
         self.waiting.iter_mut().zip(&self.buckets).for_each(|(waiting, bucket)| *waiting = bucket.parameters.len());
+        self.wait.set(Duration::ZERO);
+        if self.is_shared {
+            self.is_stale = true;
+            for bucket in (0..self.buckets.len()).rev() {
+                self.waited[bucket].set(false);
+                self.lane.start(self.read_gather(bucket))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The job that gathers a bucket of what layers read.
+    fn read_gather(&self, bucket: usize) -> usize {
+        self.buckets.len() + bucket
+    }
+
+    /// The job that gathers a bucket of the values themselves: what layers read, unless that is a rounded copy.
+    fn value_gather(&self, bucket: usize) -> usize {
+        self.read_gather(bucket) + if self.reads_copies { self.buckets.len() } else { 0 }
+    }
+
+    /// Makes the values whole on this rank: for evaluation, hashes, saving. All ranks call it together, and if they are whole already
+    /// nobody does anything. A step begins with it by itself.
+    pub fn gather_all(&mut self, params: &Params) -> Result<()> {
+        if !std::mem::take(&mut self.is_stale) {
+            return Ok(());
+        }
+        (0..self.buckets.len()).try_for_each(|bucket| self.lane.start(self.value_gather(bucket)))?;
+        self.lane.join()?;
+        params.refresh(0..params.gradients().count())
+    }
+
+    /// Sums a small tensor over the ranks, after all that was started, and waits for it.
+    pub fn sum(&mut self, tensor: &Tensor) -> Result<()> {
+        let started = Instant::now();
+        self.lane.start_sum(tensor)?;
+        self.lane.join()?;
+        self.last.busy += self.lane.busy();
+        self.last.exposed += started.elapsed();
+        Ok(())
     }
 
     /// Begins a step that is launched as a whole: its work is none of this thread's, and so nothing here is told of it.
     pub fn begin_replay(&mut self) -> Result<()> {
         self.last = ReduceTime::default();
         self.began = Instant::now();
+        self.is_stale = self.is_shared;
         // What tests of how a job ends ask for happens on the host: before the work that it was asked for in.
         [Place::Forward, Place::Reduction, Place::Optimizer].into_iter().try_for_each(faults::at)
     }
@@ -170,7 +282,7 @@ impl Reducer {
 
     fn start_complete(&mut self) -> Result<()> {
         while self.next < self.buckets.len() && self.waiting[self.next] == 0 {
-            self.lane.start_bucket(self.next)?;
+            self.lane.start(self.next)?;
             self.next += 1;
         }
         Ok(())
@@ -188,7 +300,7 @@ impl Reducer {
         }
         let joined = Instant::now();
         self.lane.join()?;
-        self.last = ReduceTime { busy: self.lane.busy(), exposed: joined.elapsed() };
+        self.last = ReduceTime { busy: self.lane.busy(), exposed: self.wait.get() + joined.elapsed() };
         Ok(())
     }
 
@@ -197,10 +309,10 @@ impl Reducer {
         self.last
     }
 
-    /// When each bucket of the last step was ready, started and done.
+    /// When each bucket of the last step was ready, started and done; none where only a device knows.
     pub fn timeline(&self) -> Vec<BucketTime> {
         let since = |at: Instant| at.saturating_duration_since(self.began);
-        let times = self.lane.bucket_times().into_iter().zip(&self.ready_at);
+        let times = self.lane.times().into_iter().zip(&self.ready_at);
         times
             .map(|((started, done), &ready)| BucketTime {
                 ready: since(ready),
@@ -232,15 +344,79 @@ impl Listener for Reducer {
     /// Reduces a small tensor (losses and counts) with the gradients, in the order of the calls: before the bucket that
     /// comes next.
     fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
-        self.lane.start(tensor.clone())
+        self.lane.start_sum(tensor)
+    }
+
+    /// Waits for the values of `parameter`, once a step for each bucket it is in.
+    fn needed(&self, parameter: ParamId) -> Result<()> {
+        // Frozen parameters and buffers are in none.
+        for bucket in self.buckets_of.get(parameter.0).cloned().unwrap_or(0..0) {
+            if !self.waited[bucket].replace(true) {
+                let started = Instant::now();
+                self.lane.wait_for(self.read_gather(bucket))?;
+                self.wait.set(self.wait.get() + started.elapsed());
+            }
+        }
+        Ok(())
     }
 }
 
-/// The job that reduces `part`, through a narrower copy if less is to travel.
-fn job_for(part: &Tensor, dtype: DType) -> Result<Job> {
-    if dtype == part.dtype() {
-        return Ok(Job::plain(part.clone()));
+/// What is trained, in the order of the arenas.
+fn trained(params: &Params) -> Vec<&Parameter> {
+    params.list().iter().filter(|p| p.is_trained()).collect()
+}
+
+/// The plan of buckets for a trained part that so many ranks share.
+fn plan_of(trained: &[&Parameter], options: ReducerOptions, shares: usize) -> Vec<Bucket> {
+    let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
+    let layer_of = |p: &Parameter| p.name.rsplit_once('.').map_or(String::new(), |(layer, _)| layer.to_string());
+    let layers: Vec<usize> = trained.chunk_by(|a, b| layer_of(a) == layer_of(b)).map(<[_]>::len).collect();
+    plan::plan(&ranges, &layers, options.sizes, plan::grain(shares))
+}
+
+/// The elements of the gradients' arena of `params` that this rank of `group` owns: see [`Reducer::owned`].
+pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Range<usize>> {
+    match options.shares(group.size()) {
+        1 => std::iter::once(0..params.gradients().count()).collect(),
+        shares => {
+            let buckets = plan_of(&trained(params), options, shares);
+            buckets.iter().map(|bucket| bucket.slice(group.rank(), shares)).collect()
+        }
     }
-    let narrow = Tensor::empty(&[part.count()], dtype, part.device())?;
-    Ok(Job::narrowed(part.clone(), narrow.named(part.name().unwrap_or("gradients"))))
+}
+
+/// A reduction for each bucket; and, where the ranks share them, a gather of what layers read of each, and of its values where layers read
+/// rounded copies.
+fn jobs(
+    params: &Params,
+    buckets: &[Bucket],
+    parts: &[Tensor],
+    group: &Group,
+    options: ReducerOptions,
+) -> Result<Vec<Job>> {
+    let shares = options.shares(group.size());
+    let mut jobs = Vec::new();
+    for (bucket, part) in buckets.iter().zip(parts) {
+        jobs.push(match shares {
+            1 => Job::sum(part.clone(), options.dtype)?,
+            _ => {
+                let own = bucket.slice(group.rank(), shares);
+                let own = own.start - bucket.range.start..own.end - bucket.range.start;
+                Job::sum_slice(part.clone(), own, options.dtype)?
+            }
+        });
+    }
+    if shares > 1 {
+        for (index, bucket) in buckets.iter().enumerate() {
+            let values = params.read_arena().slice(bucket.range.clone())?;
+            jobs.push(Job::Gather(values.named(&format!("values, bucket {index}"))));
+        }
+        if params.dtype() != params.master_dtype() {
+            for (index, bucket) in buckets.iter().enumerate() {
+                let values = params.values().slice(bucket.range.clone())?;
+                jobs.push(Job::Gather(values.named(&format!("masters, bucket {index}"))));
+            }
+        }
+    }
+    Ok(jobs)
 }

@@ -4,28 +4,35 @@
 //! optimizer. After the first step nothing here allocates, nothing crosses between devices, and nothing is read back by the
 //! host: losses and norms stay where they are until somebody logs them.
 //!
+//! A model may be split over several devices. Then it has a stage for each (`step/stage.rs`): activations and their gradients cross
+//! between neighbours, and what all of them have to know before they update is found out on the last (`step/verdict.rs`).
+//!
 //! A step is two things: a few numbers that differ from step to step are sent ahead (`step/numbers.rs`); then comes the work,
 //! which is the same each time and reads them on the device. So on a GPU the work can be captured once, and launched as a whole
 //! from then on (`step/replay.rs`).
 
 mod numbers;
 mod replay;
+mod stage;
+mod verdict;
 
 use ddp_comm::{Group, Reduce};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 
-use self::numbers::Numbers;
 use self::replay::{Graphs, Way};
+use self::stage::Through;
+pub use self::stage::{Part, Stage};
+use self::verdict::Verdict;
 use crate::config::GraphChoice;
 use crate::data::{Batch, InOrder, Micro};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults::{self, Place};
 use crate::models::Model;
+use crate::nn::Loss;
 use crate::nn::pass::Listener;
-use crate::nn::{Loss, Pass, PassOptions, Saved, Scratch};
-use crate::optim::{Clip, Optimizer};
+use crate::optim::Optimizer;
 use crate::reducer::{Reducer, ReducerOptions};
 
 /// How steps are taken.
@@ -43,7 +50,7 @@ pub struct StepOptions {
 }
 
 impl Default for StepOptions {
-    /// No clipping, seed 0, gradients reduced by the defaults, captured where one rank trains on a GPU.
+    /// No clipping, seed 0, gradients reduced by the defaults, captured on a GPU.
     fn default() -> StepOptions {
         StepOptions { reducer: ReducerOptions::default(), clip_norm: 0.0, seed: 0, graph: GraphChoice::Auto }
     }
@@ -52,22 +59,16 @@ impl Default for StepOptions {
 /// A model in training, on one rank.
 #[derive(Debug)]
 pub struct Step {
-    model: Model,
+    /// In the order of the layers, from the input on: at least one.
+    stages: Vec<Stage>,
     loss: Box<dyn Loss>,
-    optimizer: Optimizer,
-    clip: Clip,
-    reducer: Reducer,
-    scratch: Scratch,
-    saved: Saved,
     seed: u64,
-    /// f32 [4]: over the global batch, once joined: the sum of losses, of weights, right answers, rows.
+    /// f32 [4], on the last device: over the global batch, once joined: the sum of losses, of weights, right answers, rows.
     stats: Tensor,
     /// The same over held-out rows.
     held_out_stats: Tensor,
-    numbers: Numbers,
+    verdict: Verdict,
     graphs: Graphs,
-    /// i64 [1]: the first step whose loss (or gradients' norm) was not finite on any rank; 0 for none.
-    bad_step: Tensor,
     /// i64 [1]: the first step whose loss was not finite on this rank; 0 for none.
     own_bad_step: Tensor,
 }
@@ -107,25 +108,32 @@ impl Step {
         group: Group,
         options: &StepOptions,
     ) -> Result<Step> {
-        let device = model.params.device();
-        let dtype = model.params.dtype();
+        Step::over(vec![Part { model, optimizer, group }], loss, options)
+    }
+
+    /// Steps of a model whose layers are split over several devices: `parts` in the order of the layers, as
+    /// [`Model::split`](crate::models::Model::split) makes them, each with a group of its own. Features lie on the first device,
+    /// targets on the last.
+    pub fn over(parts: Vec<Part>, loss: Box<dyn Loss>, options: &StepOptions) -> Result<Step> {
+        let stages = parts.into_iter().map(|part| Stage::new(part, options)).collect::<Result<Vec<_>>>()?;
+        let last =
+            stages.last().ok_or_else(|| Error::Usage("a step over no devices: give it a part at least".into()))?;
+        let (device, dtype) = (last.device(), last.model.params.master_dtype());
+        let graphs = match stages.len() {
+            1 => Graphs::new(options.graph, device, last.reducer.group().size())?,
+            _ => Graphs::of_several(options.graph, stages.len())?,
+        };
         // Counts of many rows are exact in f64, which accelerators only store. In f32 they are up to 2²⁴.
         let held_out_dtype = if device == Device::Cpu { DType::F64 } else { dtype };
         Ok(Step {
-            graphs: Graphs::new(options.graph, device, group.size())?,
-            numbers: Numbers::new(device, 1)?,
-            clip: Clip::new(options.clip_norm, &model.params)?,
-            reducer: Reducer::new(&model.params, group, options.reducer)?,
-            scratch: Scratch::new(device),
-            saved: Saved::default(),
+            graphs,
+            verdict: Verdict::new(&stages, options.clip_norm)?,
+            loss,
             seed: options.seed,
             stats: Tensor::zeros(&[4], dtype, device)?.named("loss statistics"),
             held_out_stats: Tensor::zeros(&[4], held_out_dtype, device)?.named("evaluation statistics"),
-            bad_step: Tensor::zeros(&[1], DType::I64, device)?.named("first bad step"),
             own_bad_step: Tensor::zeros(&[1], DType::I64, device)?.named("this rank's first bad step"),
-            model,
-            loss,
-            optimizer,
+            stages,
         })
     }
 
@@ -135,7 +143,8 @@ impl Step {
         in_phase(Phase::Step, || {
             forbid_transfers(|| {
                 self.send_numbers(batch, learning_rate)?;
-                match self.graphs.way(batch, measure_norm, || self.reducer.begin_replay())? {
+                let before_launch = || self.stages.iter_mut().try_for_each(|stage| stage.reducer.begin_replay());
+                match self.graphs.way(batch, measure_norm, before_launch)? {
                     Way::Launched => Ok(()),
                     Way::Eagerly => self.work(batch, measure_norm),
                     Way::Capture(kind) => self.capture(kind, batch, measure_norm),
@@ -148,21 +157,21 @@ impl Step {
     fn send_numbers(&mut self, batch: &Batch, learning_rate: f64) -> Result<()> {
         faults::begin(number_of(batch));
         self.send_positions(batch)?;
-        self.numbers.send_rates(&self.optimizer, number_of(batch), learning_rate)
+        self.stages.iter_mut().try_for_each(|stage| stage.send_rates(number_of(batch), learning_rate))
     }
 
     fn send_positions(&mut self, batch: &Batch) -> Result<()> {
-        if batch.micro_count() > self.numbers.room() {
+        if batch.micro_count() > self.last().numbers.room() {
             self.graphs.forget();
-            self.numbers = Numbers::new(self.stats.device(), batch.micro_count())?;
+            self.stages.iter_mut().try_for_each(|stage| stage.make_room(batch.micro_count()))?;
         }
-        self.numbers.send_positions(number_of(batch), batch)
+        self.stages.iter_mut().try_for_each(|stage| stage.numbers.send_positions(number_of(batch), batch))
     }
 
     /// The step itself: the same in every step on batches of this size in this memory. On a GPU nothing in it waits, writes from
     /// the host, or takes a number from it.
     fn work(&mut self, batch: &Batch, measure_norm: bool) -> Result<()> {
-        self.reducer.begin();
+        self.stages.iter_mut().try_for_each(|stage| stage.reducer.begin())?;
         ops::zero(&self.stats)?;
         for index in 0..batch.micro_count() {
             self.forward_backward(batch, &batch.micro(index)?, index)?;
@@ -170,62 +179,49 @@ impl Step {
         if batch.mine == 0 {
             self.take_part_without_rows()?;
         }
-        self.reducer.join()?;
-        self.clip(measure_norm)?;
-        self.update()
+        self.stages.iter_mut().try_for_each(|stage| stage.reducer.join())?;
+        self.verdict.reach(&mut self.stages, &self.stats, measure_norm)?;
+        faults::at(Place::Optimizer)?;
+        self.verdict.update(&self.stages)
     }
 
     /// Takes the step as one that is captured, or eagerly if it cannot be.
     fn capture(&mut self, kind: replay::Kind, batch: &Batch, measure_norm: bool) -> Result<()> {
         // The work needs all of the step but its graphs.
         let mut graphs = std::mem::replace(&mut self.graphs, Graphs::none());
-        let captured = graphs.capture(kind, || self.work(batch, measure_norm));
+        let group = self.last().reducer.group().clone();
+        let captured = graphs.capture(kind, || self.work(batch, measure_norm), |well| Ok(group.all_agree(well)?));
         self.graphs = graphs;
         if captured? {
             return Ok(());
         }
-        self.reducer.abandon();
+        self.stages.iter_mut().for_each(|stage| stage.reducer.abandon());
         self.work(batch, measure_norm)
     }
 
     /// One micro-batch: its loss, and its part of the gradients. The last one completes them.
     fn forward_backward(&mut self, batch: &Batch, micro: &Micro, index: usize) -> Result<()> {
         let last = index + 1 == batch.micro_count();
-        let (seed, position) = (self.seed, self.numbers.position(index));
-        let options = PassOptions { training: true, accumulate: index > 0, last, seed, position };
-        let Step { model, loss, scratch, saved, reducer, stats, .. } = self;
-        let mut pass = Pass::new(&model.params, scratch, saved, options, reducer);
-
+        let through = Through { training: true, micro_batch: index, last, seed: self.seed, reduces: true };
         faults::at(Place::Forward)?;
-        let output = model.forward(&mut pass, &micro.x)?;
-        let gradient = loss.gradient(&mut pass, &output, &micro.targets, stats)?;
-        if last {
-            // Before it is summed over the ranks: whose rows were it?
-            ops::mark_nonfinite(&self.own_bad_step, stats, self.numbers.step())?;
-            pass.reduce(stats)?;
-        }
-        model.backward(&mut pass, &gradient)
+        let number = self.last().numbers.step().clone();
+        let Step { stages, loss, stats, own_bad_step, .. } = self;
+        through.run(stages, &micro.x, &mut |pass, output| {
+            let gradient = loss.gradient(pass, output, &micro.targets, stats)?;
+            if last {
+                // Before it is summed over the ranks: whose rows were it?
+                ops::mark_nonfinite(own_bad_step, stats, &number)?;
+                pass.reduce(stats)?;
+            }
+            Ok(Some(gradient))
+        })
     }
 
-    /// The gradients and losses of no rows are zero, and the others wait for them.
+    /// The gradients and losses of no rows are zero, and the others wait for them: in the order in which a backward completes them.
     fn take_part_without_rows(&mut self) -> Result<()> {
-        self.reducer.reduce(&self.stats)?;
-        self.reducer.all_ready_with_zeros()
-    }
-
-    fn clip(&mut self, measure_norm: bool) -> Result<()> {
-        let weights = self.stats.slice(1..2)?;
-        self.clip.compute(&self.model.params, Some(&weights), measure_norm)?;
-        // All of these are equal on all ranks, so all act alike.
-        ops::mark_nonfinite(&self.bad_step, &self.stats, self.numbers.step())?;
-        // A gradient may overflow where the loss does not; the norm tells, or else a look at all of them.
-        let gradients = if measure_norm || self.clip.is_on() { self.clip.out() } else { self.model.params.gradients() };
-        Ok(ops::mark_nonfinite(&self.bad_step, gradients, self.numbers.step())?)
-    }
-
-    fn update(&mut self) -> Result<()> {
-        faults::at(Place::Optimizer)?;
-        self.optimizer.apply(&self.model.params, Some(self.clip.out()), Some(&self.bad_step))
+        let stats = self.stats.clone();
+        self.last_mut().reducer.reduce(&stats)?;
+        self.stages.iter_mut().rev().try_for_each(|stage| stage.reducer.all_ready_with_zeros())
     }
 
     /// What the last step found out. Waits for it: for logs, not for every step.
@@ -236,20 +232,40 @@ impl Step {
                 let step = flag.to_vec::<i64>()?[0];
                 Ok((step != 0).then_some(step as u64))
             };
-            let norm = if norm_was_measured || self.clip.is_on() { Some(read(self.clip.out())?[1]) } else { None };
-            let (bad_step, own_bad_step) = (flag(&self.bad_step)?, flag(&self.own_bad_step)?);
+            let clip = self.verdict.clip();
+            let norm = if norm_was_measured || clip.is_on() { Some(read(clip.out())?[1]) } else { None };
+            let (bad_step, own_bad_step) = (flag(self.verdict.bad_step())?, flag(&self.own_bad_step)?);
             Ok(StepReport { stats, grad_norm: norm, bad_step, own_bad_step })
         })
     }
 
+    /// Makes the values whole on this rank: all ranks call it together, before values are looked at outside of a step. Only ZeRO-1 leaves anything
+    /// to do.
+    pub fn gather(&mut self) -> Result<()> {
+        self.stages.iter_mut().try_for_each(|stage| stage.reducer.gather_all(&stage.model.params))
+    }
+
     /// The losses of held-out rows: those of all ranks together.
     pub fn evaluate(&mut self, batches: &mut InOrder, group: &Group) -> Result<Stats> {
+        self.gather()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;
+        let through = Through { training: false, micro_batch: 0, last: true, seed: self.seed, reduces: false };
         for index in 0..batches.count() {
-            self.forward_only(batches.load(index)?, &stats)?;
+            let batch = batches.load(index)?;
+            let loss = &self.loss;
+            through.run(&mut self.stages, &batch.x, &mut |pass, output| {
+                loss.compute(pass, output, &batch.targets, &stats)?;
+                Ok(None)
+            })?;
         }
-        group.all_reduce(&stats, Reduce::Sum, &Stream::default_of(stats.device())?)?;
+        // Ranks whose group is of host memory add them up there.
+        let device = group.device().unwrap_or(Device::Cpu);
+        let stats = announced("the evaluation's result", || match device {
+            Device::Cpu => stats.to((device, DType::F64)),
+            _ => Ok(stats),
+        })?;
+        group.all_reduce(&stats, Reduce::Sum, &Stream::default_of(device)?)?;
         announced("the evaluation's result", || Stats::read(&stats))
     }
 
@@ -260,43 +276,43 @@ impl Step {
         self.send_positions(batch)?;
         for index in 0..batch.micro_count() {
             let micro = batch.micro(index)?;
-            let (seed, position) = (self.seed, self.numbers.position(index));
-            let options = PassOptions { training: true, accumulate: false, last: false, seed, position };
-            let mut nobody = |_| Ok(());
-            let Step { model, loss, scratch, saved, .. } = self;
-            let mut pass = Pass::new(&model.params, scratch, saved, options, &mut nobody);
-            let output = model.forward(&mut pass, &micro.x)?;
-            let rows = loss.compute(&mut pass, &output, &micro.targets, &stats)?.rows;
-            losses.extend(announced("which rows are not finite", || read(&rows))?);
+            let through = Through { training: true, micro_batch: index, last: false, seed: self.seed, reduces: false };
+            let loss = &self.loss;
+            through.run(&mut self.stages, &micro.x, &mut |pass, output| {
+                let rows = loss.compute(pass, output, &micro.targets, &stats)?.rows;
+                losses.extend(announced("which rows are not finite", || read(&rows))?);
+                Ok(None)
+            })?;
         }
         Ok(losses)
     }
 
-    fn forward_only(&mut self, batch: &Batch, stats: &Tensor) -> Result<()> {
-        // Where nothing is drawn nobody asks for the position.
-        let (seed, position) = (self.seed, self.numbers.position(0));
-        let options = PassOptions { training: false, accumulate: false, last: true, seed, position };
-        let mut nobody = |_| Ok(());
-        let Step { model, loss, scratch, saved, .. } = self;
-        let mut pass = Pass::new(&model.params, scratch, saved, options, &mut nobody);
-        let output = model.forward(&mut pass, &batch.x)?;
-        loss.compute(&mut pass, &output, &batch.targets, stats)?;
-        Ok(())
+    /// The stages, one a device, from the input on.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
     }
 
-    /// The model as it is.
+    fn last(&self) -> &Stage {
+        self.stages.last().expect("a step has a stage")
+    }
+
+    fn last_mut(&mut self) -> &mut Stage {
+        self.stages.last_mut().expect("a step has a stage")
+    }
+
+    /// The model as it is: of one that is split over devices the first part.
     pub fn model(&self) -> &Model {
-        &self.model
+        self.stages[0].model()
     }
 
-    /// The reducer: its plan, and what it took.
+    /// The reducer: its plan, and what it took. Of a model that is split over devices the first part's.
     pub fn reducer(&self) -> &Reducer {
-        &self.reducer
+        self.stages[0].reducer()
     }
 
-    /// The optimizer and its moments.
+    /// The optimizer and its moments: of a model that is split over devices the first part's.
     pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
+        self.stages[0].optimizer()
     }
 
     /// How many graphs there are that steps are launched as; none if steps are not captured.
@@ -304,9 +320,9 @@ impl Step {
         self.graphs.is_on().then(|| self.graphs.count())
     }
 
-    /// The memory of activations, in bytes.
+    /// The memory of activations, in bytes, on all devices.
     pub fn activation_bytes(&self) -> usize {
-        self.scratch.bytes()
+        self.stages.iter().map(Stage::activation_bytes).sum()
     }
 }
 

@@ -6,9 +6,11 @@ mod setup;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ddp_comm::{Group, World};
+use ddp_comm::{Field, Group, World};
+use ddp_kernels::Device;
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 
+use crate::audit::{self, Share};
 use crate::checkpoint;
 use crate::config::{Config, Plan};
 use crate::data::{InOrder, Loader, Task};
@@ -18,7 +20,7 @@ use crate::metrics::{EVENTS_FILE, End, EvalEvent, Record, StepEvent};
 use crate::optim::Schedule;
 use crate::process;
 use crate::progress::{Figures, Progress};
-use crate::step::{Stats, Step, StepReport};
+use crate::step::{Stage, Stats, Step, StepReport};
 
 /// How long the other ranks wait for the one that saves.
 const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
@@ -43,6 +45,8 @@ struct Trainer<'a> {
     /// Rank 0 alone keeps the record and shows how things are going.
     desk: Option<Desk>,
     done: Done,
+    /// What of it was this rank's.
+    share: Share,
 }
 
 /// What rank 0 writes and shows.
@@ -108,7 +112,9 @@ impl Done {
 impl Trainer<'_> {
     /// Trains. The record's last line says how it ended, also where that was an error.
     fn run(mut self) -> Result<()> {
-        let result = self.all_steps().and_then(|()| in_phase(Phase::Checkpoint, || self.save_together()));
+        let trained = self.all_steps().and_then(|()| in_phase(Phase::Checkpoint, || self.save_together()));
+        // Only of a run that went well are all ranks there to be asked.
+        let result = trained.and_then(|model| self.audit().map(|()| model));
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(error) => (error.to_string(), error.exit_code()),
@@ -133,6 +139,7 @@ impl Trainer<'_> {
             let learning_rate = self.schedule.learning_rate(number);
             let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
             let (rows, epoch) = (batch.rows, batch.epoch);
+            self.share.count(batch);
             self.step.run(batch, learning_rate, logs)?;
             self.done.count(rows);
             if let Some(desk) = &self.desk {
@@ -174,6 +181,7 @@ impl Trainer<'_> {
         if self.held_out_rows == 0 {
             return Ok(());
         }
+        self.compare_replicas(number)?;
         let stats = self.step.evaluate(&mut self.held_out, &self.main)?;
         self.done.evaluation = Some(stats);
         let event = EvalEvent { step: number, loss: stats.loss(), accuracy: self.accuracy() };
@@ -183,6 +191,24 @@ impl Trainer<'_> {
         }
         self.done.restart_clock();
         Ok(())
+    }
+
+    /// Ends the run where ranks hold different models after step `number`: memory or a link that flips bits, or a mistake. Their
+    /// gradients are one sum, so every bit should be the same.
+    fn compare_replicas(&mut self, number: u64) -> Result<()> {
+        if self.world.size() == 1 {
+            return Ok(());
+        }
+        self.step.gather()?;
+        let mut lines = String::new();
+        for stage in self.step.stages() {
+            for (name, hash) in stage.model().params.value_hashes()? {
+                lines += &format!("{name} with the hash {hash:016x}\n");
+            }
+        }
+        let way_out = "One rank's memory or GPU, or a link between them, has changed bits: run again without that rank's machine, and test it \
+                       (nvidia-smi -q -d ECC, dcgmi diag). Nothing was saved.";
+        Ok(self.world.handshake(&[Field::must_match(format!("the model after step {number}"), lines, way_out)])?)
     }
 
     /// Whether right answers can be counted.
@@ -203,13 +229,30 @@ impl Trainer<'_> {
         Ok(model)
     }
 
-    /// Saves the model, on rank 0.
+    /// Saves the model, on rank 0. All ranks make its values whole.
     fn save(&mut self) -> Result<Option<PathBuf>> {
+        if self.held_out_rows == 0 {
+            // Else the last evaluation has.
+            self.compare_replicas(self.plan.steps)?;
+        }
+        self.step.gather()?;
         self.check_values()?;
         if self.desk.is_none() {
             return Ok(None);
         }
-        checkpoint::save_model(&self.config.out, self.plan.steps, &self.step.model().params).map(Some)
+        let parts: Vec<_> = self.step.stages().iter().map(|stage| &stage.model().params).collect();
+        checkpoint::save_model(&self.config.out, self.plan.steps, &parts).map(Some)
+    }
+
+    /// Sums up what all ranks moved between devices and to each other.
+    fn audit(&mut self) -> Result<()> {
+        let devices: Vec<Device> = self.step.stages().iter().map(Stage::device).collect();
+        let audit = audit::audit(self.world, self.share, &devices)?;
+        if let (Some(audit), Some(desk)) = (audit, &mut self.desk) {
+            desk.progress.note(&audit.to_string());
+            desk.record.placement(&audit)?;
+        }
+        Ok(())
     }
 
     /// The record's last line, on rank 0.

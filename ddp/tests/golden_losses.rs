@@ -76,7 +76,7 @@ fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
         _ => Box::new(CrossEntropy { label_smoothing, class_weights, ignore_index: None }),
     };
     let optimizer = Optimizer::new(rule, &model.params)?;
-    let reducer = ReducerOptions { sizes: BucketSizes::of_bytes(4096), dtype: DType::F32, overlap: true };
+    let reducer = ReducerOptions { sizes: BucketSizes::of_bytes(4096), dtype: DType::F32, ..ReducerOptions::default() };
     let options = StepOptions { reducer, clip_norm: number(case, "clip"), seed: 0, ..StepOptions::default() };
     Step::new(model, loss, optimizer, world.group("gradients")?, &options)
 }

@@ -53,7 +53,7 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
     let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
     // A layer has a weight of 4096 elements and a bias of 64: no bucket has room for two.
     let sizes = BucketSizes { first_elements: 2048, elements: 5120 };
-    let reducer = ReducerOptions { sizes, dtype: DType::F32, overlap };
+    let reducer = ReducerOptions { sizes, overlap, ..ReducerOptions::default() };
     let options = StepOptions { reducer, clip_norm: 0.0, seed: 0, ..StepOptions::default() };
     let mut step = Step::new(model, Box::new(CrossEntropy::default()), optimizer, world.group("gradients")?, &options)?;
     let mut random = Random::new(world.rank() as u64);

@@ -59,8 +59,10 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
 #[test]
 fn a_step_with_its_reductions_takes_nothing_from_the_system() {
     quietly();
-    for (overlap, reduce_dtype) in [(false, DType::F32), (true, DType::F32), (true, DType::BF16)] {
+    let ways = [(false, DType::F32), (true, DType::F32), (true, DType::BF16)];
+    for (zero, (overlap, reduce_dtype)) in [false, true].into_iter().flat_map(|zero| ways.map(|way| (zero, way))) {
         let case = Case {
+            zero,
             rule: Rule::adamw(),
             clip_norm: 1.0,
             dropout: 0.1,
@@ -72,6 +74,6 @@ fn a_step_with_its_reductions_takes_nothing_from_the_system() {
         let alone = heap_allocations(&case, 1);
         // Each of the two has as many rows as the one had.
         let together = heap_allocations(&Case { batch: 16, ..case }, 2);
-        assert_eq!(together, 2 * alone, "overlap {overlap}, reduced in {reduce_dtype}");
+        assert_eq!(together, 2 * alone, "overlap {overlap}, reduced in {reduce_dtype}, ZeRO-1 {zero}");
     }
 }

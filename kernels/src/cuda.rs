@@ -16,7 +16,7 @@ pub(crate) mod copies;
 pub(crate) mod fault;
 pub(crate) mod gpu;
 pub(crate) mod launch;
-mod library;
+pub(crate) mod library;
 pub(crate) mod nvrtc;
 pub(crate) mod peers;
 pub(crate) mod queue;

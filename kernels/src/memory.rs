@@ -78,6 +78,15 @@ pub fn stats(device: Device) -> MemoryStats {
     state.stats
 }
 
+/// Bytes that can still be had on `device`: what is free there and what is kept for reuse, within the limit. Others may take them
+/// before the caller does. Zero for a GPU on which this process has made nothing yet.
+pub fn free_bytes(device: Device) -> usize {
+    let Some(pool) = pool(device) else { return 0 };
+    let mut state = pool.lock();
+    gpu::refresh(device, &mut state);
+    state.available_bytes(device)
+}
+
 /// What pinned host memory is used for now: host memory that devices copy from and to by themselves.
 pub fn pinned_stats() -> MemoryStats {
     PINNED.lock().stats
@@ -403,6 +412,15 @@ impl PoolState {
         }
     }
 
+    /// Bytes that a large request could be given, from whomever.
+    fn available_bytes(&self, device: Device) -> usize {
+        match device {
+            Device::Cuda(index) if device.is_accelerator() => gpu::free_bytes(index, self),
+            // Small failures under no limit come from the system itself: then it is the machine's state that informs.
+            device => self.free_bytes(device, CHECKED_BYTES_MIN),
+        }
+    }
+
     fn empty_cache(&mut self) -> usize {
         let mut released_bytes = 0;
         for (capacity_bytes, chunks) in std::mem::take(&mut self.free) {
@@ -424,11 +442,7 @@ impl PoolState {
     }
 
     fn out_of_memory(&self, wanted: Wanted) -> Error {
-        // Small failures under no limit come from the system itself: then it is the machine's state that informs.
-        let free_bytes = match wanted.device {
-            Device::Cuda(index) if wanted.device.is_accelerator() => gpu::free_bytes(index, self),
-            device => self.free_bytes(device, CHECKED_BYTES_MIN),
-        };
+        let free_bytes = self.available_bytes(wanted.device);
         Error::OutOfMemory(Box::new(OutOfMemory {
             device: wanted.device,
             wanted: wanted.info,

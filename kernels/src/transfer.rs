@@ -18,14 +18,17 @@ use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 pub use hints::Hint;
-pub use ledger::{Kind, Ledger, Row};
+pub(crate) use ledger::Held;
+pub use ledger::{Kind, Ledger, Row, readable_bytes};
 pub(crate) use policy::with_rules;
 pub use policy::{Phase, Policy, announced, forbid_transfers, in_phase, inherit, policy, with_ledger, with_policy};
 
 pub use scalars::Scalars;
 
 use self::ledger::{Circumstances, Key};
+use self::policy::Rules;
 use self::route::Copy;
+use crate::cuda::capture;
 use crate::error::{DeviceMismatch, Error, ForbiddenTransfer, Place, Result, Site, TensorInfo};
 use crate::storage::{Borrow, Origin};
 use crate::stream::{Event, Stream};
@@ -75,7 +78,33 @@ fn book(tensor: &Tensor, target: Device, kind: Kind, pinned: bool, asked: Asked,
             made_only_to_move,
             came_from_target: came_from_target.filter(|_| !saving),
         };
+        enter(rules, key, seen);
+    });
+}
+
+/// Writes one transfer into the book in force, or leaves it to the graph that this thread captures.
+fn enter(rules: &Rules, key: Key, seen: Circumstances) {
+    if !capture::hold(|held| held.hold(key, seen)) {
         rules.ledger.book(key, seen);
+    }
+}
+
+/// Books a launch of a graph: what its capture held, under the phase and in the ledger of the thread that launches it.
+pub(crate) fn book_launch(held: &Held) {
+    with_rules(|rules| rules.ledger.book_held(held, rules.phase));
+}
+
+/// Books that this rank gives `tensor` to a collective, by the call at `at`. All of the tensor counts, whatever part of it travels and by
+/// which way, so that the same call counts the same on every rank. Policies and scopes have no say in it: they are about devices.
+///
+/// For those who implement collectives, once a call; in a capture each launch of the graph books it.
+pub fn book_collective(tensor: &Tensor, at: Site) {
+    let device = tensor.device();
+    with_rules(|rules| {
+        let kind = Kind::Collective;
+        let key = Key { kind, phase: rules.phase, source: device, target: device, implicit: false, site: at };
+        let seen = Circumstances { bytes: tensor.bytes(), announced: rules.announced, ..Circumstances::default() };
+        enter(rules, key, seen);
     });
 }
 
@@ -173,7 +202,7 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
         let key =
             Key { kind: Kind::ScalarRead, phase: rules.phase, source, target: Device::Cpu, implicit: false, site: at };
         let bytes = if crosses { tensor.bytes() } else { 0 };
-        rules.ledger.book(key, Circumstances { bytes, announced: rules.announced, ..Circumstances::default() });
+        enter(rules, key, Circumstances { bytes, announced: rules.announced, ..Circumstances::default() });
     });
     Ok(value)
 }

@@ -1,4 +1,5 @@
-"""The table of `launch/gpu-check`: medians over the rounds that lie in a folder of logs, ours beside PyTorch's, as Markdown.
+"""The table of `launch/gpu-check`: medians over the rounds that lie in a folder of logs, ours beside PyTorch's, as Markdown; then what this
+project aims at, and whether it was reached.
 
 python tests/peers/gpu_table.py RESULTS
 """
@@ -7,11 +8,19 @@ import pathlib
 import statistics
 import sys
 
+# On one H200-class GPU: a small step beside PyTorch's (how many times as fast), a large one beside the product alone.
+AIM_EAGER, AIM_COMPILED, AIM_PRODUCT_SHARE = 3.0, 1.5, 0.8
+
+HOWS = ("eager", "compiled", "graph")
+
 
 def lines(path):
     for line in path.read_text(errors="replace").splitlines():
         if line.startswith("{"):
-            yield json.loads(line)
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                pass  # the last line of a program that was ended
 
 
 def collect(folder, pattern):
@@ -25,16 +34,111 @@ def collect(folder, pattern):
     return {case: statistics.median(values) for case, values in cases.items()}, units
 
 
+class Steps:
+    """What `bench mlp` printed of one model, captured or not: medians over the rounds."""
+
+    def __init__(self, entries):
+        median = lambda field: statistics.median(values) if (values := [e[field] for e in entries if e.get(field) is not None]) else None
+        self.us = median("step_ms") * 1e3
+        self.tflops = median("tflops")
+        self.optimizer_us = median("optimizer_ms") * 1e3
+        self.optimizer_share = median("optimizer_share")
+        self.memory_mb = median("device_peak_mb")
+
+
 def steps(folder):
-    """Microseconds of a step of the trainer's bench, by batch and graph."""
+    """By name as PyTorch's side has it, and by whether they were captured."""
     cases = {}
     for path in sorted(folder.glob("mlp-*.log")):
-        _, batch, graph, _ = path.stem.split("-")
         for entry in lines(path):
             if entry.get("step_ms") is not None:
-                how = "captured" if graph == "on" else "eager"
-                cases.setdefault(f"mlp {batch} {how}", []).append(entry["step_ms"] * 1e3)
+                name = "large" if entry["layers"].startswith("8192,") else f"small {entry['batch']}"
+                cases.setdefault((name, entry["graph"]), []).append(entry)
+    return {case: Steps(entries) for case, entries in cases.items()}
+
+
+def products(folder):
+    """TFLOP/s of `bench addmm`, by dtype and shape."""
+    cases = {}
+    for path in sorted(folder.glob("addmm-*.log")):
+        for entry in lines(path):
+            if entry.get("tflop_per_s") is not None:
+                cases.setdefault(f"addmm {entry['dtype']} {entry['shape']}", []).append(entry["tflop_per_s"])
     return {case: statistics.median(values) for case, values in cases.items()}
+
+
+def print_operations(ours, theirs, units):
+    print("| case | ours | PyTorch | unit | ours is faster by |")
+    print("|---|---|---|---|---|")
+    for case, value in ours.items():
+        other = theirs.get(case)
+        ratio = None if other is None else (other / value if units[case] == "us" else value / other)
+        shown = [f"{value:.4g}", "" if other is None else f"{other:.4g}", units[case], "" if ratio is None else f"{ratio:.2f}"]
+        print(f"| {case} | {' | '.join(shown)} |")
+    copy = ours.get("copy")
+    if copy and "adamw" in ours:
+        print(f"\nadamw reaches {100 * ours['adamw'] / copy:.0f}% of the copy's bandwidth.")
+
+
+def print_products(rates):
+    print("\n| product with bias, as layers call it | TFLOP/s |")
+    print("|---|---|")
+    for case, rate in rates.items():
+        print(f"| {case} | {rate:.4g} |")
+
+
+def print_steps(ours, theirs):
+    print("\n| training step | ours, us | of it AdamW | memory, MB | PyTorch eager, us (ratio) | compiled | CUDA graph | its memory, eager, MB |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (name, is_captured), step in ours.items():
+        others = [theirs.get(f"mlp {name} {how}") for how in HOWS]
+        cells = ["" if other is None else f"{other:.1f} ({other / step.us:.2f})" for other in others]
+        memory = theirs.get(f"mlp {name} eager memory")
+        cells.append("" if memory is None else f"{memory:.0f}")
+        own = [f"{step.us:.1f}", f"{step.optimizer_us:.1f} ({100 * step.optimizer_share:.0f}%)"]
+        own.append("" if step.memory_mb is None else f"{step.memory_mb:.0f}")
+        print(f"| {name}, {'captured' if is_captured else 'eager'} | {' | '.join(own + cells)} |")
+
+
+def aims(ours, theirs, rates):
+    """What is aimed at, what was reached, and whether that is enough; none where it was not measured."""
+    small = ours.get(("small 128", True))
+    for how, aim in (("eager", AIM_EAGER), ("compiled", AIM_COMPILED)):
+        other = theirs.get(f"mlp small 128 {how}")
+        ratio = other / small.us if small and other else None
+        yield f"small MLP, batch 128, captured: {aim} times as fast as PyTorch {how}", ratio, aim
+    large = [step.tflops for (name, _), step in ours.items() if name == "large"]
+    product = rates.get("addmm bf16 8192x8192x8192")
+    share = max(large) / product if large and product else None
+    yield f"large MLP in bf16: {100 * AIM_PRODUCT_SHARE:.0f}% of the rate of its products alone", share, AIM_PRODUCT_SHARE
+
+
+def print_aims(ours, theirs, rates):
+    print("\n| aim | reached | |")
+    print("|---|---|---|")
+    for what, reached, aim in aims(ours, theirs, rates):
+        verdict = "not measured" if reached is None else "pass" if reached >= aim else "FAIL"
+        print(f"| {what} | {'' if reached is None else f'{reached:.2f}'} | {verdict} |")
+
+
+def print_collectives(folder):
+    rows = [entry for path in sorted(folder.glob("collectives-*.log")) for entry in lines(path) if "bus_gb_per_s" in entry]
+    if rows:
+        print("\n| collective | ranks | bytes | us | algorithm GB/s | bus GB/s |")
+        print("|---|---|---|---|---|---|")
+    for row in rows:
+        cells = [row["operation"], row["ranks"], row["bytes"], row["time_us"], row["alg_gb_per_s"], row["bus_gb_per_s"]]
+        print(f"| {' | '.join(str(cell) for cell in cells)} |")
+
+
+def print_agreement(folder):
+    log = folder / "agree.log"
+    if log.exists():
+        text = log.read_text(errors="replace").strip().splitlines()
+        failed = [line for line in text if line.startswith("FAILED")]
+        print("\nTrainings of 1, 2 and 4 ranks (gpu_ranks.py): " + (text[-1] if text else "nothing was compared") + ".")
+        for line in failed:
+            print(f"- {line}")
 
 
 def main(folder):
@@ -45,27 +149,16 @@ def main(folder):
     ours, units = collect(folder, "ours-*.log")
     theirs, more_units = collect(folder, "torch-*.log")
     units |= more_units
-    rate = lambda unit: unit != "us"
-    if not ours:
-        print("No figures: the GPU is simulated, or the bench failed.")
-        return
-    print("| case | ours | PyTorch | unit | ours is faster by |")
-    print("|---|---|---|---|---|")
-    for case, value in ours.items():
-        other = theirs.get(case)
-        ratio = None if other is None else (value / other if rate(units[case]) else other / value)
-        shown = [f"{value:.4g}", "" if other is None else f"{other:.4g}", units[case], "" if ratio is None else f"{ratio:.2f}"]
-        print(f"| {case} | {' | '.join(shown)} |")
-    copy = ours.get("copy")
-    if copy and "adamw" in ours:
-        print(f"\nadamw reaches {100 * ours['adamw'] / copy:.0f}% of the copy's bandwidth.\n")
-    print("| training step, us | ours | PyTorch eager | compiled | CUDA graph |")
-    print("|---|---|---|---|---|")
-    for case, value in steps(folder).items():
-        batch = case.split()[1]
-        others = [theirs.get(f"mlp {batch} {how}") for how in ("eager", "compiled", "graph")]
-        cells = ["" if other is None else f"{other:.1f} ({other / value:.2f})" for other in others]
-        print(f"| {case} | {value:.1f} | {' | '.join(cells)} |")
+    our_steps, rates = steps(folder), products(folder)
+    if ours or our_steps or rates:
+        print_operations(ours, theirs, units)
+        print_products(rates)
+        print_steps(our_steps, theirs)
+        print_aims(our_steps, theirs, rates)
+        print_collectives(folder)
+    else:
+        print("No figures: the GPU is simulated, or nothing was measured.")
+    print_agreement(folder)
 
 
 if __name__ == "__main__":

@@ -1,63 +1,86 @@
 """PyTorch's side of kernels/benches/gpu and of `ddp-train bench mlp --device cuda`: the same cases, by the device's own clock.
 
 python tests/peers/gpu_torch.py             one JSON line a case: {"case", "value", "unit"}
+python tests/peers/gpu_torch.py --check     goes through all that needs no GPU, on small shapes on the CPU, and prints no figure
 """
 import json
 import statistics
+import sys
+import time
 
 import torch
 from torch import nn
 
 ROUNDS = 7
+CHECK = sys.argv[1:] == ["--check"]
+DEVICE = "cpu" if CHECK else "cuda"
+
+SMALL = [784, 1024, 1024, 10]
+LARGE = [8192] * 9
+
+
+def size(real, small):
+    return small if CHECK else real
 
 
 def say(case, value, unit):
-    print(json.dumps({"case": case, "value": value, "unit": unit}), flush=True)
+    print(json.dumps({"case": case, "checked": True} if CHECK else {"case": case, "value": value, "unit": unit}), flush=True)
 
 
 def seconds(count, body):
     """Seconds of `count` calls, the median of several takes after one that does not count."""
     takes = []
-    for round_ in range(ROUNDS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(count):
-            body()
-        end.record()
-        end.synchronize()
+    for round_ in range(size(ROUNDS, 1) + 1):
+        took = one_take(count, body)
         if round_ > 0:
-            takes.append(start.elapsed_time(end) / 1e3)
+            takes.append(took)
     return statistics.median(takes)
 
 
+def one_take(count, body):
+    if CHECK:
+        start = time.perf_counter()
+        for _ in range(count):
+            body()
+        return time.perf_counter() - start
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(count):
+        body()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
 def products():
+    side = lambda real: (size(real, 32),) * 3
     cases = [
-        ("addmm bf16 8192", (8192, 8192, 8192), torch.bfloat16, False),
-        ("addmm f16 8192", (8192, 8192, 8192), torch.float16, False),
-        ("addmm tf32 4096", (4096, 4096, 4096), torch.float32, True),
-        ("addmm f32 4096", (4096, 4096, 4096), torch.float32, False),
+        ("addmm bf16 8192", side(8192), torch.bfloat16, False),
+        ("addmm f16 8192", side(8192), torch.float16, False),
+        ("addmm tf32 4096", side(4096), torch.float32, True),
+        ("addmm f32 4096", side(4096), torch.float32, False),
         ("linear bf16 128x1024x784", (128, 1024, 784), torch.bfloat16, False),
     ]
     for case, (m, n, k), dtype, tf32 in cases:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        x, w = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype)
-        out = torch.empty(m, n, device="cuda", dtype=dtype)
+        x, w = torch.randn(m, k, device=DEVICE, dtype=dtype), torch.randn(n, k, device=DEVICE, dtype=dtype)
+        out = torch.empty(m, n, device=DEVICE, dtype=dtype)
         took = seconds(10, lambda: torch.mm(x, w.t(), out=out))
         say(case, 2 * m * n * k * 10 / took / 1e12, "TFLOP/s")
 
 
 def memory_bound():
-    count, calls = 256 << 20, 5
-    x, y = torch.randn(count, device="cuda"), torch.randn(count, device="cuda")
+    count, calls = size(256 << 20, 4096), 5
+    x, y = torch.randn(count, device=DEVICE), torch.randn(count, device=DEVICE)
     gb = lambda each: each * count * calls / 1e9
     say("copy", gb(8) / seconds(calls, lambda: x.copy_(y)), "GB/s")
     say("relu f32", gb(8) / seconds(calls, lambda: torch.clamp(y, min=0, out=x)), "GB/s")
     say("gelu f32", gb(8) / seconds(calls, lambda: torch.ops.aten.gelu.out(y, approximate="tanh", out=x)), "GB/s")
     say("add f32", gb(12) / seconds(calls, lambda: torch.add(x, y, out=x)), "GB/s")
     del x, y
-    count = 124 << 20
-    parameter = nn.Parameter(torch.randn(count, device="cuda"))
-    parameter.grad = torch.randn(count, device="cuda")
+    count = size(124 << 20, 4096)
+    parameter = nn.Parameter(torch.randn(count, device=DEVICE))
+    parameter.grad = torch.randn(count, device=DEVICE)
     optimizer = torch.optim.AdamW([parameter], lr=1e-4, weight_decay=0.01, fused=True)
     say("adamw", 28 * count * calls / 1e9 / seconds(calls, optimizer.step), "GB/s")
     grads = parameter.grad
@@ -65,13 +88,15 @@ def memory_bound():
 
 
 def launches():
-    x = torch.randn(256, device="cuda")
+    x = torch.randn(256, device=DEVICE)
 
     def many():
         for _ in range(1000):
             x.mul_(1.0)
 
     say("launch, eager", seconds(1, many) * 1e6 / 1000, "us")
+    if CHECK:
+        return
     graph = torch.cuda.CUDAGraph()
     many()
     torch.cuda.synchronize()
@@ -81,51 +106,76 @@ def launches():
 
 
 def uploads():
+    if CHECK:
+        return
     count = 64 << 20
     there = torch.zeros(count, device="cuda")
     for case, host in (("upload, pinned", torch.zeros(count).pin_memory()), ("upload, pageable", torch.zeros(count))):
         say(case, 4 * count / 1e9 / seconds(1, lambda: there.copy_(host, non_blocking=True)), "GB/s")
 
 
-def mlp(how, sizes, batch):
-    """Microseconds of a training step: forward, backward, fused AdamW; float32 as PyTorch has it by default (no TF32)."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+def perceptron(sizes):
     blocks = []
     for index, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):
         blocks += [nn.Linear(inputs, outputs)] + ([nn.ReLU()] if index + 2 < len(sizes) else [])
-    net = nn.Sequential(*blocks).cuda()
-    model = torch.compile(net, mode="max-autotune-no-cudagraphs") if how == "compiled" else net
+    return nn.Sequential(*blocks).to(DEVICE)
+
+
+def captured(step):
+    """The step as a graph, as PyTorch's manual has it: once on another stream, then captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def mlp(name, how, sizes, batch, dtype, calls):
+    """A training step: forward, backward, fused AdamW. f32 is PyTorch's by default (no TF32); bf16 is autocast over f32 values, as ours is.
+
+    Says microseconds of a step and of the optimizer alone, and MB of the device that were ever taken."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if not CHECK:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    net = perceptron(sizes)
+    # What a large step spends is in products, which are the library's in every mode; trying out others takes minutes.
+    mode = "default" if name == "large" else "max-autotune-no-cudagraphs"
+    model = torch.compile(net, mode=mode) if how == "compiled" and not CHECK else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01, fused=True, capturable=how == "graph")
     loss_of = nn.CrossEntropyLoss()
-    x, y = torch.randn(batch, sizes[0], device="cuda"), torch.randint(0, sizes[-1], (batch,), device="cuda")
+    x, y = torch.randn(batch, sizes[0], device=DEVICE), torch.randint(0, sizes[-1], (batch,), device=DEVICE)
 
     def step():
         optimizer.zero_grad(set_to_none=how != "graph")
-        loss_of(model(x), y).backward()
+        # Captured, autocast may not keep casts from step to step: they would be of the first step's values.
+        with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == "bf16", cache_enabled=how != "graph"):
+            loss = loss_of(model(x), y)
+        loss.backward()
         optimizer.step()
 
-    for _ in range(10):
+    for _ in range(size(10, 2)):
         step()
-    run = step
-    if how == "graph":
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        run = graph.replay
-    say(f"mlp {batch} {how}", seconds(100, run) * 1e6 / 100, "us")
+    graph = captured(step) if how == "graph" and not CHECK else None
+    say(f"mlp {name} {how}", seconds(calls, graph.replay if graph else step) * 1e6 / calls, "us")
+    if not CHECK:
+        say(f"mlp {name} {how} memory", torch.cuda.max_memory_reserved() / 1e6, "MB")
+    if how == "eager":
+        say(f"mlp {name} adamw", seconds(calls, optimizer.step) * 1e6 / calls, "us")
 
 
 if __name__ == "__main__":
-    print(json.dumps({"case": "device", "name": torch.cuda.get_device_name(0), "torch": torch.__version__}))
+    name = "the CPU" if CHECK else torch.cuda.get_device_name(0)
+    print(json.dumps({"case": "device", "name": name, "torch": torch.__version__}))
     products()
     memory_bound()
     launches()
     uploads()
-    for batch in (128, 1024):
-        for how in ("eager", "compiled", "graph"):
-            mlp(how, [784, 1024, 1024, 10], batch)
+    for how in ("eager", "compiled", "graph"):
+        for batch in (128, 1024):
+            mlp(f"small {batch}", how, SMALL, size(batch, 4), "f32", size(100, 2))
+        mlp("large", how, size(LARGE, [16] * 9), size(8192, 4), "bf16", size(10, 2))

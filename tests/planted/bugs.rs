@@ -103,6 +103,12 @@ pub(crate) const ALL: &[Bug] = &[
         told: &["RACE", "cuMemcpyHtoD", "kernel add_one", "stream", "allocat"],
     },
     Bug {
+        name: "batch_slot_reused_too_early",
+        devices: 1,
+        program: batch_slot_reused_too_early,
+        told: &["RACE", "cuMemcpyHtoDAsync", "kernel add_one", "stream", "allocat"],
+    },
+    Bug {
         name: "race_that_nobody_waits_for",
         devices: 1,
         program: race_that_nobody_waits_for,
@@ -318,6 +324,38 @@ fn synchronous_upload_still_on_its_way(version: Version) {
     }
     gpu.add_one(buffer, COUNT, stream);
     gpu.expect(2.0, buffer, COUNT, stream);
+}
+
+/// Batches are copied ahead into two slots in turn. Before a slot is overwritten the copies wait for the step that read it last: for an
+/// event, which must stand behind that step and not before it.
+fn batch_slot_reused_too_early(version: Version) {
+    let gpu = Gpu::new(0);
+    let (copies, compute) = (gpu.stream(), gpu.stream());
+    let slots = [(); 2].map(|()| gpu.allocate(COUNT));
+    let (arrived, read) = ([(); 2].map(|()| gpu.event()), [(); 2].map(|()| gpu.event()));
+    let batches = [0.0, 1.0, 2.0, 3.0].map(|value| {
+        let batch = gpu.pinned(COUNT);
+        batch.fill(value);
+        batch
+    });
+    for (step, batch) in batches.iter().enumerate() {
+        let slot = step % 2;
+        if step >= slots.len() {
+            gpu.wait(copies, read[slot]);
+        }
+        gpu.upload(slots[slot], batch, copies);
+        gpu.record(arrived[slot], copies);
+        gpu.wait(compute, arrived[slot]);
+        if version == Wrong {
+            gpu.record(read[slot], compute);
+        }
+        gpu.add_one(slots[slot], COUNT, compute);
+        if version == Right {
+            gpu.record(read[slot], compute);
+        }
+    }
+    gpu.expect(3.0, slots[0], COUNT, compute);
+    gpu.expect(4.0, slots[1], COUNT, compute);
 }
 
 fn race_that_nobody_waits_for(version: Version) {

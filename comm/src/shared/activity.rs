@@ -75,6 +75,12 @@ impl Asked {
     }
 }
 
+/// The same for `nccl/`: two words.
+pub(crate) fn asked(call: &Call<'_>) -> [u64; 2] {
+    let Asked { operation, count } = Asked::of(call);
+    [operation, count]
+}
+
 impl Asked {
     /// Whether this, which a sender said, is the message that `call`, a receive by the local rank `to`, waits for. The sender
     /// named it by that number too: where the ranks of a host are some of a job's, `hosts.rs` has translated both calls.

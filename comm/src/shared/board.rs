@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::activity::{Activity, RECORD_BYTES, Record};
 use super::futex;
-use super::layout::{CAUSE_BYTES, CAUSES, CHANNELS, LINE_BYTES};
+use super::layout::{CAUSE_BYTES, CAUSES, CHANNELS, GPU_PAGE_BYTES, LINE_BYTES};
 use super::segment::Segment;
 use crate::collective::Call;
 use crate::error::Cause;
@@ -216,6 +216,12 @@ impl Board {
     /// Writes down that the call is over.
     pub(crate) fn exit(&self, local_rank: usize, channel: usize) {
         self.record(local_rank, channel).exit();
+    }
+
+    /// A word of what a rank tells of its GPU on a channel, counted from the start of that page.
+    pub(super) fn gpu_word(&self, channel: usize, local_rank: usize, word: usize) -> &AtomicU64 {
+        assert!(channel < CHANNELS && 8 * word < GPU_PAGE_BYTES);
+        self.segment.u64_at(self.segment.layout().gpu_page(channel, local_rank) + 8 * word)
     }
 
     /// The last call that a rank made on a channel, or is in.

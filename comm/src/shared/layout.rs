@@ -1,7 +1,7 @@
 //! Where everything lies in a segment: arithmetic on the number of ranks and the size of a piece, the same in every
 //! process.
 //!
-//! First the board (header, causes, a page a rank), then the channels. A channel has, one after the other: a control
+//! First the board (header, causes, a page a rank), then what ranks tell of their GPUs, then the channels. A channel has, one after the other: a control
 //! page a rank; `small`, what a rank gives in calls of one round; `given`, what a rank gives to each owner of a slice;
 //! `made`, what an owner made of its slice; a mailbox for every pair. Almost all of it is never touched, and memory that
 //! is never touched is not there.
@@ -27,6 +27,9 @@ const PAGE_BYTES: usize = 4096;
 /// Errors that are being written at the same time, before the first is published.
 pub(super) const CAUSES: usize = 16;
 pub(super) const CAUSE_BYTES: usize = 2 * PAGE_BYTES;
+
+/// What a rank tells of its GPU on one channel: see `gpu_page.rs`.
+pub(super) const GPU_PAGE_BYTES: usize = 17 * PAGE_BYTES;
 
 /// What a rank gives takes this much memory, unless that makes pieces too short (every piece has its handshakes) or longer
 /// than pays: see `PIECE_BYTES`.
@@ -96,8 +99,14 @@ impl Layout {
         PAGE_BYTES + CAUSES * CAUSE_BYTES + rank * PAGE_BYTES
     }
 
+    /// What `rank` tells of its GPU on a channel.
+    pub(super) fn gpu_page(&self, channel: usize, rank: usize) -> usize {
+        assert!(channel <= CHANNELS && rank < self.ranks);
+        self.place(self.ranks) + (channel * self.ranks + rank) * GPU_PAGE_BYTES
+    }
+
     fn channel(&self, channel: usize) -> usize {
-        self.place(self.ranks) + channel * self.channel_bytes()
+        self.gpu_page(CHANNELS, 0) + channel * self.channel_bytes()
     }
 
     fn channel_bytes(&self) -> usize {
@@ -252,6 +261,7 @@ mod tests {
         all.extend((0..ranks).map(|rank| (layout.place(rank), PAGE_BYTES)));
         for channel in 0..CHANNELS {
             for rank in 0..ranks {
+                all.push((layout.gpu_page(channel, rank), GPU_PAGE_BYTES));
                 all.push((layout.control(channel, rank), PAGE_BYTES));
                 for slot in 0..DEPTH {
                     all.push((layout.small(channel, rank, slot), layout.small_bytes));

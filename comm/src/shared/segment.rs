@@ -15,7 +15,7 @@ use super::layout::Layout;
 use crate::error::{Error, Result};
 
 /// The first word of a segment, once everything behind it is written. Its last byte is the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ddpseg\0\x01");
+const MAGIC: u64 = u64::from_be_bytes(*b"ddpseg\0\x02");
 const MAGIC_AT: usize = 0;
 /// Then the layout, so that two builds that disagree on it find out.
 const LAYOUT_AT: usize = 8;

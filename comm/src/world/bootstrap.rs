@@ -16,6 +16,7 @@ use crate::failure::{self, Failure, Peer};
 use crate::hosts::{Hosts, Placement};
 use crate::launcher::{Launch, Launcher, Lookup, likely_rank};
 use crate::mpi::{Comm, Job, Mpi};
+use crate::nccl;
 use crate::share;
 use crate::shared::{Board, Segment, Shared};
 use crate::watch::Process;
@@ -26,7 +27,7 @@ const TEST_HOST: &str = "DDP_TEST_HOST";
 /// The world of the ranks that `launch` speaks of; none if MPI finds this rank alone.
 pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World>> {
     let lookup = |name: &str| std::env::var(name).ok();
-    restrain(launch, &lookup);
+    restrain(options, launch, &lookup);
     let timeout = options.timeout;
     let guard = guarded(options)?;
     let job = Job::start()?;
@@ -84,6 +85,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<World
     let mut world = World::new(links, timeout, host_count, failure, vec![share::own_cores(); here.len()])?;
     drop(guard);
     world.of_processes = true;
+    world.share_gpus = options.share_gpus;
     world.job = Some(job);
     world.unbind = launch.unbind(&lookup);
 
@@ -292,15 +294,16 @@ impl Meeting<'_> {
 }
 
 /// Keeps Open MPI's files out of /dev/shm, where they stay when it is killed; and its sockets off the network where all
-/// ranks are on this host, for there it only introduces them to each other. What the user has set stays. Open MPI takes its
-/// settings from the environment alone.
-fn restrain(launch: &Launch, lookup: Lookup<'_>) {
+/// ranks are on this host, for there it only introduces them to each other. NCCL's settings are made too: `nccl/environment.rs`. What the
+/// user has set stays. Both take their settings from the environment alone.
+fn restrain(options: &Options, launch: &Launch, lookup: Lookup<'_>) {
     // This thread is the only one: see below.
     if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) != 1 {
-        tracing::debug!("MPI starts with its own settings, since this process has several threads already");
+        tracing::debug!("MPI and NCCL start with their own settings, since this process has several threads already");
         return;
     }
-    for (name, value) in settings(launch, lookup, &|folder| Path::new(folder).is_dir()) {
+    let of_nccl = nccl::environment::settings(options.share_gpus, launch.is_on_one_host(), lookup);
+    for (name, value) in settings(launch, lookup, &|folder| Path::new(folder).is_dir()).into_iter().chain(of_nccl) {
         // SAFETY: the environment must not change while another thread reads it, and there is no other thread, as was
         // just counted; this one starts none between the count and here.
         unsafe { std::env::set_var(name, value) };

@@ -125,6 +125,11 @@ impl Job {
         self
     }
 
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Job {
+        self.command.env(name, value);
+        self
+    }
+
     pub(crate) fn start(mut self) -> Running {
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let number = JOBS.fetch_add(1, Ordering::Relaxed);

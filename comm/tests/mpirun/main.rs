@@ -4,6 +4,10 @@
 #[cfg(feature = "mpi")]
 mod faults;
 #[cfg(feature = "mpi")]
+mod gpu_rank;
+#[cfg(feature = "mpi")]
+mod gpus;
+#[cfg(feature = "mpi")]
 mod job;
 #[cfg(feature = "mpi")]
 mod rank;

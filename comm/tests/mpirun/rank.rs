@@ -10,11 +10,16 @@ use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Element, Tensor};
 
+use crate::gpu_rank;
+
 /// The role of the rank, and what it is given.
 pub(crate) const ROLE: &str = "DDP_TEST_ROLE";
 pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
 pub(crate) const TRANSPORT: &str = "DDP_TEST_TRANSPORT";
 pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
+/// Set by whoever runs these tests where there are fewer GPUs than ranks, as `launch/gpu-check` does on a machine with one: ranks may then
+/// have the same.
+pub(crate) const SHARE_GPUS: &str = "DDP_TEST_SHARE_GPUS";
 
 // Constructors of a program run on its only thread, before `main`; this one returns where there is no role to play.
 #[used]
@@ -36,7 +41,8 @@ extern "C" fn start() {
     if role == "init only" {
         init_only();
     }
-    let options = Options { timeout: Duration::from_millis(timeout_ms), transport, program: "ddp-train".into() };
+    let (timeout, share_gpus) = (Duration::from_millis(timeout_ms), std::env::var_os(SHARE_GPUS).is_some());
+    let options = Options { timeout, transport, program: "ddp-train".into(), share_gpus };
     let world = match World::connect(&options) {
         Ok(world) => world,
         Err(error) => {
@@ -66,7 +72,7 @@ fn init_only() -> ! {
 }
 
 /// A line for the test to read: in a file of this rank's own, since mpirun mixes what ranks print.
-fn tell(what: &str, value: impl Debug) {
+pub(crate) fn tell(what: &str, value: impl Debug) {
     let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).expect("the test names a folder"));
     let file = folder.join(std::process::id().to_string());
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("the folder is there");
@@ -78,7 +84,7 @@ pub(crate) fn now_ms() -> u64 {
 }
 
 /// The processor time that this process has used on all its threads.
-fn cpu_ms() -> u64 {
+pub(crate) fn cpu_ms() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes the place it is given.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
@@ -111,6 +117,7 @@ fn play(role: &str, world: &World) -> Result<()> {
     match words[..] {
         ["facts"] => facts(world),
         ["sums"] => sums(world),
+        ["gpu", ref words @ ..] => gpu_rank::play(words, world),
         ["large"] => large(world),
         ["disagree", rank] => {
             let odd = rank == world.rank().to_string();
@@ -319,7 +326,7 @@ fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
     Ok(())
 }
 
-fn commit(world: &World, kind: &str) -> Result<()> {
+pub(crate) fn commit(world: &World, kind: &str) -> Result<()> {
     let raise = |signal: i32| {
         // SAFETY: raises a signal that ends or stops this process.
         unsafe { libc::raise(signal) };

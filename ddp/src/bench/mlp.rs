@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::Activation;
-use ddp_kernels::stream::synchronize;
+use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::{Rounds, agree, find_device, largest, pin, rounds};
+use super::{Rounds, group_on, largest, name_of, precision, round, round_or_null, rounds, start};
 use crate::config::{self, MlpBenchConfig};
 use crate::data::{Batch, SlotId, sampler};
 use crate::error::Result;
@@ -22,6 +22,9 @@ use crate::step::{Step, StepOptions};
 
 /// Each rank steps through about as many rows as this, so that a batch is not in cache from the step before.
 const ROWS: usize = 4096;
+/// Updates between two events, and how often that is timed.
+const UPDATES: usize = 20;
+const UPDATE_ROUNDS: usize = 5;
 
 /// The reductions' share that backward hid, over the timed steps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,17 +53,21 @@ impl Reduced {
 
 /// Measures, on all ranks; the line is the same on all but for what is a rank's own.
 pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
-    pin(bench.threads, world)?;
-    agree(world, &format!("{bench:?}"))?;
-    let device = find_device(bench.device, world)?;
+    let device = start(&bench.common, &format!("{bench:?}"), world)?;
     config::check_graph(bench.graph, device)?;
-    let (main, gradients) = (&world.group("main")?, world.group("gradients")?);
+    precision(bench.dtype, device)?;
+    measure(bench, device, world)
+}
+
+fn measure(bench: &MlpBenchConfig, device: Device, world: &World) -> Result<Value> {
+    let (main, gradients) = (&world.group("main")?, group_on(device, "gradients", world)?);
     let mine = sampler::share(&(0..bench.batch), world.rank(), world.size());
     let batches = batches(bench, device, &mine, world.rank())?;
     let reducer = ReducerOptions {
         sizes: BucketSizes::of_bytes((bench.bucket_mb * 1e6) as usize),
         dtype: bench.reduce_dtype.dtype(),
         overlap: reducer::overlaps(bench.overlap, world),
+        zero: bench.zero == 1,
     };
     let mut step = step(bench, device, gradients, reducer)?;
     let mut number = 0;
@@ -76,19 +83,59 @@ pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
     let first_step_mb = process::peak_mb();
 
     let mut reduced = Reduced::default();
-    let times = rounds(main, device, bench.seconds, bench.rounds, |_| {
+    let times = rounds(main, device, &bench.common, |_| {
         take(&mut step)?;
         reduced.add(step.reducer().last_time());
         Ok(())
     })?;
-    line(bench, device, main, &step, &times, &reduced, [first_step_s, first_step_mb])
+    // Before anything that is no part of a step takes memory.
+    let memory = Memory { peak_mb: process::peak_mb(), device_peak_mb: process::device_peak_mb(device) };
+    let optimizer_s = optimizer_s(&step, device)?;
+    let measured = Measured { times, reduced, first_step_s, first_step_mb, memory, optimizer_s };
+    line(bench, device, main, &step, &measured)
+}
+
+/// What was found out, on this rank.
+struct Measured {
+    times: Rounds,
+    reduced: Reduced,
+    first_step_s: Option<f64>,
+    first_step_mb: Option<f64>,
+    memory: Memory,
+    optimizer_s: f64,
+}
+
+/// The most memory that the process had, of the host and of its device.
+struct Memory {
+    peak_mb: Option<f64>,
+    device_peak_mb: Option<f64>,
+}
+
+/// Seconds of one update, measured by itself behind the steps: from an event before many of them to one behind. It repeats
+/// the last step's, so the model is of no use afterwards.
+fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
+    let stream = Stream::default_of(device)?;
+    let mut takes = Vec::with_capacity(UPDATE_ROUNDS);
+    for _ in 0..=UPDATE_ROUNDS {
+        let start = stream.record_timed()?;
+        for _ in 0..UPDATES {
+            step.optimizer().apply(&step.model().params, None, None)?;
+        }
+        let took = stream.record_timed()?.since(&start)?;
+        takes.push(took.as_secs_f64() / UPDATES as f64);
+    }
+    // The first of them is the warm-up.
+    takes.remove(0);
+    takes.sort_by(f64::total_cmp);
+    Ok(takes[takes.len() / 2])
 }
 
 fn step(bench: &MlpBenchConfig, device: Device, gradients: Group, reducer: ReducerOptions) -> Result<Step> {
     let (&outputs, rest) = bench.layers.split_last().expect("checked: at least two widths");
     let layers = Mlp { hidden: rest[1..].to_vec(), outputs, activation: Activation::Relu, dropout: 0.0 }.layers();
-    let model = Model::new(Box::new(layers), &rest[..1], DType::F32, device, 0, &|_| false)?;
-    let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
+    let shares = reducer.shares(gradients.size());
+    let model = Model::with_shares(Box::new(layers), &rest[..1], bench.dtype, device, 0, &|_| false, shares)?;
+    let optimizer = Optimizer::of_rank(Rule::adamw(), &model.params, &gradients, reducer)?;
     let options = StepOptions { reducer, clip_norm: 0.0, seed: 0, graph: bench.graph };
     Step::new(model, Box::new(CrossEntropy::default()), optimizer, gradients, &options)
 }
@@ -108,24 +155,18 @@ fn batches(bench: &MlpBenchConfig, device: Device, mine: &Range<u64>, rank: usiz
     (0..count).map(make).collect()
 }
 
-fn line(
-    bench: &MlpBenchConfig,
-    device: Device,
-    main: &Group,
-    step: &Step,
-    times: &Rounds,
-    reduced: &Reduced,
-    [first_step_s, first_step_mb]: [Option<f64>; 2],
-) -> Result<Value> {
+fn line(bench: &MlpBenchConfig, device: Device, main: &Group, step: &Step, measured: &Measured) -> Result<Value> {
+    let Measured { times, reduced, memory, .. } = measured;
     let median_s = times.median_s();
-    // Forward once, backward twice, but for the input's gradient, which nobody needs.
-    let pairs = bench.layers.windows(2).enumerate();
-    let products: usize = pairs.map(|(index, pair)| pair[0] * pair[1] * if index == 0 { 2 } else { 3 }).sum();
-    let flop = 2.0 * bench.batch as f64 * products as f64;
-    let optional = |value: Option<f64>, digits: i32| value.map_or(Value::Null, |value| json!(round(value, digits)));
-    let peak_mb = process::peak_mb().map(|mb| largest(main, mb)).transpose()?;
-    let first_step_s = first_step_s.map(|s| largest(main, s)).transpose()?;
+    let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
+    let optimizer_s = largest(main, measured.optimizer_s)?;
     let layers: Vec<String> = bench.layers.iter().map(usize::to_string).collect();
+    let buckets = step.reducer().buckets();
+    let moments: usize = step.optimizer().moments().map(|(_, moment)| moment.bytes()).sum();
+    let gradients: usize = buckets.iter().map(|bucket| bucket.range.len()).sum();
+    // On a GPU nobody but the device knows when a reduction ran.
+    let is_known = !device.is_accelerator();
+    let per_step_ms = |seconds: f64| is_known.then(|| reduced.per_step_ms(seconds));
     Ok(json!({
         "system": "ddp-train",
         "version": env!("CARGO_PKG_VERSION"),
@@ -133,28 +174,39 @@ fn line(
         "batch": bench.batch,
         "ranks": main.size(),
         "threads": threads::count(),
-        "dtype": DType::F32.to_string(),
+        "dtype": name_of(bench.dtype),
         "device": config::described(device),
         "step_ms": round(median_s * 1e3, 4),
         "samples_per_s": (bench.batch as f64 / median_s).round() as u64,
         "samples_per_s_best": (bench.batch as f64 / times.least_s()).round() as u64,
-        "tflops": round(flop / median_s / 1e12, 4),
-        "first_step_s": optional(first_step_s, 3),
-        "first_step_mb": optional(first_step_mb, 1),
-        "peak_mb": optional(peak_mb, 1),
-        "device_peak_mb": optional(process::device_peak_mb(device), 1),
+        "tflops": round(bench.flop() / median_s / 1e12, 4),
+        "optimizer_ms": round(optimizer_s * 1e3, 4),
+        "optimizer_share": round(optimizer_s / median_s, 4),
+        "first_step_s": round_or_null(largest_of(measured.first_step_s)?, 3),
+        "first_step_mb": round_or_null(measured.first_step_mb, 1),
+        "peak_mb": round_or_null(largest_of(memory.peak_mb)?, 1),
+        "device_peak_mb": round_or_null(largest_of(memory.device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
+        "zero": bench.zero,
+        "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
-        "transport": main.transport(),
-        "buckets": step.reducer().buckets().len(),
+        "transport": step.reducer().group().transport(),
+        "buckets": buckets.len(),
+        "gradient_mb": round((gradients * bench.reduce_dtype.dtype().bytes()) as f64 / 1e6, 6),
+        "reduce_dtype": bench.reduce_dtype.dtype().to_string(),
         "overlap": step.reducer().overlaps(),
-        "reduce_ms": reduced.per_step_ms(reduced.busy_s),
-        "exposed_ms": reduced.per_step_ms(reduced.exposed_s),
-        "hidden_share": if main.size() == 1 { Value::Null } else { reduced.hidden_share() },
+        "reduce_ms": per_step_ms(reduced.busy_s),
+        "exposed_ms": per_step_ms(reduced.exposed_s),
+        "hidden_share": if main.size() == 1 || !is_known { Value::Null } else { reduced.hidden_share() },
     }))
 }
 
-fn round(value: f64, digits: i32) -> f64 {
-    let unit = 10f64.powi(digits);
-    (value * unit).round() / unit
+impl MlpBenchConfig {
+    /// Multiplications and additions of a step's products: forward once, backward twice, but for the input's gradient, which
+    /// nobody needs.
+    fn flop(&self) -> f64 {
+        let pairs = self.layers.windows(2).enumerate();
+        let products: usize = pairs.map(|(index, pair)| pair[0] * pair[1] * if index == 0 { 2 } else { 3 }).sum();
+        2.0 * self.batch as f64 * products as f64
+    }
 }

@@ -3,25 +3,29 @@
 //! Flags become one checked configuration, the process finds its place among the ranks of its job, and whatever goes wrong
 //! from then on ends all of them, with one message and one exit code.
 
+use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp::cli::{self, Command};
-use ddp::config::LogLevel;
+use ddp::config::{AddmmConfig, AllreduceConfig, LogLevel, MlpBenchConfig};
 use ddp::{Error, bench, progress, trainer};
 use ddp_comm::{Options, World};
 
 fn main() -> ExitCode {
     let command = cli::parse(std::env::args_os());
-    let (level, timeout_s) = match &command {
-        Ok(Command::Train(config)) => (config.log_level, config.timeout_s),
-        Ok(Command::BenchMlp(config)) => (LogLevel::default(), config.timeout_s),
-        Ok(Command::BenchAllreduce(config)) => (LogLevel::default(), config.timeout_s),
-        Ok(Command::Show(_)) | Err(_) => (LogLevel::default(), 60.0),
+    let (level, timeout_s, share_gpus) = match &command {
+        Ok(Command::Train(config)) => (config.log_level, config.timeout_s, config.share_gpus),
+        Ok(Command::BenchMlp(MlpBenchConfig { common, .. }))
+        | Ok(Command::BenchAddmm(AddmmConfig { common, .. }))
+        | Ok(Command::BenchAllreduce(AllreduceConfig { common, .. })) => {
+            (LogLevel::default(), common.timeout_s, common.share_gpus)
+        }
+        Ok(Command::Show(_)) | Err(_) => (LogLevel::default(), 60.0, false),
     };
     progress::start_log(level, ddp_comm::likely_rank());
-    let options = Options { timeout: Duration::from_secs_f64(timeout_s), ..Default::default() };
+    let options = Options { timeout: Duration::from_secs_f64(timeout_s), share_gpus, ..Default::default() };
     World::run(&options, |world| {
         // Whatever is said next is not to be drawn into a bar.
         command.and_then(|command| run(command, world)).inspect_err(|_| progress::clear_bar())
@@ -29,19 +33,25 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command, world: &World) -> Result<(), Error> {
-    let line = match command {
-        Command::Show(text) => text.trim_end().to_string(),
-        Command::Train(config) => return trainer::train(&config, world),
-        Command::BenchMlp(config) => bench::mlp::on_ranks(&config, world)?.to_string(),
-        Command::BenchAllreduce(config) => bench::allreduce::on_ranks(&config, world)?.to_string(),
-    };
-    if world.rank() == 0 {
-        writeln!(std::io::stdout(), "{line}").map_err(|source| Error::Io {
-            action: "write to",
-            path: "standard output".into(),
-            source,
-            way_out: "Let whatever reads it read to the end.".into(),
-        })?;
+    let mut say = |line: &dyn Display| say(line, world);
+    match command {
+        Command::Show(text) => say(&text.trim_end()),
+        Command::Train(config) => trainer::train(&config, world),
+        Command::BenchMlp(config) => say(&bench::mlp::on_ranks(&config, world)?),
+        Command::BenchAddmm(config) => bench::addmm::on_ranks(&config, world, &mut say),
+        Command::BenchAllreduce(config) => bench::allreduce::on_ranks(&config, world, &mut say),
     }
-    Ok(())
+}
+
+/// A line on standard output, once for all ranks.
+fn say(line: &dyn Display, world: &World) -> Result<(), Error> {
+    if world.rank() > 0 {
+        return Ok(());
+    }
+    writeln!(std::io::stdout(), "{line}").map_err(|source| Error::Io {
+        action: "write to",
+        path: "standard output".into(),
+        source,
+        way_out: "Let whatever reads it read to the end.".into(),
+    })
 }

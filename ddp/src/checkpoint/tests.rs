@@ -21,10 +21,10 @@ fn values(params: &Params, name: &str) -> Vec<f32> {
 fn a_saved_model_comes_back_to_the_bit() {
     let scratch = Scratch::new();
     let (saved, other) = (model(&[70, 4], 1), model(&[70, 4], 2));
-    let path = save_model(scratch.path(), 12, &saved.params).unwrap();
+    let path = save_model(scratch.path(), 12, &[&saved.params]).unwrap();
     assert_eq!(path, scratch.path().join("checkpoints/step-00000012/model.safetensors"));
     assert_ne!(saved.params.values_hash().unwrap(), other.params.values_hash().unwrap());
-    load_model(&path, &other.params).unwrap();
+    load_model(&path, &[&other.params]).unwrap();
     assert_eq!(saved.params.values_hash().unwrap(), other.params.values_hash().unwrap());
     assert_eq!(scratch.names(), ["checkpoints"]);
 }
@@ -33,8 +33,8 @@ fn a_saved_model_comes_back_to_the_bit() {
 fn values_longer_than_a_piece_come_back_too() {
     let scratch = Scratch::new();
     let (saved, other) = (model(&[PIECE / 4, 9], 1), model(&[PIECE / 4, 9], 2));
-    let path = save_model(scratch.path(), 0, &saved.params).unwrap();
-    load_model(&path, &other.params).unwrap();
+    let path = save_model(scratch.path(), 0, &[&saved.params]).unwrap();
+    load_model(&path, &[&other.params]).unwrap();
     assert_eq!(saved.params.values_hash().unwrap(), other.params.values_hash().unwrap());
 }
 
@@ -42,7 +42,7 @@ fn values_longer_than_a_piece_come_back_too() {
 fn another_implementation_reads_the_file() {
     let scratch = Scratch::new();
     let saved = model(&[4], 1);
-    let bytes = fs::read(save_model(scratch.path(), 3, &saved.params).unwrap()).unwrap();
+    let bytes = fs::read(save_model(scratch.path(), 3, &[&saved.params]).unwrap()).unwrap();
     let file = ::safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let (_, header) = ::safetensors::SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
@@ -75,7 +75,7 @@ fn a_file_of_another_implementation_is_read() {
     });
     fs::write(&path, ::safetensors::serialize(views, None).unwrap()).unwrap();
     let target = model(&[4], 2);
-    load_model(&path, &target.params).unwrap();
+    load_model(&path, &[&target.params]).unwrap();
     assert_eq!(source.params.values_hash().unwrap(), target.params.values_hash().unwrap());
 }
 
@@ -83,29 +83,29 @@ fn a_file_of_another_implementation_is_read() {
 fn a_step_is_saved_once() {
     let scratch = Scratch::new();
     let model = model(&[4], 1);
-    save_model(scratch.path(), 3, &model.params).unwrap();
-    let error = save_model(scratch.path(), 3, &model.params).unwrap_err();
+    save_model(scratch.path(), 3, &[&model.params]).unwrap();
+    let error = save_model(scratch.path(), 3, &[&model.params]).unwrap_err();
     assert_eq!(error.exit_code(), 74);
 }
 
 #[test]
 fn a_model_of_other_names_or_shapes_is_refused_and_nothing_is_changed() {
     let scratch = Scratch::new();
-    let path = save_model(scratch.path(), 3, &model(&[4], 1).params).unwrap();
+    let path = save_model(scratch.path(), 3, &[&model(&[4], 1).params]).unwrap();
     for (other, parts) in [
         (model(&[6], 2), &["0.weight", "[4, 5]", "[6, 5]", "--hidden"][..]),
         (model(&[4, 4], 2), &["another model", "lacks 4.weight, 4.bias"]),
         (model(&[], 2), &["another model", "it has 2.weight, 2.bias, which the model does not"]),
     ] {
         let before = other.params.values_hash().unwrap();
-        let error = load_model(&path, &other.params).unwrap_err();
+        let error = load_model(&path, &[&other.params]).unwrap_err();
         assert_eq!(error.exit_code(), 65);
         let text = error.to_string();
         assert!(text.contains(path.to_str().unwrap()), "{text}");
         parts.iter().for_each(|part| assert!(text.contains(part), "{text} lacks {part}"));
         assert_eq!(other.params.values_hash().unwrap(), before);
     }
-    let error = load_model(&scratch.path().join("nowhere"), &model(&[4], 1).params).unwrap_err();
+    let error = load_model(&scratch.path().join("nowhere"), &[&model(&[4], 1).params]).unwrap_err();
     assert_eq!(error.exit_code(), 74);
 }
 
@@ -114,7 +114,7 @@ fn load_bytes(scratch: &Scratch, bytes: &[u8], target: &Model) -> Option<String>
     let path = scratch.path().join("file");
     fs::write(&path, bytes).unwrap();
     let before = target.params.values_hash().unwrap();
-    let error = load_model(&path, &target.params).err()?;
+    let error = load_model(&path, &[&target.params]).err()?;
     assert_eq!(error.exit_code(), 65, "{error}");
     assert_eq!(target.params.values_hash().unwrap(), before);
     Some(error.to_string())
@@ -123,7 +123,7 @@ fn load_bytes(scratch: &Scratch, bytes: &[u8], target: &Model) -> Option<String>
 #[test]
 fn a_file_cut_anywhere_is_refused() {
     let scratch = Scratch::new();
-    let bytes = fs::read(save_model(scratch.path(), 3, &model(&[4], 1).params).unwrap()).unwrap();
+    let bytes = fs::read(save_model(scratch.path(), 3, &[&model(&[4], 1).params]).unwrap()).unwrap();
     let target = model(&[4], 2);
     for length in 0..bytes.len() {
         assert!(load_bytes(&scratch, &bytes[..length], &target).is_some(), "cut to {length} of {}", bytes.len());
@@ -136,7 +136,7 @@ fn a_file_cut_anywhere_is_refused() {
 fn a_header_with_a_flipped_byte_is_refused_or_means_the_same() {
     let scratch = Scratch::new();
     let source = model(&[4], 1);
-    let mut bytes = fs::read(save_model(scratch.path(), 3, &source.params).unwrap()).unwrap();
+    let mut bytes = fs::read(save_model(scratch.path(), 3, &[&source.params]).unwrap()).unwrap();
     let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     let mut loaded = 0;
     for index in 0..header {
@@ -188,7 +188,7 @@ fn lying_headers_are_refused_without_believing_them() {
 #[test]
 fn other_dtypes_are_refused_by_name() {
     let scratch = Scratch::new();
-    let bytes = fs::read(save_model(scratch.path(), 3, &model(&[4], 1).params).unwrap()).unwrap();
+    let bytes = fs::read(save_model(scratch.path(), 3, &[&model(&[4], 1).params]).unwrap()).unwrap();
     let header = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     let json = String::from_utf8(bytes[8..header].to_vec()).unwrap().replace("\"F32\"", "\"I32\"");
     let changed = [&bytes[..8], json.as_bytes(), &bytes[header..]].concat();

@@ -3,7 +3,7 @@
 use clap::CommandFactory;
 
 use super::*;
-use crate::config::{Length, Optimizer};
+use crate::config::{BenchOperation, Length, Optimizer};
 
 fn train(line: &str) -> Config {
     match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
@@ -40,8 +40,9 @@ fn every_flag_of_training_arrives() {
     let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
                 --micro-batch 8 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
                 --momentum 0.5 --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
-                --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda:1 --graph on --threads 3 --seed 7 --out a/b \
-                --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --timeout-s 0.5 --progress never \
+                --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
+                --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
+                --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --zero 1 --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace";
     let config = train(line);
     let expected = Config {
@@ -64,8 +65,12 @@ fn every_flag_of_training_arrives() {
         label_smoothing: 0.125,
         class_weights: (1..=10).map(f64::from).collect(),
         freeze: vec!["0".into(), "2.bias".into()],
-        device: DeviceChoice::CudaAt(1),
-        graph: GraphChoice::On,
+        device: DeviceChoice::Cuda,
+        devices_per_rank: 2,
+        share_gpus: true,
+        dtype: Precision::Bf16,
+        data_on_device: Resident::On,
+        graph: GraphChoice::Off,
         threads: Some(3),
         seed: 7,
         out: "a/b".into(),
@@ -73,6 +78,7 @@ fn every_flag_of_training_arrives() {
         log_every: 1,
         bucket_mb: 0.5,
         reduce_dtype: FloatType::Bf16,
+        zero: 1,
         timeout_s: 0.5,
         progress: When::Never,
         overlap: Overlap::Off,
@@ -89,7 +95,8 @@ fn every_flag_of_training_arrives() {
     {
         assert!(line.contains(flag.as_str()), "{flag} is not tried here");
     }
-    let config = train("--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false");
+    let config = train("--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false --share-gpus=false");
+    assert!(!config.share_gpus);
     assert_eq!(config.length, Length::Epochs(3));
     assert_eq!(config.optimizer, Optimizer::Adamw { beta1: 0.5, beta2: 0.75, eps: 1e-6 });
     assert!(!config.drop_last);
@@ -129,6 +136,22 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--data mnist", &["--data", "no data called \"mnist\"", "glyphs"]),
         ("--data glyphs,rows=0", &["--data", "rows is \"0\""]),
         ("--device gpu", &["'gpu'", "--device", "cuda"]),
+        ("--device cuda:x", &["'cuda:x'", "--device", "a device number"]),
+        ("--device cpu --graph on", &["--graph on:", "--device cuda"]),
+        ("--device cpu --dtype bf16", &["--dtype bf16:", "--device cuda"]),
+        ("--device cpu --dtype tf32", &["--dtype tf32:", "--device cuda"]),
+        ("--device cpu --data-on-device on", &["--data-on-device on:", "--device cuda"]),
+        ("--device cpu --devices-per-rank 2", &["--devices-per-rank 2:", "--device cuda"]),
+        ("--device cuda:1 --devices-per-rank 2", &["--device cuda:1:", "--device cuda with --devices-per-rank 2"]),
+        ("--graph on --devices-per-rank 2", &["--graph on:", "--devices-per-rank 1"]),
+        ("--devices-per-rank 0", &["--devices-per-rank 0:", "from 1 to 64"]),
+        ("--devices-per-rank 65", &["--devices-per-rank 65:", "from 1 to 64"]),
+        ("--devices-per-rank two", &["'two'", "--devices-per-rank", "whole number, 1 or more"]),
+        ("--share-gpus=maybe", &["'maybe'", "--share-gpus", "true, false"]),
+        ("--dtype f16", &["'f16'", "--dtype", "f32, tf32, bf16"]),
+        ("--data-on-device never", &["'never'", "--data-on-device", "auto, on, off"]),
+        ("--zero 2", &["--zero 2:", "from 0 to 1"]),
+        ("--zero -1", &["'-1'", "--zero", "whole number"]),
         ("--graph maybe", &["'maybe'", "--graph", "auto, on, off"]),
         ("--threads 0", &["--threads 0:", "from 1 to 1024"]),
         ("--seed -1", &["'-1'", "--seed"]),
@@ -139,11 +162,23 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--progress maybe", &["'maybe'", "auto, always, never"]),
         ("--freeze 0,,1", &["--freeze an empty name:"]),
         ("--learning-rate 1", &["--learning-rate"]),
-        ("bench", &["mlp", "allreduce"]),
+        ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["--layers 3:", "two widths"]),
-        ("bench mlp --dtype bf16", &["--dtype bf16:", "f32"]),
+        ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),
+        ("bench mlp --zero 2", &["--zero 2:", "0 to 1"]),
         ("bench mlp --batch 0", &["--batch 0:"]),
+        ("bench addmm --m 0", &["--m 0:"]),
+        ("bench addmm --shapes 2x3", &["2x3"]),
+        ("bench addmm --shapes 2x0x3", &["--n 0:"]),
+        ("bench addmm --shapes none", &["--shapes none:", "at least one"]),
+        ("bench addmm --shapes 2x2x2 --k 3", &["--shapes", "--k"]),
+        ("bench addmm --dtype i64", &["'i64'", "f32, tf32, bf16"]),
         ("bench allreduce --mb -1", &["--mb -1:"]),
+        ("bench allreduce --sweep 1", &["--sweep", "0.001:64"]),
+        ("bench allreduce --sweep 2:1", &["--sweep", "0.001:64"]),
+        ("bench allreduce --sweep 0:1", &["--sweep from 0:"]),
+        ("bench allreduce --sweep 1:2 --mb 1", &["--sweep", "--mb"]),
+        ("bench allreduce --operation reduce", &["'reduce'", "all_reduce, reduce_scatter, all_gather, broadcast"]),
         ("bench allreduce --rounds 0", &["--rounds 0:"]),
         ("bench allreduce --seconds 0", &["--seconds 0:"]),
     ] {
@@ -155,19 +190,28 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
 
 #[test]
 fn benches_have_their_own_flags() {
-    let Command::BenchMlp(bench) =
-        parse(words("bench mlp --layers 784,32,10 --batch 64 --threads 2 --dtype f32 --device cpu --seconds 1"))
-            .unwrap()
-    else {
-        panic!("not that bench");
-    };
-    assert_eq!((bench.layers, bench.batch, bench.threads), (vec![784, 32, 10], 64, Some(2)));
-    assert_eq!((bench.device, bench.seconds, bench.rounds, bench.bucket_mb), (DeviceChoice::Cpu, 1.0, 5, 4.0));
-    let Command::BenchAllreduce(bench) = parse(words("bench allreduce --mb 7.4 --seconds 2 --dtype bf16")).unwrap()
-    else {
-        panic!("not that bench");
-    };
-    assert_eq!((bench.bytes(), bench.dtype, bench.seconds), (7_400_000, FloatType::Bf16, 2.0));
+    let of_mlp = "bench mlp --layers 784,32,10 --batch 64 --threads 2 --dtype bf16 --zero 1 --device cpu --seconds 1";
+    let Command::BenchMlp(bench) = parse(words(of_mlp)).unwrap() else { panic!("not that bench") };
+    assert_eq!((bench.layers, bench.batch, bench.dtype), (vec![784, 32, 10], 64, Precision::Bf16));
+    assert_eq!((bench.zero, bench.bucket_mb), (1, 4.0));
+    let common = bench.common;
+    assert_eq!((common.threads, common.device, common.share_gpus), (Some(2), DeviceChoice::Cpu, false));
+    assert_eq!((common.seconds, common.rounds, common.timeout_s), (1.0, 5, 600.0));
+
+    let of_addmm = "bench addmm --shapes 2x3x4,128x1024x784 --dtype tf32 --share-gpus --rounds 3";
+    let Command::BenchAddmm(bench) = parse(words(of_addmm)).unwrap() else { panic!("not that bench") };
+    assert_eq!(bench.shapes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["2x3x4", "128x1024x784"]);
+    assert_eq!((bench.dtype, bench.common.share_gpus, bench.common.rounds), (Precision::Tf32, true, 3));
+    let Command::BenchAddmm(bench) = parse(words("bench addmm --n 8")).unwrap() else { panic!("not that bench") };
+    assert_eq!(bench.shapes[0].to_string(), "2048x8x2048");
+
+    let of_allreduce = "bench allreduce --mb 7.4 --seconds 2 --dtype bf16 --operation all_gather --captured";
+    let Command::BenchAllreduce(bench) = parse(words(of_allreduce)).unwrap() else { panic!("not that bench") };
+    assert_eq!((bench.sizes_mb, bench.dtype, bench.captured), (vec![7.4], FloatType::Bf16, true));
+    assert_eq!((bench.operation, bench.common.seconds), (BenchOperation::AllGather, 2.0));
+    let swept = parse(words("bench allreduce --sweep 0.5:2")).unwrap();
+    let Command::BenchAllreduce(bench) = swept else { panic!("not that bench") };
+    assert_eq!((bench.sizes_mb, bench.operation), (vec![0.5, 1.0, 2.0], BenchOperation::AllReduce));
 }
 
 #[test]
@@ -209,6 +253,9 @@ fn help_says_what_the_defaults_are() {
         ("out", defaults.out.display().to_string()),
         ("log-every", defaults.log_every.to_string()),
         ("drop-last", defaults.drop_last.to_string()),
+        ("devices-per-rank", defaults.devices_per_rank.to_string()),
+        ("share-gpus", defaults.share_gpus.to_string()),
+        ("zero", defaults.zero.to_string()),
     ] {
         let text = section(flag);
         assert!(text.contains(&format!("[default: {default}]")), "{flag}: {text}");
@@ -220,6 +267,8 @@ fn help_says_what_the_defaults_are() {
         "optimizer",
         "schedule",
         "device",
+        "dtype",
+        "data-on-device",
         "graph",
         "reduce-dtype",
         "overlap",
@@ -246,7 +295,7 @@ fn help_is_in_groups_with_examples_that_parse() {
         let line = example.split("  ").next().unwrap();
         assert!(parse(words(line)).is_ok(), "{line}");
     }
-    assert_eq!(examples.count(), 6);
+    assert_eq!(examples.count(), 7);
     assert!(help.lines().all(|line| line.chars().count() <= 120));
 }
 

@@ -18,6 +18,7 @@ impl Config {
         within("--bucket-mb", self.bucket_mb, 0.001, 65_536.0, "It is the size of a bucket of gradients in MB")?;
         whole("--zero", self.zero, 0, 1)?;
         whole("--devices-per-rank", self.devices_per_rank as u64, 1, 64)?;
+        self.check_devices()?;
         timeout(self.timeout_s)?;
         threads(self.threads)?;
         whole("--seed", self.seed, 0, WHOLE_MAX)?;

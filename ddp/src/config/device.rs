@@ -1,91 +1,221 @@
-//! What `--device` and `--graph` mean on this machine: which device a rank trains on, and why not another. Nothing falls
-//! back in silence.
+//! What `--device` and the flags about GPUs mean on these machines: which devices a rank trains on, and why not others. All
+//! ranks decide alike, from what all of them see. Nothing falls back in silence.
 
 use std::borrow::Cow;
 
+use ddp_comm::gpus::{GpuTable, Shortage};
+use ddp_comm::{Field, World};
 use ddp_kernels::Device;
-use ddp_kernels::device::discover;
+use ddp_kernels::device::{Library, discover};
 use ddp_kernels::stream::Stream;
 
 use super::check::refuse;
-use super::{DeviceChoice, GraphChoice};
-use crate::error::Result;
+use super::{Config, DeviceChoice, GraphChoice, Precision, Resident};
+use crate::error::{Error, Result};
 
-/// What to train on, and what to say of that.
+/// What all ranks know of all ranks' GPUs.
+struct Facts {
+    /// How many GPUs each rank is to have.
+    per_rank: usize,
+    /// Which GPUs each rank would have.
+    gpus: Result<GpuTable, Shortage>,
+    /// Why each rank cannot use the devices that it would have: nothing if it can, or has none to try.
+    troubles: Vec<Option<String>>,
+}
+
+/// Whether to train on GPUs, and what to say of that.
 #[derive(Clone, Debug, PartialEq)]
-struct Choice {
-    device: Device,
-    /// What was wished for without words and is not had.
+struct Decision {
+    on_gpus: bool,
     warning: Option<String>,
 }
 
-/// What this machine has for CUDA.
-struct Machine<'a> {
-    /// Whether it shows a GPU at all, usable or not.
-    has_gpus: bool,
-    /// Whether tensors can be made on a device; else why not, and what to do.
-    try_device: &'a dyn Fn(Device) -> Result<(), String>,
-}
-
-/// The device that a `--device` means for one of `ranks` ranks. Rank 0 says aloud what `auto` passes over.
-pub(crate) fn find_device(choice: DeviceChoice, rank: usize, ranks: usize) -> Result<Device> {
+/// The devices that a `--device` means for this rank, `per_rank` GPUs or the CPU. All ranks call this at the same place, and
+/// where one cannot have what it needs, none trains on GPUs. Rank 0 says aloud what `auto` passes over.
+pub(crate) fn find_devices(choice: DeviceChoice, per_rank: usize, share: bool, world: &World) -> Result<Vec<Device>> {
+    // Who stays on the CPU does not even ask for GPUs: all have to want the same before anybody does.
+    let kind = format!("device = {}\n", choice.kind());
+    world.handshake(&[Field::must_match("the configuration", kind, "Start every rank with the same flags.")])?;
     if choice == DeviceChoice::Cpu {
         // The driver need not be started to know that.
-        return Ok(Device::Cpu);
+        return Ok(vec![Device::Cpu]);
     }
-    let machine = Machine { has_gpus: !discover().gpus.is_empty(), try_device: &try_device };
-    let Choice { device, warning } = choose(choice, ranks, &machine)?;
-    if let Some(warning) = warning.filter(|_| rank == 0) {
+    check_index(choice, share, world.size())?;
+    let gpus = world.assign_gpus(per_rank, share)?;
+    let devices = match (choice, &gpus) {
+        (DeviceChoice::CudaAt(index), _) => vec![Device::Cuda(index)],
+        (_, Ok(table)) => table.devices_of(world.rank()),
+        (_, Err(_)) => Vec::new(),
+    };
+    let trouble = devices.iter().find_map(|&device| trouble(device)).or_else(|| {
+        let several = world.size() > 1 && !devices.is_empty();
+        several.then(|| missing(&discover().nccl)).flatten()
+    });
+    let told = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
+    let told = told.iter().map(|text| String::from_utf8_lossy(text).into_owned());
+    let facts =
+        Facts { per_rank, gpus, troubles: told.map(|text| Some(text).filter(|text| !text.is_empty())).collect() };
+
+    let Decision { on_gpus, warning } = decide(choice, &facts)?;
+    if let Some(warning) = warning.filter(|_| world.rank() == 0) {
         tracing::warn!("{warning}");
     }
-    Ok(device)
+    if !on_gpus {
+        return Ok(vec![Device::Cpu]);
+    }
+    if let (Ok(table), 0) = (&facts.gpus, world.rank()) {
+        tracing::debug!("GPUs of all ranks:\n{table}");
+    }
+    Ok(devices)
 }
 
 /// Makes the device ready, or says why that cannot be.
-fn try_device(device: Device) -> Result<(), String> {
+fn trouble(device: Device) -> Option<String> {
+    if let Some(why) = &discover().why_no_gpu {
+        return Some(why.clone());
+    }
     match Stream::default_of(device) {
-        Ok(_) => Ok(()),
-        Err(ddp_kernels::Error::DeviceAbsent { why, .. }) => Err(why),
-        Err(other) => Err(other.to_string()),
+        Ok(_) => None,
+        Err(ddp_kernels::Error::DeviceAbsent { why, .. }) => Some(why),
+        Err(other) => Some(other.to_string()),
     }
 }
 
-fn choose(choice: DeviceChoice, ranks: usize, machine: &Machine<'_>) -> Result<Choice> {
-    let found = |device| Ok(Choice { device, warning: None });
-    let device = match choice {
-        DeviceChoice::Cpu => return found(Device::Cpu),
-        DeviceChoice::Auto if !machine.has_gpus => return found(Device::Cpu),
-        DeviceChoice::Auto | DeviceChoice::Cuda => Device::Cuda(0),
-        DeviceChoice::CudaAt(index) => Device::Cuda(index),
-    };
-    let problem = if ranks > 1 {
-        Err(format!("{ranks} ranks cannot train on GPUs yet: several GPUs come in release 0.4"))
-    } else {
-        (machine.try_device)(device)
-    };
-    match problem {
-        Ok(()) => found(device),
-        Err(why) if choice == DeviceChoice::Auto => {
-            let warning = format!("training on the CPU although there is a GPU: {}", sentence(&why));
-            let way_out = "--device cpu says that this is meant";
-            Ok(Choice { device: Device::Cpu, warning: Some(format!("{warning} {way_out}")) })
-        }
-        Err(why) if ranks > 1 => Err(refuse(
-            "--device",
-            choice,
-            "the CPU, or one rank",
-            &format!("{} Give --device cpu, or start one process", sentence(&why)),
-        )),
-        Err(why) => {
-            let way_out = format!("{} Or give --device cpu", sentence(&why));
-            Err(refuse("--device", choice, "a device that can be used here", &way_out))
-        }
+/// What is wrong with a library that is needed.
+fn missing(library: &Library) -> Option<String> {
+    let advice = || library.advice.as_deref().unwrap_or("it cannot be used");
+    match &library.found {
+        _ if library.is_sound() => None,
+        Some(path) => Some(format!("{} ({}) is {}", library.what, path.display(), advice())),
+        None => Some(format!("{} is not found: {}", library.what, advice())),
     }
+}
+
+/// Refuses a GPU that is named where there are several ranks, which would all be on it.
+fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
+    if matches!(choice, DeviceChoice::CudaAt(_)) && ranks > 1 && !share {
+        let expected = format!("--device cuda for {ranks} ranks: each has a GPU of its own then");
+        let way_out = "Give --device cuda, or start one process; --share-gpus puts all ranks on this one, for tests";
+        return Err(refuse("--device", choice, &expected, way_out));
+    }
+    Ok(())
+}
+
+fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
+    let (problem, way_out) = match &facts.gpus {
+        // A GPU that is named need not be looked for.
+        Err(shortage) if !matches!(choice, DeviceChoice::CudaAt(_)) => {
+            if choice == DeviceChoice::Auto && !shortage.table.has_gpus() {
+                return Ok(Decision { on_gpus: false, warning: None });
+            }
+            told(shortage)
+        }
+        _ => match trouble_of_ranks(facts) {
+            None => return Ok(Decision { on_gpus: true, warning: sharing(choice, facts) }),
+            Some(trouble) => (format!("{} ", sentence(&trouble)), None),
+        },
+    };
+    // The CPU cannot take the place of several GPUs.
+    if choice == DeviceChoice::Auto && facts.per_rank == 1 {
+        let way_out = way_out.unwrap_or_else(|| "--device cpu says that this is meant".into());
+        let warning = format!("training on the CPU although there are GPUs: {problem}{way_out}");
+        return Ok(Decision { on_gpus: false, warning: Some(warning) });
+    }
+    let expected = match facts.troubles.len() {
+        1 => "a device that can be used here".to_string(),
+        ranks => format!("GPUs that all {ranks} ranks can use"),
+    };
+    let way_out = way_out.unwrap_or_else(|| "Or give --device cpu".into());
+    Err(Error::Usage(format!("--device {choice}: expected {expected}, but {problem}{way_out}")))
+}
+
+/// What a shortage is, up to the way out, and the way out where it has one of its own.
+fn told(shortage: &Shortage) -> (String, Option<String>) {
+    match &shortage.table.ranks[..] {
+        // Nothing to show in a table.
+        [only] if only.sight.uuids.is_empty() => {
+            let why = only.sight.why_none.as_deref().unwrap_or("this process sees no GPU");
+            (format!("{} ", sentence(why)), None)
+        }
+        _ => (format!("{shortage}\n"), Some(shortage.way_out().trim_end_matches('.').to_string())),
+    }
+}
+
+/// Which ranks cannot use their devices, and why.
+fn trouble_of_ranks(facts: &Facts) -> Option<String> {
+    let mut all = facts.troubles.iter().enumerate().filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
+    let (rank, first) = all.next()?;
+    let others: Vec<_> = all.collect();
+    let ranks = facts.troubles.len();
+    if ranks == 1 {
+        return Some(first.clone());
+    }
+    if others.len() + 1 == ranks && others.iter().all(|(_, other)| *other == first) {
+        return Some(format!("on every rank: {first}"));
+    }
+    let table = facts.gpus.as_ref().unwrap_or_else(|shortage| &shortage.table);
+    let more = match others.len() {
+        0 => String::new(),
+        1 => ", and 1 rank more".to_string(),
+        more => format!(", and {more} ranks more"),
+    };
+    Some(format!("on rank {rank} ({}{more}): {first}", table.ranks[rank].sight.host))
+}
+
+/// What to say of GPUs that several ranks have.
+fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
+    let named = matches!(choice, DeviceChoice::CudaAt(_)) && facts.troubles.len() > 1;
+    let in_turn = facts.gpus.as_ref().is_ok_and(|table| !table.sharing.is_empty());
+    (named || in_turn).then(|| "several ranks have the same GPU (--share-gpus): this is for tests, and slow".into())
 }
 
 /// With a full stop behind it.
 fn sentence(text: &str) -> Cow<'_, str> {
     if text.ends_with('.') { text.into() } else { format!("{text}.").into() }
+}
+
+impl Config {
+    /// Refuses flags that `device` has no meaning for, or cannot do: what `auto` comes to is known only after `find_devices`.
+    pub(crate) fn check_device(&self, device: Device) -> Result<()> {
+        if device.is_accelerator() {
+            return Ok(());
+        }
+        let refuse_here = |flag, got: &dyn std::fmt::Display, why: &str| {
+            let way_out = format!("Leave {flag} out, or train on GPUs: this run is on the CPU");
+            Err(refuse(flag, got, &format!("--device cuda: {why}"), &way_out))
+        };
+        match self.dtype {
+            Precision::F32 => {}
+            Precision::Tf32 => return refuse_here("--dtype", &"tf32", "only GPUs multiply in tf32"),
+            Precision::Bf16 => return refuse_here("--dtype", &"bf16", "models compute in bf16 on GPUs alone"),
+        }
+        if self.devices_per_rank > 1 {
+            let got = &self.devices_per_rank;
+            return refuse_here("--devices-per-rank", got, "layers are split over GPUs, and a host has one CPU");
+        }
+        if self.data_on_device == Resident::On {
+            return refuse_here("--data-on-device", &"on", "it is the GPU's memory that data are kept in");
+        }
+        check_graph(self.graph, device)
+    }
+
+    /// Refuses what does not go together, whatever the machine.
+    pub(super) fn check_devices(&self) -> Result<()> {
+        if self.devices_per_rank > 1 && self.graph == GraphChoice::On {
+            let expected = "--devices-per-rank 1: a step over several GPUs of a rank is not captured";
+            return Err(refuse("--graph", "on", expected, "Leave --graph out, or give each rank one GPU"));
+        }
+        match self.device {
+            DeviceChoice::Cpu => self.check_device(Device::Cpu),
+            DeviceChoice::CudaAt(_) if self.devices_per_rank > 1 => {
+                let expected = format!("--device cuda with --devices-per-rank {}", self.devices_per_rank);
+                let way_out = "Give --device cuda: each rank then takes as many as it needs; or leave \
+                               --devices-per-rank out";
+                Err(refuse("--device", self.device, &expected, way_out))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Refuses `--graph on` where there are no graphs.
@@ -103,7 +233,7 @@ pub(crate) fn described(device: Device) -> String {
 }
 
 /// What the driver calls it.
-fn name_of(device: Device) -> Option<&'static str> {
+pub(crate) fn name_of(device: Device) -> Option<&'static str> {
     let Device::Cuda(index) = device else { return None };
     discover().gpus.iter().find(|gpu| gpu.index == index).map(|gpu| gpu.name.as_str())
 }
@@ -114,71 +244,4 @@ pub(crate) fn is_simulated(device: Device) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NO_GPU: Machine<'_> = Machine { has_gpus: false, try_device: &|_| Err("no driver".into()) };
-    const TWO_GPUS: Machine<'_> = Machine {
-        has_gpus: true,
-        try_device: &|device| {
-            if device <= Device::Cuda(1) { Ok(()) } else { Err("this machine has 2 CUDA devices, up to cuda:1".into()) }
-        },
-    };
-    const NO_COMPILER: Machine<'_> = Machine { has_gpus: true, try_device: &|_| Err("libnvrtc is missing.".into()) };
-
-    fn chosen(choice: DeviceChoice, ranks: usize, machine: &Machine<'_>) -> Device {
-        let choice = choose(choice, ranks, machine).unwrap();
-        assert_eq!(choice.warning, None);
-        choice.device
-    }
-
-    #[test]
-    fn one_rank_trains_on_the_gpu_that_is_named_or_on_the_first() {
-        assert_eq!(chosen(DeviceChoice::Auto, 1, &TWO_GPUS), Device::Cuda(0));
-        assert_eq!(chosen(DeviceChoice::Cuda, 1, &TWO_GPUS), Device::Cuda(0));
-        assert_eq!(chosen(DeviceChoice::CudaAt(1), 1, &TWO_GPUS), Device::Cuda(1));
-        assert_eq!(chosen(DeviceChoice::Cpu, 1, &TWO_GPUS), Device::Cpu);
-        assert_eq!(chosen(DeviceChoice::Auto, 1, &NO_GPU), Device::Cpu);
-        assert_eq!(chosen(DeviceChoice::Auto, 4, &NO_GPU), Device::Cpu);
-    }
-
-    #[test]
-    fn a_device_that_cannot_be_had_is_refused_with_the_reason() {
-        for (choice, ranks, machine, parts) in [
-            (DeviceChoice::Cuda, 1, &NO_GPU, ["--device cuda:", "no driver. Or give --device cpu"]),
-            (DeviceChoice::CudaAt(9), 1, &TWO_GPUS, ["--device cuda:9:", "up to cuda:1. Or"]),
-            (DeviceChoice::Cuda, 1, &NO_COMPILER, ["--device cuda:", "libnvrtc is missing. Or"]),
-            (
-                DeviceChoice::Cuda,
-                2,
-                &TWO_GPUS,
-                ["--device cuda:", "several GPUs come in release 0.4. Give --device cpu"],
-            ),
-            (DeviceChoice::CudaAt(1), 4, &TWO_GPUS, ["--device cuda:1:", "or start one process"]),
-        ] {
-            let error = choose(choice, ranks, machine).unwrap_err();
-            assert_eq!(error.exit_code(), 2);
-            assert!(parts.iter().all(|part| error.to_string().contains(part)), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_auto_passes_over_is_said() {
-        for (ranks, machine, part) in
-            [(2, &TWO_GPUS, "2 ranks cannot train on GPUs yet"), (1, &NO_COMPILER, "libnvrtc is missing. ")]
-        {
-            let choice = choose(DeviceChoice::Auto, ranks, machine).unwrap();
-            let warning = choice.warning.unwrap();
-            assert_eq!(choice.device, Device::Cpu);
-            assert!(warning.contains(part) && warning.contains("--device cpu"), "{warning}");
-        }
-    }
-
-    #[test]
-    fn graphs_are_refused_on_the_cpu_where_they_are_asked_for() {
-        let error = check_graph(GraphChoice::On, Device::Cpu).unwrap_err();
-        assert!(error.exit_code() == 2 && error.to_string().contains("--graph on: expected --device cuda"), "{error}");
-        check_graph(GraphChoice::Auto, Device::Cpu).unwrap();
-        check_graph(GraphChoice::On, Device::Cuda(0)).unwrap();
-    }
-}
+mod tests;

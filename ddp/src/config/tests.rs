@@ -108,6 +108,11 @@ fn ranks_agree_on_everything_that_changes_the_numbers_and_on_nothing_else() {
         "device",
         "log-every",
         "overlap",
+        "devices-per-rank",
+        "dtype",
+        "data-on-device",
+        "graph",
+        "zero",
     ] {
         assert!(has(name), "{name}");
     }
@@ -118,9 +123,19 @@ fn ranks_agree_on_everything_that_changes_the_numbers_and_on_nothing_else() {
         flags.progress = Some(When::Never);
         flags.log_level = Some(LogLevel::Error);
         flags.timeout_s = Some(1.0);
+        flags.share_gpus = Some(true);
     });
     assert_eq!(own.trajectory_text(), base);
-    assert_ne!(config(|flags| flags.seed = Some(1)).trajectory_text(), base);
+    for changed in [
+        config(|flags| flags.seed = Some(1)),
+        config(|flags| flags.devices_per_rank = Some(2)),
+        config(|flags| flags.dtype = Some(Precision::Tf32)),
+        config(|flags| flags.data_on_device = Some(Resident::Off)),
+        config(|flags| flags.graph = Some(GraphChoice::Off)),
+        config(|flags| flags.zero = Some(1)),
+    ] {
+        assert_ne!(changed.trajectory_text(), base);
+    }
     let cuda = |index| config(|flags| flags.device = Some(DeviceChoice::CudaAt(index)));
     assert_eq!(cuda(0).trajectory_text(), cuda(1).trajectory_text());
     assert_ne!(cuda(0).trajectory_text(), base);
@@ -135,6 +150,7 @@ proptest! {
         weights in prop::collection::vec(0.5f64..9.0, 0..4),
         sgd: bool,
         steps: bool,
+        gpus in (1usize..=64, any::<bool>(), 0u64..=1),
     ) {
         let (dropout, lr, decay, beta) = numbers;
         let (batch, seed, eval_every, micro) = wholes;
@@ -148,6 +164,9 @@ proptest! {
             flags.eval_every = eval_every;
             flags.micro_batch = micro;
             flags.class_weights = Some(List(weights));
+            (flags.devices_per_rank, flags.share_gpus, flags.zero) = (Some(gpus.0), Some(gpus.1), Some(gpus.2));
+            flags.dtype = Some(if gpus.1 { Precision::Bf16 } else { Precision::Tf32 });
+            flags.data_on_device = Some(if gpus.1 { Resident::On } else { Resident::Off });
             if steps { flags.steps = Some(seed) } else { flags.epochs = Some(batch) }
             if sgd {
                 (flags.optimizer, flags.momentum) = (Some(OptimizerKind::Sgd), Some(beta));

@@ -1,17 +1,23 @@
 //! Filling batches: a rank's rows of a global batch are gathered into one of two fixed slots, cut into micro-batches.
 //!
 //! Slots are made once and used in turn, so that addresses repeat and nothing is allocated later; there are two, so that one
-//! may be filled while a device still reads the other (`ferry.rs`: the way onto a GPU). Letters: R rows of this rank, at most;
+//! may be filled while a device still reads the other (`lanes.rs`). Onto GPUs there are two ways: out of host memory, batch by
+//! batch (`ferry.rs`), or out of the data, kept there as a whole (`resident.rs`). Letters: R rows of this rank, at most;
 //! F… features of a row; O outputs.
 
 mod ferry;
+mod lanes;
+mod resident;
+mod source;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ddp_kernels::{DType, Device, Tensor};
 
-use self::ferry::{Ferry, Passage};
+use self::ferry::Ferry;
+use self::resident::Gatherer;
+pub use self::source::Source;
 
 use super::sampler::{self, Permutation};
 use super::{Dataset, Sampler, Targets, Task};
@@ -19,7 +25,7 @@ use crate::error::{Error, Result};
 
 /// This rank's rows of one global batch. Tensors are views of a slot. On the CPU they hold these rows until the slot is filled
 /// again, two batches later. On a GPU they hold them for work that is given to the device's current stream before the next
-/// batch is loaded.
+/// batch is loaded. Where a model is split over devices its features are on the first and its targets on the last.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The step, from 0; in evaluation the number of the batch.
@@ -114,51 +120,57 @@ impl Batch {
 #[derive(Debug)]
 struct Slot {
     id: SlotId,
-    /// `[R, F…]`, and `[R]` or `[R, O]`, in host memory, where rows are gathered.
-    host: [Tensor; 2],
-    /// The same on the device; on the CPU these are the host's.
-    device: [Tensor; 2],
-    /// What there is to know of the way from one to the other.
-    passage: Passage,
+    /// Features `[R, F…]`, and targets `[R]` or `[R, O]`, each on its device.
+    memory: [Tensor; 2],
     batch: Option<Batch>,
 }
 
-impl Slot {
-    fn new(dataset: &dyn Dataset, rows: usize, device: Device) -> Result<Slot> {
-        let mut shape = vec![rows];
-        shape.extend(dataset.row_shape());
-        let make = |empty: &dyn Fn(&[usize], DType) -> ddp_kernels::Result<Tensor>| -> Result<[Tensor; 2]> {
-            let x = empty(&shape, DType::F32)?.named("batch");
-            let targets = match dataset.task() {
-                Task::Classification { .. } => empty(&[rows], DType::I64)?,
-                Task::Regression { outputs } => empty(&[rows, *outputs], DType::F32)?,
-            };
-            Ok([x, targets.named("targets")])
-        };
-        let on = |shape: &[usize], dtype: DType| Tensor::empty(shape, dtype, device);
-        let device_side = make(&on)?;
-        let host = if device.is_accelerator() { make(&Tensor::zeros_pinned)? } else { device_side.clone() };
-        Ok(Slot { id: SlotId::new(), host, device: device_side, passage: Passage::default(), batch: None })
-    }
+/// Shape and dtype of the features and of the targets of so many rows.
+fn parts_of(dataset: &dyn Dataset, rows: usize) -> [(Vec<usize>, DType); 2] {
+    let features = std::iter::once(rows).chain(dataset.row_shape().iter().copied()).collect();
+    let targets = match dataset.task() {
+        Task::Classification { .. } => (vec![rows], DType::I64),
+        Task::Regression { outputs } => (vec![rows, *outputs], DType::F32),
+    };
+    [(features, DType::F32), targets]
+}
 
-    /// Gathers `rows` to the front of the host's side. Returns views of them there and on the device.
-    fn gather(&self, dataset: &dyn Dataset, rows: &[u64]) -> Result<[[Tensor; 2]; 2]> {
-        let part = |[x, targets]: &[Tensor; 2]| -> Result<[Tensor; 2]> {
-            Ok([x.slice(0..rows.len())?, targets.slice(0..rows.len())?])
-        };
-        let host = part(&self.host)?;
-        let [x, targets] = &host;
-        x.with_slice_mut(|x: &mut [f32]| match dataset.task() {
-            Task::Classification { .. } => {
-                targets.with_slice_mut(|classes: &mut [i64]| dataset.gather(rows, x, Targets::Classes(classes)))
-            }
-            Task::Regression { .. } => {
-                targets.with_slice_mut(|values: &mut [f32]| dataset.gather(rows, x, Targets::Values(values)))
-            }
-        })???;
-        let device = part(&self.device)?;
-        Ok([host, device])
-    }
+/// How a tensor is made for features (0) or targets (1) of this shape.
+type Make<'a> = dyn Fn(usize, &[usize], DType) -> ddp_kernels::Result<Tensor> + 'a;
+
+/// Memory for the features and for the targets of so many rows.
+fn made(dataset: &dyn Dataset, rows: usize, make: &Make<'_>) -> Result<[Tensor; 2]> {
+    let [(features, features_dtype), (targets, targets_dtype)] = parts_of(dataset, rows);
+    let x = make(0, &features, features_dtype)?.named("batch");
+    Ok([x, make(1, &targets, targets_dtype)?.named("targets")])
+}
+
+/// The front of this memory, for so many rows.
+fn first_rows([x, targets]: &[Tensor; 2], rows: usize) -> Result<[Tensor; 2]> {
+    Ok([x.slice(0..rows)?, targets.slice(0..rows)?])
+}
+
+/// Gathers `rows` into host memory of just their size.
+fn gather(dataset: &dyn Dataset, rows: &[u64], [x, targets]: &[Tensor; 2]) -> Result<()> {
+    x.with_slice_mut(|x: &mut [f32]| match dataset.task() {
+        Task::Classification { .. } => {
+            targets.with_slice_mut(|classes: &mut [i64]| dataset.gather(rows, x, Targets::Classes(classes)))
+        }
+        Task::Regression { .. } => {
+            targets.with_slice_mut(|values: &mut [f32]| dataset.gather(rows, x, Targets::Values(values)))
+        }
+    })??
+}
+
+/// How rows come to a slot.
+#[derive(Debug)]
+enum Way {
+    /// They are gathered where the batch lies, in host memory.
+    Directly,
+    /// Out of host memory, to GPUs.
+    Ferried(Ferry),
+    /// Out of the data, which lie on the GPUs.
+    Resident(Gatherer),
 }
 
 /// The two slots of a loader and the row numbers it gathers.
@@ -169,19 +181,26 @@ struct Slots {
     next: usize,
     rows: Vec<u64>,
     micro: usize,
-    /// None where the host's side is the device's.
-    ferry: Option<Ferry>,
+    way: Way,
 }
 
 impl Slots {
-    fn new(dataset: Arc<dyn Dataset>, rows_max: u64, micro: Option<usize>, device: Device) -> Result<Slots> {
+    fn new(source: Source, rows_max: u64, micro: Option<usize>) -> Result<Slots> {
+        let Source { dataset, devices, tables } = source;
         let rows_max = usize::try_from(rows_max)
             .map_err(|_| Error::Usage(format!("--batch-size: {rows_max} rows a rank are more than memory can hold")))?;
-        let slot = || Slot::new(&*dataset, rows_max, device);
+        let slot = || -> Result<Slot> {
+            let on = |part: usize, shape: &[usize], dtype: DType| Tensor::empty(shape, dtype, devices[part]);
+            Ok(Slot { id: SlotId::new(), memory: made(&*dataset, rows_max, &on)?, batch: None })
+        };
         let slots = [slot()?, slot()?];
+        let way = match tables {
+            Some(tables) => Way::Resident(Gatherer::new(tables, rows_max)?),
+            None if devices[0].is_accelerator() => Way::Ferried(Ferry::new(&*dataset, rows_max, devices)?),
+            None => Way::Directly,
+        };
         let micro = micro.unwrap_or(rows_max).max(1);
-        let ferry = if device.is_accelerator() { Some(Ferry::new(device)?) } else { None };
-        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro, ferry })
+        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro, way })
     }
 
     /// Fills the slot whose turn it is with `mine`, rows of a batch of `rows` that begin at its `first`. `recurs` says that
@@ -196,16 +215,14 @@ impl Slots {
     ) -> Result<&Batch> {
         self.rows.clear();
         self.rows.extend(mine);
-        let [even, odd] = &mut self.slots;
-        let (slot, other) = if self.next == 0 { (even, odd) } else { (odd, even) };
-        self.next = 1 - self.next;
-        if let Some(ferry) = &self.ferry {
-            ferry.leave(&mut other.passage)?;
-            slot.passage.wait_for_host_side()?;
-        }
-        let [host, views] = slot.gather(&*self.dataset, &self.rows)?;
-        if let Some(ferry) = &self.ferry {
-            ferry.bring(&mut slot.passage, &views, &host)?;
+        let turn = self.next;
+        self.next = 1 - turn;
+        let slot = &mut self.slots[turn];
+        let views = first_rows(&slot.memory, self.rows.len())?;
+        match &mut self.way {
+            Way::Directly => gather(&*self.dataset, &self.rows, &views)?,
+            Way::Ferried(ferry) => ferry.fill(turn, &*self.dataset, &self.rows, &views)?,
+            Way::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
         }
         let [x, targets] = views;
         let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
@@ -234,9 +251,20 @@ impl Loader {
         micro: Option<usize>,
         device: Device,
     ) -> Result<Loader> {
-        assert_eq!(dataset.rows(), sampler.rows(), "the sampler is for another dataset");
+        Loader::from_source(Source::new(dataset, [device; 2]), sampler, rank, size, micro)
+    }
+
+    /// As `new`, of rows that come on the way that `source` says.
+    pub fn from_source(
+        source: Source,
+        sampler: Sampler,
+        rank: usize,
+        size: usize,
+        micro: Option<usize>,
+    ) -> Result<Loader> {
+        assert_eq!(source.dataset.rows(), sampler.rows(), "the sampler is for another dataset");
         // No share of a batch, whole or short, is larger than a full one's divided by the ranks and rounded up.
-        let slots = Slots::new(dataset, sampler.batch().div_ceil(size as u64), micro, device)?;
+        let slots = Slots::new(source, sampler.batch().div_ceil(size as u64), micro)?;
         Ok(Loader { slots, sampler, rank, size, order: None })
     }
 
@@ -276,10 +304,15 @@ pub struct InOrder {
 impl InOrder {
     /// Batches of at most `batch` rows for rank `rank` of `size`.
     pub fn new(dataset: Arc<dyn Dataset>, rank: usize, size: usize, batch: usize, device: Device) -> Result<InOrder> {
+        InOrder::from_source(Source::new(dataset, [device; 2]), rank, size, batch)
+    }
+
+    /// As `new`, of rows that come on the way that `source` says.
+    pub fn from_source(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
         assert!(batch > 0, "batches of no rows");
-        let share = sampler::share(&(0..dataset.rows()), rank, size);
+        let share = sampler::share(&(0..source.dataset.rows()), rank, size);
         let rows_max = (batch as u64).min(share.end - share.start);
-        Ok(InOrder { slots: Slots::new(dataset, rows_max, None, device)?, share, batch: batch as u64 })
+        Ok(InOrder { slots: Slots::new(source, rows_max, None)?, share, batch: batch as u64 })
     }
 
     /// How many batches this rank has. Ranks may differ by one.

@@ -141,6 +141,17 @@ impl<'a> Build<'a> {
         self.declarations.drawing_layers - 1
     }
 
+    /// The layers that are built from here on draw as if so many had come before: those of the parts of a model below this one.
+    pub(crate) fn continue_drawing_at(&mut self, drawing_layers: u32) {
+        let count = &mut self.declarations.drawing_layers;
+        *count = drawing_layers.max(*count);
+    }
+
+    /// How many layers that draw have been built.
+    pub(crate) fn drawing_layers(&self) -> u32 {
+        self.declarations.drawing_layers
+    }
+
     /// Where in the model this is: what is declared from here on is not before it. Layers are built in the order of a
     /// forward pass.
     pub fn place(&self) -> Place {

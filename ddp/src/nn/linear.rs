@@ -141,7 +141,7 @@ impl Layer for Linear {
         let y = pass.take(&shape)?;
         let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
         let pre_activation = keeps_pre_activation.then(|| pass.take(&shape)).transpose()?;
-        let (weight, bias) = (pass.value(weight), bias.map(|bias| pass.value(bias)));
+        let (weight, bias) = (pass.value(weight)?, bias.map(|bias| pass.value(bias)).transpose()?);
         ops::linear_into(&y, &rows, weight, bias, self.fused, pre_activation.as_ref())?;
         if pass.is_training() {
             if self.needs_input(pass) {
@@ -174,7 +174,7 @@ impl Layer for Linear {
             (Fold::Activation(Activation::Gelu(kind)), Some(z)) => Below::Gelu(kind, z),
             _ => Below::Identity,
         };
-        ops::linear_backward_input_into(&dx, &dy_rows, pass.value(weight), below)?;
+        ops::linear_backward_input_into(&dx, &dy_rows, pass.value(weight)?, below)?;
         Ok(Folded { gradient: Some(with_last_of(&dx, dy, inputs)?), folded: saved.is_some() })
     }
 

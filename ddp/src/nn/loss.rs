@@ -1,5 +1,5 @@
 //! Losses: from a model's output and the targets, the loss of every row, the gradient of the output, and running totals
-//! for the mean over a global batch. Nothing is divided here: the optimizer divides once, by the sum of weights over all
+//! for the mean over a global batch. An output in bf16 is read as it is; losses and totals are f32 then, and the gradient is rounded once. Nothing is divided here: the optimizer divides once, by the sum of weights over all
 //! ranks and micro-batches. Letters: B rows, C classes.
 
 use std::fmt;
@@ -27,9 +27,9 @@ pub trait Loss: fmt::Debug + Send {
 /// What a loss gives.
 #[derive(Debug)]
 pub struct Losses {
-    /// The loss of each row, (B); 0 where a row does not count.
+    /// The loss of each row, (B), in the dtype of the model's values; 0 where a row does not count.
     pub rows: Tensor,
-    /// The gradient of their sum by the output, in its shape; present in training.
+    /// The gradient of their sum by the output, in its shape and dtype; present in training.
     pub gradient: Option<Tensor>,
 }
 
@@ -42,7 +42,7 @@ pub const STATS: usize = 4;
 pub struct CrossEntropy {
     /// How much of the target's probability is spread over all classes, 0 to 1.
     pub label_smoothing: f64,
-    /// How much each class counts, (C), of the model's dtype, on its device.
+    /// How much each class counts, (C), of the dtype of the model's values, on its device.
     pub class_weights: Option<Tensor>,
     /// Rows with this target do not count.
     pub ignore_index: Option<i64>,
@@ -65,9 +65,10 @@ impl Loss for CrossEntropy {
         let rows = output.count() / classes;
         let logits = output.reshape(&[rows, classes])?;
         let targets = if targets.count() == rows { targets.reshape(&[rows])? } else { targets.clone() };
-        let losses = pass.take(&[rows])?;
-        let weights = self.class_weights.is_some().then(|| pass.take(&[rows])).transpose()?;
-        let gradient = pass.is_training().then(|| pass.take(&[rows, classes])).transpose()?;
+        let dtype = math_dtype(output);
+        let losses = pass.take_as(&[rows], dtype)?;
+        let weights = self.class_weights.is_some().then(|| pass.take_as(&[rows], dtype)).transpose()?;
+        let gradient = pass.is_training().then(|| pass.take_as(&[rows, classes], output.dtype())).transpose()?;
         let out = CrossEntropyOut { losses: &losses, dlogits: gradient.as_ref(), weights: weights.as_ref() };
         let options = CrossEntropyOptions {
             ignore_index: self.ignore_index,
@@ -99,8 +100,8 @@ impl Loss for Mse {
         let Some(&rows) = output.shape().first() else {
             return Err(misfit("squared error", "an output of [rows, …]", output));
         };
-        let losses = pass.take(&[rows])?;
-        let gradient = pass.is_training().then(|| pass.take(output.shape())).transpose()?;
+        let losses = pass.take_as(&[rows], math_dtype(output))?;
+        let gradient = pass.is_training().then(|| pass.take_as(output.shape(), output.dtype())).transpose()?;
         ops::mse_into(&losses, gradient.as_ref(), output, targets, 1.0)?;
 
         add_sum(pass, stats, 0, &losses)?;
@@ -120,6 +121,11 @@ fn misfit(loss: &str, expected: &str, output: &Tensor) -> Error {
         got: output.to_string(),
         way_out: "A model works on rows: [rows, …].".into(),
     }
+}
+
+/// What losses of this output are computed in.
+fn math_dtype(output: &Tensor) -> DType {
+    if output.dtype() == DType::BF16 { DType::F32 } else { output.dtype() }
 }
 
 /// Adds the sum of `values` to one of the stats.

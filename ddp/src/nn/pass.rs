@@ -65,9 +65,15 @@ pub struct Pass<'a> {
     listener: &'a mut dyn Listener,
 }
 
-/// Who hears of what a pass has finished: the reducer, which sums it over the ranks while the pass goes on. A closure of a
-/// `ParamId` hears of gradients alone.
+/// Who hears of what a pass has finished, and of what it is about to read: the reducer, which sums gradients over the ranks while the
+/// pass goes on, and under ZeRO-1 gathers values. A closure of a `ParamId` hears of gradients alone.
 pub trait Listener {
+    /// The values of this parameter are about to be read: makes sure that they are those of this step.
+    fn needed(&self, parameter: ParamId) -> Result<()> {
+        let _ = parameter;
+        Ok(())
+    }
+
     /// The gradient of this parameter is complete.
     fn ready(&mut self, parameter: ParamId) -> Result<()>;
 
@@ -105,13 +111,15 @@ pub struct Gradient<'a> {
 
 impl Gradient<'_> {
     /// Adds `part`, of the same shape, to what is there, or replaces it, as is asked for: for layers whose operations do not
-    /// do that themselves.
+    /// do that themselves. `part` may be in the dtype that layers compute in.
     #[track_caller]
     pub fn write(&self, part: &Tensor) -> Result<()> {
         if self.accumulate {
             ops::axpy(self.tensor, 1.0, part)?
-        } else {
+        } else if part.dtype() == self.tensor.dtype() {
             self.tensor.copy_from(part)?
+        } else {
+            ops::cast_into(self.tensor, part)?
         }
         Ok(())
     }
@@ -148,9 +156,11 @@ impl<'a> Pass<'a> {
         self.options.position
     }
 
-    /// A parameter's values, in its shape; a buffer's too.
-    pub fn value(&self, parameter: ParamId) -> &'a Tensor {
-        self.params.value(parameter)
+    /// A parameter's values, in its shape; a buffer's too. To be asked for where they are used, in each forward and backward: other ranks
+    /// may be sending them until then.
+    pub fn value(&self, parameter: ParamId) -> Result<&'a Tensor> {
+        self.listener.needed(parameter)?;
+        Ok(self.params.value(parameter))
     }
 
     /// Where to write the gradient of a parameter; none if it is frozen (then there is nothing to compute, but `finished`
@@ -204,7 +214,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// A tensor with unspecified contents on the model's device, in the model's dtype. Dropping its handles frees it for
+    /// A tensor with unspecified contents on the model's device, in the dtype that layers compute in. Dropping its handles frees it for
     /// the layers that follow.
     #[track_caller]
     pub fn take(&mut self, shape: &[usize]) -> Result<Tensor> {

@@ -1,6 +1,8 @@
 //! Sequential: layers one after the other, and what that allows: the linear layer below applies an activation, the layer
 //! above folds its derivative into its own backward, and nothing is computed below the lowest trained layer.
 
+use std::ops::Range;
+
 use ddp_kernels::Tensor;
 use ddp_kernels::ops::Activation;
 
@@ -15,7 +17,13 @@ pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
     /// Where in the model each layer begins, and at the end where the last one ends.
     places: Vec<Place>,
+    /// How many layers that draw had been built where each begins, and at the end.
+    drawing: Vec<u32>,
     fuses: bool,
+    /// What its first layer is called: not 0 if it is a part of a longer one.
+    first: usize,
+    /// How many layers that draw the longer one has below it.
+    drawing_below: u32,
 }
 
 impl Default for Sequential {
@@ -27,7 +35,14 @@ impl Default for Sequential {
 impl Sequential {
     /// No layers yet: it passes its input on.
     pub fn new() -> Sequential {
-        Sequential { layers: Vec::new(), places: Vec::new(), fuses: true }
+        Sequential {
+            layers: Vec::new(),
+            places: Vec::new(),
+            drawing: Vec::new(),
+            fuses: true,
+            first: 0,
+            drawing_below: 0,
+        }
     }
 
     /// One more layer at the end.
@@ -44,6 +59,28 @@ impl Sequential {
     /// The same layers, each on its own: nothing is fused or folded. For comparisons.
     pub fn without_fusing(self) -> Sequential {
         Sequential { fuses: false, ..self }
+    }
+
+    /// Where each layer began when this was built, by the uses of parameters, and where the last one ended.
+    pub(crate) fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    /// Cuts it, once built, into parts of consecutive layers that cover it. Layers keep their names and the numbers they draw by.
+    pub(crate) fn cut(mut self, parts: &[Range<usize>]) -> Vec<Sequential> {
+        assert_eq!(parts.last().map(|part| part.end), Some(self.layers.len()), "parts that cover all layers");
+        let mut all: Vec<Sequential> = Vec::with_capacity(parts.len());
+        for part in parts.iter().rev() {
+            all.push(Sequential {
+                layers: self.layers.split_off(part.start),
+                first: self.first + part.start,
+                drawing_below: self.drawing[part.start],
+                fuses: self.fuses,
+                ..Sequential::new()
+            });
+        }
+        all.reverse();
+        all
     }
 
     /// What to ask of a layer, given what this whole is asked for.
@@ -71,12 +108,16 @@ impl Layer for Sequential {
             }
         }
         self.places.clear();
+        self.drawing.clear();
+        build.continue_drawing_at(self.drawing_below);
         let mut shape = shape.to_vec();
         for (index, layer) in self.layers.iter_mut().enumerate() {
             self.places.push(build.place());
-            shape = build.scope(&index.to_string(), |build| layer.build(build, &shape))?;
+            self.drawing.push(build.drawing_layers());
+            shape = build.scope(&(self.first + index).to_string(), |build| layer.build(build, &shape))?;
         }
         self.places.push(build.place());
+        self.drawing.push(build.drawing_layers());
         Ok(shape)
     }
 

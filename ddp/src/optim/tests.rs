@@ -144,3 +144,100 @@ fn a_model_without_trained_parameters_can_be_stepped() {
         Optimizer::new(rule(), &params).unwrap().update(&params, 1, 0.1, Some(clip.out()), None).unwrap();
     }
 }
+
+/// Two layers of a few thousand elements each, laid out for three ranks, the first of its biases frozen.
+fn shared_params() -> Params {
+    let mut layers = Sequential::new().then(Linear::new(50)).then(Linear::new(30));
+    let frozen = |name: &str| name == "0.bias";
+    Params::with_shares(&mut layers, &[90], DType::F32, Device::Cpu, 1, &frozen, 3).unwrap().0
+}
+
+/// Every third quantum from number `rank` on, of which there are a multiple of three: what a rank would own in buckets of three.
+fn quanta_of(rank: usize, params: &Params) -> Vec<std::ops::Range<usize>> {
+    let starts = (rank * ops::QUANTUM..params.gradients().count()).step_by(3 * ops::QUANTUM);
+    starts.map(|start| start..start + ops::QUANTUM).collect()
+}
+
+/// Gradients that differ from element to element; none in the padding.
+fn draw_gradients(params: &Params) {
+    for p in params.list().iter().filter(|p| p.is_trained()) {
+        let gradient = params.gradient(p.id).unwrap();
+        let draw = |at: usize| ((at * 7919 + p.id.number() * 104_729) % 1009) as f32 / 512.0 - 1.0;
+        let numbers: Vec<f32> = (0..gradient.count()).map(draw).collect();
+        gradient.copy_from(&Tensor::from_slice(&numbers, gradient.shape(), Device::Cpu).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn optimizers_of_slices_together_do_what_one_of_all_does_to_the_bit() {
+    for rule in RULES {
+        let (whole, shared) = (shared_params(), shared_params());
+        let mut all = Optimizer::new(rule(), &whole).unwrap();
+        let of_rank = |rank: usize| Optimizer::of_slices(rule(), &shared, &quanta_of(rank, &shared)).unwrap();
+        let mut ranks = [0, 1, 2].map(of_rank);
+        for step in 1..=3 {
+            draw_gradients(&whole);
+            draw_gradients(&shared);
+            all.update(&whole, step, 0.1, None, None).unwrap();
+            ranks.iter_mut().for_each(|rank| rank.update(&shared, step, 0.1, None, None).unwrap());
+        }
+        assert_eq!(numbers(whole.values()), numbers(shared.values()), "{:?}", rule());
+        // Each piece's moments are where it says, and the pieces are all of every parameter.
+        let mut counts = vec![0; shared.list().len()];
+        for (rank, optimizer) in ranks.iter().enumerate() {
+            let owned: usize = optimizer.owned().map(|range| range.len()).sum();
+            assert_eq!(owned * 3, shared.gradients().count(), "rank {rank} owns a third");
+            for ((name, own), (_, of_all)) in optimizer.moments().zip(all.moments()) {
+                assert_eq!(own.count(), owned);
+                let (own, of_all) = (numbers(own), numbers(of_all));
+                for piece in optimizer.owned_pieces() {
+                    let start = shared.parameter(piece.parameter).range.start + piece.start;
+                    let (own, of_all) = (&own[piece.at..][..piece.length], &of_all[start..][..piece.length]);
+                    assert!(own == of_all && own.iter().any(|&m| m != 0.0), "{name} of rank {rank}: {piece:?}");
+                }
+            }
+            optimizer.owned_pieces().iter().for_each(|piece| counts[piece.parameter.number()] += piece.length);
+        }
+        for p in shared.list() {
+            assert_eq!(counts[p.id.number()], if p.is_trained() { p.range.len() } else { 0 }, "{}", p.name);
+        }
+    }
+}
+
+#[test]
+fn norms_of_slices_added_up_have_the_bits_of_the_whole_and_tell_of_any_bad_gradient() {
+    let tight = {
+        let mut layers = Sequential::new().then(Linear::new(50)).then(Linear::new(30));
+        Params::new(&mut layers, &[90], DType::F32, Device::Cpu, 1, &|name| name == "0.bias").unwrap().0
+    };
+    let shared = shared_params();
+    let divisor = Tensor::full(&[1], 3.0, DType::F32, Device::Cpu).unwrap();
+    let measured = |clips: &[Clip]| -> Result<Vec<f64>> {
+        clips[0].measure(&shared, |sum| {
+            // Two ranks' worth, as the lane would add them.
+            for other in &clips[1..] {
+                other.measure(&shared, |part| Ok(ops::axpy(sum, 1.0, part)?))?;
+            }
+            Ok(())
+        })?;
+        clips[0].finish(Some(clips[0].partials()), Some(&divisor))?;
+        Ok(numbers(clips[0].out()))
+    };
+    draw_gradients(&tight);
+    draw_gradients(&shared);
+    let alone = Clip::new(0.5, &tight).unwrap();
+    alone.compute(&tight, Some(&divisor), false).unwrap();
+    let ranks = [0, 1, 2].map(|rank| Clip::of_slices(0.5, &shared, &quanta_of(rank, &shared)).unwrap());
+    assert!(ranks.iter().all(|rank| rank.measures(false)), "they never go by their own gradients alone");
+    // Twice: what the others had last time is gone by the next.
+    for _ in 0..2 {
+        assert_eq!(measured(&ranks).unwrap(), numbers(alone.out()));
+    }
+    for p in shared.list().iter().filter(|p| p.is_trained()) {
+        let gradient = shared.gradient(p.id).unwrap().flatten().unwrap();
+        let last = gradient.slice(gradient.count() - 1..gradient.count()).unwrap();
+        ops::fill_into(&last, f64::INFINITY).unwrap();
+        assert!(!measured(&ranks).unwrap()[1].is_finite(), "the last gradient of {}", p.name);
+        draw_gradients(&shared);
+    }
+}

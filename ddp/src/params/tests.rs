@@ -36,8 +36,13 @@ proptest! {
     #[test]
     fn the_layout_covers_every_element_once_aligned_in_completion_order(
         model in any_model(), dtype in prop_oneof![Just(DType::F32), Just(DType::F64), Just(DType::BF16)],
+        shares in 1usize..6,
     ) {
-        let list = lay_out(&declared(&model), dtype, &|name| name.starts_with("frozen"));
+        let (list, trained) = lay_out(&declared(&model), dtype, &|name| name.starts_with("frozen"), shares);
+        let last_trained = list.iter().filter(|p| p.is_trained()).map(|p| p.range.end).max().unwrap_or(0);
+        // Equal slices of whole quanta, where there is anybody to share them with.
+        let whole = if shares > 1 { last_trained.next_multiple_of(shares * QUANTUM) } else { last_trained };
+        prop_assert_eq!(trained, whole);
         prop_assert_eq!(list.len(), model.len());
         let ids: BTreeSet<ParamId> = list.iter().map(|p| p.id).collect();
         prop_assert_eq!(ids.len(), model.len());
@@ -47,7 +52,9 @@ proptest! {
             prop_assert_eq!(p.range.len(), shape.iter().product::<usize>());
             prop_assert_eq!(p.range.start * dtype.bytes() % ALIGNMENT_BYTES, 0);
             // In order, none over another, and no more padding between than alignment asks for.
-            prop_assert!(p.range.start >= end && (p.range.start - end) * dtype.bytes() < ALIGNMENT_BYTES);
+            let multiple = if shares > 1 && p.is_trained() { QUANTUM } else { ALIGNMENT_BYTES / dtype.bytes() };
+            end = if p.is_trained() { end } else { end.max(trained) };
+            prop_assert_eq!(p.range.start, end.next_multiple_of(multiple));
             end = p.range.end;
             prop_assert_eq!((p.is_trained(), p.frozen, p.is_buffer), match kind {
                 Kind::Trained => (true, false, false),
@@ -151,7 +158,57 @@ fn a_model_without_trained_parameters_has_no_gradients() {
 }
 
 #[test]
-fn a_dtype_without_fractions_is_refused() {
-    let error = Params::new(&mut layers(), &[3], DType::I32, Device::Cpu, 1, &|_| false).unwrap_err().to_string();
-    assert!(error.contains("got i32"), "{error}");
+fn what_no_model_computes_in_is_refused() {
+    for (dtype, way_out) in [(DType::I32, "Use f32"), (DType::F16, "Use bf16, which has the range of f32")] {
+        let error = Params::new(&mut layers(), &[3], dtype, Device::Cpu, 1, &|_| false).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let error = error.to_string();
+        assert!(error.contains(&format!("expected f32, bf16 or (for checks) f64, got {dtype}. {way_out}")), "{error}");
+    }
+}
+
+/// All of a tensor, in bits that tell every two f32 apart.
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.to_dtype(DType::F32).unwrap().to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn layers_in_bf16_read_copies_that_are_one_rounding_from_the_masters_and_know_of_no_change_before_refresh() {
+    // A frozen parameter as well.
+    let params = params(DType::BF16, 5, &|name| name == "3.bias");
+    assert_eq!((params.dtype(), params.master_dtype()), (DType::BF16, DType::F32));
+    assert_eq!([params.values(), params.gradients(), params.trained_values()].map(Tensor::dtype), [DType::F32; 3]);
+    assert_eq!(params.read_arena().bytes(), params.values().count() * 2);
+    let rounded = || bits(&params.values().to_dtype(DType::BF16).unwrap());
+    assert_eq!(bits(params.read_arena()), rounded(), "as they were filled");
+    assert_ne!(bits(params.read_arena()), bits(params.values()), "f32 has more bits");
+    for p in params.list() {
+        let (value, master) = (params.value(p.id), params.master(p.id));
+        assert!(value.shares_memory_with(params.read_arena()) && master.shares_memory_with(params.values()));
+        assert_eq!((value.shape(), value.dtype(), master.dtype()), (master.shape(), DType::BF16, DType::F32));
+        assert_eq!(bits(value), bits(&master.to_dtype(DType::BF16).unwrap()), "{}", p.name);
+    }
+    let before = bits(params.read_arena());
+    let hash = params.values_hash().unwrap();
+    ops::fill_into(params.values(), 1.0 + 1.0 / 1024.0).unwrap();
+    assert_ne!(params.values_hash().unwrap(), hash);
+    assert_eq!(bits(params.read_arena()), before);
+    let part = params.find("0.weight").unwrap().range.clone();
+    params.refresh(part.clone()).unwrap();
+    for (index, (now, before)) in bits(params.read_arena()).into_iter().zip(before).enumerate() {
+        assert_eq!(now, if part.contains(&index) { 1f32.to_bits() } else { before }, "element {index}");
+    }
+    params.refresh(0..params.values().count()).unwrap();
+    assert_eq!(bits(params.read_arena()), rounded());
+}
+
+#[test]
+fn the_values_of_a_model_in_bf16_are_those_of_one_in_f32() {
+    let [narrow, wide] = [DType::BF16, DType::F32].map(|dtype| params(dtype, 5, &|_| false));
+    for p in wide.list() {
+        assert_eq!(bits(narrow.master(narrow.find(&p.name).unwrap().id)), bits(wide.value(p.id)), "{}", p.name);
+        assert!(wide.master(p.id).shares_memory_with(wide.value(p.id)), "there is one arena in f32");
+    }
+    assert!(wide.read_arena().shares_memory_with(wide.values()));
+    wide.refresh(0..wide.values().count()).unwrap();
 }

@@ -4,6 +4,9 @@
 //! with and without the measuring of the norm. The first step of a kind runs eagerly: it makes all the memory, plans and kernels
 //! that the kind needs. The second is captured and launched, the others are launches. Batches that lie elsewhere, or whose size is
 //! not the usual one (an epoch's short batch), run eagerly each time.
+//!
+//! Whether a step is captured is the same on all ranks: it follows from the global batch and from the steps before, never from a rank's
+//! own rows, and a capture counts only if it went well on all of them. So no rank launches a graph while another runs eagerly.
 
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{Device, Error as TensorError};
@@ -49,6 +52,7 @@ pub(super) enum Way {
 pub(super) struct Graphs {
     /// None where nothing is captured.
     device: Option<Device>,
+    ranks: u64,
     /// Whether what cannot be captured is an error.
     insists: bool,
     known: Vec<(Kind, Known)>,
@@ -59,20 +63,33 @@ impl Graphs {
     pub(super) fn new(choice: GraphChoice, device: Device, ranks: usize) -> Result<Graphs> {
         crate::config::check_graph(choice, device)?;
         let captures = match choice {
-            GraphChoice::Auto => device.is_accelerator() && ranks == 1,
+            GraphChoice::Auto => device.is_accelerator(),
             GraphChoice::On => true,
             GraphChoice::Off => false,
         };
         Ok(Graphs {
             device: captures.then_some(device),
+            ranks: ranks as u64,
             insists: choice == GraphChoice::On,
             known: Vec::with_capacity(KINDS_MAX),
         })
     }
 
+    /// Steps over several devices of one process are not captured: collectives of several devices in graphs may wait for each
+    /// other for ever.
+    pub(super) fn of_several(choice: GraphChoice, devices: usize) -> Result<Graphs> {
+        if choice == GraphChoice::On {
+            return Err(Error::Usage(format!(
+                "a step over {devices} devices of one process: expected --graph auto or off, got on. Such steps run operation by \
+                 operation; train with one device a rank to capture them"
+            )));
+        }
+        Ok(Graphs::none())
+    }
+
     /// No step is captured.
     pub(super) fn none() -> Graphs {
-        Graphs { device: None, insists: false, known: Vec::new() }
+        Graphs { device: None, ranks: 1, insists: false, known: Vec::new() }
     }
 
     /// Whether any step is captured.
@@ -104,7 +121,8 @@ impl Graphs {
             }
             Some((_, Known::Seen)) => Ok(Way::Capture(kind)),
             None => {
-                if self.known.len() < KINDS_MAX && rows > 0 {
+                // A rank without rows does something else.
+                if self.known.len() < KINDS_MAX && batch.rows >= self.ranks {
                     self.known.push((kind, Known::Seen));
                 }
                 Ok(Way::Eagerly)
@@ -112,29 +130,38 @@ impl Graphs {
         }
     }
 
-    /// Captures `work` as that of `kind`, and launches it. False if it cannot be captured and nobody insists: then nothing was run,
-    /// and nothing is captured any more.
-    pub(super) fn capture(&mut self, kind: Kind, work: impl FnOnce() -> Result<()>) -> Result<bool> {
-        match Graph::capture(&kind.stream, work) {
+    /// Captures `work` as that of `kind`, and launches it. `agree` says whether all ranks could. False if it cannot be captured and nobody
+    /// insists: then nothing was run, and nothing is captured any more.
+    pub(super) fn capture(
+        &mut self,
+        kind: Kind,
+        work: impl FnOnce() -> Result<()>,
+        agree: impl FnOnce(bool) -> Result<bool>,
+    ) -> Result<bool> {
+        let why = match Graph::capture(&kind.stream, work) {
             Ok(graph) => {
-                graph.launch()?;
-                if let Some((_, known)) = self.known.iter_mut().find(|(other, _)| *other == kind) {
-                    *known = Known::Captured(graph);
+                if agree(true)? {
+                    graph.launch()?;
+                    if let Some((_, known)) = self.known.iter_mut().find(|(other, _)| *other == kind) {
+                        *known = Known::Captured(graph);
+                    }
+                    return Ok(true);
                 }
-                Ok(true)
+                "another rank cannot capture it".to_string()
             }
             // What a graph cannot hold, or the driver does not do. Any other error would be one of the step run eagerly too.
             Err(Error::Tensor(error @ (TensorError::Capture { .. } | TensorError::Cuda(_)))) if !self.insists => {
-                tracing::warn!(
-                    "the step cannot be captured, and is run operation by operation from here on: {error} (--graph off says that \
-                     this is meant)"
-                );
-                self.device = None;
-                self.known.clear();
-                Ok(false)
+                agree(false)?;
+                error.to_string()
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        tracing::warn!(
+            "the step cannot be captured, and is run operation by operation from here on: {why} (--graph off says that this is meant)"
+        );
+        self.device = None;
+        self.known.clear();
+        Ok(false)
     }
 
     /// Forgets all graphs: what they read has moved.

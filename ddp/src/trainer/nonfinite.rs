@@ -47,11 +47,14 @@ impl Trainer<'_> {
 
     /// Refuses to save values that are not finite.
     pub(super) fn check_values(&self) -> Result<()> {
-        let values = self.step.model().params.values();
-        let flag = Tensor::zeros(&[1], DType::I64, values.device())?;
-        let one = Tensor::ones(&[1], DType::I64, values.device())?;
-        ops::mark_nonfinite(&flag, values, &one)?;
-        let bad = transfer::announced("whether the model is finite", || flag.to_vec::<i64>())?[0] != 0;
+        let mut bad = false;
+        for stage in self.step.stages() {
+            let values = stage.model().params.values();
+            let flag = Tensor::zeros(&[1], DType::I64, values.device())?;
+            let one = Tensor::ones(&[1], DType::I64, values.device())?;
+            ops::mark_nonfinite(&flag, values, &one)?;
+            bad |= transfer::announced("whether the model is finite", || flag.to_vec::<i64>())?[0] != 0;
+        }
         if !bad {
             return Ok(());
         }

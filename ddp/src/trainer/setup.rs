@@ -4,11 +4,12 @@
 use ddp_comm::{Field, World};
 use ddp_kernels::device::discover;
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
-use ddp_kernels::{DType, Device, Tensor, simd, threads};
+use ddp_kernels::{Device, Tensor, simd, threads};
 
 use super::{Desk, Done, Trainer};
-use crate::config::{self, Config, Plan};
-use crate::data::{self, Data, InOrder, Loader, Task};
+use crate::audit::Share;
+use crate::config::{self, Config, Plan, Resident};
+use crate::data::{self, Data, InOrder, Loader, Source, Task};
 use crate::error::{Error, Result};
 use crate::faults;
 use crate::metrics::{Record, Start};
@@ -19,58 +20,90 @@ use crate::params::Params;
 use crate::progress::Progress;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
-use crate::step::{Step, StepOptions};
+use crate::step::{Part, Stage, Step, StepOptions};
 
 /// Rows that go through the model at a time in evaluation.
 const EVAL_ROWS: usize = 512;
 
 pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Trainer<'a>> {
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
-    let device = config::find_device(config.device, world.rank(), world.size())?;
-    config::check_graph(config.graph, device)?;
+    let devices = config::find_devices(config.device, config.devices_per_rank, config.share_gpus, world)?;
+    let device = devices[0];
+    config.check_device(device)?;
     let data = data::open(&config.data)?;
     let plan = config.plan(&data)?;
     let task = data.train.task().clone();
-
-    let model = model(config, &data, device)?;
-    // In the order in which people know them: from the input on.
-    let mut parameters: Vec<_> = model.params.list().iter().collect();
-    parameters.sort_by_key(|parameter| parameter.id);
-    config.check_freeze(parameters.iter().map(|parameter| parameter.name.as_str()))?;
-    if !config.freeze.is_empty() && model.params.trained_count() == 0 {
-        let text = "expected some parameters that are not frozen. Nothing is left to train: freeze fewer";
-        return Err(Error::Usage(format!("--freeze {}: {text}", config.freeze.join(","))));
-    }
     if config.batch_size > data.train.rows() && world.rank() == 0 {
         let (batch, rows) = (config.batch_size, data.train.rows());
         tracing::warn!("--batch-size {batch} is more than the {rows} rows of the data: every step is a whole epoch");
     }
-    let optimizer = Optimizer::new(rule(config), &model.params)?;
-    let reducer = ReducerOptions {
-        sizes: BucketSizes::of_bytes((config.bucket_mb * 1e6) as usize),
-        dtype: config.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(config.overlap, world),
-    };
-    let options = StepOptions { reducer, clip_norm: config.grad_clip, seed: config.seed, graph: config.graph };
-    let (main, gradients) = (world.group("main")?, world.group("gradients")?);
-    let step = Step::new(model, loss(config, &task, device)?, optimizer, gradients, &options)?;
+
+    let main = world.group("main")?;
+    let step = step(config, world, &data, &devices)?;
     agree(config, world, &data, &step)?;
 
     let (rank, size) = (world.rank(), world.size());
-    let (train, held_out) = (data.train.clone(), data.held_out.clone());
-    let loader = Loader::new(train, plan.sampler, rank, size, config.micro_batch, device)?;
-    let held_out = InOrder::new(held_out, rank, size, EVAL_ROWS, device)?;
-    let devices = devices(world, device)?;
-    let desk = if rank == 0 { Some(open_desk(config, world, &data, &plan, &step, &devices)?) } else { None };
+    // Features lie where the first layers are, targets where the last are.
+    let ends = [device, devices[devices.len() - 1]];
+    // After the model's memory: what is kept on a GPU is what is left.
+    let keeps = match config.data_on_device {
+        // Ranks that share a GPU all see the same free memory, and do not know how much of it is theirs.
+        Resident::Auto if world.share_gpus() => Resident::Off,
+        choice => choice,
+    };
+    let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
+    let kept_bytes = train.bytes_on_device();
+    let held_out = Source::new(data.held_out.clone(), ends);
+    let loader = Loader::from_source(train, plan.sampler, rank, size, config.micro_batch)?;
+    let held_out = InOrder::from_source(held_out, rank, size, EVAL_ROWS)?;
+    let places = places(world, &devices)?;
+    let desk = if rank == 0 { Some(open_desk(config, world, &data, &plan, &step, &places)?) } else { None };
+    if let (Some(bytes), 0) = (kept_bytes, rank) {
+        tracing::info!("the training data, {:.1} MB, are kept on the GPU (--data-on-device)", bytes as f64 / 1e6);
+    }
     // Nobody trains before the record is open.
     world.barrier()?;
     let schedule = Schedule::new(config.schedule.shape(), config.lr, config.min_lr, plan.warmup_steps, plan.steps)?;
     let held_out_rows = data.held_out.rows();
     let done = Done::nothing(!config::is_simulated(device));
-    Ok(Trainer { config, world, plan, task, schedule, loader, held_out, held_out_rows, step, main, desk, done })
+    let share = Share::default();
+    Ok(Trainer { config, world, plan, task, schedule, loader, held_out, held_out_rows, step, main, desk, done, share })
 }
 
-fn model(config: &Config, data: &Data, device: Device) -> Result<Model> {
+/// The model in training on this rank's devices, its layers split over them if they are several.
+fn step(config: &Config, world: &World, data: &Data, devices: &[Device]) -> Result<Step> {
+    let reducer = ReducerOptions {
+        sizes: BucketSizes::of_bytes((config.bucket_mb * 1e6) as usize),
+        dtype: config.reduce_dtype.dtype(),
+        overlap: reducer::overlaps(config.overlap, world),
+        zero: config.zero == 1,
+    };
+    let models = models(config, data, devices, reducer.shares(world.size()))?;
+    check_trained(config, &models)?;
+    let part = |(index, model): (usize, Model)| -> Result<Part> {
+        let device = devices[index];
+        let name = GROUPS[index.min(GROUPS.len() - 1)];
+        let group = if device.is_accelerator() { world.gpu_group(name, device)? } else { world.group(name)? };
+        let optimizer = Optimizer::of_rank(rule(config), &model.params, &group, reducer)?;
+        Ok(Part { model, optimizer, group })
+    };
+    let parts = models.into_iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
+    let options = StepOptions { reducer, clip_norm: config.grad_clip, seed: config.seed, graph: config.graph };
+    let last = devices[devices.len() - 1];
+    Step::over(parts, loss(config, data.train.task(), last)?, &options)
+}
+
+/// What the ranks that have the same layers sum their gradients in, by the place of these layers among a rank's.
+const GROUPS: [&str; 6] = [
+    "gradients",
+    "gradients of part 1",
+    "gradients of part 2",
+    "gradients of part 3",
+    "gradients of part 4",
+    "gradients of part 5",
+];
+
+fn models(config: &Config, data: &Data, devices: &[Device], shares: usize) -> Result<Vec<Model>> {
     let layers = Mlp {
         hidden: config.hidden.clone(),
         outputs: data.train.task().outputs(),
@@ -78,7 +111,21 @@ fn model(config: &Config, data: &Data, device: Device) -> Result<Model> {
         dropout: config.dropout,
     };
     let frozen = |name: &str| config.is_frozen(name);
-    Model::new(Box::new(layers.layers()), data.train.row_shape(), DType::F32, device, config.seed, &frozen)
+    Model::split(layers.layers(), data.train.row_shape(), devices, |layers, shape, device| {
+        Model::with_shares(layers, shape, config.dtype, device, config.seed, &frozen, shares)
+    })
+}
+
+/// Refuses to freeze what is not there, or all there is.
+fn check_trained(config: &Config, models: &[Model]) -> Result<()> {
+    // In the order in which people know them: from the input on.
+    let names: Vec<&str> = models.iter().flat_map(|model| model.params.in_order()).map(|p| p.name.as_str()).collect();
+    config.check_freeze(names.into_iter())?;
+    if !config.freeze.is_empty() && models.iter().all(|model| model.params.trained_count() == 0) {
+        let text = "expected some parameters that are not frozen. Nothing is left to train: freeze fewer";
+        return Err(Error::Usage(format!("--freeze {}: {text}", config.freeze.join(","))));
+    }
+    Ok(())
 }
 
 fn rule(config: &Config) -> Rule {
@@ -114,21 +161,34 @@ fn agree(config: &Config, world: &World, data: &Data, step: &Step) -> Result<()>
 
 /// What the ranks compare.
 fn fields(config: &Config, data: &Data, step: &Step) -> Result<Vec<Field>> {
-    let params = &step.model().params;
     let program = "Start every rank with the same build of ddp-train.";
     let flags = "Start every rank with the same flags.";
     let same_data = "Give every rank the same data: compare the files on the hosts.";
     let bits = "Products of matrices may differ in their last bits between these ranks.";
-    Ok(vec![
+    let of_stages = |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> { step.stages().iter().map(text).collect() };
+    let mut fields = vec![
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
         Field::must_match("the configuration", config.trajectory_text(), flags),
-        Field::must_match("the parameters' names and shapes", shapes(params), program),
-        Field::must_match("the model's first values", format!("{:016x}", params.values_hash()?), program),
-        Field::must_match("the plan of buckets", step.reducer().plan_text(), flags),
+        Field::must_match("the parameters' names and shapes", of_stages(&|stage| Ok(shapes(&stage.model().params)))?, program),
+        Field::must_match(
+            "the model's first values",
+            of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?,
+            program,
+        ),
+        Field::must_match("the plan of buckets", of_stages(&|stage| Ok(stage.reducer().plan_text()))?, flags),
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
         Field::warn("the processor's vector instructions", format!("{:?}", simd::level()), bits),
-    ])
+    ];
+    if step.model().params.device().is_accelerator() {
+        // The names of simulated ones have numbers.
+        let name = |stage: &Stage| config::name_of(stage.device()).filter(|_| !config::is_simulated(stage.device()));
+        let names: Vec<&str> = step.stages().iter().map(|stage| name(stage).unwrap_or("simulated")).collect();
+        fields.push(Field::warn("the model of GPU", names.join(", "), bits));
+        let versions = versions(step.model().params.device()).into_iter().map(|(name, version)| format!("{name} {version}"));
+        fields.push(Field::warn("the versions of CUDA's parts", versions.collect::<Vec<_>>().join(", "), bits));
+    }
+    Ok(fields)
 }
 
 /// A line for each parameter.
@@ -158,7 +218,7 @@ fn open_desk(
     let mut record = Record::create(config)?;
     let device = step.model().params.device();
     if device.is_accelerator() {
-        tracing::info!("training on {}", config::described(device));
+        tell_places(world, devices);
     }
     let versions = versions(device);
     let steps_per_epoch = plan.sampler.steps_per_epoch();
@@ -169,12 +229,12 @@ fn open_desk(
         ranks: world.size(),
         hosts: world.hosts(),
         threads: threads::count(),
-        transport: world.transport(),
+        transport: step.reducer().group().transport(),
         overlap: step.reducer().overlaps(),
-        buckets: step.reducer().buckets().len(),
+        buckets: step.stages().iter().map(|stage| stage.reducer().buckets().len()).sum(),
         data: &data.description,
         fingerprint: &data.train.fingerprint()?,
-        parameters: step.model().params.count(),
+        parameters: step.stages().iter().map(|stage| stage.model().params.count()).sum(),
         steps: plan.steps,
         steps_per_epoch,
     })?;
@@ -201,27 +261,34 @@ fn versions(device: Device) -> Vec<(&'static str, String)> {
 }
 
 /// Where each rank trains: `cpu on node7, 8 threads`, `cuda:0 NVIDIA H200 on node7, 8 threads`.
-fn devices(world: &World, device: Device) -> Result<Vec<String>> {
-    let mine = format!("{} on {}, {} threads", config::described(device), world.host(), threads::count());
+fn places(world: &World, devices: &[Device]) -> Result<Vec<String>> {
+    let devices: Vec<String> = devices.iter().map(|&device| config::described(device)).collect();
+    let mine = format!("{} on {}, {} threads", devices.join(" and "), world.host(), threads::count());
     let all = world.all_gather_bytes(mine.as_bytes())?;
     Ok(all.into_iter().map(|text| String::from_utf8_lossy(&text).into_owned()).collect())
+}
+
+/// Says where the ranks train, a line each.
+fn tell_places(world: &World, places: &[String]) {
+    for (rank, place) in places.iter().enumerate() {
+        match world.size() {
+            1 => tracing::info!("training on {place}"),
+            _ => tracing::info!("rank {rank} trains on {place}"),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ddp_comm::Group;
 
     /// The fields of a run with these flags, by name.
     fn fields_of(flags: &[&str]) -> Vec<(String, String)> {
         let parsed = crate::cli::parse(["ddp-train"].iter().chain(flags)).unwrap();
         let crate::cli::Command::Train(config) = parsed else { panic!("{flags:?} is a run") };
         let data = data::open(&config.data).unwrap();
-        let model = model(&config, &data, Device::Cpu).unwrap();
-        let optimizer = Optimizer::new(rule(&config), &model.params).unwrap();
-        let sizes = BucketSizes::of_bytes((config.bucket_mb * 1e6) as usize);
-        let options = StepOptions { reducer: ReducerOptions { sizes, ..Default::default() }, ..Default::default() };
-        let step = Step::new(model, Box::new(Mse), optimizer, Group::alone(), &options).unwrap();
+        let world = World::single().unwrap();
+        let step = step(&config, &world, &data, &[Device::Cpu]).unwrap();
         fields(&config, &data, &step).unwrap().into_iter().map(|field| (field.name, field.value)).collect()
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ddp::config::GraphChoice;
+use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Dataset, Loader, Sampler, Targets, Task};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{CrossEntropy, Loss, Mse};
@@ -78,6 +78,33 @@ impl Dataset for Rows {
     }
 }
 
+/// Where ranks train, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// On the CPU, over shared memory.
+    Cpu,
+    /// Each on a GPU of its own, over NCCL.
+    Gpus(GraphChoice),
+}
+
+impl Way {
+    /// The case, trained in this way.
+    pub(crate) fn of(self, case: &Case) -> Case {
+        let Way::Gpus(graph) = self else { return case.clone() };
+        // The first two steps of a kind run eagerly and are captured; there are two slots.
+        let captured = graph != GraphChoice::Off && case.steps.end - case.steps.start < 6;
+        Case { on_gpus: true, graph, warm_up: if captured { 6 } else { 0 }, ..case.clone() }
+    }
+
+    /// As many ranks as are tried.
+    pub(crate) fn ranks_max(self) -> usize {
+        match self {
+            Way::Cpu => 4,
+            Way::Gpus(_) => ddp_kernels::device::discover().gpus.len().min(4),
+        }
+    }
+}
+
 /// One way of training.
 #[derive(Clone)]
 pub(crate) struct Case {
@@ -91,13 +118,21 @@ pub(crate) struct Case {
     pub(crate) clip_norm: f64,
     pub(crate) frozen: &'static str,
     pub(crate) reduce_dtype: DType,
+    /// What layers compute in: on GPUs. On the CPU it is f32.
+    pub(crate) precision: Precision,
     pub(crate) bucket_elements: usize,
     pub(crate) overlap: bool,
+    /// ZeRO-1.
+    pub(crate) zero: bool,
     /// Draws the model's first values.
     pub(crate) values: fn(u64, u64) -> f32,
     pub(crate) learning_rate: f64,
     pub(crate) device: Device,
+    /// Whether each rank has a GPU of its own, in place of `device`.
+    pub(crate) on_gpus: bool,
     pub(crate) graph: GraphChoice,
+    /// So many steps with a learning rate of 0 come first: of a rule without momentum they change nothing.
+    pub(crate) warm_up: u64,
     /// The steps taken, counted from 0.
     pub(crate) steps: std::ops::Range<u64>,
 }
@@ -130,12 +165,16 @@ impl Case {
             clip_norm: 0.0,
             frozen: "nothing",
             reduce_dtype: DType::F32,
+            precision: Precision::F32,
             bucket_elements: 1024,
             overlap: true,
+            zero: false,
             values: draw,
             learning_rate: 0.125,
             device: Device::Cpu,
+            on_gpus: false,
             graph: GraphChoice::Auto,
+            warm_up: 0,
             steps: 0..1,
         }
     }
@@ -149,37 +188,51 @@ impl Case {
         let mut step = self.step(world)?;
         let sampler = Sampler::new(self.data.rows, self.batch, 7, false)?;
         let data = self.data.clone();
-        let mut loader = Loader::new(data, sampler, world.rank(), world.size(), self.micro, self.device)?;
+        let device = self.device_of(world);
+        let mut loader = Loader::new(data, sampler, world.rank(), world.size(), self.micro, device)?;
+        for step0 in 0..self.warm_up {
+            step.run(loader.load(step0)?, 0.0, false)?;
+        }
         let mut outcome = Outcome { values: Vec::new(), losses: Vec::new(), rows: Vec::new() };
         for step0 in self.steps.clone() {
             step.run(loader.load(step0)?, self.learning_rate, false)?;
             let report = step.report(false)?;
             outcome.losses.push(report.stats.loss());
             outcome.rows.push(report.stats.rows);
+            step.gather()?;
             outcome.values.push(bits(&step.model().params)?);
         }
         Ok(outcome)
     }
 
+    fn device_of(&self, world: &World) -> Device {
+        if self.on_gpus { Device::Cuda(world.rank()) } else { self.device }
+    }
+
     pub(crate) fn step(&self, world: &World) -> Result<Step> {
+        let device = self.device_of(world);
         let (hidden, outputs) = (self.hidden.clone(), self.data.task.outputs());
         let layers = Mlp { hidden, outputs, activation: self.activation, dropout: self.dropout }.layers();
         let frozen = |name: &str| name.starts_with(self.frozen);
-        let model = Model::new(Box::new(layers), &self.data.features, DType::F32, self.device, 3, &frozen)?;
+        let sizes = BucketSizes { first_elements: self.bucket_elements, elements: self.bucket_elements };
+        let reducer = ReducerOptions { sizes, dtype: self.reduce_dtype, overlap: self.overlap, zero: self.zero };
+        let (features, shares) = (&self.data.features, reducer.shares(world.size()));
+        let precision = if device == Device::Cpu { Precision::F32 } else { self.precision };
+        let model = Model::with_shares(Box::new(layers), features, precision, device, 3, &frozen, shares)?;
         for (stream, parameter) in model.params.list().iter().enumerate() {
-            let value = model.params.value(parameter.id);
+            let value = model.params.master(parameter.id);
             let values = (0..value.count()).map(|at| (self.values)(10 + stream as u64, at as u64));
             value.copy_from(&cpu(&values.collect::<Vec<f32>>(), value.shape()))?;
         }
-        let optimizer = Optimizer::new(self.rule, &model.params)?;
+        model.params.refresh(0..model.params.values().count())?;
+        let group = if self.on_gpus { world.gpu_group("gradients", device)? } else { world.group("gradients")? };
+        let optimizer = Optimizer::of_rank(self.rule, &model.params, &group, reducer)?;
         let loss: Box<dyn Loss> = match self.data.task {
             Task::Classification { .. } => Box::new(CrossEntropy::default()),
             Task::Regression { .. } => Box::new(Mse),
         };
-        let sizes = BucketSizes { first_elements: self.bucket_elements, elements: self.bucket_elements };
-        let reducer = ReducerOptions { sizes, dtype: self.reduce_dtype, overlap: self.overlap };
         let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: 5, graph: self.graph };
-        Step::new(model, loss, optimizer, world.group("gradients")?, &options)
+        Step::new(model, loss, optimizer, group, &options)
     }
 }
 
@@ -187,7 +240,7 @@ impl Case {
 pub(crate) fn bits(params: &Params) -> Result<Vec<u32>> {
     let mut all = Vec::new();
     for parameter in params.list() {
-        let values: Vec<f32> = params.value(parameter.id).to_vec()?;
+        let values: Vec<f32> = params.master(parameter.id).to_vec()?;
         all.extend(values.iter().map(|value| value.to_bits()));
     }
     Ok(all)

@@ -1,7 +1,7 @@
 //! A step on a GPU computes what it computes on the CPU: to the bit where sums are exact, within a derived bound where they are
 //! not.
 
-use ddp::config::GraphChoice;
+use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Batch, InOrder, Loader};
 use ddp::optim::Rule;
 use ddp::step::Step;
@@ -54,7 +54,7 @@ struct Share {
 
 /// Takes every step on both devices from the CPU's state before it, so that errors do not add up, and holds each result to its
 /// bound.
-fn every_step_is_within_its_bound(what: &str, setup: &Setup, device: Device) {
+pub(crate) fn every_step_is_within_its_bound(what: &str, setup: &Setup, device: Device) {
     let mut cpu = setup.start(Device::Cpu, GraphChoice::Off).unwrap();
     let mut other = setup.start(device, GraphChoice::Auto).unwrap();
     let mut share = Share::default();
@@ -62,7 +62,8 @@ fn every_step_is_within_its_bound(what: &str, setup: &Setup, device: Device) {
         copy_state(&other.step, &cpu.step);
         let before = state(&cpu.step);
         let batch = cpu.loader.load(step0).unwrap().clone();
-        let expected = bound::gradients(setup, &cpu.step.model().params, &batch);
+        let gradients = |device| bound::gradients(setup, &cpu.step.model().params, &batch, setup.precision_on(device));
+        let expected = [gradients(Device::Cpu), gradients(device)];
         cpu.step.run(&batch, RATE, true).unwrap();
         other.take(step0, RATE, true).unwrap();
         check_step(what, setup, &batch, &expected, &before, [&cpu, &other], &mut share);
@@ -79,32 +80,40 @@ fn state(step: &Step) -> Vec<Vec<f32>> {
 }
 
 fn copy_state(target: &Step, source: &Step) {
-    target.model().params.values().copy_from(source.model().params.values()).unwrap();
-    for ((_, target), (_, source)) in target.optimizer().moments().zip(source.optimizer().moments()) {
-        target.copy_from(source).unwrap();
+    let (params, from) = (&target.model().params, &source.model().params);
+    // One by one: in another format they lie elsewhere.
+    for parameter in params.list() {
+        let same = from.find(&parameter.name).unwrap();
+        params.master(parameter.id).copy_from(from.master(same.id)).unwrap();
+        for ((_, target), (_, source)) in target.optimizer().moments().zip(source.optimizer().moments()) {
+            let part = source.slice(same.range.clone()).unwrap();
+            target.slice(parameter.range.clone()).unwrap().copy_from(&part).unwrap();
+        }
     }
+    params.refresh(0..params.values().count()).unwrap();
 }
 
 fn check_step(
     what: &str,
     setup: &Setup,
     batch: &Batch,
-    expected: &[(String, bound::Uncertain)],
+    expected: &[Vec<(String, bound::Uncertain)>; 2],
     before: &[Vec<f32>],
     trainings: [&Training; 2],
     share: &mut Share,
 ) {
     let weights = trainings[0].step.report(true).unwrap().stats.weight_sum;
-    let scale = bound::scale(setup, expected, weights);
-    for training in trainings {
+    let first = &trainings[0].step.model().params;
+    for (training, expected) in trainings.into_iter().zip(expected) {
+        let scale = bound::scale(setup, expected, weights);
         let params = &training.step.model().params;
         let report = training.step.report(true).unwrap();
         assert_eq!((report.bad_step, report.stats.weight_sum), (None, weights), "{what}");
         for (name, expected) in expected {
             let parameter = params.find(name).unwrap();
             let gradients: Vec<f32> = params.gradient(parameter.id).unwrap().to_vec().unwrap();
-            let values: Vec<f32> = params.value(parameter.id).to_vec().unwrap();
-            for (index, at) in parameter.range.clone().enumerate() {
+            let values: Vec<f32> = params.master(parameter.id).to_vec().unwrap();
+            for (index, at) in first.find(name).unwrap().range.clone().enumerate() {
                 let (gradient, error) = (expected.value[index], expected.error[index]);
                 let place = || format!("{what}, step {}, {name}[{index}] on {}", batch.step + 1, params.device());
                 let off = (f64::from(gradients[index]) - gradient).abs();
@@ -172,7 +181,7 @@ fn a_run_that_cannot_amplify_errors_stays_near_the_cpus_to_its_end() {
         let squares = batch.x.to_vec::<f32>().unwrap().iter().map(|x| f64::from(x * x)).sum::<f64>();
         let weights = (2 * batch.mine) as f64;
         assert!(RATE * 2.0 / weights * (squares + batch.mine as f64) < 2.0, "r H is at most 2");
-        let gradients = bound::gradients(&setup, &cpu.step.model().params, &batch);
+        let gradients = bound::gradients(&setup, &cpu.step.model().params, &batch, Precision::F32);
         let scale = bound::scale(&setup, &gradients, weights);
         let mut squared = 0.0;
         for (name, gradient) in &gradients {

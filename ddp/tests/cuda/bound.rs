@@ -1,4 +1,5 @@
-//! How far two f32 computations of one training step may be apart, derived for the very numbers of that step.
+//! How far computations of one training step may be from the exact one, derived for the very numbers of that step: so in f32 on two devices, and in
+//! the narrower formats of a GPU.
 //!
 //! The step is computed in f64, and with every number a bound of its error in f32, whatever the order in which products are
 //! summed. With u = 2⁻²⁴ and γₙ = n u / (1 − n u), a sum of n products in f32 is off by at most γₙ₊₁ Σ|a b|, in any order and with
@@ -7,11 +8,17 @@
 //! passes an error on L times and adds its own, which the operation's documentation promises. Where a ReLU's input is nearer to
 //! zero than its error, it may be on either side.
 //!
+//! Layers in bf16 keep what they store with 8 bits: each such rounding adds 2⁻⁸ of the number (`Roundings::stored`). That happens where the input
+//! comes in; to parameters on their way to the copies that layers read; to what a product, a bias, an activation, dropout or the loss's gradient
+//! writes. Sums are in f32, and so are gradients of parameters and all behind them. In TF32 products cut their factors to 11 bits, which adds
+//! up to 2⁻¹⁰ of each (`Roundings::factors`).
+//!
 //! Letters: B rows, I inputs, O outputs of a layer.
 
 use ddp_kernels::ops::{self, Activation, AdamwConstants, DropoutKey, Gelu, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor};
 
+use ddp::config::Precision;
 use ddp::data::Batch;
 use ddp::optim::Rule;
 use ddp::params::Params;
@@ -26,6 +33,35 @@ const SLACK: f64 = 1.0 + 1e-9;
 fn gamma(roundings: usize) -> f64 {
     let n = roundings as f64;
     n * U / (1.0 - n * U)
+}
+
+/// What is lost beside f32's own roundings, relatively.
+#[derive(Clone, Copy, Debug)]
+struct Roundings {
+    /// To each number that a layer reads or writes.
+    stored: f64,
+    /// To each factor of a product.
+    factors: f64,
+}
+
+impl Roundings {
+    fn of(precision: Precision) -> Roundings {
+        match precision {
+            Precision::F32 => Roundings { stored: 0.0, factors: 0.0 },
+            Precision::Tf32 => Roundings { stored: 0.0, factors: 1.0 / 1024.0 },
+            Precision::Bf16 => Roundings { stored: 1.0 / 256.0, factors: 0.0 },
+        }
+    }
+
+    /// `x` as it is stored: rounded so many times.
+    fn stored(self, x: &Uncertain, times: usize) -> Uncertain {
+        x.lost((1.0 + self.stored).powi(times as i32) - 1.0)
+    }
+
+    /// `a` · `b`, with `more` roundings to f32.
+    fn product(self, a: &Uncertain, b: &Uncertain, more: usize) -> Uncertain {
+        a.lost(self.factors).times(&b.lost(self.factors), more)
+    }
 }
 
 /// Numbers `[rows, columns]` and what their f32 versions may be off by.
@@ -53,6 +89,12 @@ impl Uncertain {
         let elements = self.value.iter().zip(&self.error).enumerate();
         let (value, error) = elements.map(|(index, (&value, &error))| f(index, value, error)).unzip();
         Uncertain { value, error, ..*self }
+    }
+
+    /// Rounded: off by so much more of each number. Below f32's normal numbers, of which bf16 has the range, what is lost is not relative.
+    fn lost(&self, relative: f64) -> Uncertain {
+        let least = if relative > 0.0 { f64::from(f32::MIN_POSITIVE) } else { 0.0 };
+        self.map(|_, value, error| (value, error + relative * (value.abs() + error) + least))
     }
 
     fn t(&self) -> Uncertain {
@@ -160,30 +202,40 @@ fn cross_entropy_gradient(output: &Uncertain, classes: &[i64]) -> Uncertain {
     })
 }
 
-/// The gradients of one step by parameter, those of the sum over the batch.
-pub(crate) fn gradients(setup: &Setup, params: &Params, batch: &Batch) -> Vec<(String, Uncertain)> {
+/// The gradients of one step by parameter, those of the sum over the batch, as layers compute them in this precision.
+pub(crate) fn gradients(
+    setup: &Setup,
+    params: &Params,
+    batch: &Batch,
+    precision: Precision,
+) -> Vec<(String, Uncertain)> {
+    let lost = Roundings::of(precision);
     let stride = if setup.dropout > 0.0 { 3 } else { 2 };
     let micro_batches = batch.micro_count();
     let layers = setup.hidden.len() + 1;
     let parameter = |layer: usize, kind: &str| {
         let name = format!("{}.{kind}", layer * stride);
-        (name.clone(), Uncertain::of(params.value(params.find(&name).unwrap().id)))
+        let values = Uncertain::of(params.master(params.find(&name).unwrap().id));
+        (name, lost.stored(&values, 1))
     };
     // Forward: what each layer reads, the slope behind it, and what it drops.
-    let mut x = Uncertain::of(&batch.x.reshape(&[batch.mine, batch.x.count() / batch.mine]).unwrap());
+    let x = Uncertain::of(&batch.x.reshape(&[batch.mine, batch.x.count() / batch.mine]).unwrap());
+    let mut x = lost.stored(&x, 1);
     let (mut inputs, mut slopes, mut masks) = (Vec::new(), Vec::new(), Vec::new());
     for layer in 0..layers {
         let (_, weight) = parameter(layer, "weight");
         let (_, bias) = parameter(layer, "bias");
         inputs.push(x.clone());
-        let product = x.times(&weight.t(), 1);
+        // Where the library does not add the bias the product is stored before.
+        let product = lost.stored(&lost.product(&x, &weight.t(), 1), 1);
         let columns = product.columns;
         // The bias is one more addend, of which the same roundings count.
         let rounding = gamma(x.columns + 2);
         let z = product.map(|index, value, error| {
-            let bias = bias.value[index % columns];
-            (value + bias, error + rounding * bias.abs())
+            let (bias, off) = (bias.value[index % columns], bias.error[index % columns]);
+            (value + bias, error + off + rounding * (bias.abs() + off))
         });
+        let z = lost.stored(&z, 1);
         if layer + 1 == layers {
             x = z;
             break;
@@ -191,22 +243,25 @@ pub(crate) fn gradients(setup: &Setup, params: &Params, batch: &Batch) -> Vec<(S
         let (y, slope) = activate(&z, setup.activation);
         slopes.push(slope);
         masks.push(mask(setup, layer as u32, batch, &y));
-        x = scaled(&y, &masks[layer]);
+        // Once by the activation and once by dropout.
+        x = lost.stored(&scaled(&y, &masks[layer]), 2);
     }
     // Backward.
     let mut dy = match batch.targets.dtype() {
         DType::I64 => cross_entropy_gradient(&x, &batch.targets.to_vec::<i64>().unwrap()),
         _ => mse_gradient(&x, &numbers(&batch.targets)),
     };
+    dy = lost.stored(&dy, 1);
     let mut found = Vec::new();
     for layer in (0..layers).rev() {
         // Sums over rows, a rounding more for each micro-batch that is added.
-        found.push((parameter(layer, "weight").0, dy.t().times(&inputs[layer], micro_batches)));
+        found.push((parameter(layer, "weight").0, lost.product(&dy.t(), &inputs[layer], micro_batches)));
         let ones = Uncertain::exact(1, dy.rows, vec![1.0; dy.rows]);
         found.push((parameter(layer, "bias").0, ones.times(&dy, micro_batches)));
         if layer > 0 {
-            let dx = dy.times(&parameter(layer, "weight").1, 0);
-            dy = scaled(&scaled(&dx, &masks[layer - 1]), &slopes[layer - 1]);
+            let dx = lost.product(&dy, &parameter(layer, "weight").1, 0);
+            // By the product, by dropout and by the activation's derivative.
+            dy = lost.stored(&scaled(&scaled(&dx, &masks[layer - 1]), &slopes[layer - 1]), 3);
         }
     }
     found

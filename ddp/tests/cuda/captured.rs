@@ -27,7 +27,7 @@ fn take(training: &mut Training, step0: u64) -> Result<()> {
 }
 
 /// The bits after each step, or, where nobody looks in between, after the last.
-fn run(setup: &Setup, device: Device, graph: GraphChoice, looks: bool) -> (Vec<Vec<u32>>, Option<usize>) {
+pub(crate) fn run(setup: &Setup, device: Device, graph: GraphChoice, looks: bool) -> (Vec<Vec<u32>>, Option<usize>) {
     let mut training = setup.start(device, graph).unwrap();
     let mut seen = Vec::new();
     for step0 in 0..STEPS {

@@ -10,18 +10,31 @@ mod job;
 #[path = "../jobs/record.rs"]
 mod record;
 
+#[path = "../ranks/claims.rs"]
+mod ranks;
+#[path = "../zero/claims.rs"]
+mod zero;
+
 mod agree;
 mod bound;
 mod captured;
+mod loader;
 mod nonfinite;
+mod precision;
+#[cfg(feature = "mpi")]
+mod jobs;
 mod program;
+mod split;
 mod steady;
+#[cfg(feature = "mpi")]
+mod timeline;
 
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use common::Way;
 use ddp::Result;
-use ddp::config::GraphChoice;
+use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Dataset, Loader, Sampler, Task};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{CrossEntropy, Loss, Mse};
@@ -51,6 +64,16 @@ fn gpu() -> Option<Gpu> {
     found.map(|device| Gpu { device, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) })
 }
 
+/// A GPU for one test at a time.
+fn turn() -> Option<Gpu> {
+    gpu()
+}
+
+/// How ranks train.
+fn ways() -> Vec<Way> {
+    vec![Way::Gpus(GraphChoice::Off), Way::Gpus(GraphChoice::On)]
+}
+
 /// One way of training.
 #[derive(Clone)]
 struct Setup {
@@ -63,6 +86,8 @@ struct Setup {
     rule: Rule,
     clip_norm: f64,
     reduce_dtype: DType,
+    /// What layers compute in: on a GPU. On the CPU it is f32.
+    precision: Precision,
 }
 
 /// The seed of what is drawn by sample and step.
@@ -81,13 +106,18 @@ impl Setup {
             rule: Rule::adamw(),
             clip_norm: 0.0,
             reduce_dtype: DType::F32,
+            precision: Precision::F32,
         }
+    }
+
+    fn precision_on(&self, device: Device) -> Precision {
+        if device == Device::Cpu { Precision::F32 } else { self.precision }
     }
 
     fn start(&self, device: Device, graph: GraphChoice) -> Result<Training> {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
         let layers = Mlp { hidden, outputs, activation: self.activation, dropout: self.dropout }.layers();
-        let model = Model::new(Box::new(layers), self.data.row_shape(), DType::F32, device, 3, &|_| false)?;
+        let model = Model::new(Box::new(layers), self.data.row_shape(), self.precision_on(device), device, 3, &|_| false)?;
         let optimizer = Optimizer::new(self.rule, &model.params)?;
         let loss: Box<dyn Loss> = match self.data.task() {
             Task::Classification { .. } => Box::new(CrossEntropy::default()),
@@ -113,12 +143,13 @@ impl Training {
         self.step.run(self.loader.load(step0)?, learning_rate, measure_norm)
     }
 
-    /// The bits of all values and moments, and of the gradients.
+    /// The bits of all values, moments and gradients, and of what layers read.
     fn bits(&self) -> Result<Vec<u32>> {
         let params = &self.step.model().params;
         let mut all = common::bits(params)?;
-        let moments = self.step.optimizer().moments().map(|(_, moment)| moment);
-        for tensor in moments.chain([params.gradients()]) {
+        let moments = self.step.optimizer().moments().map(|(_, moment)| moment.clone());
+        let read = params.read_arena().to_dtype(DType::F32)?;
+        for tensor in moments.chain([params.gradients().clone(), read]) {
             all.extend(tensor.to_vec::<f32>()?.iter().map(|value| value.to_bits()));
         }
         Ok(all)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ddp::config::GraphChoice;
+use ddp::config::{GraphChoice, Precision};
 use ddp_kernels::transfer::{Kind, Ledger, Phase, with_ledger};
 use ddp_kernels::{Device, memory};
 
@@ -18,12 +18,16 @@ fn setup() -> Setup {
     Setup { dropout: 0.25, clip_norm: 0.5, micro: Some(5), ..plain }
 }
 
+fn ways() -> [(GraphChoice, Precision); 3] {
+    [(GraphChoice::Off, Precision::F32), (GraphChoice::On, Precision::F32), (GraphChoice::On, Precision::Bf16)]
+}
+
 #[test]
 fn a_steady_training_makes_no_tensor_on_any_side() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
-    for graph in [GraphChoice::Off, GraphChoice::On] {
-        let mut training = setup().start(device, graph).unwrap();
+    for (graph, precision) in ways() {
+        let mut training = Setup { precision, ..setup() }.start(device, graph).unwrap();
         (0..WARM_UP).for_each(|step0| training.take(step0, 0.01, step0 % 5 == 0).unwrap());
         // Tests beside this one count too where it is one process: those of this thread alone cannot be told apart, so the least of
         // several windows counts.
@@ -40,7 +44,7 @@ fn a_steady_training_makes_no_tensor_on_any_side() {
                 *least = (*least).min(after - before);
             }
         }
-        assert_eq!(least, [0; 3], "on the GPU, in host memory, in pinned memory; graph {graph:?}");
+        assert_eq!(least, [0; 3], "on the GPU, in host memory, in pinned memory; graph {graph:?}, {precision:?}");
     }
 }
 
@@ -48,8 +52,8 @@ fn a_steady_training_makes_no_tensor_on_any_side() {
 fn only_batches_numbers_and_logs_cross() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
-    for graph in [GraphChoice::Off, GraphChoice::On] {
-        let mut training = setup().start(device, graph).unwrap();
+    for (graph, precision) in ways() {
+        let mut training = Setup { precision, ..setup() }.start(device, graph).unwrap();
         let ledger = Ledger::new();
         // The first step brings the optimizer's table of chunks to the GPU.
         training.take(0, 0.01, true).unwrap();

@@ -28,10 +28,20 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--data synthetic:regression,rows=64 --label-smoothing 0.1", &["--label-smoothing 0.1", "classes"]),
     ("--data glyphs,rows=8 --drop-last", &["--drop-last"]),
     ("--freeze 7", &["--freeze 7", "0.weight, 0.bias, 2.weight"]),
-    ("--device cuda", &["--device cuda: expected a device that can be used here", "--device cpu"]),
+    ("--device cuda", &["--device cuda: expected a device that can be used here, but", "--device cpu"]),
     ("--device cuda:9", &["--device cuda:9: expected a device that can be used here"]),
     ("--graph on", &["--graph on: expected --device cuda"]),
     ("--graph maybe", &["'maybe'", "auto, on, off"]),
+    ("--graph on --devices-per-rank 2", &["--graph on: expected --devices-per-rank 1"]),
+    ("--devices-per-rank 0", &["--devices-per-rank 0: expected a whole number from 1"]),
+    ("--devices-per-rank 2", &["--devices-per-rank 2: expected --device cuda", "this run is on the CPU"]),
+    ("--device cuda --devices-per-rank 2", &["--device cuda: expected a device that can be used here, but"]),
+    ("--device cuda:0 --devices-per-rank 2", &["--device cuda:0: expected --device cuda with --devices-per-rank 2"]),
+    ("--dtype f16", &["'f16'", "f32, tf32, bf16"]),
+    ("--dtype bf16", &["--dtype bf16: expected --device cuda", "this run is on the CPU"]),
+    ("--dtype tf32 --device cpu", &["--dtype tf32: expected --device cuda"]),
+    ("--data-on-device on", &["--data-on-device on: expected --device cuda"]),
+    ("--zero 2", &["--zero 2: expected a whole number from 0 to 1"]),
     ("bench mlp --device cuda", &["--device cuda: expected"]),
     ("bench mlp --graph on", &["--graph on: expected"]),
     ("--threads 0", &["--threads 0"]),
@@ -61,6 +71,30 @@ fn wrong_flags_end_with_2_and_are_named_once() {
         assert_wrong(&folder.alone(words).run(), named);
         assert!(folder.tree().is_empty(), "nothing was begun: {words}");
     }
+}
+
+#[test]
+fn what_the_machine_has_not_is_refused_by_all_ranks_and_told_once() {
+    for (words, named) in [
+        ("--device cuda", &["--device cuda: expected", "--device cpu"][..]),
+        ("--dtype bf16", &["--dtype bf16: expected --device cuda"]),
+        ("--devices-per-rank 2", &["--devices-per-rank 2: expected --device cuda"]),
+    ] {
+        let folder = Folder::new("absent");
+        assert_wrong(&folder.together(words).run(), named);
+        assert!(folder.tree().is_empty(), "nothing was begun: {words}");
+    }
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn a_gpu_that_is_named_is_for_one_rank() {
+    let folder = Folder::new("named");
+    let ended = folder.ranks(2, "--device cuda:0").run();
+    assert_wrong(&ended, &["--device cuda:0: expected --device cuda for 2 ranks", "--share-gpus"]);
+    // With sharing it comes to whether there is such a GPU.
+    let ended = folder.ranks(2, "--device cuda:0 --share-gpus").run();
+    assert_wrong(&ended, &["--device cuda:0: expected GPUs that all 2 ranks can use, but on every rank: "]);
 }
 
 #[test]

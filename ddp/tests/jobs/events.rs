@@ -28,14 +28,14 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
     let order_of = |flags: &str| order(&record(flags)).join(", ");
     assert_eq!(
         order_of("--steps 10 --log-every 3 --eval-every 4"),
-        "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, end"
+        "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, placement, end"
     );
     // By default every tenth step is on record, and an evaluation for each epoch of 8 steps.
-    assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, end");
-    assert_eq!(order_of("--epochs 2 --log-every 100 --eval-every 0"), "step 1, step 16, eval 16, end");
-    assert_eq!(order_of("--epochs 2"), "step 1, eval 8, step 10, step 16, eval 16, end");
-    assert_eq!(order_of("--steps 1"), "step 1, eval 1, end");
-    assert_eq!(order_of("--steps 0"), "eval 0, end");
+    assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, placement, end");
+    assert_eq!(order_of("--epochs 2 --log-every 100 --eval-every 0"), "step 1, step 16, eval 16, placement, end");
+    assert_eq!(order_of("--epochs 2"), "step 1, eval 8, step 10, step 16, eval 16, placement, end");
+    assert_eq!(order_of("--steps 1"), "step 1, eval 1, placement, end");
+    assert_eq!(order_of("--steps 0"), "eval 0, placement, end");
 }
 
 #[test]
@@ -49,6 +49,7 @@ fn every_event_has_exactly_its_fields() {
             "start" => start,
             "step" => step,
             "eval" => "event step loss accuracy",
+            "placement" => "event steps simulated ranks differences hints",
             _ => end,
         };
         assert_eq!(fields(event).join(" "), expected, "{event}");
@@ -104,7 +105,7 @@ fn without_held_out_rows_nothing_is_evaluated() {
     let folder = Folder::new("none-held-out");
     folder.alone("--data glyphs,rows=64,held-out=0 --hidden 16 --steps 2 --out OUT").run().assert_well();
     let record = folder.record();
-    assert_eq!(order(&record).join(", "), "step 1, step 2, end");
+    assert_eq!(order(&record).join(", "), "step 1, step 2, placement, end");
     assert!(record.end().unwrap()["eval_loss"].is_null());
 }
 

@@ -4,6 +4,7 @@
 //! Built without the feature `mpi`, the tests that need ranks are left out. With it, a machine without `mpirun` fails them.
 
 mod alone;
+mod audit;
 mod benches;
 mod command_line;
 mod disk;

@@ -98,6 +98,18 @@ fn smoothing_mixes_two_losses_in_proportion() {
 }
 
 #[test]
+fn what_is_for_gpus_changes_nothing_on_the_cpu() {
+    let flags = "--share-gpus --devices-per-rank 1 --dtype f32 --data-on-device off --graph off";
+    let (plain, asked) = (run("--epochs 1").0, run(&format!("--epochs 1 {flags}")).0);
+    assert!(model_bytes(&asked.out(), 8) == model_bytes(&plain.out(), 8));
+    let settings = std::fs::read_to_string(asked.out().join("config.toml")).unwrap();
+    for line in ["share-gpus = true", "devices-per-rank = 1", "dtype = \"f32\"", "data-on-device = \"off\"", "zero = 0"]
+    {
+        assert!(settings.lines().any(|setting| setting == line), "{line} in {settings}");
+    }
+}
+
+#[test]
 fn each_optimizer_and_activation_learns() {
     let learns = "--epochs 6 --seed 3";
     let cases = [

@@ -18,6 +18,7 @@ use crate::error::{Error, Result, Site};
 use crate::memory;
 use crate::storage::Storage;
 use crate::stream::Stream;
+use crate::transfer::{self, Held};
 
 thread_local! {
     /// Whether there is a recording: what the hot path looks at.
@@ -30,6 +31,7 @@ struct Recording {
     id: u64,
     routes: Vec<Route>,
     kept: Vec<Kept>,
+    booked: Held,
 }
 
 /// A stream that takes part, and the one that its work goes to meanwhile.
@@ -119,6 +121,17 @@ pub(crate) fn keep(storage: &Arc<Storage>) {
     });
 }
 
+/// Lets `hold` write down what this thread's capture is to book at each launch; false if this thread captures nothing.
+pub(crate) fn hold(hold: impl FnOnce(&mut Held)) -> bool {
+    if !CAPTURING.get() {
+        return false;
+    }
+    RECORDING.with_borrow_mut(|recording| {
+        hold(&mut recording.as_mut().expect("there is one while CAPTURING").booked);
+    });
+    true
+}
+
 /// A graph ready to be launched.
 pub(crate) struct Executable {
     /// Locked while it is launched: the driver's graphs are not for two threads at once.
@@ -128,6 +141,8 @@ pub(crate) struct Executable {
     /// their work as well.
     joined: Vec<Arc<Queue>>,
     kept: Vec<Kept>,
+    /// What each launch books in the ledger.
+    booked: Held,
 }
 
 /// Captures what `body` gives to `queue` (and to streams that join it) instead of running it.
@@ -151,17 +166,26 @@ pub(crate) fn capture<E: From<Error>>(
     begun.map_err(failed)?;
     queue.gpu.count_capture(true);
     let routes = vec![Route { queue: queue.clone(), private }];
-    RECORDING.set(Some(Recording { id: NEXT_ID.fetch_add(1, Ordering::Relaxed), routes, kept: Vec::new() }));
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    RECORDING.set(Some(Recording { id, routes, kept: Vec::new(), booked: Held::default() }));
     CAPTURING.set(true);
     let ending = Ending { queue };
     let outcome = body();
-    let (exec, joined, kept) = ending.end(outcome.is_ok());
+    let Ended { exec, joined, kept, booked } = ending.end(outcome.is_ok());
     outcome?;
     let exec = exec.map_err(failed)?;
     for kept in &kept {
         kept.0.block().adopt(queue);
     }
-    Ok(Executable { exec: Mutex::new(Handle(exec)), queue: queue.clone(), joined, kept })
+    Ok(Executable { exec: Mutex::new(Handle(exec)), queue: queue.clone(), joined, kept, booked })
+}
+
+/// What a capture leaves.
+struct Ended {
+    exec: Outcome<CUgraphExec>,
+    joined: Vec<Arc<Queue>>,
+    kept: Vec<Kept>,
+    booked: Held,
 }
 
 /// Ends the capture, also when its body panics.
@@ -171,16 +195,16 @@ struct Ending<'a> {
 
 impl Ending<'_> {
     /// Leaves the capture; makes its graph ready if it is `wanted`.
-    fn end(self, wanted: bool) -> (Outcome<CUgraphExec>, Vec<Arc<Queue>>, Vec<Kept>) {
+    fn end(self, wanted: bool) -> Ended {
         let ended = self.leave(wanted);
         std::mem::forget(self);
         ended
     }
 
-    fn leave(&self, wanted: bool) -> (Outcome<CUgraphExec>, Vec<Arc<Queue>>, Vec<Kept>) {
+    fn leave(&self, wanted: bool) -> Ended {
         let gpu = self.queue.gpu;
         CAPTURING.set(false);
-        let Recording { routes, kept, .. } = RECORDING.take().expect("it began when the capture did");
+        let Recording { routes, kept, booked, .. } = RECORDING.take().expect("it began when the capture did");
         let mut graph = ptr::null_mut();
         let ended = gpu.bind().and_then(|()| {
             // SAFETY: the capture began on this stream, on this thread; the pointer is to a variable of ours.
@@ -210,7 +234,7 @@ impl Ending<'_> {
             }
         }
         memory::free_deferred(gpu.index);
-        (exec, joined, kept)
+        Ended { exec, joined, kept, booked }
     }
 }
 
@@ -247,7 +271,9 @@ impl Executable {
                     others().try_for_each(|other| other.wait(&done))
                 }
             });
-        launched.map_err(|fault| fault.of("graph", device, at))
+        launched.map_err(|fault| fault.of("graph", device, at))?;
+        transfer::book_launch(&self.booked);
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! A library of CUDA's, loaded at first use from where discovery found its file. Its functions are looked up by name,
 //! all of them before the first is called, so that a library that lacks one is an error and never a panic. (cudarc's own
-//! loading goes by names alone, knows neither wheels nor versioned files, and panics.)
+//! loading goes by names alone, knows neither wheels nor versioned files, and panics.) `foreign.rs` lends this to other crates.
 
 use std::ffi::{CStr, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::device::Library as Part;
 
-/// A library that is loaded, for the rest of the process.
-pub(super) struct Library {
+/// A library that is loaded, for the rest of the process once its functions were found.
+#[derive(Debug)]
+pub struct Library {
     handle: libloading::Library,
     what: &'static str,
     missing: Vec<String>,
@@ -17,7 +18,7 @@ pub(super) struct Library {
 
 impl Library {
     /// Loads the file that discovery found; where it found none, what the loader finds under one of `names`.
-    pub(super) fn open(part: &Part, names: &[&str]) -> Result<Library, String> {
+    pub fn open(part: &Part, names: &[&str]) -> Result<Library, String> {
         let what = part.what;
         let found = part.found.as_deref().filter(|_| part.is_sound());
         let mut refusal = None;
@@ -44,7 +45,8 @@ impl Library {
     }
 
     /// The address of a function; a library that lacks it is refused by `complete`.
-    pub(super) fn function(&mut self, name: &CStr) -> *const c_void {
+    #[doc(hidden)]
+    pub fn function(&mut self, name: &CStr) -> *const c_void {
         // SAFETY: the symbol is only looked for here, as an address; who calls it says its type.
         let found = unsafe { self.handle.get::<*const c_void>(name) }.map(|symbol| *symbol);
         match found {
@@ -57,7 +59,8 @@ impl Library {
     }
 
     /// Keeps the library loaded for good, if it had all that was looked for.
-    pub(super) fn complete(self, way_out: &str) -> Result<(), String> {
+    #[doc(hidden)]
+    pub fn complete(self, way_out: &str) -> Result<(), String> {
         if !self.missing.is_empty() {
             return Err(format!("{} lacks {}. {way_out}", self.what, self.missing.join(", ")));
         }
@@ -65,6 +68,11 @@ impl Library {
         std::mem::forget(self.handle);
         Ok(())
     }
+}
+
+/// The capture that this thread records `queue` in, by number; 0 for none. Here for `foreign.rs`, which is not part of `cuda`.
+pub(crate) fn capture_of(queue: &super::queue::Queue) -> u64 {
+    super::capture::of(queue)
 }
 
 /// The file that a function's code came from.
@@ -84,20 +92,34 @@ pub(super) fn file_of(address: *const c_void) -> Option<PathBuf> {
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Declares a table of a library's functions, with `load(library)` that fills it:
-/// `functions! { struct Functions { fn nvrtcVersion(*mut c_int, *mut c_int) -> c_int; } }`.
-macro_rules! functions {
-    ($(#[$doc:meta])* struct $Table:ident { $(fn $name:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
+/// Declares a table of a library's functions, with `load(library, way_out)` that fills it or says which the library lacks:
+///
+/// ```text
+/// functions! {
+///     /// NVRTC's functions that are called here.
+///     pub(crate) struct Functions { fn nvrtcVersion(*mut c_int, *mut c_int) -> c_int; }
+/// }
+/// ```
+///
+/// Without a visibility the table is for the module above. Its signatures are those of the library's header: who writes them down
+/// answers for that.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! foreign_functions {
+    ($(#[$doc:meta])* struct $($rest:tt)*) => {
+        $crate::foreign_functions! { $(#[$doc])* pub(super) struct $($rest)* }
+    };
+    ($(#[$doc:meta])* $seen:vis struct $Table:ident { $(fn $name:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
         $(#[$doc])*
         #[derive(Clone, Copy)]
         #[allow(non_snake_case)]
-        pub(super) struct $Table {
-            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+        $seen struct $Table {
+            $($seen $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl $Table {
             #[allow(non_snake_case)]
-            fn load(mut library: $crate::cuda::library::Library, way_out: &str) -> Result<$Table, String> {
+            $seen fn load(mut library: $crate::foreign::Library, way_out: &str) -> ::std::result::Result<$Table, String> {
                 $(let $name = library.function(const {
                     match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                         Ok(name) => name,
@@ -114,4 +136,4 @@ macro_rules! functions {
         }
     };
 }
-pub(super) use functions;
+pub use foreign_functions as functions;

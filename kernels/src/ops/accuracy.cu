@@ -9,13 +9,13 @@ INLINE i64 index_at(const void* indices, u32 bytes, u64 i) {
 }
 
 /// Whether `target` is the first of the largest of a row, NaN above everything; for a whole warp alike.
-INLINE bool is_argmax(const float* __restrict__ logits, u64 classes, u64 target) {
-    const float largest = logits[target];
+template <class T> INLINE bool is_argmax(const T* __restrict__ logits, u64 classes, u64 target) {
+    const float largest = wide(logits[target]);
     const bool any_is_less = !is_nan(largest);
     bool fits = true;
 #pragma unroll 4
     for (u64 i = threadIdx.x % WARP; i < classes; i += WARP) {
-        const float x = logits[i];
+        const float x = wide(logits[i]);
         // Before the target nothing may be as large, behind it nothing larger. Against a NaN nothing but an earlier one
         // counts; a NaN elsewhere fails both comparisons.
         const bool good = i < target ? (any_is_less ? x < largest : !is_nan(x)) : (any_is_less ? x <= largest : true);
@@ -30,9 +30,10 @@ KERNEL(WARP) accuracy_zero(i64* out) {
 }
 
 /// out += [right, counted] over the rows, a warp at a time. A target that is no class counts and is never right.
-KERNEL(BLOCK_THREADS) accuracy_f32(
-    i64* out, const float* __restrict__ logits, const void* __restrict__ targets, u32 target_bytes, u64 rows,
-    u64 classes, i64 ignore_index, u32 ignores) {
+template <class T>
+INLINE void count_rows(
+    i64* out, const T* __restrict__ logits, const void* __restrict__ targets, u32 target_bytes, u64 rows, u64 classes,
+    i64 ignore_index, u32 ignores) {
     __shared__ u32 counts[2][BLOCK_THREADS / WARP];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     u32 right = 0, counted = 0;
@@ -51,3 +52,11 @@ KERNEL(BLOCK_THREADS) accuracy_f32(
     // Whole numbers: their sum is the same in any order.
     atomicAdd(reinterpret_cast<u64*>(out) + threadIdx.x, total);
 }
+
+#define ACCURACY(NAME, T)                                                                                              \
+    KERNEL(BLOCK_THREADS) accuracy_##NAME(                                                                             \
+        i64* out, const T* logits, const void* targets, u32 target_bytes, u64 rows, u64 classes, i64 ignore_index,     \
+        u32 ignores) {                                                                                                 \
+        count_rows(out, logits, targets, target_bytes, rows, classes, ignore_index, ignores);                          \
+    }
+FOR_TRAINED(ACCURACY)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use crate::cuda::launch::BLOCK_THREADS;
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS, Lent};
+use crate::ops::call::{Call, Lent, TRAINED};
 use crate::ops::float::Float;
 use crate::ops::targets::{Targets, check_operands};
 use crate::simd::multiversion;
@@ -48,7 +48,7 @@ fn is_argmax<T: Float>(logits: &[T], target: usize) -> bool {
 
 /// `out = [correct, counted]`, i64\[2\]: of the rows of `logits` (B, C) whose target (B; u8, i32 or i64) is not
 /// `ignore_index`, how many have their first maximum at the target. A target that is no class is an error, except on a
-/// GPU, where the host cannot know: there it is counted, and is not correct.
+/// GPU, where the host cannot know: there it is counted, and is not correct. There logits may also be bf16.
 #[track_caller]
 pub fn accuracy(out: &Tensor, logits: &Tensor, targets: &Tensor, ignore_index: Option<i64>) -> Result<()> {
     let mut call = Call::new("accuracy");
@@ -59,13 +59,17 @@ pub fn accuracy(out: &Tensor, logits: &Tensor, targets: &Tensor, ignore_index: O
     call.row_major(logits)?;
     call.has_shape(out, &[2], "correct and counted")?;
     call.has_dtype(out, &[DType::I64])?;
-    let placed = call.place(logits, &FLOATS)?;
+    let placed = call.place(logits, &TRAINED)?;
     {
         let [mut out, lent_logits, lent_targets] = placed.enter([out, logits, targets])?;
         let target_dtype = placed.tensor(targets).dtype();
         if let Some(gpu) = placed.launcher()? {
             let targets = (&lent_targets, target_dtype);
-            launch(&gpu, [&out, &lent_logits], targets, [rows, classes], ignore_index)?;
+            let name = match placed.tensor(logits).dtype() {
+                DType::BF16 => "accuracy_bf16",
+                _ => "accuracy_f32",
+            };
+            launch(&gpu, name, [&out, &lent_logits], targets, [rows, classes], ignore_index)?;
             drop((out, lent_logits, lent_targets));
             return placed.finish();
         }
@@ -82,6 +86,7 @@ pub fn accuracy(out: &Tensor, logits: &Tensor, targets: &Tensor, ignore_index: O
 
 fn launch(
     gpu: &Launcher,
+    name: &'static str,
     [out, logits]: [&Lent<'_>; 2],
     (targets, target_dtype): (&Lent<'_>, DType),
     [rows, classes]: [usize; 2],
@@ -93,7 +98,7 @@ fn launch(
     if rows == 0 {
         return Ok(());
     }
-    let kernel = gpu.kernel(&SOURCE, "accuracy_f32")?.output(out).reads(logits);
+    let kernel = gpu.kernel(&SOURCE, name)?.output(out).reads(logits);
     let kernel = kernel.reads(targets).u32(target_dtype.bytes() as u32).count(rows).count(classes);
     let kernel = kernel.i64(ignore_index.unwrap_or_default()).u32(u32::from(ignore_index.is_some()));
     kernel.launch(Grid::blocks(rows.div_ceil(ROWS_PER_BLOCK).min(BLOCKS_MAX), BLOCK_THREADS))

@@ -3,7 +3,7 @@
 
 use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::call::{Call, WIDE};
+use crate::ops::call::{Call, HALVES, WIDE};
 use crate::ops::elementwise::{grid_of_packs, kernel_for, kernel_names};
 use crate::ops::float::Float;
 use crate::ops::loops::GRAIN;
@@ -13,26 +13,36 @@ use crate::{DType, Tensor};
 
 static SOURCE: Source = Source::new("axpy.cu", include_str!("axpy.cu"));
 
-/// `y += a x`. `x` may not be `y`: that is `scale_into(y, y, 1.0 + a)`.
+/// `y += a x`. `x` may not be `y`: that is `scale_into(y, y, 1.0 + a)`. On a GPU `y` may be f32 where `x` is bf16 or f16, to add up
+/// what those would lose.
 #[track_caller]
 pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     let mut call = Call::new("axpy");
     let y = call.writes("y", y);
     let x = call.reads("x", x);
-    call.elementwise(&[y, x])?;
-    let placed = call.place(y, &WIDE)?;
+    call.same_shape(x, y)?;
+    call.all_row_major()?;
+    if call.tensor(y).dtype() != DType::F32 || !HALVES.contains(&call.tensor(x).dtype()) {
+        call.same_dtype(x, y)?;
+    }
+    let placed = call.place(x, &WIDE)?;
     let (dtype, count) = (placed.tensor(y).dtype(), placed.tensor(y).count());
     {
-        let [mut lent_y, x] = placed.enter([y, x])?;
+        let [mut lent_y, lent_x] = placed.enter([y, x])?;
         match placed.launcher()? {
             Some(_) if count == 0 => {}
             Some(gpu) => {
-                let kernel = gpu.kernel(&SOURCE, kernel_for(kernel_names!("axpy"), dtype))?;
-                let kernel = kernel.output(&lent_y).reads(&x).count(count).f32(a as f32);
+                let name = match placed.tensor(x).dtype() {
+                    DType::BF16 if dtype == DType::F32 => "axpy_bf16_to_f32",
+                    DType::F16 if dtype == DType::F32 => "axpy_f16_to_f32",
+                    _ => kernel_for(kernel_names!("axpy"), dtype),
+                };
+                let kernel = gpu.kernel(&SOURCE, name)?;
+                let kernel = kernel.output(&lent_y).reads(&lent_x).count(count).f32(a as f32);
                 kernel.launch(grid_of_packs(count, dtype))?;
             }
-            None if dtype == DType::F32 => update(lent_y.elements_mut(), a as f32, x.elements()),
-            None => update(lent_y.elements_mut(), a, x.elements()),
+            None if dtype == DType::F32 => update(lent_y.elements_mut(), a as f32, lent_x.elements()),
+            None => update(lent_y.elements_mut(), a, lent_x.elements()),
         }
     }
     placed.finish()

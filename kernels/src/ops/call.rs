@@ -40,6 +40,12 @@ pub(crate) const FLOATS: Versions = Versions { cpu: &[DType::F32, DType::F64], c
 pub(crate) const WIDE: Versions =
     Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32, DType::BF16, DType::F16] };
 
+/// The dtypes whose math is in f32.
+pub(crate) const HALVES: [DType; 2] = [DType::BF16, DType::F16];
+
+/// As `FLOATS`, and in bf16 on CUDA: what models compute in, and so their losses read.
+pub(crate) const TRAINED: Versions = Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32, DType::BF16] };
+
 /// One operand by its position in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u8);
@@ -181,6 +187,20 @@ impl<'a> Call<'a> {
             format!("dtype {wanted}, as {role} has"),
             format!("Cast it with .to_dtype(DType::{wanted:?})."),
         ))
+    }
+
+    /// The operand has the dtype that the math on `other` runs in: its own, or f32 where that is narrower.
+    pub(crate) fn math_dtype(&self, slot: Slot, other: Slot) -> Result<()> {
+        let of_other = self.tensor(other).dtype();
+        if !HALVES.contains(&of_other) {
+            return self.same_dtype(slot, other);
+        }
+        if self.tensor(slot).dtype() == DType::F32 {
+            return Ok(());
+        }
+        let role = self.operand(other).role;
+        let expected = format!("dtype f32, in which {of_other} is computed, as {role} is");
+        Err(self.misfit(slot, expected, "Cast it with .to_dtype(DType::F32)."))
     }
 
     /// The operand has one of these dtypes.

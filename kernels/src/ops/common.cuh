@@ -25,6 +25,9 @@ constexpr int BLOCK_THREADS = 256;
 /// The dtypes in which CUDA stores what it computes with in f32: VERSION(name in Rust, type here).
 #define FOR_WIDE(VERSION) VERSION(f32, float) VERSION(bf16, bf16) VERSION(f16, f16)
 
+/// Those of them that models compute in, and so their losses read: likewise.
+#define FOR_TRAINED(VERSION) VERSION(f32, float) VERSION(bf16, bf16)
+
 // ---- numbers -------------------------------------------------------------------------------------------------------
 
 /// bfloat16 and IEEE half, as bits: storage alone.

@@ -2,13 +2,12 @@
 // kernels here follow, so that the bits are the CPU's.
 //
 // Up to 64 classes: 32 rows a block, in shared memory. Up to 1,024: a row a warp, in registers. More: a row a block,
-// read three times (the maximum, the sum, the gradient), of which the caches answer most.
+// read three times (the maximum, the sum, the gradient), of which the caches answer most. T is the dtype of the logits and of
+// their gradient; all else is f32.
 #include "common.cuh"
 
 /// What all rows share.
 struct Problem {
-    /// (B, C)
-    const float* logits;
     /// (B), of `target_bytes` each: u8, i32 or i64
     const void* targets;
     u32 target_bytes;
@@ -24,8 +23,6 @@ struct Problem {
     float weight_sum;
     /// (B)
     float* losses;
-    /// (B, C), or null; may be `logits`
-    float* dlogits;
     /// (B), or null
     float* weights;
 };
@@ -33,15 +30,15 @@ struct Problem {
 /// Bits of `options`.
 constexpr u32 IGNORES = 1, SMOOTHS = 2;
 
-#define PARAMETERS                                                                                                     \
-    float *losses, float *dlogits, float *weights, const float *logits, const void *targets, u32 target_bytes,        \
+/// What every kernel is given: `logits` (B, C), and `dlogits` (B, C), or null, which may be `logits`.
+#define PARAMETERS(T)                                                                                                  \
+    float *losses, T *dlogits, float *weights, const T *logits, const void *targets, u32 target_bytes,                 \
         const float *class_weights, u64 rows, u64 classes, i64 ignore_index, u32 options, float target_share,          \
         float class_share, float gradient_scale
 #define PROBLEM                                                                                                        \
     Problem {                                                                                                          \
-        logits, targets, target_bytes, (options & IGNORES) != 0, (options & SMOOTHS) != 0, ignore_index,               \
-            class_weights, classes, target_share, class_share, gradient_scale, (float)classes, losses, dlogits,        \
-            weights                                                                                                    \
+        targets, target_bytes, (options & IGNORES) != 0, (options & SMOOTHS) != 0, ignore_index, class_weights,        \
+            classes, target_share, class_share, gradient_scale, (float)classes, losses, weights                        \
     }
 
 /// The target of one row.
@@ -141,21 +138,20 @@ struct NarrowRow {
     Target target;
 };
 
-KERNEL(NARROW_THREADS) cross_entropy_narrow_f32(PARAMETERS) {
+template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits, const T* logits) {
     // x, then eᶻ. Rows are an odd number of words apart, so that a warp with a row a lane meets no bank twice.
     __shared__ float tile[NARROW_ROWS * (NARROW_CLASSES_MAX + 1)];
     __shared__ NarrowRow shared_rows[NARROW_ROWS];
     __shared__ float shared_weight_sum;
-    Problem problem = PROBLEM;
-    const u32 columns = (u32)classes, pitch = columns | 1;
+    const u32 columns = (u32)problem.classes, pitch = columns | 1;
     const u64 first_row = (u64)blockIdx.x * NARROW_ROWS;
-    const u64 first = first_row * classes;
+    const u64 first = first_row * columns;
     const u32 count = rows - first_row < NARROW_ROWS ? (u32)(rows - first_row) : NARROW_ROWS;
     const bool has_row = threadIdx.x < count;
     const u64 row = first_row + threadIdx.x;
     float* own = tile + threadIdx.x * pitch;
 
-    each_narrow(count, columns, [&](u32 i, u32 row, u32 column) { tile[row * pitch + column] = logits[first + i]; });
+    each_narrow(count, columns, [&](u32 i, u32 row, u32 column) { tile[row * pitch + column] = wide(logits[first + i]); });
     if (threadIdx.x / WARP == 1) {
         const float sum = weight_sum_of(problem);
         if (threadIdx.x % WARP == 0) shared_weight_sum = sum;
@@ -185,15 +181,16 @@ KERNEL(NARROW_THREADS) cross_entropy_narrow_f32(PARAMETERS) {
         float sum = 0.0f;
         for (u32 i = 0; i < columns; i++) sum = sum + own[i];
         const float loss = loss_of(problem, logarithm(sum), target_z, target.weight, weighted_z);
-        losses[row] = target.is_ignored ? 0.0f : loss;
-        if (weights != nullptr) weights[row] = target.weight;
+        problem.losses[row] = target.is_ignored ? 0.0f : loss;
+        if (problem.weights != nullptr) problem.weights[row] = target.weight;
         shared_rows[threadIdx.x].factors = factors_of(problem, sum, target.weight);
     }
     if (dlogits == nullptr) return;
     __syncthreads();
     each_narrow(count, columns, [&](u32 i, u32 row, u32 column) {
         const NarrowRow& of = shared_rows[row];
-        dlogits[first + i] = gradient_of(problem, tile[row * pitch + column], column, of.factors, of.target);
+        const float gradient = gradient_of(problem, tile[row * pitch + column], column, of.factors, of.target);
+        dlogits[first + i] = narrow<T>(gradient);
     });
 }
 
@@ -205,15 +202,15 @@ constexpr u32 PER_LANE_OF_BLOCK = BLOCK / WARP;
 constexpr u32 MIDDLE_THREADS = 128;
 
 /// A row by one warp, lane i having the classes i, i + 32 …, PER_LANE of them.
-template <u32 PER_LANE> INLINE void middle_row(Problem problem, u64 row) {
+template <u32 PER_LANE, class T> INLINE void middle_row(Problem problem, u64 row, T* dlogits, const T* logits) {
     const u32 lane = threadIdx.x % WARP, classes = (u32)problem.classes;
-    const float* logits = problem.logits + row * classes;
+    logits += row * classes;
     float x[PER_LANE];
     float largest = -infinity();
 #pragma unroll
     for (u32 j = 0; j < PER_LANE; j++) {
         const u32 i = j * WARP + lane;
-        x[j] = i < classes ? logits[i] : -infinity();
+        x[j] = i < classes ? wide(logits[i]) : -infinity();
     }
 #pragma unroll
     for (u32 j = 0; j < PER_LANE; j++) largest = x[j] > largest ? x[j] : largest;
@@ -246,25 +243,15 @@ template <u32 PER_LANE> INLINE void middle_row(Problem problem, u64 row) {
         problem.losses[row] = target.is_ignored ? 0.0f : loss;
         if (problem.weights != nullptr) problem.weights[row] = target.weight;
     }
-    if (problem.dlogits == nullptr) return;
+    if (dlogits == nullptr) return;
     const Factors factors = factors_of(problem, (float)sum, target.weight);
-    float* dlogits = problem.dlogits + row * classes;
+    dlogits += row * classes;
 #pragma unroll
     for (u32 j = 0; j < PER_LANE; j++) {
         const u32 i = j * WARP + lane;
-        if (i < classes) dlogits[i] = gradient_of(problem, x[j], i, factors, target);
+        if (i < classes) dlogits[i] = narrow<T>(gradient_of(problem, x[j], i, factors, target));
     }
 }
-
-#define MIDDLE(CLASSES_MAX)                                                                                            \
-    KERNEL(MIDDLE_THREADS) cross_entropy_##CLASSES_MAX##_f32(PARAMETERS) {                                             \
-        const u64 row = first_index() / WARP;                                                                          \
-        if (row < rows) middle_row<CLASSES_MAX / WARP>(PROBLEM, row);                                                  \
-    }
-MIDDLE(128)
-MIDDLE(256)
-MIDDLE(512)
-MIDDLE(1024)
 
 // ---- more ----------------------------------------------------------------------------------------------------------
 
@@ -281,14 +268,15 @@ struct Wide {
 };
 
 /// The sums over one block of classes, by a warp.
+template <class T>
 INLINE void wide_block(
-    const Problem& problem, const float* logits, u64 start, float largest, float& e_sum, float& z_sum) {
+    const Problem& problem, const T* logits, u64 start, float largest, float& e_sum, float& z_sum) {
     const u32 lane = threadIdx.x % WARP;
     float x[PER_LANE_OF_BLOCK];
 #pragma unroll
     for (u32 j = 0; j < PER_LANE_OF_BLOCK; j++) {
         const u64 i = start + j * WARP + lane;
-        x[j] = i < problem.classes ? logits[i] : 0.0f;
+        x[j] = i < problem.classes ? wide(logits[i]) : 0.0f;
     }
     e_sum = 0.0f, z_sum = 0.0f;
 #pragma unroll
@@ -304,8 +292,9 @@ INLINE void wide_block(
 }
 
 /// The sums over a row, block by block in f64; valid in thread 0. All threads of the block must call it.
+template <class T>
 INLINE void wide_sums(
-    const Problem& problem, const float* logits, float largest, Wide& shared, double& sum, double& weighted_z) {
+    const Problem& problem, const T* logits, float largest, Wide& shared, double& sum, double& weighted_z) {
     const u64 blocks = (problem.classes + BLOCK - 1) / BLOCK;
     sum = 0.0, weighted_z = 0.0;
     for (u64 first = 0; first < blocks; first += SUMS_MAX) {
@@ -328,39 +317,39 @@ INLINE void wide_sums(
 }
 
 /// The gradient of a row; each element is read and written by one thread.
+template <class T>
 INLINE void wide_gradient(
-    const Problem& problem, const float* logits, float* dlogits, float largest, const Factors& factors,
+    const Problem& problem, const T* logits, T* dlogits, float largest, const Factors& factors,
     const Target& target) {
     for (u64 start = threadIdx.x; start < problem.classes; start += IN_FLIGHT * blockDim.x) {
         float x[IN_FLIGHT];
 #pragma unroll
         for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * blockDim.x;
-            x[k] = i < problem.classes ? logits[i] : 0.0f;
+            x[k] = i < problem.classes ? wide(logits[i]) : 0.0f;
         }
 #pragma unroll
         for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * blockDim.x;
             if (i >= problem.classes) break;
-            dlogits[i] = gradient_of(problem, exponential(x[k] - largest), i, factors, target);
+            dlogits[i] = narrow<T>(gradient_of(problem, exponential(x[k] - largest), i, factors, target));
         }
     }
 }
 
-INLINE float wide_largest(const Problem& problem, const float* logits) {
+template <class T> INLINE float wide_largest(const Problem& problem, const T* logits) {
     float largest = -infinity();
 #pragma unroll 8
     for (u64 i = threadIdx.x; i < problem.classes; i += blockDim.x) {
-        const float x = logits[i];
+        const float x = wide(logits[i]);
         largest = x > largest ? x : largest;
     }
     return block_max(largest);
 }
 
-/// Two blocks a processor: left to itself ptxas makes room for three on sm_100, and spills.
-extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_f32(PARAMETERS) {
+template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, const T* logits) {
     __shared__ Wide shared;
-    Problem problem = PROBLEM;
+    const u64 classes = problem.classes;
     if (threadIdx.x < WARP) {
         const float sum = weight_sum_of(problem);
         if (threadIdx.x == 0) shared.weight_sum = sum;
@@ -369,16 +358,16 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide
     problem.weight_sum = shared.weight_sum;
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const Target target = target_of(problem, row);
-        const float* of_row = logits + row * classes;
-        const float target_x = of_row[target.class_index];
+        const T* of_row = logits + row * classes;
+        const float target_x = wide(of_row[target.class_index]);
         const float largest = wide_largest(problem, of_row);
         double sum, weighted_z;
         wide_sums(problem, of_row, largest, shared, sum, weighted_z);
         if (threadIdx.x == 0) {
             const float log_sum = logarithm((float)sum);
             const float loss = loss_of(problem, log_sum, target_x - largest, target.weight, (float)weighted_z);
-            losses[row] = target.is_ignored ? 0.0f : loss;
-            if (weights != nullptr) weights[row] = target.weight;
+            problem.losses[row] = target.is_ignored ? 0.0f : loss;
+            if (problem.weights != nullptr) problem.weights[row] = target.weight;
             shared.sum = (float)sum;
         }
         if (dlogits == nullptr) continue;
@@ -387,3 +376,24 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide
         wide_gradient(problem, of_row, dlogits + row * classes, largest, factors, target);
     }
 }
+
+// ---- the kernels ---------------------------------------------------------------------------------------------------
+
+#define MIDDLE(NAME, T, CLASSES_MAX)                                                                                   \
+    KERNEL(MIDDLE_THREADS) cross_entropy_##CLASSES_MAX##_##NAME(PARAMETERS(T)) {                                       \
+        const u64 row = first_index() / WARP;                                                                          \
+        if (row < rows) middle_row<CLASSES_MAX / WARP>(PROBLEM, row, dlogits, logits);                                 \
+    }
+// Two blocks of the last a processor: left to itself ptxas makes room for three on sm_100, and spills.
+#define CROSS_ENTROPY(NAME, T)                                                                                         \
+    KERNEL(NARROW_THREADS) cross_entropy_narrow_##NAME(PARAMETERS(T)) {                                                \
+        narrow_rows(PROBLEM, rows, dlogits, logits);                                                                   \
+    }                                                                                                                  \
+    MIDDLE(NAME, T, 128)                                                                                               \
+    MIDDLE(NAME, T, 256)                                                                                               \
+    MIDDLE(NAME, T, 512)                                                                                               \
+    MIDDLE(NAME, T, 1024)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_##NAME(PARAMETERS(T)) {           \
+        wide_rows(PROBLEM, rows, dlogits, logits);                                                                     \
+    }
+FOR_TRAINED(CROSS_ENTROPY)

@@ -19,7 +19,7 @@ mod wide;
 
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS, Lent};
+use crate::ops::call::{Call, Lent, TRAINED};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::targets::{Targets, check_operands};
 use crate::threads::Shares;
@@ -30,7 +30,7 @@ static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entr
 /// An element here costs as much as this many of a simple loop: what makes threads pay earlier.
 const COST: usize = 4;
 
-/// What [`cross_entropy`] writes. All of the logits' dtype.
+/// What [`cross_entropy`] writes: of the logits' dtype, but losses and weights are f32 where that is bf16.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyOut<'a> {
     /// The loss of each row, (B), not averaged; 0 for ignored rows.
@@ -48,7 +48,7 @@ pub struct CrossEntropyOptions<'a> {
     pub ignore_index: Option<i64>,
     /// How much of the target's probability is spread over all classes, 0 to 1.
     pub label_smoothing: f64,
-    /// How much each class counts, (C), of the logits' dtype.
+    /// How much each class counts, (C), of the losses' dtype.
     pub class_weights: Option<&'a Tensor>,
     /// Multiplies the gradient, not the losses: 1 / (global batch) for a mean.
     pub gradient_scale: f64,
@@ -64,7 +64,7 @@ impl Default for CrossEntropyOptions<'_> {
 /// Nothing is written if a target is neither a class nor `ignore_index`. A row with NaN or +∞ gives NaN.
 ///
 /// On a GPU the host cannot know the targets: one that is neither makes its row's loss, weight and gradient NaN, which
-/// `mark_nonfinite` finds.
+/// `mark_nonfinite` finds. There logits may also be bf16: the math is that of f32, and the gradient is rounded once.
 #[track_caller]
 pub fn cross_entropy(
     logits: &Tensor,
@@ -82,7 +82,7 @@ pub fn cross_entropy(
     let [rows, classes] = check_operands(&call, logits, targets)?;
     for by_row in [Some(losses), weights].into_iter().flatten() {
         call.has_shape(by_row, &[rows], "one for each row of logits")?;
-        call.same_dtype(by_row, logits)?;
+        call.math_dtype(by_row, logits)?;
     }
     call.elementwise(&[logits, dlogits.unwrap_or(logits)])?;
     if let Some(dlogits) = dlogits {
@@ -90,7 +90,7 @@ pub fn cross_entropy(
     }
     if let Some(class_weights) = class_weights {
         call.has_shape(class_weights, &[classes], "one weight for each class")?;
-        call.same_dtype(class_weights, logits)?;
+        call.math_dtype(class_weights, logits)?;
     }
     if !(0.0..=1.0).contains(&options.label_smoothing) {
         return Err(call.bad_value("label_smoothing", "0 to 1", options.label_smoothing.to_string()));
@@ -98,14 +98,15 @@ pub fn cross_entropy(
     if !options.gradient_scale.is_finite() {
         return Err(call.bad_value("gradient_scale", "a finite number", options.gradient_scale.to_string()));
     }
-    let placed = call.place(logits, &FLOATS)?;
+    let placed = call.place(logits, &TRAINED)?;
     {
         let [mut losses, lent_logits, lent_targets] = placed.enter([losses, logits, targets])?;
         let (mut dlogits, mut weights) = (placed.enter_some(dlogits)?, placed.enter_some(weights)?);
         let class_weights = placed.enter_some(class_weights)?;
         let target_dtype = placed.tensor(targets).dtype();
         if let Some(gpu) = placed.launcher()? {
-            let inputs = (&lent_logits, (&lent_targets, target_dtype), class_weights.as_ref());
+            let dtype = placed.tensor(logits).dtype();
+            let inputs = ((&lent_logits, dtype), (&lent_targets, target_dtype), class_weights.as_ref());
             launch(&gpu, [rows, classes], inputs, (&losses, dlogits.as_ref(), weights.as_ref()), options)?;
             drop((losses, lent_logits, lent_targets, dlogits, weights, class_weights));
             return placed.finish();
@@ -122,18 +123,23 @@ pub fn cross_entropy(
     placed.finish()
 }
 
-/// The kernels that keep a row in a warp's registers, and for how many classes they have room.
-const ROW_A_WARP: [(usize, &str); 4] = [
-    (128, "cross_entropy_128_f32"),
-    (256, "cross_entropy_256_f32"),
-    (512, "cross_entropy_512_f32"),
-    (1024, "cross_entropy_1024_f32"),
+/// The kernels for f32 and bf16 that keep a row in a warp's registers, and for how many classes they have room.
+const ROW_A_WARP: [(usize, [&str; 2]); 4] = [
+    (128, ["cross_entropy_128_f32", "cross_entropy_128_bf16"]),
+    (256, ["cross_entropy_256_f32", "cross_entropy_256_bf16"]),
+    (512, ["cross_entropy_512_f32", "cross_entropy_512_bf16"]),
+    (1024, ["cross_entropy_1024_f32", "cross_entropy_1024_bf16"]),
 ];
+const NARROW: [&str; 2] = ["cross_entropy_narrow_f32", "cross_entropy_narrow_bf16"];
+const WIDE: [&str; 2] = ["cross_entropy_wide_f32", "cross_entropy_wide_bf16"];
+
+/// An operand and its dtype.
+type Typed<'a> = (&'a Lent<'a>, DType);
 
 fn launch(
     gpu: &Launcher,
     [rows, classes]: [usize; 2],
-    (logits, (targets, target_dtype), class_weights): (&Lent<'_>, (&Lent<'_>, DType), Option<&Lent<'_>>),
+    ((logits, dtype), (targets, target_dtype), class_weights): (Typed<'_>, Typed<'_>, Option<&Lent<'_>>),
     (losses, dlogits, weights): (&Lent<'_>, Option<&Lent<'_>>, Option<&Lent<'_>>),
     options: &CrossEntropyOptions<'_>,
 ) -> Result<()> {
@@ -141,12 +147,12 @@ fn launch(
         return Ok(());
     }
     // Rows of a block and its threads, as `cross_entropy.cu` has them.
-    let (name, rows_per_block, threads) = if classes <= narrow::CLASSES_MAX {
-        ("cross_entropy_narrow_f32", 32, 128)
-    } else if let Some((_, name)) = ROW_A_WARP.iter().find(|(classes_max, _)| classes <= *classes_max) {
-        (*name, 4, 128)
+    let (names, rows_per_block, threads) = if classes <= narrow::CLASSES_MAX {
+        (NARROW, 32, 128)
+    } else if let Some((_, names)) = ROW_A_WARP.iter().find(|(classes_max, _)| classes <= *classes_max) {
+        (*names, 4, 128)
     } else {
-        ("cross_entropy_wide_f32", 1, 512)
+        (WIDE, 1, 512)
     };
     let mut blocks = rows.div_ceil(rows_per_block);
     if rows_per_block == 1 {
@@ -154,7 +160,8 @@ fn launch(
         blocks = blocks.min(2 * gpu.gpu.multiprocessors as usize);
     }
     let switches = u32::from(options.ignore_index.is_some()) + 2 * u32::from(options.label_smoothing > 0.0);
-    let kernel = gpu.kernel(&SOURCE, name)?.output(losses).maybe(dlogits).maybe(weights);
+    let kernel =
+        gpu.kernel(&SOURCE, names[usize::from(dtype == DType::BF16)])?.output(losses).maybe(dlogits).maybe(weights);
     let kernel = if let Some(dlogits) = dlogits { kernel.input(logits, dlogits) } else { kernel.reads(logits) };
     let kernel = kernel.reads(targets).u32(target_dtype.bytes() as u32).maybe(class_weights);
     let kernel = kernel.count(rows).count(classes).i64(options.ignore_index.unwrap_or_default()).u32(switches);

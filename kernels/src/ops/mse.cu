@@ -1,4 +1,4 @@
-// mse: see mse.rs, whose order of sums this follows, so that the bits are the CPU's.
+// mse: see mse.rs, whose order of sums this follows, so that the bits are the CPU's. T is the dtype of pred and dpred.
 #include "common.cuh"
 
 /// Partial sums of a block of features: a thread each.
@@ -11,21 +11,22 @@ constexpr u32 GROUPS = BLOCK_THREADS / LANES;
 constexpr u32 IN_FLIGHT = 4;
 
 /// Σ (pred − target)² of at most BLOCK elements in all of a group's lanes, and dpred, if wanted: it may be pred itself.
-INLINE double squared_distance(float* dpred, const float* pred, const float* target, u64 len, float slope) {
+template <class T>
+INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64 len, float slope) {
     double sum = 0.0;
     for (u64 start = threadIdx.x % LANES; start < len; start += IN_FLIGHT * LANES) {
         float difference[IN_FLIGHT];
 #pragma unroll
         for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * LANES;
-            difference[k] = i < len ? pred[i] - target[i] : 0.0f;
+            difference[k] = i < len ? wide(pred[i]) - target[i] : 0.0f;
         }
 #pragma unroll
         for (u32 k = 0; k < IN_FLIGHT; k++) {
             const u64 i = start + k * LANES;
             if (i >= len) break;
             sum = fma((double)difference[k], (double)difference[k], sum);
-            if (dpred != nullptr) dpred[i] = slope * difference[k];
+            if (dpred != nullptr) dpred[i] = narrow<T>(slope * difference[k]);
         }
     }
     return sum;
@@ -39,14 +40,15 @@ INLINE double over_lanes(double sum) {
 }
 
 /// Rows of at most BLOCK features, a group each.
-KERNEL(BLOCK_THREADS) mse_narrow_f32(
-    float* __restrict__ losses, float* dpred, const float* pred, const float* __restrict__ target, u64 rows,
-    u64 features, float slope) {
+template <class T>
+INLINE void narrow_rows(
+    float* __restrict__ losses, T* dpred, const T* pred, const float* __restrict__ target, u64 rows, u64 features,
+    float slope) {
     const u64 row = (u64)blockIdx.x * GROUPS + threadIdx.x / LANES;
     const u64 start = row * features;
     double sum = 0.0;
     if (row < rows) {
-        float* slopes = dpred == nullptr ? nullptr : dpred + start;
+        T* slopes = dpred == nullptr ? nullptr : dpred + start;
         sum = squared_distance(slopes, pred + start, target + start, features, slope);
     }
     sum = over_lanes(sum);
@@ -54,8 +56,9 @@ KERNEL(BLOCK_THREADS) mse_narrow_f32(
 }
 
 /// Rows of more, a thread block each: its groups take blocks of features, and their sums are added in order.
-KERNEL(BLOCK_THREADS) mse_wide_f32(
-    float* __restrict__ losses, float* dpred, const float* pred, const float* __restrict__ target, u64 features,
+template <class T>
+INLINE void wide_rows(
+    float* __restrict__ losses, T* dpred, const T* pred, const float* __restrict__ target, u64 features,
     float slope) {
     // Two halves by turns: while thread 0 adds the one, the other is being filled.
     __shared__ double sums[2][GROUPS];
@@ -69,7 +72,7 @@ KERNEL(BLOCK_THREADS) mse_wide_f32(
         if (own < features) {
             const u64 len = features - own < BLOCK ? features - own : BLOCK;
             const u64 at = row_start + own;
-            float* slopes = dpred == nullptr ? nullptr : dpred + at;
+            T* slopes = dpred == nullptr ? nullptr : dpred + at;
             sum = squared_distance(slopes, pred + at, target + at, len, slope);
         }
         sum = over_lanes(sum);
@@ -82,3 +85,14 @@ KERNEL(BLOCK_THREADS) mse_wide_f32(
     }
     if (threadIdx.x == 0) losses[blockIdx.x] = (float)total;
 }
+
+#define MSE(NAME, T)                                                                                                   \
+    KERNEL(BLOCK_THREADS) mse_narrow_##NAME(                                                                           \
+        float* losses, T* dpred, const T* pred, const float* target, u64 rows, u64 features, float slope) {            \
+        narrow_rows(losses, dpred, pred, target, rows, features, slope);                                               \
+    }                                                                                                                  \
+    KERNEL(BLOCK_THREADS) mse_wide_##NAME(                                                                             \
+        float* losses, T* dpred, const T* pred, const float* target, u64 features, float slope) {                      \
+        wide_rows(losses, dpred, pred, target, features, slope);                                                       \
+    }
+FOR_TRAINED(MSE)

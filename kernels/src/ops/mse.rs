@@ -12,7 +12,7 @@
 use crate::cuda::launch::BLOCK_THREADS;
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, FLOATS, Lent};
+use crate::ops::call::{Call, Lent, TRAINED};
 use crate::ops::float::Float;
 use crate::ops::loops::{self, Binary};
 use crate::simd::multiversion;
@@ -40,6 +40,8 @@ impl<T: Float> Binary<T> for ScaledDifference<T> {
 
 /// `losses` (B) `= Σ (pred − target)²` over each row of `pred` (B, …) and `target` (B, …), and
 /// `dpred` [B, …] `= 2 gradient_scale (pred − target)` if it is wanted; `dpred` may be `pred` itself.
+///
+/// On a GPU `pred` and `dpred` may also be bf16, with all else in f32: the math is that of f32, and `dpred` is rounded once.
 #[track_caller]
 pub fn mse_into(
     losses: &Tensor,
@@ -53,7 +55,10 @@ pub fn mse_into(
     let pred = call.reads("pred", pred);
     let target = call.reads("target", target);
     let dpred = call.writes_some("dpred", dpred);
-    call.elementwise(&[pred, target])?;
+    call.same_shape(target, pred)?;
+    call.math_dtype(target, pred)?;
+    call.row_major(pred)?;
+    call.row_major(target)?;
     if let Some(dpred) = dpred {
         call.may_be_in_place(pred, dpred);
         call.elementwise(&[pred, dpred])?;
@@ -62,17 +67,17 @@ pub fn mse_into(
         return Err(call.misfit(pred, "[rows, …], one row a sample", "Reshape it to [1, 1] for a single number."));
     };
     call.has_shape(losses, &[rows], "[rows of pred]")?;
-    call.same_dtype(losses, pred)?;
+    call.math_dtype(losses, pred)?;
     if !gradient_scale.is_finite() {
         return Err(call.bad_value("gradient_scale", "a finite number", gradient_scale.to_string()));
     }
-    let placed = call.place(pred, &FLOATS)?;
+    let placed = call.place(pred, &TRAINED)?;
     {
         let [mut losses, lent_pred, target] = placed.enter([losses, pred, target])?;
         let mut dpred = placed.enter_some(dpred)?;
         if let Some(gpu) = placed.launcher()? {
-            let count = placed.tensor(pred).count();
-            launch(&gpu, [&losses, &lent_pred, &target], dpred.as_ref(), [rows, count], 2.0 * gradient_scale)?;
+            let (count, dtype) = (placed.tensor(pred).count(), placed.tensor(pred).dtype());
+            launch(&gpu, dtype, [&losses, &lent_pred, &target], dpred.as_ref(), [rows, count], 2.0 * gradient_scale)?;
             drop((losses, lent_pred, target, dpred));
             return placed.finish();
         }
@@ -92,6 +97,7 @@ pub fn mse_into(
 
 fn launch(
     gpu: &Launcher,
+    dtype: DType,
     [losses, pred, target]: [&Lent<'_>; 3],
     dpred: Option<&Lent<'_>>,
     [rows, count]: [usize; 2],
@@ -102,7 +108,13 @@ fn launch(
     }
     let features = count / rows;
     let is_narrow = features <= BLOCK;
-    let kernel = gpu.kernel(&SOURCE, if is_narrow { "mse_narrow_f32" } else { "mse_wide_f32" })?;
+    let name = match (is_narrow, dtype) {
+        (true, DType::BF16) => "mse_narrow_bf16",
+        (true, _) => "mse_narrow_f32",
+        (false, DType::BF16) => "mse_wide_bf16",
+        (false, _) => "mse_wide_f32",
+    };
+    let kernel = gpu.kernel(&SOURCE, name)?;
     let kernel = kernel.output(losses).maybe(dpred);
     let kernel = if let Some(dpred) = dpred { kernel.input(pred, dpred) } else { kernel.reads(pred) }.reads(target);
     if is_narrow {

@@ -93,6 +93,21 @@ fn add_mul_scale_and_axpy_have_the_cpu_s_bits() {
 }
 
 #[test]
+fn axpy_adds_narrow_numbers_to_f32_without_losing_any() {
+    for (device, dtype) in devices().into_iter().flat_map(|device| [DType::BF16, DType::F16].map(|d| (device, d))) {
+        for size in SIZES {
+            let (x, y) = (input(size, 8, dtype), input(size, 9, DType::F32));
+            let (there, narrow) = (y.to(device).unwrap(), x.to(device).unwrap());
+            ops::axpy(&there, -0.3, &narrow).unwrap();
+            ops::axpy(&y, -0.3, &x.to_dtype(DType::F32).unwrap()).unwrap();
+            assert_same_bits(&there, &y, &format!("{dtype} added to f32, {size}"));
+            let error = ops::axpy(&narrow, 1.0, &there).unwrap_err().to_string();
+            assert!(error.contains("x f32") && error.contains(&format!("expected dtype {dtype}, as y has")), "{error}");
+        }
+    }
+}
+
+#[test]
 fn add_and_mul_may_be_in_place_of_both_operands() {
     for (device, dtype) in devices().into_iter().flat_map(|device| WIDE.map(|dtype| (device, dtype))) {
         let x = input(1025, 7, dtype);

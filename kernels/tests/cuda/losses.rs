@@ -1,5 +1,5 @@
 //! mse and cross_entropy: the CPU's bits for losses and gradients, whichever of the kernels a number of classes or features
-//! goes to, and what becomes of targets that are no class.
+//! goes to, and what becomes of targets that are no class. In bf16: what f32 gives for the same numbers, the gradient rounded once.
 
 use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::{DType, Device, Tensor};
@@ -52,6 +52,49 @@ fn targets_for(rows: usize, classes: usize) -> Vec<i64> {
     (0..rows).map(|row| if row % 5 == 4 { -100 } else { (row * 37 % classes) as i64 }).collect()
 }
 
+/// What is computed in f32 on the CPU for numbers in bf16, the gradient rounded at the end.
+#[test]
+fn mse_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
+    for shape in [&[0, 3][..], &[3, 0], &[7], &[33, 3], &[1025, 10], &[3, 1024], &[3, 1025], &[2, 70_001]] {
+        let (count, rows) = (shape.iter().product(), shape[0]);
+        let narrow = cpu(&random_f32(count, 13), shape).to_dtype(DType::BF16).unwrap();
+        let (pred, target) = (narrow.to_dtype(DType::F32).unwrap(), cpu(&finite(count, 14), shape));
+        let (losses, dpred) = (cpu(&vec![9f32; rows], &[rows]), pred.ones_like().unwrap());
+        ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3).unwrap();
+        let dpred = dpred.to_dtype(DType::BF16).unwrap();
+        for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
+            let (p, t) = (upload(&narrow, device, skipped), upload(&target, device, skipped));
+            let (got, slopes) = (Tensor::full(&[rows], 9.0, DType::F32, device).unwrap(), p.ones_like().unwrap());
+            let what = format!("{shape:?} in bf16 from element {skipped} on");
+            ops::mse_into(&got, Some(&slopes), &p, &t, 0.3).unwrap();
+            assert_same_bits(&got, &losses, &what);
+            assert_same_bits(&slopes, &dpred, &format!("{what}, gradient"));
+            ops::mse_into(&got, Some(&p), &p, &t, 0.3).unwrap();
+            assert_same_bits(&got, &losses, &format!("{what}, in place"));
+            assert_same_bits(&p, &dpred, &format!("{what}, gradient in place"));
+        }
+    }
+}
+
+#[test]
+fn losses_of_bf16_are_refused_in_bf16_and_on_the_cpu() {
+    for device in devices() {
+        let tensor = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, device).unwrap();
+        let (x, narrow) = (tensor(&[2, 3], DType::BF16), tensor(&[2], DType::BF16));
+        let error = ops::mse_into(&narrow, None, &x, &tensor(&[2, 3], DType::F32), 1.0).unwrap_err().to_string();
+        assert!(error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"), "{error}");
+        let error = ops::mse_into(&tensor(&[2], DType::F32), None, &x, &x, 1.0).unwrap_err().to_string();
+        assert!(error.contains("target bf16[2, 3]") && error.contains("expected dtype f32, in which bf16"), "{error}");
+        let out = CrossEntropyOut { losses: &narrow, dlogits: None, weights: None };
+        let targets = tensor(&[2], DType::I64);
+        let error = ops::cross_entropy(&x, &targets, out, &CrossEntropyOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"), "{error}");
+        let out = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
+        let error = ops::accuracy(&out, &x.to(Device::Cpu).unwrap(), &targets.to(Device::Cpu).unwrap(), None);
+        assert!(error.unwrap_err().to_string().contains("there is no version for bf16 on cpu"));
+    }
+}
+
 /// The outputs of one call, gradient and weights included.
 fn outputs(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>) -> [Tensor; 3] {
     let rows = targets.count();
@@ -60,6 +103,58 @@ fn outputs(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>)
     let out = CrossEntropyOut { losses: &losses, dlogits: Some(&dlogits), weights: Some(&weights) };
     ops::cross_entropy(logits, targets, out, options).unwrap();
     [losses, dlogits, weights]
+}
+
+/// Compares what `outputs` gives on every device for logits in bf16 with what it gives on the CPU for the same in f32, the gradient rounded;
+/// then in place.
+fn check_bf16(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>, what: &str) {
+    let narrow = logits.to_dtype(DType::BF16).unwrap();
+    let [losses, dlogits, weights] = outputs(&narrow.to_dtype(DType::F32).unwrap(), targets, options);
+    let expected = [losses, dlogits.to_dtype(DType::BF16).unwrap(), weights];
+    for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
+        let what = format!("{what} in bf16 from element {skipped} on");
+        let class_weights = options.class_weights.map(|weights| weights.to(device).unwrap());
+        let options = CrossEntropyOptions { class_weights: class_weights.as_ref(), ..*options };
+        let (logits, targets) = (upload(&narrow, device, skipped), upload(targets, device, skipped));
+        let got = outputs(&logits, &targets, &options);
+        for ((got, expected), name) in got.iter().zip(&expected).zip(["losses", "gradient", "weights"]) {
+            assert_same_bits(got, expected, &format!("{name} of {what}"));
+        }
+        let out = CrossEntropyOut { losses: &got[0], dlogits: Some(&logits), weights: None };
+        ops::cross_entropy(&logits, &targets, out, &options).unwrap();
+        assert_same_bits(&got[0], &expected[0], &format!("{what}, losses in place"));
+        assert_same_bits(&logits, &expected[1], &format!("{what}, gradient in place"));
+    }
+}
+
+#[test]
+fn cross_entropy_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
+    // One of each kernel, and both sides of its limit.
+    for (case, (rows, classes)) in
+        [(0, 3), (128, 10), (40, 64), (9, 65), (5, 257), (5, 1000), (6, 1024), (6, 1025), (2, 10_001)]
+            .into_iter()
+            .enumerate()
+    {
+        let seed = 120 + case as u64;
+        let x: Vec<f32> = finite(rows * classes, seed).iter().map(|x| 5.0 * x).collect();
+        let w: Vec<f32> = finite(classes, 50 + seed).iter().map(|w| w.abs() + 0.1).collect();
+        let (logits, w) = (cpu(&x, &[rows, classes]), cpu(&w, &[classes]));
+        let targets = cpu(&targets_for(rows, classes), &[rows]);
+        for (label_smoothing, weighted) in [(0.0, false), (0.1, true)] {
+            let class_weights = weighted.then_some(&w);
+            let options =
+                CrossEntropyOptions { label_smoothing, class_weights, gradient_scale: 0.25, ..Default::default() };
+            check_bf16(&logits, &targets, &options, &format!("{rows} × {classes}, {label_smoothing}, {weighted}"));
+        }
+    }
+    for classes in [3, 100, 1500] {
+        let mut x = finite(3 * classes, 130);
+        x[0] = f32::NAN;
+        x[classes] = f32::INFINITY;
+        x[2 * classes] = f32::NEG_INFINITY;
+        let (logits, targets) = (cpu(&x, &[3, classes]), cpu(&[1u8, 0, 2], &[3]));
+        check_bf16(&logits, &targets, &CrossEntropyOptions::default(), &format!("{classes} classes, special"));
+    }
 }
 
 /// Compares all that `outputs` gives on every device with the CPU; then the losses alone, and in place.

@@ -7,6 +7,8 @@ mod compile;
 mod copies;
 mod creation;
 mod elementwise;
+mod foreign;
+mod gather;
 mod graphs;
 mod losses;
 mod optimizers;

@@ -167,6 +167,10 @@ fn accuracy_counts_as_on_the_cpu_with_ties_nan_and_every_type_of_target() {
                 let got = Tensor::full(&[2], 9.0, DType::I64, device).unwrap();
                 ops::accuracy(&got, &upload(&x, device, 1), &y.to(device).unwrap(), ignore).unwrap();
                 assert_same_bits(&got, &expected, &format!("{rows} × {classes}, {dtype}, ignoring {ignore:?}"));
+                // Halves up to 5 are exact in bf16.
+                let narrow = x.to_dtype(DType::BF16).unwrap();
+                ops::accuracy(&got, &upload(&narrow, device, 1), &y.to(device).unwrap(), ignore).unwrap();
+                assert_same_bits(&got, &expected, &format!("{rows} × {classes} in bf16, {dtype}, {ignore:?}"));
             }
         }
     }

@@ -6,15 +6,24 @@
 //! | `stream@K[/DEVICE]=CODE` | the K-th operation that is queued fails with CODE when it runs; the device is lost |
 //! | `kernel@K[/DEVICE]=…`, `copy@K[/DEVICE]=…` | the same of kernels, of copies |
 //! | `…=hang` (of an operation) | it never ends: waits for it block, queries say that it is not ready |
+//! | `ncclFUNCTION@K[/DEVICE]=NCCL` | the K-th call of a function of NCCL returns this code of NCCL and does nothing |
+//! | `nccl@K[/DEVICE]=hang` | the K-th call of NCCL whose turn comes in its stream never gets to the others; ncclCommAbort frees it |
+//! | `nccl@K=async_error`, `async_error(NCCL)` | the same, and ncclCommGetAsyncError says so from then on (`remote_error` if nothing is said) |
+//! | `nccl@K=slow(NS)` | it comes so many nanoseconds late, by the wall and by the simulated clock |
+//! | `nccl@K=flip`, `flip(BIT)` | one bit of what it brings to this rank is inverted, silently |
+//! | `nccl@K=lost` | the device is lost when its turn comes |
+//! | `rankR:ENTRY` | ENTRY counts only in the process that its launcher has told that it is rank R |
 //! | `…=flip_bit` (of an operation) | one bit of what it wrote is inverted |
 //! | `device/D=slow` | everything on device D takes 100 times as long by the simulated clock |
 //! | `symbol=FUNCTION` | a driver without FUNCTION: every call returns CUDA_ERROR_NOT_SUPPORTED |
 //! | `no_peer` | no device can access another's memory |
 //!
-//! K counts from 1. FUNCTION may leave out the version that the exported name ends in (`cuMemAlloc` for `cuMemAlloc_v2`). CODE is the name of a driver's code, with or without `CUDA_ERROR_`, its number, or `launch_failure` (719) or
+//! K counts from 1, in each process by itself; of `nccl`, the calls of a group one by one. NCCL is `unhandled_cuda_error` (1), `system_error` (2), `internal_error` (3),
+//! `invalid_argument` (4), `invalid_usage` (5) or `remote_error` (6), or the number. FUNCTION may leave out the version that the exported name ends in (`cuMemAlloc` for `cuMemAlloc_v2`). CODE is the name of a driver's code, with or without `CUDA_ERROR_`, its number, or `launch_failure` (719) or
 //! `device_lost` (46); of these, the codes that CUDA documents as leaving the process unusable stay with the device.
 
 mod injected;
+mod nccl;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +32,7 @@ use std::collections::HashMap;
 use cudarc::driver::sys::CUresult;
 
 pub use self::injected::Injected;
+pub(crate) use self::nccl::{NcclEffect, Struck};
 use crate::error;
 
 /// What a fault makes of the call or operation that it strikes.
@@ -31,6 +41,9 @@ enum Effect {
     Code(CUresult),
     Hang,
     FlipBit,
+    Nccl(NcclEffect),
+    /// A call of NCCL returns this.
+    NcclCode(i32),
 }
 
 /// Which operations an entry counts.
@@ -46,6 +59,8 @@ enum Class {
 enum Target {
     Function(String),
     Operation(Class),
+    /// Calls of NCCL whose turn comes.
+    Nccl,
 }
 
 #[derive(Clone, Debug)]
@@ -77,13 +92,26 @@ pub struct Refused {
 }
 
 impl Plan {
-    /// Reads a plan; an empty text is one in which nothing goes wrong.
+    /// Reads a plan for a process that is no rank; an empty text is one in which nothing goes wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
+        Self::parse_for(text, None)
+    }
+
+    /// Reads a plan for the process that is this rank of its job.
+    pub fn parse_for(text: &str, rank: Option<u64>) -> Result<Self, String> {
         let mut plan = Self::default();
+        // What is meant for other ranks is read, too, so that all of them refuse what cannot be read.
+        let mut others = Self::default();
         for entry in text.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
-            plan.parse_entry(entry).map_err(|problem| {
-                format!("SIMCUDA_FAULTS: `{entry}`: {problem}; an entry is FUNCTION@K[/DEVICE]=KIND, stream@K=…, kernel@K=…, \
-                         copy@K=…, device/D=slow, symbol=FUNCTION or no_peer")
+            let is_for = |meant: u64| rank == Some(meant);
+            let read = match nccl::rank_prefix(entry) {
+                Err(problem) => Err(problem),
+                Ok((Some(meant), entry)) if !is_for(meant) => others.parse_entry(entry),
+                Ok((_, entry)) => plan.parse_entry(entry),
+            };
+            read.map_err(|problem| {
+                format!("SIMCUDA_FAULTS: `{entry}`: {problem}; an entry is [rankR:]FUNCTION@K[/DEVICE]=KIND, stream@K=…, kernel@K=…, \
+                         copy@K=…, nccl@K=…, device/D=slow, symbol=FUNCTION or no_peer")
             })?;
         }
         Ok(plan)
@@ -119,10 +147,15 @@ impl Plan {
             "stream" => Target::Operation(Class::Any),
             "kernel" => Target::Operation(Class::Kernel),
             "copy" => Target::Operation(Class::Copy),
-            function if function.starts_with("cu") || function.starts_with("nvrtc") => {
+            "nccl" => Target::Nccl,
+            function if ["cu", "nvrtc", "nccl"].iter().any(|library| function.starts_with(library)) => {
                 Target::Function(base(function).to_owned())
             }
-            other => return Err(format!("`{other}` is neither a function (cu…, nvrtc…) nor stream, kernel or copy")),
+            other => {
+                return Err(format!(
+                    "`{other}` is neither a function (cu…, nvrtc…, nccl…) nor stream, kernel, copy or nccl"
+                ));
+            }
         };
         let effect = parse_effect(kind, &target)?;
         self.entries.push(Entry { target, device, at, effect });
@@ -149,7 +182,7 @@ impl Plan {
         }
         match self.strikes(&Target::Function(base(function).to_owned()), device)? {
             Effect::Code(code) => Some(Refused { code, is_sticky: is_sticky(code) }),
-            Effect::Hang | Effect::FlipBit => None,
+            Effect::Hang | Effect::FlipBit | Effect::Nccl(_) | Effect::NcclCode(_) => None,
         }
     }
 
@@ -185,6 +218,11 @@ fn parse_number(text: &str) -> Result<u64, String> {
 }
 
 fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
+    match target {
+        Target::Nccl => return nccl::parse_effect(kind).map(Effect::Nccl),
+        Target::Function(name) if name.starts_with("nccl") => return nccl::parse_code(kind).map(Effect::NcclCode),
+        Target::Function(_) | Target::Operation(_) => {}
+    }
     let is_operation = matches!(target, Target::Operation(_));
     match kind {
         "hang" | "flip_bit" if !is_operation => {

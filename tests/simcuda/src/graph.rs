@@ -178,7 +178,7 @@ pub(crate) fn node_type(node: &Node) -> cudarc::driver::sys::CUgraphNodeType {
         Captured::Wait(_) => Type::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
         Captured::Work(_) if node.operation.describe.starts_with("cuMemcpy") => Type::CU_GRAPH_NODE_TYPE_MEMCPY,
         Captured::Work(_) if node.operation.describe.starts_with("cuMemset") => Type::CU_GRAPH_NODE_TYPE_MEMSET,
-        Captured::Work(_) => Type::CU_GRAPH_NODE_TYPE_KERNEL,
+        Captured::Work(_) | Captured::Nccl(_) => Type::CU_GRAPH_NODE_TYPE_KERNEL,
     }
 }
 

@@ -1,4 +1,4 @@
-//! A CUDA machine on the host: the driver, NVRTC and cuBLASLt as one library that runs unmodified GPU programs in every order
+//! A CUDA machine on the host: the driver, NVRTC, cuBLASLt and NCCL as one library that runs unmodified GPU programs in every order
 //! that CUDA allows and finds their races. README.md says what is modelled, from which documentation, and what is not.
 //!
 //! One room a concept; [`machine`] is where every entry point comes in.
@@ -18,9 +18,11 @@ pub mod graph;
 pub mod kernel;
 pub mod machine;
 pub mod memory;
+pub mod nccl;
 pub mod nvrtc;
 pub mod race;
 pub mod report;
 pub mod scheduler;
 pub mod stream;
+pub mod timeline;
 pub mod work;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUresult;
 
 pub use self::config::{Config, OnFinding, Schedule};
-use crate::{context, device, event, faults, graph, memory, race, report, scheduler, stream};
+use crate::{context, device, event, faults, graph, memory, nccl, race, report, scheduler, stream, timeline};
 
 /// Everything there is. Tests make their own; the entry points share one.
 pub struct Machine {
@@ -38,10 +38,14 @@ pub struct Machine {
     pub events: event::Events,
     /// Graphs, their executable forms and captures.
     pub graphs: graph::Graphs,
+    /// Communicators.
+    pub nccl: nccl::Nccl,
     /// Who touched which bytes when.
     pub race: race::Detector,
     /// What is to go wrong.
     pub faults: faults::Plan,
+    /// When all of it happens by the simulated clock.
+    pub timeline: timeline::Timeline,
     /// What was found.
     pub report: report::Report,
     /// The host in the clocks: see [`host_actor`].
@@ -59,8 +63,10 @@ impl Machine {
             streams: stream::Streams::default(),
             events: event::Events::default(),
             graphs: graph::Graphs::default(),
+            nccl: nccl::Nccl::default(),
             race: race::Detector::default(),
             faults: config.faults.clone(),
+            timeline: timeline::Timeline::new(config.devices, config.timeline.as_deref()),
             report: report::Report::new(config.on_finding),
             host: None,
             config,
@@ -173,6 +179,7 @@ pub fn call_library<E: std::fmt::Debug>(
     body: impl FnOnce(&mut Held) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut held = Held::take();
+    held.nccl.has_called(name);
     let device = context::current(&held);
     let outcome = match refusal(&mut held, name, device) {
         Some(refused) => Err(code(refused)),

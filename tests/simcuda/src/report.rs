@@ -36,6 +36,8 @@ pub enum Kind {
     Handle,
     /// Threads of a kernel that miss each other, or an access of a kernel at an address that its type does not allow.
     Kernel,
+    /// Ranks of a communicator whose calls do not match; only with SIMCUDA_NCCL_CHECK.
+    NcclMismatch,
 }
 
 impl Kind {
@@ -68,6 +70,7 @@ impl fmt::Display for Kind {
             Self::ForbiddenCall => "FORBIDDEN CALL",
             Self::Handle => "DESTROYED HANDLE",
             Self::Kernel => "KERNEL",
+            Self::NcclMismatch => "NCCL MISMATCH",
         })
     }
 }

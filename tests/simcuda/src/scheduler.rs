@@ -1,6 +1,6 @@
 //! When queued work runs: as late and in as inconvenient an order as CUDA allows and the schedule asks for.
 //!
-//! Nothing here has threads. A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready
+//! Nothing here has threads (that of a communicator calls [`run_towards`] as a host would). A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready
 //! node of a graph launch) until it is met. Which pieces may run follows from the queues alone; which of them does is
 //! the policy's choice. So the same calls with the same seed run in the same order.
 
@@ -12,14 +12,15 @@ mod tests;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult;
 
 use self::policy::{Candidate, Policy};
-pub(crate) use self::run::abandon_launch;
+pub(crate) use self::run::{abandon_launch, freed_meanwhile};
 use crate::event::Record;
 use crate::machine::{Held, Machine, host_joins};
+use crate::nccl;
 use crate::race::Clock;
 use crate::stream::{self, Action, Entry, HostFunction, PENDING_MAX, StreamId};
 
@@ -32,6 +33,12 @@ pub struct Scheduler {
     #[cfg(test)]
     pub(crate) ran: Vec<Arc<str>>,
 }
+
+/// How long the end of the process waits for other ranks.
+const PATIENCE_WITH_RANKS: Duration = Duration::from_secs(2);
+
+/// How long nothing is looked for when there is nothing to run: what other threads do is seen no earlier.
+const IDLE: Duration = Duration::from_millis(1);
 
 /// What a host call waits for: that streams come to these places.
 #[derive(Clone, Debug)]
@@ -107,8 +114,8 @@ fn reach(held: &mut Held, goal: &Goal) {
             Advance::Ran => held.pause(),
             Advance::Call(call) => call.make(held),
             Advance::Idle if goal.is_met() => break,
-            // Hung, or a host function that another thread is calling just now.
-            Advance::Idle => held.without(|| std::thread::sleep(Duration::from_millis(1))),
+            // Hung, or other ranks have not come, or a host function that another thread is calling just now.
+            Advance::Idle => nccl::idle(held, IDLE),
         }
     }
     let extra = if policy(held).drains() { 0 } else { policy(held).extra() };
@@ -129,15 +136,49 @@ fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
         match advance(held, goal) {
             Advance::Ran => {}
             Advance::Call(call) => call.make(held),
+            Advance::Idle => {
+                // Nobody waits here, and yet others may have to get on for this to come about: who asks, asks again.
+                nccl::say_what_lacks(held);
+                break;
+            }
+        }
+    }
+}
+
+/// Runs work towards a place in a stream until `is_enough` or nothing can run: for the thread in the background of a communicator.
+pub(crate) fn run_towards(held: &mut Held, record: Arc<Record>, mut is_enough: impl FnMut(&mut Held) -> bool) {
+    let goal = Goal::new(vec![record]);
+    while !goal.is_met() && !is_enough(held) {
+        match advance(held, &goal) {
+            Advance::Ran => held.pause(),
+            Advance::Call(call) => call.make(held),
             Advance::Idle => break,
         }
     }
+}
+
+/// Runs all that can run, unless `is_enough` says otherwise; whether there was anything.
+pub(crate) fn run_all(held: &mut Held, mut is_enough: impl FnMut(&mut Held) -> bool) -> bool {
+    // Everything that was given so far is needed, also by a schedule that runs only what is.
+    let records = held.streams.busy.clone().into_iter().map(|stream| stream::marker(held, stream)).collect();
+    let goal = Goal::new(records);
+    let mut has_run = false;
+    while !goal.is_met() && !is_enough(held) {
+        match advance(held, &goal) {
+            Advance::Ran => held.pause(),
+            Advance::Call(call) => call.make(held),
+            Advance::Idle => break,
+        }
+        has_run = true;
+    }
+    has_run
 }
 
 /// The host is behind all that the goal stands for, unless one of its devices was lost on the way.
 fn arrive(machine: &mut Machine, goal: &Goal) -> Result<(), CUresult> {
     for record in &goal.records {
         if let Some(completion) = record.completion() {
+            machine.timeline.host_ns = machine.timeline.host_ns.max(completion.time_ns);
             host_joins(machine, &completion.clock);
         }
     }
@@ -175,10 +216,13 @@ fn without_host_functions(machine: &Machine, mut candidates: Vec<Candidate>) -> 
 pub(crate) fn drain(machine: &mut Machine) {
     let devices = 0..machine.devices.len();
     let goal = Goal::new(devices.flat_map(|device| goal_device(machine, device).records).collect());
+    let end = Instant::now() + PATIENCE_WITH_RANKS;
     loop {
         match advance(machine, &goal) {
             Advance::Ran => {}
             Advance::Call(call) => drop(run::finish_host_call(machine, &call)),
+            // Other ranks may be about to do their part; one that is gone never will.
+            Advance::Idle if Instant::now() < end && nccl::await_others(machine, IDLE) => {}
             Advance::Idle => break,
         }
     }
@@ -267,10 +311,16 @@ fn runnable(machine: &Machine) -> Vec<Candidate> {
                 candidates.push(candidate)
             }
             Action::Wait(record) if record.is_complete() => candidates.push(candidate),
+            Action::Nccl(flight) if flight.can_run() => candidates.push(candidate),
             Action::Graph(Some(launch)) => {
                 candidates.extend(launch.ready().map(|node| Candidate { node, ..candidate }));
             }
-            Action::Wait(_) | Action::Hang | Action::Turn(None) | Action::Host(None) | Action::Graph(None) => {}
+            Action::Wait(_)
+            | Action::Nccl(_)
+            | Action::Hang
+            | Action::Turn(None)
+            | Action::Host(None)
+            | Action::Graph(None) => {}
         }
     }
     candidates
@@ -297,7 +347,11 @@ fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
             open.extend(entry.after.iter().cloned());
             match &entry.action {
                 Action::Wait(record) => open.push(record.clone()),
-                Action::Graph(Some(launch)) => open.extend(launch.waits().cloned()),
+                Action::Graph(Some(launch)) => {
+                    open.extend(launch.waits().cloned());
+                    launch.flights().for_each(|flight| open.extend(nccl::needed(machine, flight)));
+                }
+                Action::Nccl(flight) => open.extend(nccl::needed(machine, flight)),
                 _ => {}
             }
         }

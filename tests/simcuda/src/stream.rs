@@ -20,12 +20,14 @@ use std::thread::ThreadId;
 use cudarc::driver::sys::{CUresult, CUstream};
 
 pub(crate) use self::handle::{HandleKind, decode, encode};
+pub(crate) use self::null::legacy_of;
 pub use self::operations::Operation;
 pub(crate) use self::waits::is_ignored;
 use crate::event::{Completion, Record};
 use crate::graph::capture::{self, StreamCapture};
 use crate::graph::launch::Launch;
 use crate::machine::{Machine, host_actor};
+use crate::nccl::Flight;
 use crate::race::{Actor, Clock, OperationId};
 use crate::report::{self, Stack};
 use crate::scheduler::{self, Scheduler};
@@ -61,6 +63,8 @@ pub(crate) enum Action {
     Wait(Arc<Record>),
     /// Nothing only while one of its nodes is being run.
     Graph(Option<Box<Launch>>),
+    /// It stays in front until the other ranks have done their part.
+    Nccl(Arc<Flight>),
     /// A launch that never comes to its end.
     Hang,
 }
@@ -72,6 +76,8 @@ pub(crate) struct Entry {
     pub(crate) operation: Arc<Operation>,
     /// What the host knew when it gave this.
     pub(crate) host: Clock,
+    /// Up to where the host had waited then, by the simulated clock.
+    pub(crate) host_ns: u64,
     /// What the null stream's rules put before this.
     pub(crate) after: Vec<Arc<Record>>,
     pub(crate) action: Action,
@@ -274,7 +280,8 @@ pub(crate) fn give(machine: &mut Machine, stream: StreamId, operation: Arc<Opera
     let after = null::orders(machine, stream);
     let id = operation.id;
     machine.streams.all[stream].given += 1;
-    push(machine, stream, Entry { sequence: 0, operation, host, after, action });
+    let host_ns = machine.timeline.host_ns;
+    push(machine, stream, Entry { sequence: 0, operation, host, host_ns, after, action });
     scheduler::make_room(machine);
     id
 }
@@ -285,6 +292,7 @@ fn push(machine: &mut Machine, stream: StreamId, mut entry: Entry) {
     match &entry.action {
         Action::Record(record) => record.queued_at(entry.sequence),
         Action::Graph(Some(launch)) => launch.queued_at(entry.sequence),
+        Action::Nccl(flight) => flight.end.queued_at(entry.sequence),
         _ => {}
     }
     streams.next_sequence += 1;
@@ -311,6 +319,7 @@ pub(crate) fn marker(machine: &mut Machine, stream: StreamId) -> Arc<Record> {
             sequence: 0,
             operation,
             host: Clock::default(),
+            host_ns: 0,
             after: Vec::new(),
             action: Action::Record(record.clone()),
         };
@@ -400,6 +409,10 @@ pub(crate) fn abandon(machine: &mut Machine, device: usize) {
             match entry.action {
                 Action::Record(record) => record.abandon(),
                 Action::Graph(Some(launch)) => scheduler::abandon_launch(machine, &launch),
+                Action::Nccl(flight) => {
+                    flight.abandon();
+                    memory::finish(machine, entry.operation.id, Clock::default());
+                }
                 Action::Work(_) | Action::Hang => memory::finish(machine, entry.operation.id, Clock::default()),
                 Action::Turn(_) | Action::Host(_) | Action::Wait(_) | Action::Graph(None) => {}
             }

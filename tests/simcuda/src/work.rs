@@ -54,4 +54,9 @@ pub trait Work: Send + Sync {
 
     /// How long it would take by the simulator's clock, which orders things and measures nothing.
     fn duration_ns(&self) -> u64;
+
+    /// Whether it fills the compute engine of its device, so that no other kernel runs beside it.
+    fn fills_device(&self) -> bool {
+        true
+    }
 }

@@ -1,71 +1,57 @@
-//! The way of batches onto a GPU: from pinned memory, by copies on a stream of their own, so that the copy of a batch runs beside
-//! the step before it.
-//!
-//! Who waits for whom. Call the batches 0, 1, 2 …; batch k lies in slot k mod 2; its step is given to the compute stream (the
-//! device's current stream) before batch k + 1 is loaded: that is what callers promise. `load(k)` does, in this order:
-//!
-//! 1. Records an event on the compute stream. By the promise all that reads batch k − 1 has been given to that stream, so this is
-//!    a point after the last read of slot (k − 1) mod 2, and it is kept with that slot.
-//! 2. Waits, on the host, for the copy of batch k − 2, which read this slot's host side, and gathers into it. That copy waited
-//!    for step k − 4 alone: the host waits for nothing younger than that.
-//! 3. Gives the copy to the copy stream, after the event that `load(k − 1)` kept with this slot: the point after step k − 2, the
-//!    last that read it. Step k − 1 may still run meanwhile: it reads the other slot.
-//! 4. Lets the compute stream wait for the copy: step k, and everything given to that stream later, sees the batch.
+//! The way of batches onto GPUs out of host memory: gathered into pinned memory, and copied on a stream of their own, so that the copy
+//! of a batch runs beside the step before it. Who waits for whom: `lanes.rs`.
 
-use ddp_kernels::stream::{Event, Stream};
-use ddp_kernels::transfer::{self, PendingCopy};
-use ddp_kernels::{Device, Tensor};
+use ddp_kernels::transfer;
+use ddp_kernels::{DType, Device, Tensor};
 
+use super::lanes::{Lanes, Passage};
+use super::{first_rows, gather, made};
+use crate::data::Dataset;
 use crate::error::Result;
 
-/// The stream of copies to one device.
+/// The way out of host memory, for two slots.
 #[derive(Debug)]
 pub(super) struct Ferry {
-    copies: Stream,
+    lanes: Lanes,
+    sides: [Side; 2],
 }
 
-/// What is under way to and from one slot.
-#[derive(Debug, Default)]
-pub(super) struct Passage {
-    /// The copies of the batch that was gathered last.
-    copied: Option<[PendingCopy; 2]>,
-    /// The point after the last work that reads the device's side.
-    read: Option<Event>,
-}
-
-impl Passage {
-    /// Blocks until the host's side may be written.
-    pub(super) fn wait_for_host_side(&mut self) -> Result<()> {
-        // After the second copy is after both.
-        let Some([_, last]) = self.copied.take() else { return Ok(()) };
-        Ok(last.wait()?)
-    }
+/// The host's side of a slot.
+#[derive(Debug)]
+struct Side {
+    /// Features `[R, F…]` and targets `[R]` or `[R, O]`, pinned.
+    host: [Tensor; 2],
+    passage: Passage,
 }
 
 impl Ferry {
-    /// A way to `device`, a GPU.
-    pub(super) fn new(device: Device) -> Result<Ferry> {
-        Ok(Ferry { copies: Stream::new(device)? })
+    /// For batches of at most `rows_max` rows, to these GPUs.
+    pub(super) fn new(dataset: &dyn Dataset, rows_max: usize, devices: [Device; 2]) -> Result<Ferry> {
+        // Before the pinned memory: that is made by a device that is in use.
+        let lanes = Lanes::new(devices)?;
+        let pinned = |_: usize, shape: &[usize], dtype: DType| Tensor::zeros_pinned(shape, dtype);
+        let side =
+            || -> Result<Side> { Ok(Side { host: made(dataset, rows_max, &pinned)?, passage: Passage::default() }) };
+        Ok(Ferry { lanes, sides: [side()?, side()?] })
     }
 
-    /// All work that reads this slot, if it was ever filled, has been given to the device's current stream.
-    pub(super) fn leave(&self, passage: &mut Passage) -> Result<()> {
-        if passage.copied.is_some() {
-            passage.read = Some(Stream::current(self.copies.device())?.record()?);
-        }
-        Ok(())
-    }
-
-    /// Copies what lies on the `host`'s side to the `device`'s, and lets the device's current stream wait for that.
-    pub(super) fn bring(&self, passage: &mut Passage, device: &[Tensor; 2], host: &[Tensor; 2]) -> Result<()> {
-        if let Some(read) = &passage.read {
-            self.copies.wait(read)?;
-        }
-        let copy = |at: usize| transfer::copy_async(&device[at], &host[at], &self.copies);
+    /// Brings `rows` to `batch`, which lies in slot `slot`.
+    pub(super) fn fill(&mut self, slot: usize, dataset: &dyn Dataset, rows: &[u64], batch: &[Tensor; 2]) -> Result<()> {
+        let Ferry { lanes, sides } = self;
+        lanes.leave(&mut sides[1 - slot].passage)?;
+        let Side { host, passage } = &mut sides[slot];
+        passage.wait_for_host_side()?;
+        let host = first_rows(host, rows.len())?;
+        gather(dataset, rows, &host)?;
+        lanes.free_slot(passage)?;
+        let copy = |part: usize| transfer::copy_async(&batch[part], &host[part], lanes.of(part));
         let copies =
             transfer::announced("the batch of this step", || Ok::<_, ddp_kernels::Error>([copy(0)?, copy(1)?]))?;
-        Stream::current(self.copies.device())?.wait(copies[1].event())?;
-        passage.copied = Some(copies);
+        // On one lane what comes after the second copy is after both.
+        let last_of_each = copies.into_iter().skip(2 - lanes.all().len());
+        for (copied, copy) in passage.copied.iter_mut().zip(last_of_each) {
+            Lanes::hand_over(copied.insert(copy).event())?;
+        }
         Ok(())
     }
 }

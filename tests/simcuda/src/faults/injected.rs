@@ -51,6 +51,10 @@ impl Work for Faulty {
         Ok(())
     }
 
+    fn fills_device(&self) -> bool {
+        self.inner.fills_device()
+    }
+
     fn duration_ns(&self) -> u64 {
         self.inner.duration_ns().saturating_mul(self.slowdown)
     }
@@ -67,6 +71,11 @@ fn class_of(description: &str) -> Class {
 }
 
 impl Plan {
+    /// How many times as long everything on `device` takes.
+    pub(crate) fn slowdown(&self, device: usize) -> u64 {
+        if self.slow.contains(&device) { SLOWDOWN } else { 1 }
+    }
+
     /// Counts work that is queued on `device`, and gives what is to be queued instead.
     pub fn inject(&mut self, device: usize, work: Arc<dyn Work>) -> Injected {
         if self.entries.is_empty() && self.slow.is_empty() {
@@ -79,7 +88,7 @@ impl Plan {
             inner: work,
             fails_with: if let Some(Effect::Code(code)) = effect { Some(code) } else { None },
             flips_bit: effect == Some(Effect::FlipBit),
-            slowdown: if self.slow.contains(&device) { SLOWDOWN } else { 1 },
+            slowdown: self.slowdown(device),
         };
         Injected { work: Arc::new(faulty), hangs: effect == Some(Effect::Hang) }
     }

@@ -138,3 +138,43 @@ fn a_slow_device_takes_longer_and_the_others_do_not() {
     assert_eq!(plan.inject(0, Arc::new(Writes(0, "kernel"))).work.duration_ns(), 7);
     assert_eq!(plan.inject(1, Arc::new(Writes(0, "kernel"))).work.duration_ns(), 700);
 }
+
+#[test]
+fn faults_of_nccl_are_read_and_strike_the_kth_call_whose_turn_comes() {
+    let plan = "nccl@2=async_error(system_error); nccl@3/1=slow(50); nccl@4=flip(7); nccl@5=lost; nccl@6=async_error";
+    let mut plan = Plan::parse(plan).unwrap();
+    let effects: Vec<_> = (0..6).map(|_| plan.strike_nccl(1)).collect();
+    let expected = [
+        None,
+        Some(NcclEffect::AsyncError(2)),
+        Some(NcclEffect::Slow(50)),
+        Some(NcclEffect::Flip(Some(7))),
+        Some(NcclEffect::Lost),
+        Some(NcclEffect::AsyncError(6)),
+    ];
+    assert_eq!(effects, expected);
+    let mut plan = Plan::parse("ncclAllReduce@2=remote_error; stream@1=hang").unwrap();
+    assert_eq!(plan.before_nccl_call("ncclAllReduce", Some(0)), None);
+    assert_eq!(plan.before_nccl_call("ncclBroadcast", Some(0)), None);
+    assert_eq!(plan.before_nccl_call("ncclAllReduce", Some(0)), Some(6));
+    assert_eq!((plan.strike_queued_nccl(0), plan.strike_queued_nccl(0)), (Some(Struck::Hang), None));
+}
+
+#[test]
+fn an_entry_with_a_rank_counts_only_there() {
+    for (rank, struck) in [(Some(1), true), (Some(0), false), (None, false)] {
+        let mut plan = Plan::parse_for("rank1: nccl@1=hang", rank).unwrap();
+        assert_eq!(plan.strike_nccl(0).is_some(), struck, "{rank:?}");
+    }
+    for (text, reason) in [
+        ("rank1:nccl@1=broken", "is none of hang"),
+        ("rankx:nccl@1=hang", "`rankx` is not `rankR`"),
+        ("nccl@1=async_error(7)", "is no code of NCCL"),
+        ("nccl@1=slow(fast)", "`fast` is not a whole number"),
+        ("nccl@1=flip(3", "expected a `)`"),
+        ("ncclSend@1=hang", "is no code of NCCL"),
+    ] {
+        let message = Plan::parse_for(text, Some(0)).unwrap_err();
+        assert!(message.contains(reason) && message.contains(text), "{text}: {message}");
+    }
+}

@@ -13,6 +13,7 @@ use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 use super::{Graph, GraphId, Node};
 use crate::event::EventId;
 use crate::machine::Machine;
+use crate::nccl::Piece;
 use crate::race::OperationId;
 use crate::report::{self, Stack};
 use crate::stream::{self, HostFunction, Order, StreamId};
@@ -25,6 +26,7 @@ pub(crate) type CaptureId = u64;
 #[derive(Clone)]
 pub(crate) enum Captured {
     Work(Arc<dyn Work>),
+    Nccl(Arc<Piece>),
     Host(HostFunction),
     /// An external record: outside the graph the event is recorded by the launch.
     Record(EventId),
@@ -161,6 +163,19 @@ pub(crate) fn add(
     Ok(name)
 }
 
+/// The capture that a stream takes part in.
+pub(crate) fn of(machine: &Machine, stream: StreamId) -> Option<CaptureId> {
+    machine.streams.all[stream].capture.as_ref().map(|own| own.capture)
+}
+
+/// The next node of `stream` depends on these, too: nodes that were captured before.
+pub(crate) fn follow(machine: &mut Machine, stream: StreamId, nodes: &[usize]) {
+    let tail = &mut machine.streams.all[stream].capture.as_mut().expect("it is capturing").tail;
+    tail.extend(nodes);
+    tail.sort_unstable();
+    tail.dedup();
+}
+
 /// What an event recorded now in `stream` stands for.
 pub(crate) fn place(machine: &Machine, stream: StreamId) -> Result<(CaptureId, Vec<usize>), CUresult> {
     let id = valid(machine, stream)?;
@@ -201,10 +216,7 @@ pub(crate) fn wait(
         }
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
     }
-    let tail = &mut machine.streams.all[stream].capture.as_mut().expect("it is capturing").tail;
-    tail.extend(nodes);
-    tail.sort_unstable();
-    tail.dedup();
+    follow(machine, stream, nodes);
     Ok(())
 }
 

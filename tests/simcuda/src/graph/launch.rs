@@ -8,16 +8,18 @@ use cudarc::driver::sys::CUresult;
 use super::{Plan, capture::Captured};
 use crate::event::{Completion, Record, State};
 use crate::machine::Machine;
+use crate::nccl::{self, Flight};
 use crate::race::{Actor, Clock};
 use crate::report::{self, Kind};
 use crate::stream::{self, Action, HostFunction, Operation, StreamId};
-use crate::work::Work;
+use crate::work::{Touched, Work};
 use crate::{faults, memory};
 
 /// What a node does in this launch.
 #[derive(Clone)]
 pub(crate) enum Step {
     Work(Arc<dyn Work>),
+    Nccl(Arc<Flight>),
     Host(HostFunction),
     Record(Arc<Record>),
     /// Nothing when the event was never recorded.
@@ -80,6 +82,11 @@ pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -
             machine.events.all[*event].state = State::Recorded(record.clone());
         }
     }
+    for step in &steps {
+        if let Step::Nccl(flight) = step {
+            nccl::takes_off(flight);
+        }
+    }
     let missing: Vec<usize> = plan.nodes.iter().map(|node| node.dependencies.len()).collect();
     let own = &mut machine.graphs.executables[executable];
     own.pending += 1;
@@ -106,7 +113,7 @@ fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> R
     let stream = operation.stream.expect("nodes are launched in a stream");
     Ok(match what {
         Captured::Work(work) => {
-            check_memory(machine, work, operation)?;
+            check_memory(machine, &work.known_ranges(), operation)?;
             let faults::Injected { work, hangs } = machine.faults.inject(operation.device, work.clone());
             memory::begin(
                 machine,
@@ -118,6 +125,13 @@ fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> R
             )?;
             if hangs { Step::Hang } else { Step::Work(work) }
         }
+        Captured::Nccl(piece) => {
+            let ranges = piece.ranges();
+            check_memory(machine, &ranges, operation)?;
+            let Operation { id, device, describe, stack, .. } = &**operation;
+            memory::begin(machine, *device, *id, describe, stack, &ranges)?;
+            Step::Nccl(nccl::flight(machine, piece, stream)?)
+        }
         Captured::Host(function) => Step::Host(*function),
         Captured::Record(_) => Step::Record(Arc::new(Record::new(stream))),
         Captured::Wait(event) => Step::Wait(match &machine.events.all[*event].state {
@@ -128,10 +142,8 @@ fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> R
 }
 
 /// The buffers of a captured call must still be there when its graph is launched.
-fn check_memory(machine: &mut Machine, work: &Arc<dyn Work>, operation: &Operation) -> Result<(), CUresult> {
-    let Err(memory::Violation { kind, message }) =
-        memory::check_queued(machine, operation.device, &work.known_ranges())
-    else {
+fn check_memory(machine: &mut Machine, ranges: &Touched, operation: &Operation) -> Result<(), CUresult> {
+    let Err(memory::Violation { kind, message }) = memory::check_queued(machine, operation.device, ranges) else {
         return Ok(());
     };
     let (kind, what) = match kind {
@@ -148,8 +160,10 @@ impl Launch {
     pub(crate) fn queued_at(&self, sequence: u64) {
         self.end.queued_at(sequence);
         for step in &self.steps {
-            if let Step::Record(record) = step {
-                record.queued_at(sequence);
+            match step {
+                Step::Record(record) => record.queued_at(sequence),
+                Step::Nccl(flight) => flight.end.queued_at(sequence),
+                _ => {}
             }
         }
     }
@@ -165,6 +179,7 @@ impl Launch {
         match &self.steps[node] {
             Step::Wait(Some(record)) => record.is_complete(),
             Step::Hang => false,
+            Step::Nccl(flight) => flight.can_run(),
             Step::Work(_) | Step::Host(_) | Step::Record(_) | Step::Wait(None) => true,
         }
     }
@@ -174,6 +189,16 @@ impl Launch {
         let waits =
             self.steps.iter().filter_map(|step| if let Step::Wait(Some(record)) = step { Some(record) } else { None });
         self.previous.iter().chain(waits)
+    }
+
+    /// Its pieces of NCCL's work.
+    pub(crate) fn flights(&self) -> impl Iterator<Item = &Arc<Flight>> {
+        self.steps.iter().filter_map(|step| if let Step::Nccl(flight) = step { Some(flight) } else { None })
+    }
+
+    /// A node that was taken has to be taken again.
+    pub(crate) fn put_back(&mut self, node: usize) {
+        self.ready.insert(node);
     }
 
     pub(crate) fn is_host_function(&self, node: usize) -> bool {
@@ -240,8 +265,10 @@ impl Launch {
     pub(crate) fn abandon(&self) {
         self.end.abandon();
         for step in &self.steps {
-            if let Step::Record(record) = step {
-                record.abandon();
+            match step {
+                Step::Record(record) => record.abandon(),
+                Step::Nccl(flight) => flight.abandon(),
+                _ => {}
             }
         }
     }

@@ -266,17 +266,21 @@ fn external_records_and_waits_are_nodes() {
 }
 
 #[test]
-fn branches_take_their_time_beside_each_other() {
-    let bench = bench(config(1));
-    let (first, second) = (bench.stream(), bench.stream());
-    let executable = instantiate(diamond(&bench, first, second, Touch::new));
-    let (start, end) = (bench.event(), bench.event());
-    assert_eq!(cuEventRecord(start, first), SUCCESS);
-    assert_eq!(cuGraphLaunch(executable, first), SUCCESS);
-    assert_eq!(cuEventRecord(end, first), SUCCESS);
-    assert_eq!(cuEventSynchronize(end), SUCCESS);
-    // Four nodes, of which two stand beside each other; whole milliseconds are exact in f32.
-    assert_eq!(got(|value| cuEventElapsedTime(value, start, end)), 3.0 * (TOUCH_NS / 1_000_000) as f32);
+fn branches_of_copies_take_their_time_beside_each_other_and_kernels_do_not() {
+    // Four nodes, of which two stand beside each other; a device does one kernel at a time.
+    for (what, pieces) in [("cuMemcpy", 3.0), ("kernel", 4.0)] {
+        let bench = bench(config(1));
+        let (first, second) = (bench.stream(), bench.stream());
+        let touch = |name: &str| Touch::new(&format!("{what} {name}"));
+        let executable = instantiate(diamond(&bench, first, second, touch));
+        let (start, end) = (bench.event(), bench.event());
+        assert_eq!(cuEventRecord(start, first), SUCCESS);
+        assert_eq!(cuGraphLaunch(executable, first), SUCCESS);
+        assert_eq!(cuEventRecord(end, first), SUCCESS);
+        assert_eq!(cuEventSynchronize(end), SUCCESS);
+        // Whole milliseconds are exact in f32.
+        assert_eq!(got(|value| cuEventElapsedTime(value, start, end)), pieces * (TOUCH_NS / 1_000_000) as f32);
+    }
 }
 
 #[test]

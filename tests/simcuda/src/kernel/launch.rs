@@ -15,6 +15,8 @@ use crate::work::{Address, Failure, Memory, Touched, Work};
 /// Stack of one thread of a block. The lowest page is closed.
 const STACK_BYTES: usize = 128 << 10;
 const GUARD_BYTES: usize = 4096;
+/// A launch of so few blocks leaves room for another kernel: a device has as many multiprocessors at least.
+const BLOCKS_BESIDE_MAX: u32 = 8;
 /// Races between threads of one launch are looked for in its first accesses, unless SIMCUDA_INTRA=1 asks for all or 0 for none.
 const INTRA_ACCESSES_MAX: u64 = 1 << 20;
 
@@ -204,6 +206,10 @@ impl Work for KernelLaunch {
             place: if launch.failure.kind == 0 { None } else { self.library.line_of(launch.failure.site) },
         };
         scene.failure(&launch.failure).map_or(Ok(()), Err)
+    }
+
+    fn fills_device(&self) -> bool {
+        self.blocks() > u64::from(BLOCKS_BESIDE_MAX)
     }
 
     fn duration_ns(&self) -> u64 {

@@ -51,6 +51,10 @@ pub struct Config {
     pub drain: bool,
     /// Whether the end of the process tells what was never freed.
     pub leaks: bool,
+    /// Where to list all work with its times by the simulated clock.
+    pub timeline: Option<std::path::PathBuf>,
+    /// Whether ranks of a communicator that call different things are a finding, and not only a hang.
+    pub nccl_check: bool,
 }
 
 impl Default for Config {
@@ -69,6 +73,8 @@ impl Default for Config {
             no_peer: false,
             drain: true,
             leaks: false,
+            timeline: None,
+            nccl_check: false,
         }
     }
 }
@@ -113,7 +119,10 @@ impl Config {
             Some("report") => OnFinding::Report,
             Some(other) => return Err(format!("SIMCUDA_ON_FINDING={other}: expected exit or report")),
         };
-        let faults = Plan::parse(&get("SIMCUDA_FAULTS").unwrap_or_default())?;
+        // As launchers tell a process its rank: Open MPI, other users of PMIx, Slurm.
+        let rank = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"].iter().find_map(|name| get(name));
+        let rank = rank.and_then(|rank| rank.trim().parse().ok());
+        let faults = Plan::parse_for(&get("SIMCUDA_FAULTS").unwrap_or_default(), rank)?;
         Ok(Self {
             devices: devices as usize,
             memory_bytes: memory_mb << 20,
@@ -126,6 +135,8 @@ impl Config {
             no_peer: is_set("SIMCUDA_NO_PEER") || faults.refuses_peers(),
             drain: get("SIMCUDA_DRAIN").as_deref() != Some("0"),
             leaks: is_set("SIMCUDA_LEAKS"),
+            timeline: get("SIMCUDA_TIMELINE").map(Into::into),
+            nccl_check: is_set("SIMCUDA_NCCL_CHECK"),
             faults,
         })
     }
@@ -145,7 +156,7 @@ mod tests {
         assert_eq!((config.devices, config.memory_bytes, config.seed), (1, 2 << 30, 0));
         assert_eq!((config.schedule, config.on_finding), (Schedule::Random, OnFinding::Exit));
         assert!(config.ignore_wait.is_none() && config.count_waits.is_none() && !config.no_peer && !config.trace);
-        assert!(config.drain && !config.leaks);
+        assert!(config.drain && !config.leaks && !config.nccl_check);
     }
 
     #[test]
@@ -162,12 +173,15 @@ mod tests {
             ("SIMCUDA_TRACE", "1"),
             ("SIMCUDA_DRAIN", "0"),
             ("SIMCUDA_LEAKS", "1"),
+            ("SIMCUDA_NCCL_CHECK", "1"),
+            ("SIMCUDA_TIMELINE", "timeline"),
         ])
         .unwrap();
         assert_eq!((config.devices, config.memory_bytes, config.seed), (4, 16 << 20, 7));
         assert_eq!((config.schedule, config.on_finding), (Schedule::Lazy, OnFinding::Report));
         assert_eq!((config.ignore_wait, config.count_waits), (Some(3), Some("waits".into())));
-        assert!(config.no_peer && config.trace && !config.drain && config.leaks);
+        assert_eq!(config.timeline, Some("timeline".into()));
+        assert!(config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_check);
     }
 
     #[test]

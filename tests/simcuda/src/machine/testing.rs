@@ -9,7 +9,7 @@ use super::Out;
 use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
 use crate::device::cuInit;
 
-const CASE: &str = "SIMCUDA_TEST_CASE";
+pub(crate) const CASE: &str = "SIMCUDA_TEST_CASE";
 
 /// What a call writes to its out-parameter.
 pub(crate) fn made<T>(call: impl FnOnce(Out<'_, T>) -> CUresult) -> T {

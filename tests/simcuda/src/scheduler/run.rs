@@ -13,9 +13,11 @@ use crate::graph;
 use crate::graph::launch::{Launch, Step};
 use crate::machine::{Machine, lose_device};
 use crate::memory::{self, Moment};
+use crate::nccl::Ran;
 use crate::race::{Actor, Clock};
 use crate::report::{self, Kind};
 use crate::stream::{self, Action, Operation, StreamId};
+use crate::timeline::{self, Part};
 use crate::work::{Failure, Touched, Work};
 
 /// What a host function takes by the simulated clock.
@@ -34,6 +36,7 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
     let actor = stream::actor_of(machine, stream);
     let own = &mut machine.streams.all[stream];
     let entry = own.queue.front_mut().expect("only streams with something in them are chosen");
+    own.time_ns = own.time_ns.max(entry.host_ns);
     machine.race.join(actor, &std::mem::take(&mut entry.host));
     for record in std::mem::take(&mut entry.after) {
         if let Some(Completion { clock, time_ns }) = record.completion() {
@@ -45,10 +48,10 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
     let mut call = None;
     match &mut entry.action {
         Action::Work(work) => {
-            let work = work.clone();
+            let (work, begin_ns) = (work.clone(), own.time_ns);
             note(machine, &operation);
-            if run_work(machine, actor, &operation, &work) {
-                machine.streams.all[stream].time_ns += work.duration_ns();
+            if let Some(end_ns) = run_work(machine, actor, &operation, &work, begin_ns) {
+                machine.streams.all[stream].time_ns = end_ns;
                 stream::pop(machine, stream);
             }
         }
@@ -80,6 +83,21 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
             launch.begin(machine.race.snapshot(actor), own.time_ns);
             finish_launch_if_over(machine, stream);
         }
+        Action::Nccl(flight) => {
+            let (flight, begin_ns) = (flight.clone(), own.time_ns);
+            note(machine, &operation);
+            match flight.run(machine, actor, &operation, begin_ns) {
+                Ran::Waits => {}
+                Ran::Over(end_ns) => {
+                    machine.streams.all[stream].time_ns = end_ns;
+                    stream::pop(machine, stream);
+                }
+                Ran::Failed(failure) => {
+                    tell_failure(machine, &operation, &failure);
+                    fail(machine, operation.device, &failure);
+                }
+            }
+        }
         Action::Graph(None) | Action::Hang => unreachable!("neither is ever chosen"),
     }
     call
@@ -97,12 +115,14 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
     match launch.steps[node].clone() {
         Step::Work(work) => {
             note(machine, &operation);
-            if !run_work(machine, actor, &operation, &work) {
-                // The streams of the device are empty now, this launch is the last that is left of them.
-                abandon_launch(machine, &launch);
-                return None;
+            match run_work(machine, actor, &operation, &work, begin_ns) {
+                Some(time_ns) => end_ns = time_ns,
+                None => {
+                    // The streams of the device are empty now, this launch is the last that is left of them.
+                    abandon_launch(machine, &launch);
+                    return None;
+                }
             }
-            end_ns += work.duration_ns();
         }
         Step::Host(function) => {
             note(machine, &operation);
@@ -117,6 +137,23 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
             if let Some(Completion { clock, time_ns }) = record.as_ref().and_then(|record| record.completion()) {
                 machine.race.join(actor, clock);
                 end_ns = end_ns.max(*time_ns);
+            }
+        }
+        Step::Nccl(flight) => {
+            note(machine, &operation);
+            match flight.run(machine, actor, &operation, begin_ns) {
+                Ran::Waits => {
+                    launch.put_back(node);
+                    put_launch(machine, stream, launch);
+                    return None;
+                }
+                Ran::Over(time_ns) => end_ns = time_ns,
+                Ran::Failed(failure) => {
+                    tell_failure(machine, &operation, &failure);
+                    fail(machine, operation.device, &failure);
+                    abandon_launch(machine, &launch);
+                    return None;
+                }
             }
         }
         Step::Hang => unreachable!("nodes that hang are never chosen"),
@@ -200,8 +237,14 @@ pub(crate) fn abandon_launch(machine: &mut Machine, launch: &Launch) {
     launch_ended(machine, launch.executable);
 }
 
-/// Runs work as `actor`. False: it failed, and its device is lost.
-fn run_work(machine: &mut Machine, actor: Actor, operation: &Operation, work: &Arc<dyn Work>) -> bool {
+/// Runs work as `actor`, not before `begin_ns` by the simulated clock; gives when it ends. Nothing: it failed, and its device is lost.
+fn run_work(
+    machine: &mut Machine,
+    actor: Actor,
+    operation: &Operation,
+    work: &Arc<dyn Work>,
+    begin_ns: u64,
+) -> Option<u64> {
     let known = work.known_ranges();
     let mut touched = Touched::default();
     let outcome = match freed_meanwhile(machine, operation, &known) {
@@ -217,11 +260,23 @@ fn run_work(machine: &mut Machine, actor: Actor, operation: &Operation, work: &A
         memory::finish(machine, operation.id, clock);
     }
     match outcome {
-        Ok(()) => true,
+        Ok(()) => {
+            let (part, duration_ns) = (Part::of(&operation.describe), work.duration_ns());
+            let start_ns = if work.fills_device() {
+                machine.timeline.begin(operation.device, part, begin_ns, duration_ns)
+            } else {
+                begin_ns
+            };
+            let end_ns = start_ns.saturating_add(duration_ns);
+            if machine.timeline.is_listed() {
+                machine.timeline.list(operation, part, (start_ns, end_ns), timeline::moved_bytes(&touched));
+            }
+            Some(end_ns)
+        }
         Err(failure) => {
             tell_failure(machine, operation, &failure);
             fail(machine, operation.device, &failure);
-            false
+            None
         }
     }
 }
@@ -242,7 +297,7 @@ fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure)
 }
 
 /// Memory that was there when the work was queued may be gone when its turn comes: a finding.
-fn freed_meanwhile(machine: &mut Machine, operation: &Operation, known: &Touched) -> Option<Failure> {
+pub(crate) fn freed_meanwhile(machine: &mut Machine, operation: &Operation, known: &Touched) -> Option<Failure> {
     let ranges = [&known.reads, &known.writes, &known.atomics].into_iter().flatten();
     let mut violations = ranges.filter_map(|range| machine.memory.violation(operation.device, range, Moment::Runs));
     let memory::Violation { kind, message } = violations.next()?;

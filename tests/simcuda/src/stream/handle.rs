@@ -10,6 +10,7 @@ pub(crate) enum HandleKind {
     Graph = 3,
     Executable = 4,
     Node = 5,
+    Communicator = 6,
 }
 
 // Not canonical on x86-64 and AArch64: whoever follows such a pointer crashes at once.

@@ -1,11 +1,11 @@
-//! N ranks compute what one would: to the bit where sums are exact, within a derived bound where they are not.
+//! N ranks compute what one would: to the bit where sums are exact, within a derived bound where they are not. On GPUs, eagerly and
+//! captured, what one rank on the CPU would.
 //!
 //! Sums are exact on small whole numbers (their partial sums stay below 2²⁴ in f32, 256 in bf16), whatever their order; and the
 //! one division, by the global count, is the same on all. One step: the second would start from values that are not whole.
 
-mod common;
-
-use common::{Case, Outcome, mixed, quietly, uniform};
+use crate::common::{self, Case, Outcome, mixed, uniform};
+use crate::{turn, ways};
 use ddp::data::{Batch, sampler};
 use ddp::models::Model;
 use ddp::nn::{Linear, Mse, Sequential, Tie};
@@ -27,17 +27,19 @@ fn sparse(stream: u64, index: u64) -> f32 {
     }
 }
 
-/// Trains as 1, 2, 3 and 4 ranks, each under two orders of turns, and expects the bits of one on all.
+/// Trains as one rank on the CPU, and in each way as 1, 2, 3 and 4 ranks, each under two orders of turns: expects the same bits on all.
 fn every_world_size_gives_the_same_bits(case: &Case) -> Outcome {
-    quietly();
     let one = case.train(1, 0).remove(0);
     let first: Vec<f32> = one.values[0].iter().map(|&bits| f32::from_bits(bits)).collect();
     assert!(first.iter().all(|value| value.is_finite()), "{first:?}");
     assert!(first.iter().any(|value| value.fract() != 0.0), "the step changed nothing: {first:?}");
-    for size in 2..=4 {
-        for seed in 0..2 {
-            for (rank, outcome) in case.train(size, seed).into_iter().enumerate() {
-                assert_eq!(outcome, one, "rank {rank} of {size}, seed {seed}");
+    for way in ways() {
+        let case = way.of(case);
+        for size in 1..=way.ranks_max() {
+            for seed in 0..2 {
+                for (rank, outcome) in case.train(size, seed).into_iter().enumerate() {
+                    assert_eq!(outcome, one, "rank {rank} of {size}, seed {seed}, {way:?}");
+                }
             }
         }
     }
@@ -46,16 +48,19 @@ fn every_world_size_gives_the_same_bits(case: &Case) -> Outcome {
 
 #[test]
 fn four_ranks_equal_one() {
+    let Some(_turn) = turn() else { return };
     every_world_size_gives_the_same_bits(&Case::regression(48, whole));
 }
 
 #[test]
 fn four_ranks_equal_one_when_reduced_after_the_backward() {
+    let Some(_turn) = turn() else { return };
     every_world_size_gives_the_same_bits(&Case { overlap: false, ..Case::regression(48, whole) });
 }
 
 #[test]
 fn accumulation_over_micro_batches_changes_nothing() {
+    let Some(_turn) = turn() else { return };
     let whole_batches = every_world_size_gives_the_same_bits(&Case::regression(48, whole));
     for micro in [1, 2, 5] {
         let case = Case { micro: Some(micro), ..Case::regression(48, whole) };
@@ -65,12 +70,14 @@ fn accumulation_over_micro_batches_changes_nothing() {
 
 #[test]
 fn pieces_of_different_sizes_count_by_row() {
+    let Some(_turn) = turn() else { return };
     // 2 ranks have 5 and 6 rows, 3 have 3, 4 and 4, 4 have 2, 3, 3 and 3.
     every_world_size_gives_the_same_bits(&Case { batch: 11, ..Case::regression(44, whole) });
 }
 
 #[test]
 fn the_short_last_batch_counts_its_own_rows() {
+    let Some(_turn) = turn() else { return };
     let case = Case { batch: 12, steps: 2..3, ..Case::regression(31, whole) };
     let outcome = every_world_size_gives_the_same_bits(&case);
     assert_eq!(outcome.rows, [7.0]);
@@ -78,6 +85,7 @@ fn the_short_last_batch_counts_its_own_rows() {
 
 #[test]
 fn a_rank_without_rows_takes_part() {
+    let Some(_turn) = turn() else { return };
     // The last batch has 1 row for up to 4 ranks.
     let case = Case { batch: 12, steps: 2..3, micro: Some(1), ..Case::regression(25, whole) };
     let outcome = every_world_size_gives_the_same_bits(&case);
@@ -86,6 +94,7 @@ fn a_rank_without_rows_takes_part() {
 
 #[test]
 fn frozen_layers_stay_and_the_rest_is_equal() {
+    let Some(_turn) = turn() else { return };
     let free = every_world_size_gives_the_same_bits(&Case::regression(48, whole));
     let frozen = every_world_size_gives_the_same_bits(&Case { frozen: "2.", ..Case::regression(48, whole) });
     // Frozen ones come last in the arena: 2.weight, 64 numbers, and 2.bias, 4, as drawn, and whole.
@@ -98,6 +107,7 @@ fn frozen_layers_stay_and_the_rest_is_equal() {
 
 #[test]
 fn sums_in_bf16_are_equal_where_they_are_exact() {
+    let Some(_turn) = turn() else { return };
     let case = Case { reduce_dtype: DType::BF16, batch: 6, ..Case::regression(48, sparse) };
     let exact = Case { reduce_dtype: DType::F32, ..case.clone() };
     assert_eq!(every_world_size_gives_the_same_bits(&case), every_world_size_gives_the_same_bits(&exact));
@@ -105,6 +115,7 @@ fn sums_in_bf16_are_equal_where_they_are_exact() {
 
 #[test]
 fn clipping_sees_the_norm_of_the_whole() {
+    let Some(_turn) = turn() else { return };
     let free = every_world_size_gives_the_same_bits(&Case::regression(48, whole));
     let clipped = every_world_size_gives_the_same_bits(&Case { clip_norm: 0.5, ..Case::regression(48, whole) });
     assert_ne!(free.values, clipped.values);
@@ -112,6 +123,7 @@ fn clipping_sees_the_norm_of_the_whole() {
 
 #[test]
 fn dropout_is_by_row_and_step_and_not_by_rank() {
+    let Some(_turn) = turn() else { return };
     let case = Case { dropout: 0.5, ..Case::regression(48, whole) };
     let dropped = every_world_size_gives_the_same_bits(&case);
     assert_ne!(dropped, every_world_size_gives_the_same_bits(&Case { dropout: 0.0, ..case }));
@@ -119,6 +131,7 @@ fn dropout_is_by_row_and_step_and_not_by_rank() {
 
 #[test]
 fn a_bucket_a_parameter_or_one_for_all_gives_the_same_bits() {
+    let Some(_turn) = turn() else { return };
     let few = every_world_size_gives_the_same_bits(&Case::regression(48, whole));
     let case = Case { bucket_elements: 1 << 20, ..Case::regression(48, whole) };
     assert_eq!(every_world_size_gives_the_same_bits(&case), few);
@@ -127,7 +140,7 @@ fn a_bucket_a_parameter_or_one_for_all_gives_the_same_bits() {
 /// y = W·W·x with one weight twice: its gradient is complete after the second use, and counted once on every rank.
 #[test]
 fn tied_parameters_are_reduced_once_after_their_last_use() {
-    quietly();
+    let Some(_turn) = turn() else { return };
     let train = |size: usize, micro: usize| -> Vec<Vec<u32>> {
         let ranks = common::on_ranks(size, Some(3), |world| {
             let tie = Tie::default();
@@ -162,7 +175,7 @@ fn tied_parameters_are_reduced_once_after_their_last_use() {
 
 #[test]
 fn replicas_hold_identical_bytes_after_every_step() {
-    quietly();
+    let Some(_turn) = turn() else { return };
     for reduce_dtype in [DType::F32, DType::BF16] {
         let case = Case {
             rule: Rule::adamw(),
@@ -175,11 +188,13 @@ fn replicas_hold_identical_bytes_after_every_step() {
             steps: 0..12,
             ..Case::regression(40, uniform)
         };
-        for size in 2..=4 {
-            let ranks = case.train(size, 3);
-            ranks.iter().enumerate().for_each(|(rank, outcome)| {
-                assert_eq!(outcome, &ranks[0], "rank {rank} of {size} differs from rank 0");
-            });
+        for way in ways() {
+            for size in 2..=way.ranks_max() {
+                let ranks = way.of(&case).train(size, 3);
+                ranks.iter().enumerate().for_each(|(rank, outcome)| {
+                    assert_eq!(outcome, &ranks[0], "rank {rank} of {size} differs from rank 0, {way:?}");
+                });
+            }
         }
     }
 }
@@ -241,7 +256,7 @@ fn exact_gradients(rows: impl Iterator<Item = u64>, unit: f64) -> Exact {
 
 #[test]
 fn on_any_numbers_every_world_size_is_within_rounding_of_the_exact_step() {
-    quietly();
+    let Some(_turn) = turn() else { return };
     let unit = f64::from(f32::EPSILON) / 2.0;
     let case = Case { batch: 11, ..Case::regression(11, uniform) };
     let exact = exact_gradients(0..11, unit);
@@ -253,14 +268,14 @@ fn on_any_numbers_every_world_size_is_within_rounding_of_the_exact_step() {
     // each), the error doubled, the sum backward (OUT and a product), the sum over rows (11 and a product); then scale and learning
     // rate. Rounded up.
     let roundings = (IN + 2 + MID + 3 + 1 + OUT + 1 + 11 + 1 + 4) as f64;
-    for size in 1..=4 {
-        let outcome = case.train(size, 1).remove(0);
+    for (way, size) in ways().into_iter().flat_map(|way| (1..=way.ranks_max()).map(move |size| (way, size))) {
+        let outcome = way.of(&case).train(size, 1).remove(0);
         let rate = case.learning_rate / (11.0 * OUT as f64);
         for (at, &bits) in outcome.values[0].iter().enumerate() {
             let want = start[at] - rate * exact.gradients[at];
             let bound = unit * (roundings * rate * exact.magnitudes[at] + want.abs());
             let got = f64::from(f32::from_bits(bits));
-            assert!((got - want).abs() <= bound, "{size} ranks, value {at}: {got} is not {want} within {bound}");
+            assert!((got - want).abs() <= bound, "{way:?}, {size} ranks, value {at}: {got} is not {want} within {bound}");
         }
     }
 }

@@ -1,0 +1,104 @@
+//! Ranks that are threads of one process, each with a GPU of its own, real or simulated (`launch/with-simulated-gpus 4`). Where there are
+//! too few each test says so.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use ddp_comm::{Group, Reduce, Result, World};
+use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::{Device, Tensor, ops};
+
+/// Runs `body` as each of `size` ranks, on a thread and a device each, and gives what they return. None where there are too few devices.
+fn ranks<R: Send>(size: usize, body: impl Fn(&World, Device) -> Result<R> + Sync) -> Option<Vec<R>> {
+    let usable: Vec<Device> = Device::usable().into_iter().filter(|device| device.is_accelerator()).collect();
+    if usable.len() < size {
+        let why = if usable.is_empty() { "no CUDA device".into() } else { format!("{size} CUDA devices are needed") };
+        // Past the harness, which keeps what a passing test prints.
+        let _ = writeln!(std::io::stderr(), "skipped: {why}");
+        return None;
+    }
+    let worlds = World::threads(size, Some(7), Duration::from_secs(60)).unwrap();
+    let outcomes = std::thread::scope(|scope| {
+        let run = |(world, device): (World, Device)| {
+            let body = &body;
+            scope.spawn(move || body(&world, device))
+        };
+        let threads: Vec<_> = worlds.into_iter().zip(usable).map(run).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<R>>>()
+    });
+    Some(outcomes.unwrap())
+}
+
+/// `rank + 1` everywhere.
+fn own(group: &Group, device: Device, count: usize) -> Result<Tensor> {
+    let value = (group.rank() + 1) as f32;
+    Ok(Tensor::from_slice(&vec![value; count], &[count], device)?.named("own"))
+}
+
+#[test]
+fn threads_reduce_on_their_gpus_eagerly_and_in_graphs() {
+    for size in 1..=4 {
+        let Some(all) = ranks(size, |world, device| {
+            let group = world.gpu_group("gradients", device)?;
+            let stream = Stream::urgent(device)?;
+            let x = own(&group, device, 999)?;
+            let step = || {
+                stream.scope(|| {
+                    ops::scale_into(&x, &x, 0.5)?;
+                    group.all_reduce(&x, Reduce::Sum, &stream)
+                })
+            };
+            step()?;
+            assert!(group.all_agree(true)?);
+            let graph = Graph::capture(&stream, step)?;
+            for _ in 0..10 {
+                graph.launch()?;
+            }
+            Ok(stream.scope(|| x.to_vec::<f32>())?)
+        }) else {
+            return;
+        };
+        // Half of 1 + 2 + …, and then ten times half of what all have; exact, for these are powers of two times small numbers.
+        let expected = (size * (size + 1)) as f32 / 4.0 * (size as f32 / 2.0).powi(10);
+        assert!(all.iter().flatten().all(|&x| x == expected), "{size} ranks: {} for {expected}", all[0][0]);
+    }
+}
+
+#[test]
+fn groups_are_apart_and_end_one_after_the_other() {
+    let Some(all) = ranks(2, |world, device| {
+        let (first, second) = (world.gpu_group("first", device)?, world.gpu_group("second", device)?);
+        let (a, b) = (Stream::new(device)?, Stream::new(device)?);
+        let (x, y) = (own(&first, device, 64)?, own(&second, device, 64)?);
+        first.all_reduce(&x, Reduce::Sum, &a)?;
+        second.all_reduce(&y, Reduce::Sum, &b)?;
+        let sums = (a.scope(|| x.to_vec::<f32>())?[0], b.scope(|| y.to_vec::<f32>())?[63]);
+        drop(first);
+        second.all_reduce(&y, Reduce::Sum, &b)?;
+        Ok((sums, b.scope(|| y.to_vec::<f32>())?[0]))
+    }) else {
+        return;
+    };
+    assert_eq!(all, [((3.0, 3.0), 6.0); 2]);
+}
+
+#[test]
+fn the_memory_of_tensors_that_are_dropped_while_they_are_reduced_stays() {
+    let Some(all) = ranks(2, |world, device| {
+        let group = world.gpu_group("gradients", device)?;
+        let stream = Stream::urgent(device)?;
+        let total = Tensor::zeros(&[5000], ddp_kernels::DType::F32, device)?.named("total");
+        for _ in 0..20 {
+            let x = own(&group, device, 5000)?;
+            group.all_reduce(&x, Reduce::Sum, &stream)?;
+            stream.scope(|| ops::add_into(&total, &total, &x))?;
+            drop(x);
+            // Whoever takes the memory next must not disturb the sum.
+            drop(Tensor::full(&[5000], 1e9, ddp_kernels::DType::F32, device)?);
+        }
+        Ok(stream.scope(|| total.to_vec::<f32>())?)
+    }) else {
+        return;
+    };
+    assert!(all.iter().flatten().all(|&x| x == 60.0));
+}

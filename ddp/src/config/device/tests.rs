@@ -1,0 +1,215 @@
+//! Claims about who trains on what. `comm/src/gpus/tests.rs` has who gets which GPU.
+
+use ddp_comm::gpus::{Sight, assign};
+
+use super::*;
+use crate::cli::Flags;
+
+/// Ranks on one host, each of which sees as many GPUs of the same ones, without troubles.
+fn facts(sees: &[usize], per_rank: usize, share: bool) -> Facts {
+    let sight = |&count: &usize| Sight {
+        host: "node7".into(),
+        uuids: (0..count).map(|gpu| format!("GPU-{gpu:08}")).collect(),
+        why_none: (count == 0).then(|| "no driver is installed".into()),
+    };
+    let gpus = assign(sees.iter().map(sight).collect(), per_rank, share);
+    Facts { per_rank, gpus, troubles: vec![None; sees.len()] }
+}
+
+fn troubled(sees: &[usize], troubles: &[&str]) -> Facts {
+    let trouble = |text: &&str| Some(text.to_string()).filter(|text| !text.is_empty());
+    Facts { troubles: troubles.iter().map(trouble).collect(), ..facts(sees, 1, false) }
+}
+
+const ON_GPUS: Decision = Decision { on_gpus: true, warning: None };
+const ON_CPU: Decision = Decision { on_gpus: false, warning: None };
+
+#[track_caller]
+fn refusal<T>(outcome: Result<T>) -> String {
+    let error = outcome.err().expect("it is refused");
+    assert_eq!(error.exit_code(), 2, "{error}");
+    assert!(matches!(error, Error::Usage(_)));
+    error.to_string()
+}
+
+#[track_caller]
+fn warning(choice: DeviceChoice, facts: &Facts) -> String {
+    let Decision { on_gpus, warning } = decide(choice, facts).unwrap();
+    assert_eq!(on_gpus, choice != DeviceChoice::Auto);
+    warning.expect("something is said")
+}
+
+#[test]
+fn ranks_train_on_gpus_where_each_has_its_own() {
+    for (sees, per_rank) in [(&[1][..], 1), (&[4], 1), (&[4, 4, 4, 4], 1), (&[4, 4], 2), (&[2], 2)] {
+        for choice in [DeviceChoice::Auto, DeviceChoice::Cuda] {
+            assert_eq!(decide(choice, &facts(sees, per_rank, false)).unwrap(), ON_GPUS, "{sees:?}");
+        }
+    }
+}
+
+#[test]
+fn where_nobody_sees_a_gpu_auto_is_the_cpu_without_a_word() {
+    assert_eq!(decide(DeviceChoice::Auto, &facts(&[0], 1, false)).unwrap(), ON_CPU);
+    assert_eq!(decide(DeviceChoice::Auto, &facts(&[0, 0, 0], 1, false)).unwrap(), ON_CPU);
+    assert_eq!(decide(DeviceChoice::Auto, &facts(&[0, 0], 1, true)).unwrap(), ON_CPU);
+}
+
+#[test]
+fn what_auto_passes_over_is_said() {
+    let said = warning(DeviceChoice::Auto, &facts(&[2; 4], 1, false));
+    assert!(said.contains("ranks 0, 1, 2 and 3 need 4 GPUs and see 2 between them:\n  rank 0 on node7 "), "{said}");
+    assert!(said.contains("\nStart 2 ranks (-n 2), or train without GPUs with --device cpu, or"), "{said}");
+    let said = warning(DeviceChoice::Auto, &facts(&[2, 0], 1, false));
+    assert!(said.contains("rank 1 needs 1 GPU and sees none") && said.contains("no driver is installed"), "{said}");
+    let said = warning(DeviceChoice::Auto, &troubled(&[1], &["libnvrtc is missing."]));
+    assert_eq!(
+        said,
+        "training on the CPU although there are GPUs: libnvrtc is missing. --device cpu says that this is meant"
+    );
+    let said = warning(DeviceChoice::Auto, &troubled(&[3; 3], &["", "NCCL is not found", ""]));
+    assert!(said.contains("on rank 1 (node7): NCCL is not found. --device cpu says"), "{said}");
+}
+
+#[test]
+fn a_device_that_cannot_be_had_is_refused_with_the_reason() {
+    let cuda = |facts: Facts| refusal(decide(DeviceChoice::Cuda, &facts));
+    assert_eq!(
+        cuda(facts(&[0], 1, false)),
+        "--device cuda: expected a device that can be used here, but no driver is installed. Or give --device cpu"
+    );
+    let text = cuda(facts(&[2; 4], 1, false));
+    let expected = "--device cuda: expected GPUs that all 4 ranks can use, but ranks 0, 1, 2 and 3 need 4 GPUs and";
+    assert!(text.starts_with(expected) && text.ends_with("--share-gpus, which is for tests"), "{text}");
+    assert!(text.contains("  rank 3 on node7  gets none    sees the same as rank 0\nStart 2 ranks (-n 2), "), "{text}");
+    let text = cuda(facts(&[1], 2, false));
+    assert!(text.contains("rank 0 needs 2 GPUs and sees 1:\n") && text.contains("--devices-per-rank 2"), "{text}");
+    assert!(!text.contains("--share-gpus"), "a rank does not share with itself: {text}");
+    assert_eq!(refusal(decide(DeviceChoice::Auto, &facts(&[1], 2, false))), text.replace("cuda: exp", "auto: exp"));
+    let text = cuda(facts(&[0, 0], 1, true));
+    assert!(text.contains("ranks 0 and 1 need 2 GPUs and see none") && text.contains("--device cpu"), "{text}");
+    let text = cuda(troubled(&[1], &["libnvrtc is missing."]));
+    assert!(text.ends_with("can be used here, but libnvrtc is missing. Or give --device cpu"), "{text}");
+}
+
+#[test]
+fn ranks_that_cannot_use_their_gpus_are_counted() {
+    let cuda = |troubles: &[&str]| refusal(decide(DeviceChoice::Cuda, &troubled(&[3; 3], troubles)));
+    let text = cuda(&["no NCCL"; 3]);
+    assert!(text.ends_with("all 3 ranks can use, but on every rank: no NCCL. Or give --device cpu"), "{text}");
+    assert!(cuda(&["", "", "no NCCL"]).contains("on rank 2 (node7): no NCCL. "));
+    assert!(cuda(&["a", "", "b"]).contains("on rank 0 (node7, and 1 rank more): a. "));
+    assert!(cuda(&["a", "b", "b"]).contains("on rank 0 (node7, and 2 ranks more): a. "));
+}
+
+#[test]
+fn a_gpu_that_is_named_is_one_ranks_unless_they_share() {
+    let named = DeviceChoice::CudaAt(1);
+    assert_eq!(decide(named, &facts(&[2], 1, false)).unwrap(), ON_GPUS);
+    check_index(named, false, 1).unwrap();
+    let text = refusal(check_index(named, false, 2));
+    assert!(text.starts_with("--device cuda:1: expected --device cuda for 2 ranks") && text.contains("--share-gpus"));
+    check_index(named, true, 2).unwrap();
+    check_index(DeviceChoice::Cuda, false, 2).unwrap();
+    assert!(warning(named, &facts(&[2, 2], 1, true)).contains("(--share-gpus): this is for tests"));
+    let text = refusal(decide(named, &troubled(&[1], &["this machine has 1 CUDA device, cuda:0, and no cuda:1"])));
+    assert!(
+        text.starts_with("--device cuda:1: expected a device") && text.contains("and no cuda:1. Or give"),
+        "{text}"
+    );
+}
+
+#[test]
+fn sharing_is_said_where_it_happens_alone() {
+    assert!(warning(DeviceChoice::Cuda, &facts(&[1, 1], 1, true)).contains("several ranks have the same GPU"));
+    assert_eq!(decide(DeviceChoice::Cuda, &facts(&[2, 2], 1, true)).unwrap(), ON_GPUS);
+}
+
+#[test]
+fn a_library_that_is_missing_or_broken_is_told_with_what_to_do() {
+    let library = |found: Option<&str>, advice: Option<&str>| Library {
+        what: "NCCL",
+        found: found.map(Into::into),
+        version: None,
+        advice: advice.map(Into::into),
+    };
+    assert_eq!(missing(&library(Some("/lib/libnccl.so.2"), None)), None);
+    assert_eq!(missing(&library(None, Some("install it"))).unwrap(), "NCCL is not found: install it");
+    let broken = missing(&library(Some("/lib/libnccl.so.2"), Some("broken: not an ELF file. Reinstall it"))).unwrap();
+    assert_eq!(broken, "NCCL (/lib/libnccl.so.2) is broken: not an ELF file. Reinstall it");
+}
+
+#[test]
+fn the_cpu_is_found_by_all_ranks_and_only_if_all_want_it() {
+    let worlds = World::threads(2, None, std::time::Duration::from_secs(5)).unwrap();
+    let found = |choices: [DeviceChoice; 2]| -> Vec<Result<Vec<Device>>> {
+        std::thread::scope(|scope| {
+            let ask = |(world, choice)| scope.spawn(move || find_devices(choice, 1, false, world));
+            let ranks: Vec<_> = worlds.iter().zip(choices).map(ask).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    };
+    for found in found([DeviceChoice::Cpu; 2]) {
+        assert_eq!(found.unwrap(), [Device::Cpu]);
+    }
+    for found in found([DeviceChoice::Cpu, DeviceChoice::Cuda]) {
+        let error = found.unwrap_err();
+        let named = "ranks disagree on the configuration: rank 1 has device = cuda, rank 0 has device = cpu";
+        assert!(error.exit_code() == 78 && error.to_string().starts_with(named), "{error}");
+    }
+}
+
+fn config(change: impl FnOnce(&mut Flags)) -> Result<Config> {
+    let mut flags = Flags::default();
+    change(&mut flags);
+    Config::resolve(flags)
+}
+
+/// Flags that the CPU has no use for, and what their refusal begins with.
+type Change = (fn(&mut Flags), &'static str);
+const OF_GPUS: [Change; 5] = [
+    (|flags| flags.dtype = Some(Precision::Bf16), "--dtype bf16: expected --device cuda: "),
+    (|flags| flags.dtype = Some(Precision::Tf32), "--dtype tf32: expected --device cuda: "),
+    (|flags| flags.devices_per_rank = Some(2), "--devices-per-rank 2: expected --device cuda: "),
+    (|flags| flags.data_on_device = Some(Resident::On), "--data-on-device on: expected --device cuda: "),
+    (|flags| flags.graph = Some(GraphChoice::On), "--graph on: expected --device cuda: "),
+];
+
+#[test]
+fn what_is_for_gpus_is_refused_on_the_cpu_alone() {
+    for (change, begins) in OF_GPUS {
+        // Known from the flags, or only once the device is.
+        let text = refusal(config(|flags| {
+            change(flags);
+            flags.device = Some(DeviceChoice::Cpu);
+        }));
+        assert!(text.starts_with(begins), "{text}");
+        for device in [DeviceChoice::Auto, DeviceChoice::Cuda] {
+            let config = config(|flags| {
+                change(flags);
+                flags.device = Some(device);
+            });
+            let config = config.unwrap();
+            assert_eq!(refusal(config.check_device(Device::Cpu)), text);
+            config.check_device(Device::Cuda(1)).unwrap();
+        }
+    }
+    for on_cpu in [
+        config(|flags| (flags.zero, flags.share_gpus) = (Some(1), Some(true))),
+        config(|flags| (flags.graph, flags.data_on_device) = (Some(GraphChoice::Off), Some(Resident::Off))),
+        config(|_| ()),
+    ] {
+        on_cpu.unwrap().check_device(Device::Cpu).unwrap();
+    }
+}
+
+#[test]
+fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
+    let text = refusal(config(|flags| (flags.devices_per_rank, flags.graph) = (Some(2), Some(GraphChoice::On))));
+    assert!(text.starts_with("--graph on: expected --devices-per-rank 1: "), "{text}");
+    let at = DeviceChoice::CudaAt(1);
+    let text = refusal(config(|flags| (flags.devices_per_rank, flags.device) = (Some(2), Some(at))));
+    assert!(text.starts_with("--device cuda:1: expected --device cuda with --devices-per-rank 2"), "{text}");
+    config(|flags| (flags.devices_per_rank, flags.device) = (Some(1), Some(at))).unwrap();
+    config(|flags| (flags.devices_per_rank, flags.graph) = (Some(2), Some(GraphChoice::Auto))).unwrap();
+}

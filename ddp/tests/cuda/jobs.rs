@@ -1,0 +1,204 @@
+//! `ddp-train` under the real `mpirun` with a GPU for each rank: the same model captured and eagerly, with ZeRO-1 and split over
+//! devices; who gets which GPU; and how a job ends whose ranks, GPUs or collectives fail.
+
+use std::time::Duration;
+
+use crate::gpu;
+use crate::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
+use crate::record::{model_bytes, number};
+
+/// Epochs of 8 steps of 32 rows and one of 5.
+const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 2 --log-every 3 --out OUT \
+                      --threads 1 --device cuda";
+const UNEVEN_STEPS: u64 = 18;
+
+/// How many GPUs there are, if any can be used.
+fn gpus() -> usize {
+    ddp_kernels::Device::usable().len() - 1
+}
+
+/// Whether faults can be asked of the GPUs.
+fn is_simulated() -> bool {
+    ddp_kernels::device::discover().gpus[0].name.contains("Simulated")
+}
+
+/// The losses and the model of a job that goes well.
+#[track_caller]
+fn model_of(ranks: usize, flags: &str) -> (Vec<f64>, Vec<u8>) {
+    let folder = Folder::new("gpus");
+    let ended = folder.ranks(ranks, &format!("{UNEVEN} {flags}")).on_gpus().run();
+    ended.assert_well();
+    let record = folder.record();
+    let devices = record.start()["devices"].as_array().unwrap().clone();
+    for (rank, device) in devices.iter().enumerate() {
+        let is_its_own = flags.contains("devices-per-rank") || device.as_str().unwrap().starts_with(&format!("cuda:{rank} "));
+        assert!(is_its_own, "{devices:?}");
+    }
+    assert_eq!(number(record.end().unwrap(), "samples"), 2.0 * 261.0);
+    (record.losses(), model_bytes(&folder.out(), UNEVEN_STEPS))
+}
+
+#[test]
+fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_ones() {
+    let Some(_gpu) = gpu() else { return };
+    all_at_once(1..=gpus().min(4), |ranks| {
+        for flags in ["", "--dropout 0.1 --grad-clip 1 --micro-batch 5 --reduce-dtype bf16 --bucket-mb 0.01"] {
+            let eager = model_of(ranks, &format!("{flags} --graph off"));
+            assert!(model_of(ranks, &format!("{flags} --graph on")) == eager, "{ranks} ranks {flags}");
+            assert!(model_of(ranks, &format!("{flags} --overlap off")) == eager, "{ranks} ranks {flags} --overlap off");
+            let kept = model_of(ranks, &format!("{flags} --data-on-device off"));
+            assert!(kept == eager, "{ranks} ranks {flags} --data-on-device off");
+        }
+    });
+}
+
+#[test]
+fn zero_1_is_captured_as_it_runs_eagerly() {
+    let Some(_gpu) = gpu() else { return };
+    all_at_once(2..=gpus().min(3), |ranks| {
+        let eager = model_of(ranks, "--zero 1 --graph off --bucket-mb 0.01");
+        assert!(model_of(ranks, "--zero 1 --graph on --bucket-mb 0.01") == eager, "{ranks} ranks");
+    });
+}
+
+#[test]
+fn layers_split_over_two_devices_of_each_rank_give_the_model_of_one() {
+    let Some(_gpu) = gpu() else { return };
+    for ranks in 1..=gpus() / 2 {
+        assert!(model_of(ranks, "--devices-per-rank 2") == model_of(ranks, ""), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn more_ranks_than_gpus_are_refused_with_the_table_and_auto_takes_the_cpu_and_says_so() {
+    let Some(_gpu) = gpu() else { return };
+    let ranks = gpus() + 1;
+    let folder = Folder::new("too-many");
+    let ended = folder.ranks(ranks, &format!("{QUICK} --device cuda")).on_gpus().run();
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains(&format!("--device cuda: expected GPUs that all {ranks} ranks can use")), "{ended}");
+    assert!(ended.stderr.contains("--device cpu") && ended.stderr.contains("--share-gpus"), "{ended}");
+    let ended = folder.ranks(ranks, QUICK).on_gpus().run();
+    ended.assert_well();
+    assert_eq!(ended.stderr.matches("training on the CPU although there").count(), 1, "{ended}");
+    let devices = folder.record().start()["devices"].as_array().unwrap().clone();
+    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cpu on ")), "{devices:?}");
+}
+
+#[test]
+fn ranks_share_a_gpu_where_that_is_asked_for() {
+    let Some(_gpu) = gpu() else { return };
+    let ranks = gpus() + 1;
+    let folder = Folder::new("shared");
+    let ended = folder.ranks(ranks, &format!("{QUICK} --device cuda --share-gpus")).on_gpus().run();
+    ended.assert_well();
+    let devices = folder.record().start()["devices"].as_array().unwrap().clone();
+    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cuda:")), "{devices:?}");
+}
+
+/// Ranks that notice by themselves need no deadline: they would fail these tests if they waited for it.
+const FAR: u64 = 50;
+/// For ranks that can only be noticed by the deadline. Longer than compiling a kernel takes on a busy machine.
+const NEAR: u64 = 4;
+
+/// What a job of two came to in which rank `rank` met its fault in step 7, which is captured if any is.
+#[track_caller]
+fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
+    let folder = Folder::new(&format!("{kind}-{rank}-{place}"));
+    let job = folder.ranks(2, &format!("{QUICK} --device cuda {flags}")).on_gpus();
+    let ended = job.env("DDP_TEST_FAULT", &format!("{rank}:{place}:7:{kind}")).run();
+    let steps = folder.record().of_steps("step");
+    assert!(steps.starts_with(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) && steps.len() <= 7, "{steps:?}: {ended}");
+    assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
+    ended
+}
+
+/// Each place on each of two ranks, in steps that run eagerly and captured.
+fn everywhere(check: impl Fn(usize, &str, &str) + Sync) {
+    let places = ["forward", "reduction", "optimizer", "log"];
+    for graph in ["--graph off", "--graph on"] {
+        all_at_once(places.iter().flat_map(|place| [(0, place), (1, place)]), |(rank, place)| check(rank, place, graph));
+    }
+}
+
+/// The job said why it ended once, naming this rank.
+#[track_caller]
+fn assert_names(ended: &Ended, exit_code: i32, rank: usize) -> String {
+    let cause = ended.assert_fails(exit_code);
+    let named = format!("ddp-train: rank {rank} on {}: ", host());
+    cause.strip_prefix(&named).unwrap_or_else(|| panic!("it begins with {named}: {ended}")).to_string()
+}
+
+#[test]
+fn a_killed_rank_ends_all_whatever_its_gpu_was_at() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else { return };
+    everywhere(|rank, place, graph| {
+        let ended = fault(rank, place, "kill", &format!("{graph} --timeout-s {FAR}"));
+        assert!(assert_names(&ended, 137, rank).contains("ended without a word: killed"), "{ended}");
+    });
+}
+
+#[test]
+fn an_error_on_one_rank_ends_all_with_its_code_and_in_its_words() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else { return };
+    everywhere(|rank, place, graph| {
+        let ended = fault(rank, place, "error", &format!("{graph} --timeout-s {FAR}"));
+        assert!(assert_names(&ended, 65, rank).starts_with("a fault on purpose in "), "{ended}");
+    });
+}
+
+#[test]
+fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else { return };
+    for kind in ["stop", "hang"] {
+        everywhere(|rank, place, graph| {
+            let ended = fault(rank, place, kind, &format!("{graph} --timeout-s {NEAR}"));
+            let cause = assert_names(&ended, 77, 1 - rank);
+            assert!(cause.starts_with("all_reduce sum of \"") && cause.contains("(group gradients, at "), "{ended}");
+            assert!(cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s. ")), "{ended}");
+            let took = ended.after_step_2.expect("there was a step 2");
+            assert!(took <= END_MAX + 2 * Duration::from_secs(NEAR), "{took:?}: {ended}");
+        });
+    }
+}
+
+#[test]
+fn a_collective_that_fails_ends_all_and_says_which() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
+    let cases = [
+        ("rank1:nccl@17=hang", 77, "within 4 s"),
+        ("rank0:nccl@17=async_error", 77, "ncclRemoteError"),
+        ("rank1:nccl@17=lost", 70, "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+    ];
+    for graph in ["off", "on"] {
+        all_at_once(cases, |(plan, exit_code, part)| {
+            let folder = Folder::new("nccl");
+            let job = folder.ranks(2, &format!("{QUICK} --device cuda --graph {graph} --timeout-s {NEAR}")).on_gpus();
+            let ended = job.env("SIMCUDA_FAULTS", plan).run();
+            let cause = ended.assert_fails(exit_code);
+            assert!(cause.contains(part), "{plan}, --graph {graph}: {ended}");
+            assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
+        });
+    }
+}
+
+#[test]
+fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
+    for graph in ["off", "on"] {
+        // A high bit of some gradient's exponent. Losses and gradients take turns; of the four numbers of the losses nothing is flipped.
+        let found = [16, 17].into_iter().any(|collective| {
+            let folder = Folder::new("flip");
+            let job = folder.ranks(2, &format!("{QUICK} --device cuda --graph {graph}")).on_gpus();
+            let ended = job.env("SIMCUDA_FAULTS", &format!("rank1:nccl@{collective}=flip(3229)")).run();
+            if ended.exit_code() == Some(0) {
+                return false;
+            }
+            let cause = ended.assert_fails(78);
+            assert!(cause.contains("ranks disagree on the model after step 8: rank 1 has "), "{ended}");
+            assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
+            true
+        });
+        assert!(found, "no flipped bit was found, --graph {graph}");
+    }
+}

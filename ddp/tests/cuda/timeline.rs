@@ -1,0 +1,85 @@
+//! What runs beside what, by the simulated GPUs' clock, which orders work and measures nothing: buckets are reduced beside the backward
+//! of the layers below, batches are copied beside the step before.
+
+use crate::gpu;
+use crate::job::Folder;
+
+/// A piece of work.
+#[derive(Debug, serde::Deserialize)]
+struct Piece {
+    part: String,
+    start_ns: u64,
+    end_ns: u64,
+    bytes: u64,
+    what: String,
+}
+
+impl Piece {
+    fn overlaps(&self, other: &Piece) -> bool {
+        self.start_ns < other.end_ns && other.start_ns < self.end_ns
+    }
+
+    /// A product of a backward: of a gradient with activations, or with weights.
+    fn is_of_backward(&self) -> bool {
+        self.what.starts_with("cublasLtMatmul") && !self.what.contains(" TN ")
+    }
+}
+
+/// Four layers in buckets of about one each, 16 steps, of which the host looks at the first and the last.
+const WORDS: &str = "--data glyphs,rows=512,held-out=0 --hidden 64,64,64 --bucket-mb 0.02 --batch-size 32 --epochs 1 \
+                     --log-every 100 --threads 1 --device cuda --data-on-device off --out OUT";
+/// A batch's features: 16 rows of 784 numbers for each of two ranks.
+const BATCH_BYTES: u64 = 16 * 784 * 4;
+/// What a bucket has at least.
+const BUCKET_BYTES: u64 = 4096;
+
+/// What each rank's GPU did when.
+fn timelines(flags: &str) -> Vec<Vec<Piece>> {
+    let folder = Folder::new("timeline");
+    let pattern = folder.path().join("timeline-%p");
+    let job = folder.ranks(2, &format!("{WORDS} {flags}")).on_gpus();
+    job.env("SIMCUDA_TIMELINE", pattern.to_str().expect("a temporary folder's name is UTF-8")).run().assert_well();
+    let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let timelines = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("timeline-"));
+    timelines
+        .map(|path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        })
+        .collect()
+}
+
+/// How many reductions of buckets ran beside products of the backward, and how many copies of batches beside a step.
+fn overlaps(timeline: &[Piece]) -> [usize; 2] {
+    let beside = |piece: &Piece, other: &dyn Fn(&Piece) -> bool| timeline.iter().any(|o| other(o) && o.overlaps(piece));
+    let count = |is: &dyn Fn(&Piece) -> bool, other: &dyn Fn(&Piece) -> bool| {
+        timeline.iter().filter(|piece| is(piece) && beside(piece, other)).count()
+    };
+    let is_reduction = |piece: &Piece| piece.part == "nccl" && piece.bytes >= BUCKET_BYTES;
+    let is_batch = |piece: &Piece| piece.part == "copy" && piece.bytes == BATCH_BYTES && piece.what.contains("HtoD");
+    let is_product = |piece: &Piece| piece.what.starts_with("cublasLtMatmul");
+    [count(&is_reduction, &Piece::is_of_backward), count(&is_batch, &is_product)]
+}
+
+#[test]
+fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_step_before() {
+    let Some(_gpu) = gpu() else { return };
+    let gpus = &ddp_kernels::device::discover().gpus;
+    if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
+        return;
+    }
+    for graph in ["off", "on"] {
+        let timelines = timelines(&format!("--graph {graph}"));
+        assert_eq!(timelines.len(), 2, "one a rank");
+        for timeline in &timelines {
+            let [reductions, copies] = overlaps(timeline);
+            // Of 16 steps, in each of which all buckets but that of the lowest layer have layers below.
+            assert!(reductions >= 16, "--graph {graph}: {reductions} reductions beside the backward");
+            // The first has no step before it, and the host waits for the first step's log.
+            assert!(copies >= 8, "--graph {graph}: {copies} batches beside a step");
+        }
+    }
+    for timeline in timelines("--graph off --overlap off") {
+        assert_eq!(overlaps(&timeline)[0], 0, "reductions are a part of the compute stream's work");
+    }
+}

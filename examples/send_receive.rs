@@ -1,0 +1,88 @@
+//! Sending tensors from rank to rank: in pairs, and around a ring.
+//!
+//! ```sh
+//! cargo build --release -p ddp-examples --example send_receive
+//! mpirun -n 4 target/release/examples/send_receive
+//! ```
+//!
+//! Where every rank has a GPU of its own the tensors lie there and travel by NCCL, else they lie in host memory: the calls are the same.
+
+use std::process::ExitCode;
+
+use ddp_comm::{Group, Options, Result, World};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Tensor, ops};
+
+/// A group of all ranks, and the device that its tensors lie on: the same decision on every rank.
+fn group(world: &World) -> Result<(Group, Device)> {
+    match world.assign_gpus(1, false)? {
+        Ok(gpus) => {
+            let device = gpus.devices_of(world.rank())[0];
+            Ok((world.gpu_group("neighbours", device)?, device))
+        }
+        // No GPUs, or too few of them.
+        Err(_shortage) => Ok((world.group("neighbours")?, Device::Cpu)),
+    }
+}
+
+/// Ranks 0 and 1, 2 and 3 …: the even one asks, the odd one answers. A rank without a partner has nothing to do.
+fn pair(group: &Group, device: Device, stream: &Stream) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let numbers = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.named("numbers");
+    if rank % 2 == 1 {
+        group.receive(&numbers, rank - 1, stream)?;
+        ops::scale_into(&numbers, &numbers, 10.0 * rank as f64)?;
+        group.send(&numbers, rank - 1, stream)?;
+    } else if rank + 1 < size {
+        group.send(&numbers, rank + 1, stream)?;
+        let answer = numbers.zeros_like()?.named("answer");
+        group.receive(&answer, rank + 1, stream)?;
+        println!("rank {rank} on {device}: rank {} made of [1, 2, 3] {:?}", rank + 1, answer.to_vec::<f32>()?);
+        assert_eq!(answer.to_vec::<f32>()?, [1.0, 2.0, 3.0].map(|x| x * 10.0 * (rank + 1) as f32));
+    }
+    Ok(())
+}
+
+/// Every rank hands on what it got from the one before, until all have seen the numbers of all: an all-gather by hand.
+fn ring(group: &Group, device: Device, stream: &Stream) -> Result<()> {
+    let (rank, size) = (group.rank(), group.size());
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let mut travels = Tensor::from_slice(&[rank as f32], &[1], device)?.named("mine");
+    let sum = travels.zeros_like()?;
+    for _ in 0..size {
+        ops::axpy(&sum, 1.0, &travels)?;
+        let arrives = travels.zeros_like()?.named("from the rank before");
+        // On a GPU a send and a receive that need each other are given as one.
+        group.grouped(|| {
+            group.send(&travels, next, stream)?;
+            group.receive(&arrives, before, stream)
+        })?;
+        travels = arrives;
+    }
+    // Its own number has come round to it.
+    assert_eq!(travels.to_vec::<f32>()?, [rank as f32]);
+    assert_eq!(sum.to_vec::<f32>()?, [(size * (size - 1) / 2) as f32]);
+    if rank == 0 {
+        println!(
+            "around the ring: each of {size} ranks saw the numbers of all; they sum to {}",
+            sum.to_vec::<f32>()?[0]
+        );
+    }
+    Ok(())
+}
+
+fn exchange(world: &World) -> Result<()> {
+    if world.size() == 1 {
+        println!("one rank has nobody to send to. Start several: mpirun -n 4 target/release/examples/send_receive");
+        return Ok(());
+    }
+    let (group, device) = group(world)?;
+    let stream = Stream::current(device)?;
+    pair(&group, device, &stream)?;
+    ring(&group, device, &stream)
+}
+
+fn main() -> ExitCode {
+    // What ends one rank ends all, with its error said once.
+    World::run(&Options::default(), exchange)
+}

@@ -1,0 +1,123 @@
+//! Claims about the books of collectives, and of what graphs hold. Other claims about the ledger: tests/transfers.rs.
+
+use crate::stream::{Graph, Stream};
+use crate::transfer::{Policy, announced, book_collective, forbid_transfers, in_phase, with_ledger, with_policy};
+use crate::{DType, Device, Error, Tensor, ops};
+
+use super::*;
+
+#[track_caller]
+fn here() -> Site {
+    std::panic::Location::caller()
+}
+
+/// Phase, kind, count and bytes of each row.
+fn seen(ledger: &Ledger) -> Vec<(Phase, Kind, u64, u64)> {
+    ledger.rows().iter().map(|row| (row.phase, row.kind, row.count, row.bytes)).collect()
+}
+
+#[test]
+fn collectives_are_booked_by_line_and_phase_and_cross_nothing() {
+    let ledger = Ledger::new();
+    let given = Tensor::zeros(&[10], DType::F32, Device::Cpu).unwrap();
+    let first = here();
+    let second = here();
+    with_ledger(&ledger, || {
+        book_collective(&given, first);
+        in_phase(Phase::Step, || {
+            (0..3).for_each(|_| book_collective(&given, first));
+            book_collective(&given.slice(0..2).unwrap(), second);
+        });
+    });
+    let kind = Kind::Collective;
+    let expected = [(Phase::Setup, kind, 1, 40), (Phase::Step, kind, 3, 120)];
+    assert_eq!(seen(&ledger), [&expected[..], &[(Phase::Step, kind, 1, 8)]].concat());
+    assert_eq!(ledger.crossed(), (0, 0));
+    let json = ledger.to_json();
+    assert_eq!((&json["rows"][1]["kind"], &json["rows"][1]["from"]), (&json!("between ranks"), &json!("cpu")));
+    assert_eq!(json["rows"][1]["to"], "ranks");
+    let table = ledger.to_string();
+    assert!(table.lines().nth(2).is_some_and(|line| line.contains("ranks") && line.contains("120 B")), "{table}");
+}
+
+#[test]
+fn no_rule_refuses_a_collective_and_no_hint_is_made_of_it() {
+    let ledger = Ledger::new();
+    let given = Tensor::zeros(&[1], DType::F32, Device::Cpu).unwrap();
+    let site = here();
+    with_ledger(&ledger, || {
+        with_policy(Policy::Forbid, || {
+            forbid_transfers(|| in_phase(Phase::Step, || (0..1_000).for_each(|_| book_collective(&given, site))));
+        });
+    });
+    assert_eq!(seen(&ledger), [(Phase::Step, Kind::Collective, 1_000, 4_000)]);
+    assert!(ledger.hints().is_empty(), "{:?}", ledger.hints());
+}
+
+#[test]
+fn what_is_held_is_booked_at_each_launch_under_its_phase() {
+    let site = here();
+    let key = |kind: Kind, phase: Phase| {
+        let (source, target) = (Device::Cuda(0), Device::Cuda(1));
+        Key { kind, phase, source, target, implicit: false, site }
+    };
+    let bytes = |bytes: usize| Circumstances { bytes, announced: Some("why"), ..Circumstances::default() };
+    let mut held = Held::default();
+    held.hold(key(Kind::Collective, Phase::Setup), bytes(100));
+    held.hold(key(Kind::Collective, Phase::Setup), bytes(20));
+    held.hold(key(Kind::Peer, Phase::Setup), bytes(3));
+    let ledger = Ledger::new();
+    ledger.book_held(&Held::default(), Phase::Step);
+    assert!(ledger.rows().is_empty());
+    (0..5).for_each(|_| ledger.book_held(&held, Phase::Step));
+    ledger.book_held(&held, Phase::Log);
+    let expected = [
+        (Phase::Step, Kind::Collective, 10, 600),
+        (Phase::Step, Kind::Peer, 5, 15),
+        (Phase::Log, Kind::Collective, 2, 120),
+        (Phase::Log, Kind::Peer, 1, 3),
+    ];
+    assert_eq!(seen(&ledger), expected);
+    assert!(ledger.rows().iter().all(|row| row.announced == Some("why")));
+}
+
+#[test]
+fn a_capture_books_nothing_and_each_launch_what_was_captured() {
+    let Some(device) = Device::usable().into_iter().find(|device| device.is_accelerator()) else {
+        eprintln!("skipped: no CUDA device");
+        return;
+    };
+    let ledger = Ledger::new();
+    with_ledger(&ledger, || {
+        let x = Tensor::zeros(&[100], DType::F32, device).unwrap();
+        let stream = Stream::new(device).unwrap();
+        let site = here();
+        let body = || {
+            ops::scale_into(&x, &x, 2.0)?;
+            announced("gradients", || book_collective(&x, site));
+            book_collective(&x.slice(0..10)?, site);
+            Ok::<(), Error>(())
+        };
+        stream.scope(body).unwrap();
+        assert_eq!(seen(&ledger), [(Phase::Setup, Kind::Collective, 2, 440)]);
+        let graph = Graph::capture(&stream, body).unwrap();
+        assert_eq!(seen(&ledger), [(Phase::Setup, Kind::Collective, 2, 440)], "capturing moves nothing");
+        in_phase(Phase::Step, || (0..3).for_each(|_| graph.launch().unwrap()));
+        let expected = [(Phase::Setup, Kind::Collective, 2, 440), (Phase::Step, Kind::Collective, 6, 1_320)];
+        assert_eq!(seen(&ledger), expected);
+        // After a capture the thread books at once again, also where the capture failed.
+        let fails = || {
+            book_collective(&x, site);
+            Err(Error::value("test", "x", "nothing", "this"))
+        };
+        assert!(Graph::capture(&stream, fails).is_err());
+        assert_eq!(seen(&ledger), expected);
+        in_phase(Phase::Step, || book_collective(&x, site));
+        assert_eq!(seen(&ledger)[1], (Phase::Step, Kind::Collective, 7, 1_720));
+        // Launched by whoever, booked in the ledger of the one who launches.
+        let other = Ledger::new();
+        with_ledger(&other, || graph.launch().unwrap());
+        assert_eq!(seen(&other), [(Phase::Setup, Kind::Collective, 2, 440)]);
+        stream.synchronize().unwrap();
+    });
+}

@@ -1,0 +1,174 @@
+//! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread are made at its end, those of one communicator as one piece of work.
+
+use std::cell::RefCell;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use super::comm::{self, Coming, Comm};
+use super::flight::{Flight, Piece};
+use super::transfer::Call;
+use super::{Refusal, call, code, takes_off};
+use crate::graph::capture::{self, Captured};
+use crate::machine::{Held, Machine};
+use crate::memory;
+use crate::stream::{self, Action, StreamId};
+
+/// What a thread has between start and end.
+#[derive(Default)]
+struct Open {
+    depth: usize,
+    calls: Vec<(Arc<Comm>, Call, StreamId)>,
+    comings: Vec<(*mut *mut Comm, Coming)>,
+    /// The first thing that went wrong: none of the group is made.
+    failed: Option<Refusal>,
+}
+
+thread_local! {
+    static OPEN: RefCell<Open> = RefCell::default();
+}
+
+/// Whether this thread is in a group.
+pub(super) fn is_open() -> bool {
+    OPEN.with_borrow(|open| open.depth > 0)
+}
+
+/// A rank of this thread comes at the end of the group.
+pub(super) fn defer_init(to: &mut MaybeUninit<*mut Comm>, coming: Coming) {
+    OPEN.with_borrow_mut(|open| open.comings.push((to.as_mut_ptr(), coming)));
+}
+
+/// Makes a call, or keeps it for the end of the group.
+pub(super) fn make(machine: &mut Machine, comm: Arc<Comm>, call: Call, stream: StreamId) -> Result<(), Refusal> {
+    if is_open() {
+        OPEN.with_borrow_mut(|open| open.calls.push((comm, call, stream)));
+        return Ok(());
+    }
+    submit(machine, &comm, vec![call], &[stream])
+}
+
+/// A call that is not made because something is wrong with it: so is the group that it is in.
+pub(super) fn fail(refusal: &Refusal) {
+    OPEN.with_borrow_mut(|open| {
+        if open.depth > 0 && open.failed.is_none() {
+            open.failed = Some(refusal.clone());
+        }
+    });
+}
+
+/// See NCCL's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> c_int {
+    call("ncclGroupStart", |_| {
+        OPEN.with_borrow_mut(|open| open.depth += 1);
+        Ok(())
+    })
+}
+
+/// See NCCL's documentation.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> c_int {
+    call("ncclGroupEnd", |held| {
+        let closed = OPEN.with_borrow_mut(|open| match open.depth {
+            0 => Err(Refusal::new(code::INVALID_USAGE, "there was no ncclGroupStart before")),
+            1 => Ok(Some(std::mem::take(open))),
+            _ => {
+                open.depth -= 1;
+                Ok(None)
+            }
+        })?;
+        let Some(Open { calls, comings, failed, .. }) = closed else { return Ok(()) };
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        init_all(held, comings)?;
+        submit_all(held, calls)
+    })
+}
+
+/// All ranks of this thread come before it waits for any.
+fn init_all(held: &mut Held, comings: Vec<(*mut *mut Comm, Coming)>) -> Result<(), Refusal> {
+    let mut come = Vec::with_capacity(comings.len());
+    for (to, coming) in comings {
+        come.push((to, comm::come(coming)?));
+    }
+    held.without(|| come.iter().for_each(|(_, come)| comm::meet(come)));
+    for (to, come) in come {
+        let comm = comm::found(held, come)?;
+        // SAFETY: NCCL's documentation has the caller keep the place that it gave until the end of the group.
+        unsafe { to.write(comm) };
+    }
+    Ok(())
+}
+
+/// One piece of work a communicator, in the order in which they were first called.
+fn submit_all(machine: &mut Machine, calls: Vec<(Arc<Comm>, Call, StreamId)>) -> Result<(), Refusal> {
+    let mut pieces: Vec<(Arc<Comm>, Vec<Call>, Vec<StreamId>)> = Vec::new();
+    for (comm, call, stream) in calls {
+        match pieces.iter_mut().find(|(other, ..)| Arc::ptr_eq(other, &comm)) {
+            Some((_, calls, streams)) => {
+                calls.push(call);
+                if !streams.contains(&stream) {
+                    streams.push(stream);
+                }
+            }
+            None => pieces.push((comm, vec![call], vec![stream])),
+        }
+    }
+    pieces.into_iter().try_for_each(|(comm, calls, streams)| submit(machine, &comm, calls, &streams))
+}
+
+/// Queues a piece in the first of its streams; the others are before and behind it.
+fn submit(machine: &mut Machine, comm: &Arc<Comm>, calls: Vec<Call>, streams: &[StreamId]) -> Result<(), Refusal> {
+    comm.check_usable()?;
+    for stream in streams {
+        stream::check_usable(machine, *stream)?;
+    }
+    let piece = Arc::new(Piece { comm: comm.clone(), calls });
+    let captures: Vec<_> = streams.iter().map(|stream| capture::of(machine, *stream)).collect();
+    if captures.iter().any(|capture| *capture != captures[0]) {
+        let message = "the streams of a group are not all in the same capture, or not all in none";
+        return Err(Refusal::new(code::INVALID_USAGE, message));
+    }
+    if captures[0].is_some() { capture(machine, &piece, streams) } else { queue(machine, &piece, streams) }
+}
+
+fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Result<(), Refusal> {
+    let (own, others) = (streams[0], &streams[1..]);
+    let device = piece.comm.device;
+    let describe = piece.describe();
+    let operation = stream::new_operation(machine, &describe, Some(own), device, None);
+    memory::begin(machine, device, operation.id, &describe, &operation.stack, &piece.ranges())?;
+    for other in others {
+        let record = stream::marker(machine, *other);
+        let operation = stream::new_operation(machine, "order of a group of NCCL", Some(own), device, None);
+        stream::give(machine, own, operation, Action::Wait(record));
+    }
+    let struck = machine.faults.strike_queued_nccl(device);
+    let flight = Flight::new(piece.clone(), own, struck);
+    takes_off(&flight);
+    stream::give(machine, own, operation, Action::Nccl(flight.clone()));
+    for other in others {
+        let operation = stream::new_operation(machine, "order of a group of NCCL", Some(*other), device, None);
+        stream::give(machine, *other, operation, Action::Wait(flight.end.clone()));
+    }
+    Ok(())
+}
+
+fn capture(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Result<(), Refusal> {
+    let (own, others) = (streams[0], &streams[1..]);
+    let (id, _) = capture::place(machine, own)?;
+    let mut before: Vec<usize> = piece.comm.captured(id).into_iter().collect();
+    for other in others {
+        before.extend(capture::place(machine, *other)?.1);
+    }
+    capture::follow(machine, own, &before);
+    capture::add(machine, own, &piece.describe(), Captured::Nccl(piece.clone()))?;
+    let (_, tail) = capture::place(machine, own)?;
+    piece.comm.set_captured(id, tail[0]);
+    // All that the others had is before the node.
+    for other in others {
+        capture::follow(machine, *other, &tail);
+    }
+    Ok(())
+}
