@@ -149,8 +149,7 @@ impl Graphs {
                 }
                 "another rank cannot capture it".to_string()
             }
-            // What a graph cannot hold, or the driver does not do. Any other error would be one of the step run eagerly too.
-            Err(Error::Tensor(error @ (TensorError::Capture { .. } | TensorError::Cuda(_)))) if !self.insists => {
+            Err(error) if !self.insists && is_of_capturing(&error) => {
                 agree(false)?;
                 error.to_string()
             }
@@ -168,4 +167,10 @@ impl Graphs {
     pub(super) fn forget(&mut self) {
         self.known.clear();
     }
+}
+
+/// What a graph cannot hold, or the driver does not do. Any other error would be one of the step run eagerly too.
+fn is_of_capturing(error: &Error) -> bool {
+    let (Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))) = error else { return false };
+    matches!(error, TensorError::Capture { .. } | TensorError::Cuda(_))
 }

@@ -96,6 +96,14 @@ impl Way {
         Case { on_gpus: true, graph, warm_up: if captured { 6 } else { 0 }, ..case.clone() }
     }
 
+    /// Orders of turns that are tried: what GPUs do has orders of its own.
+    pub(crate) fn seeds(self) -> std::ops::Range<u64> {
+        match self {
+            Way::Cpu => 0..2,
+            Way::Gpus(_) => 0..1,
+        }
+    }
+
     /// As many ranks as are tried.
     pub(crate) fn ranks_max(self) -> usize {
         match self {
@@ -200,6 +208,7 @@ impl Case {
             outcome.losses.push(report.stats.loss());
             outcome.rows.push(report.stats.rows);
             step.gather()?;
+            check_copies(&step.model().params)?;
             outcome.values.push(bits(&step.model().params)?);
         }
         Ok(outcome)
@@ -234,6 +243,17 @@ impl Case {
         let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: 5, graph: self.graph };
         Step::new(model, loss, optimizer, group, &options)
     }
+}
+
+/// What layers read is the values, rounded once to what they compute in.
+#[track_caller]
+pub(crate) fn check_copies(params: &Params) -> Result<()> {
+    let wide = |arena: &Tensor| -> Result<Vec<f32>> { Ok(arena.to_dtype(DType::F32)?.to_vec()?) };
+    let rounded = params.values().to(Device::Cpu)?.to_dtype(params.dtype())?;
+    let (read, rounded) = (wide(&params.read_arena().to(Device::Cpu)?)?, wide(&rounded)?);
+    let first = read.iter().zip(&rounded).position(|(read, rounded)| read.to_bits() != rounded.to_bits());
+    assert_eq!(first, None, "the first element of the arena that layers read as another than the master, rounded");
+    Ok(())
 }
 
 /// The bits of all values, by parameter in the order of the arena.

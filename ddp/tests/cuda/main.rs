@@ -20,6 +20,8 @@ mod bound;
 mod captured;
 mod loader;
 mod nonfinite;
+#[cfg(feature = "mpi")]
+mod orders;
 mod precision;
 #[cfg(feature = "mpi")]
 mod jobs;
@@ -28,6 +30,8 @@ mod split;
 mod steady;
 #[cfg(feature = "mpi")]
 mod timeline;
+#[cfg(feature = "mpi")]
+mod waits;
 
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -149,7 +153,8 @@ impl Training {
         let mut all = common::bits(params)?;
         let moments = self.step.optimizer().moments().map(|(_, moment)| moment.clone());
         let read = params.read_arena().to_dtype(DType::F32)?;
-        for tensor in moments.chain([params.gradients().clone(), read]) {
+        // The gradients last.
+        for tensor in moments.chain([read, params.gradients().clone()]) {
             all.extend(tensor.to_vec::<f32>()?.iter().map(|value| value.to_bits()));
         }
         Ok(all)

@@ -120,8 +120,10 @@ fn serve(comm: &Arc<Comm>) {
             continue;
         }
         let Some(oldest) = comm.oldest() else {
-            // It is wanted for what nobody here has called yet: the next call wakes this.
-            sleep_on(&own.called, called, LOOK);
+            // It is wanted for what nobody here has called yet: the next call wakes this. What was called before may have work behind it.
+            if !run_for_silent_host(comm) {
+                sleep_on(&own.called, called, LOOK);
+            }
             continue;
         };
         let heard = comm.segment.bell();
@@ -132,7 +134,7 @@ fn serve(comm: &Arc<Comm>) {
         scheduler::run_towards(&mut held, oldest.end.clone(), |_| !comm.segment.is_wanted(comm.rank));
         say(&held);
         drop(held);
-        if comm.segment.is_wanted(comm.rank) {
+        if comm.segment.is_wanted(comm.rank) && !run_for_silent_host(comm) {
             comm.segment.sleep(heard, PATIENCE);
         }
     }

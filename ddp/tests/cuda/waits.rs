@@ -1,0 +1,274 @@
+//! Every wait of the reducer, the step, the loader and the groups of GPUs is needed. As in `tests/waits.rs`, which asks the same of `kernels/`: jobs
+//! that have all of them are run again and again, and in each run one wait of rank 0 orders nothing. That must be noticed: by a finding, by an error, by
+//! another model, by another number in the record. A place in the source of which no missing wait is noticed must be in the list of those that are
+//! redundant, with the reason.
+//!
+//! Waits that `kernels/` has of itself (a stream's first use of some memory, a copy that is over when it returns) count for the place that
+//! asked for it: nobody may rely on what happens to be waited for by others.
+//!
+//! Each place waits in every step. So the waits from the middle of a job on are tried, as many as a step has of a place at most, until one is
+//! noticed. With DDP_LONG=1 all are, and the table that is printed counts them.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Mutex;
+
+use ddp_comm::Reduce;
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::common::on_ranks;
+use crate::gpu;
+use crate::job::Folder;
+use crate::orders::{STEPS, Way, side_by_side, simulated_gpus};
+use crate::record::model_bytes;
+
+/// Places that may be left out, and why.
+const REDUNDANT: &[(&str, &str)] = &[];
+
+/// What has all that waits.
+const OF_TWO_GPUS: [Case; 5] = [
+    training(2, 2, "--graph off --data-on-device on --zero 1"),
+    training(2, 2, "--graph off --data-on-device off"),
+    training(2, 2, "--graph on --data-on-device on --zero 1"),
+    training(1, 2, "--devices-per-rank 2 --data-on-device off"),
+    Case::Streams,
+];
+const OF_FOUR_GPUS: [Case; 1] = [training(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1")];
+
+const fn training(ranks: usize, gpus: usize, flags: &'static str) -> Case {
+    Case::Training(Way { ranks, gpus, flags })
+}
+
+/// Where waits are asked about.
+const ROOMS: [&str; 4] = ["ddp/src/reducer", "ddp/src/step", "ddp/src/data/loader", "comm/src/nccl"];
+
+/// What a job comes to.
+#[derive(PartialEq)]
+struct Outcome {
+    model: Vec<u8>,
+    /// What the record says of its steps and evaluations.
+    numbers: Vec<String>,
+}
+
+/// What is run again and again.
+enum Case {
+    Training(Way),
+    /// Ranks as threads that use their group on several streams, as a training does not: `groups_on_several_streams`.
+    Streams,
+}
+
+impl Case {
+    fn name(&self) -> &'static str {
+        match self {
+            Case::Training(way) => way.flags,
+            Case::Streams => "groups on several streams",
+        }
+    }
+
+    /// Runs it with `variables` for rank 0. What it comes to, or how it ended.
+    fn run(&self, folder: &Folder, variables: &str) -> Result<Outcome, String> {
+        match self {
+            Case::Training(way) => {
+                // Nothing runs before it has to: what is read too early is not there.
+                let ended = way.job(folder, variables).env("SIMCUDA_SCHEDULE", "lazy").run();
+                if ended.exit_code() != Some(0) {
+                    return Err(ended.to_string());
+                }
+                let record = folder.record();
+                let events = record.all("step").into_iter().chain(record.all("eval"));
+                let numbers =
+                    events.map(|event| ["loss", "accuracy", "grad_norm"].map(|name| event[name].to_string()).concat());
+                Ok(Outcome { model: model_bytes(&folder.out(), STEPS), numbers: numbers.collect() })
+            }
+            Case::Streams => {
+                let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+                command.args(["--exact", "waits::groups_on_several_streams", "--include-ignored", "--test-threads=1"]);
+                command.envs(variables.split_once('=')).env("SIMCUDA_SCHEDULE", "lazy").env("SIMCUDA_DEVICES", "2");
+                let output = command.output().expect("this program can be started again");
+                match output.status.success() {
+                    true => Ok(Outcome { model: Vec::new(), numbers: Vec::new() }),
+                    false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+                }
+            }
+        }
+    }
+}
+
+/// Run by the tests below, in a process of its own. The threads give their work to their devices one after the other, so that waits have the
+/// same numbers in every run.
+#[test]
+#[ignore = "a part of every_wait_of_ranks_with_a_gpu_each_is_needed"]
+fn groups_on_several_streams() {
+    const COUNT: usize = 3000;
+    on_ranks(2, None, |world| {
+        let device = Device::Cuda(world.rank());
+        let group = world.gpu_group("gradients", device)?;
+        let streams = [Stream::new(device)?, Stream::new(device)?];
+        let ones = || Tensor::full(&[COUNT], 1.0, DType::F32, device);
+        // Made on the device's own stream, which nobody waits for by an event.
+        let tensors = [ones()?.named("first"), ones()?.named("second")];
+        world.barrier()?;
+        for turn in 0..world.size() {
+            if turn == world.rank() {
+                for _ in 0..3 {
+                    for (tensor, stream) in tensors.iter().zip(&streams) {
+                        group.all_reduce(tensor, Reduce::Sum, stream)?;
+                    }
+                }
+            }
+            world.barrier()?;
+        }
+        for turn in 0..world.size() {
+            for (tensor, stream) in tensors.iter().zip(&streams).filter(|_| turn == world.rank()) {
+                assert_eq!(stream.scope(|| tensor.to_vec::<f32>())?, [8.0; COUNT]);
+            }
+            world.barrier()?;
+        }
+        Ok(())
+    });
+}
+
+/// A wait: its number in the job, and its place.
+struct Wait {
+    number: usize,
+    place: String,
+}
+
+/// The place of a call stack that is asked about: where in `ROOMS` the wait or what waits was asked for, how that was come to within the room, and what of
+/// `kernels/` it is. None for a wait of other places.
+fn place_of(stack: &str) -> Option<String> {
+    let frames: Vec<&str> = stack.split(" < ").collect();
+    let is_asked = |frame: &&str| frame.contains(" at ddp/src/") || frame.contains(" at comm/src/");
+    let asked = frames.iter().position(|frame| is_asked(&frame))?;
+    let room = ROOMS.iter().find(|room| frames[asked].contains(*room))?;
+    let wrappers = ["kernels/src/cuda/queue.rs", "kernels/src/cuda/fault.rs"];
+    let of_kernels = |frame: &&&str| {
+        frame.contains(" at kernels/src/")
+            && !frame.starts_with('{')
+            && !wrappers.iter().any(|file| frame.contains(file))
+    };
+    let kind = frames[..asked].iter().find(of_kernels).map_or("", |frame| plain(frame).0);
+    let (function, line) = plain(frames[asked]);
+    let mut place = format!("{function} at {line}, {kind}");
+    for frame in frames[asked + 1..].iter().take_while(|frame| frame.contains(*room)) {
+        place += &format!(" < {}", plain(frame).0);
+    }
+    let is_captured = frames.iter().any(|frame| frame.starts_with("capture<") && frame.contains("cuda/capture.rs"));
+    Some(if is_captured { format!("{place}, captured") } else { place })
+}
+
+/// Function and line of a frame, without what the compiler adds to a function's name: `element<f32> at …` is `element`.
+fn plain(frame: &str) -> (&str, &str) {
+    let (function, line) = frame.split_once(" at ").unwrap_or((frame, ""));
+    let function = function.split('<').next().unwrap_or(function);
+    (function, line)
+}
+
+/// The waits of rank 0 that are asked about, in order, and what the job comes to.
+fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
+    let folder = Folder::new("list");
+    let list = folder.path().join("waits");
+    let outcome = case.run(&folder, &format!("SIMCUDA_COUNT_WAITS={}", list.display()));
+    let outcome = outcome.unwrap_or_else(|ended| panic!("{}, with every wait: {ended}", case.name()));
+    let text = std::fs::read_to_string(&list).expect("the simulator has listed the waits");
+    let has_lines = text.contains(" at kernels/src/");
+    assert!(
+        has_lines,
+        "built without line tables, so places cannot be told apart: leave `debug` of the profile as it is"
+    );
+    let wait = |line: &str| {
+        let (number, rest) = line.split_once(' ')?;
+        Some(Wait { number: number.parse().ok()?, place: place_of(rest.split_once(' ')?.1)? })
+    };
+    (text.lines().filter_map(wait).collect(), outcome)
+}
+
+/// As many waits of a place are tried at least, if there are so many: what one of them waits for may have been waited for already.
+const TRIES_MIN: usize = 3;
+
+/// A place that waits: how often it did, how often it was tried without, and how often somebody noticed.
+#[derive(Default)]
+struct Seen {
+    waits: usize,
+    tried: usize,
+    noticed: usize,
+}
+
+fn argued(place: &str) -> bool {
+    REDUNDANT.iter().any(|(known, _)| place.contains(known))
+}
+
+/// Leaves out one wait of a place after the other.
+fn try_without(case: &Case, outcome: &Outcome, numbers: &[usize], seen: &mut Seen, all: bool) {
+    // From the middle on.
+    let (before, after) = numbers.split_at(numbers.len() / 2);
+    let most = if all { numbers.len() } else { numbers.len().div_ceil(STEPS as usize).max(TRIES_MIN) };
+    for number in after.iter().chain(before).take(most) {
+        let without = case.run(&Folder::new("waits"), &format!("SIMCUDA_IGNORE_WAIT={number}"));
+        let noticed = !without.is_ok_and(|without| without == *outcome);
+        seen.tried += 1;
+        seen.noticed += usize::from(noticed);
+        if noticed && !all {
+            return;
+        }
+    }
+}
+
+/// The places of these jobs that wait.
+fn places_of(cases: &[Case]) -> BTreeMap<String, Seen> {
+    let all = std::env::var("DDP_LONG").is_ok_and(|value| value == "1");
+    let places: Mutex<BTreeMap<String, Seen>> = Mutex::default();
+    for case in cases {
+        let (waits, outcome) = waits_of(case);
+        let mut by_place: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        waits.iter().for_each(|wait| by_place.entry(&wait.place).or_default().push(wait.number));
+        let by_place: Vec<(&str, Vec<usize>)> = by_place.into_iter().collect();
+        side_by_side(&by_place, |(place, numbers)| {
+            let lock = || places.lock().expect("nothing panics under this lock");
+            let mut seen = lock().remove(*place).unwrap_or_default();
+            seen.waits += numbers.len();
+            if all || !(seen.noticed > 0 || argued(place)) {
+                try_without(case, &outcome, numbers, &mut seen, all);
+            }
+            lock().insert(place.to_string(), seen);
+        });
+    }
+    places.into_inner().expect("nothing panics under this lock")
+}
+
+fn table(places: &BTreeMap<String, Seen>) -> String {
+    let row = |(place, seen): (&String, &Seen)| {
+        format!("{place}: {} of {} noticed, of {}", seen.noticed, seen.tried, seen.waits)
+    };
+    places.iter().map(row).collect::<Vec<String>>().join("\n")
+}
+
+/// That at each place that waits somebody notices if it does not.
+#[track_caller]
+fn assert_all_are_needed(places: &BTreeMap<String, Seen>) {
+    let table = table(places);
+    println!("{table}");
+    let is_unnoticed = |(place, seen): &(&String, &Seen)| seen.noticed == 0 && !argued(place);
+    let unnoticed: Vec<&String> = places.iter().filter(is_unnoticed).map(|(place, _)| place).collect();
+    assert!(unnoticed.is_empty(), "left out, and nobody noticed: {unnoticed:#?}\n{table}");
+    assert!(places.len() >= 15, "{table}");
+}
+
+// Each on a machine of just as many GPUs as it takes: on larger ones it would be the same again.
+
+#[test]
+fn every_wait_of_ranks_with_a_gpu_each_is_needed() {
+    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 2) else { return };
+    let places = places_of(&OF_TWO_GPUS);
+    assert_all_are_needed(&places);
+    for (known, _) in REDUNDANT {
+        assert!(places.keys().any(|place| place.contains(known)), "{known} waits no more:\n{}", table(&places));
+    }
+}
+
+#[test]
+fn every_wait_of_ranks_with_two_gpus_each_is_needed() {
+    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 4) else { return };
+    assert_all_are_needed(&places_of(&OF_FOUR_GPUS));
+}
