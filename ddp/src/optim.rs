@@ -141,7 +141,9 @@ impl Optimizer {
         let (mut slices, mut pieces, mut at) = (Vec::new(), Vec::new(), 0);
         for range in ranges {
             pieces.extend(pieces_of(params, range, at));
-            slices.push(Slice { range: range.clone(), at, chunks: params.chunks_of(range.clone())? });
+            let chunks = params.chunks_of(range.clone())?;
+            chunks.bring_to(params.device())?;
+            slices.push(Slice { range: range.clone(), at, chunks });
             at += range.len();
         }
         let moment = |name: &&str| -> Result<Tensor> {

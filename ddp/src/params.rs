@@ -316,24 +316,21 @@ impl Params {
 
     /// A hash over the bits of the values themselves: equal on replicas that are equal. Brings them to the host.
     pub fn values_hash(&self) -> Result<u64> {
-        let values = ddp_kernels::transfer::announced("hashing the model", || self.values.to(Device::Cpu))?;
-        let hash = match values.dtype() {
-            DType::F32 => values.with_slice(|v: &[f32]| hash_of(v, |v| v.to_bits().to_le_bytes())),
-            // Every other float dtype is part of f64.
-            _ => values.to_dtype(DType::F64)?.with_slice(|v: &[f64]| hash_of(v, |v| v.to_bits().to_le_bytes())),
-        };
-        Ok(hash?)
+        let mut hash = Xxh3::new();
+        self.value_hashes()?.iter().for_each(|(_, part)| hash.update(&part.to_le_bytes()));
+        Ok(hash.digest())
     }
 
-    /// A hash over the bits of each parameter's values, by name, from the input on: what replicas compare. Brings them to the host.
+    /// The same of each parameter, by name, from the input on: what replicas compare. Brings them to the host one by one: there is
+    /// never a second copy of the model in memory.
     pub fn value_hashes(&self) -> Result<Vec<(&str, u64)>> {
-        let values = ddp_kernels::transfer::announced("comparing replicas", || self.values.to(Device::Cpu))?;
-        let values = values.to_dtype(if values.dtype() == DType::F32 { DType::F32 } else { DType::F64 })?;
         let hash = |parameter: &Parameter| -> Result<u64> {
-            let part = values.slice(parameter.range.clone())?;
+            let values = self.master(parameter.id);
+            let values = ddp_kernels::transfer::announced("hashing the model", || values.to(Device::Cpu))?;
             Ok(match values.dtype() {
-                DType::F32 => part.with_slice(|v: &[f32]| hash_of(v, |v| v.to_bits().to_le_bytes())),
-                _ => part.with_slice(|v: &[f64]| hash_of(v, |v| v.to_bits().to_le_bytes())),
+                DType::F32 => values.with_slice(|v: &[f32]| hash_of(v, |v| v.to_bits().to_le_bytes())),
+                // Every other float dtype is part of f64.
+                _ => values.to_dtype(DType::F64)?.with_slice(|v: &[f64]| hash_of(v, |v| v.to_bits().to_le_bytes())),
             }?)
         };
         self.in_order().into_iter().map(|parameter| Ok((parameter.name.as_str(), hash(parameter)?))).collect()

@@ -161,9 +161,12 @@ impl Step {
     }
 
     fn send_positions(&mut self, batch: &Batch) -> Result<()> {
-        if batch.micro_count() > self.last().numbers.room() {
+        // For the largest share that any rank has of such a batch: whether graphs are forgotten must be the same on all ranks.
+        let ranks = self.last().reducer.group().size();
+        let most = batch.micro_count_max(ranks);
+        if most > self.last().numbers.room() {
             self.graphs.forget();
-            self.stages.iter_mut().try_for_each(|stage| stage.make_room(batch.micro_count()))?;
+            self.stages.iter_mut().try_for_each(|stage| stage.make_room(most))?;
         }
         self.stages.iter_mut().try_for_each(|stage| stage.numbers.send_positions(number_of(batch), batch))
     }

@@ -271,7 +271,12 @@ impl Trainer<'_> {
             eval_loss: self.done.evaluation.map(|stats| stats.loss()),
             accuracy,
             peak_mb: process::peak_mb(),
-            device_peak_mb: process::device_peak_mb(self.step.model().params.device()),
+            device_peak_mb: self
+                .step
+                .stages()
+                .iter()
+                .filter_map(|stage| process::device_peak_mb(stage.device()))
+                .reduce(f64::max),
         };
         desk.record.end(&end, &Ledger::of_process())
     }

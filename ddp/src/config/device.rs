@@ -206,6 +206,10 @@ impl Config {
             return Err(refuse("--graph", "on", expected, "Leave --graph out, or give each rank one GPU"));
         }
         match self.device {
+            DeviceChoice::Cpu if self.share_gpus => {
+                let expected = "GPUs to train on: --device auto or cuda";
+                Err(refuse("--share-gpus", "true", expected, "Leave it out: ranks on the CPU share nothing"))
+            }
             DeviceChoice::Cpu => self.check_device(Device::Cpu),
             DeviceChoice::CudaAt(_) if self.devices_per_rank > 1 => {
                 let expected = format!("--device cuda with --devices-per-rank {}", self.devices_per_rank);

@@ -97,6 +97,12 @@ impl Batch {
         self.mine.div_ceil(self.micro)
     }
 
+    /// How many micro-batches the rank with the most has, if a batch of so many rows is shared by `ranks` ranks.
+    pub(crate) fn micro_count_max(&self, ranks: usize) -> usize {
+        let most = usize::try_from(self.rows.div_ceil(ranks as u64)).unwrap_or(usize::MAX);
+        most.max(self.mine).div_ceil(self.micro)
+    }
+
     /// Where the first row of the micro-batch called `index` is in the global batch.
     pub(crate) fn first_of_micro(&self, index: usize) -> u64 {
         self.first + (index * self.micro) as u64

@@ -51,6 +51,7 @@ impl Clip {
         let slice = |range: &Range<usize>| -> Result<Slice> {
             assert!(range.start.is_multiple_of(QUANTUM), "a slice from {} on begins within a quantum", range.start);
             let chunks = params.chunks_of(range.clone())?;
+            chunks.bring_to(params.device())?;
             let before = params.chunks_of(0..range.start)?.quanta();
             Ok(Slice { range: range.clone(), quanta: before..before + chunks.quanta(), chunks })
         };

@@ -8,7 +8,7 @@ use ddp_kernels::{Device, Tensor, simd, threads};
 
 use super::{Desk, Done, Trainer};
 use crate::audit::Share;
-use crate::config::{self, Config, Plan, Resident};
+use crate::config::{self, Config, GraphChoice, Plan, Resident};
 use crate::data::{self, Data, InOrder, Loader, Source, Task};
 use crate::error::{Error, Result};
 use crate::faults;
@@ -33,6 +33,14 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
     let data = data::open(&config.data)?;
     let plan = config.plan(&data)?;
     let task = data.train.task().clone();
+    let full_batch = config.batch_size.min(data.train.rows());
+    if config.graph == GraphChoice::On && full_batch < world.size() as u64 {
+        let ranks = world.size();
+        return Err(Error::Usage(format!(
+            "--graph on: expected a row for each of {ranks} ranks in every batch, got batches of {full_batch}. Give a larger --batch-size, or \
+             --graph auto"
+        )));
+    }
     if config.batch_size > data.train.rows() && world.rank() == 0 {
         let (batch, rows) = (config.batch_size, data.train.rows());
         tracing::warn!("--batch-size {batch} is more than the {rows} rows of the data: every step is a whole epoch");
@@ -57,7 +65,11 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
     let loader = Loader::from_source(train, plan.sampler, rank, size, config.micro_batch)?;
     let held_out = InOrder::from_source(held_out, rank, size, EVAL_ROWS)?;
     let places = places(world, &devices)?;
-    let desk = if rank == 0 { Some(open_desk(config, world, &data, &plan, &step, &places)?) } else { None };
+    let desk = if rank == 0 {
+        Some(open_desk(config, world, &data, &plan, &step, &places, kept_bytes.is_some())?)
+    } else {
+        None
+    };
     if let (Some(bytes), 0) = (kept_bytes, rank) {
         tracing::info!("the training data, {:.1} MB, are kept on the GPU (--data-on-device)", bytes as f64 / 1e6);
     }
@@ -78,6 +90,13 @@ fn step(config: &Config, world: &World, data: &Data, devices: &[Device]) -> Resu
         overlap: reducer::overlaps(config.overlap, world),
         zero: config.zero == 1,
     };
+    if world.size() > 1 && devices.len() > GROUPS.len() {
+        return Err(Error::Usage(format!(
+            "--devices-per-rank {}: expected from 1 to {} where there are several ranks. Use fewer devices a rank",
+            devices.len(),
+            GROUPS.len()
+        )));
+    }
     let models = models(config, data, devices, reducer.shares(world.size()))?;
     check_trained(config, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<Part> {
@@ -165,30 +184,29 @@ fn fields(config: &Config, data: &Data, step: &Step) -> Result<Vec<Field>> {
     let flags = "Start every rank with the same flags.";
     let same_data = "Give every rank the same data: compare the files on the hosts.";
     let bits = "Products of matrices may differ in their last bits between these ranks.";
-    let of_stages = |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> { step.stages().iter().map(text).collect() };
-    let mut fields = vec![
+    let device = step.model().params.device();
+    let of_stages =
+        |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> { step.stages().iter().map(text).collect() };
+    let shapes = of_stages(&|stage| Ok(shapes(&stage.model().params)))?;
+    let values = of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?;
+    let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
+    // The names of simulated ones have numbers.
+    let name = |stage: &Stage| config::name_of(stage.device()).filter(|_| !config::is_simulated(stage.device()));
+    let gpus: Vec<&str> = step.stages().iter().map(|stage| name(stage).unwrap_or("none")).collect();
+    let cuda = versions(device).into_iter().filter(|_| device.is_accelerator());
+    let cuda: Vec<String> = cuda.map(|(name, version)| format!("{name} {version}")).collect();
+    Ok(vec![
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
         Field::must_match("the configuration", config.trajectory_text(), flags),
-        Field::must_match("the parameters' names and shapes", of_stages(&|stage| Ok(shapes(&stage.model().params)))?, program),
-        Field::must_match(
-            "the model's first values",
-            of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?,
-            program,
-        ),
-        Field::must_match("the plan of buckets", of_stages(&|stage| Ok(stage.reducer().plan_text()))?, flags),
+        Field::must_match("the parameters' names and shapes", shapes, program),
+        Field::must_match("the model's first values", values, program),
+        Field::must_match("the plan of buckets", buckets, flags),
         Field::must_match("the training data", data.train.fingerprint()?, same_data),
         Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
         Field::warn("the processor's vector instructions", format!("{:?}", simd::level()), bits),
-    ];
-    if step.model().params.device().is_accelerator() {
-        // The names of simulated ones have numbers.
-        let name = |stage: &Stage| config::name_of(stage.device()).filter(|_| !config::is_simulated(stage.device()));
-        let names: Vec<&str> = step.stages().iter().map(|stage| name(stage).unwrap_or("simulated")).collect();
-        fields.push(Field::warn("the model of GPU", names.join(", "), bits));
-        let versions = versions(step.model().params.device()).into_iter().map(|(name, version)| format!("{name} {version}"));
-        fields.push(Field::warn("the versions of CUDA's parts", versions.collect::<Vec<_>>().join(", "), bits));
-    }
-    Ok(fields)
+        Field::warn("the model of GPU", gpus.join(", "), bits),
+        Field::warn("the versions of CUDA's parts", cuda.join(", "), bits),
+    ])
 }
 
 /// A line for each parameter.
@@ -207,9 +225,13 @@ fn open_desk(
     plan: &Plan,
     step: &Step,
     devices: &[String],
+    is_kept: bool,
 ) -> Result<Desk> {
     // Every setting as it is, those that follow from the data and the machine too.
+    let is_captured = step.graphs().is_some();
     let config = &Config {
+        graph: if is_captured { GraphChoice::On } else { GraphChoice::Off },
+        data_on_device: if is_kept { Resident::On } else { Resident::Off },
         warmup_steps: Some(plan.warmup_steps),
         eval_every: Some(plan.eval_every),
         threads: Some(threads::count()),
@@ -254,6 +276,7 @@ fn versions(device: Device) -> Vec<(&'static str, String)> {
             ("cuda-driver", driver),
             ("nvrtc", found.nvrtc.version.clone()),
             ("cublaslt", found.cublaslt.version.clone()),
+            ("nccl", found.nccl.version.clone()),
         ];
         versions.extend(parts.into_iter().filter_map(|(name, version)| Some((name, version?))));
     }

@@ -214,7 +214,7 @@ impl Case {
         Ok(outcome)
     }
 
-    fn device_of(&self, world: &World) -> Device {
+    pub(crate) fn device_of(&self, world: &World) -> Device {
         if self.on_gpus { Device::Cuda(world.rank()) } else { self.device }
     }
 

@@ -180,10 +180,10 @@ fn data_are_kept_where_they_leave_as_much_room_as_they_take() {
         body();
         memory::set_limit_bytes(device, None);
     };
-    with_free(2 * needed, &|| assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_some()));
-    with_free(2 * needed - 1, &|| assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_none()));
+    with_free(4 * needed, &|| assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_some()));
+    with_free(4 * needed - 1, &|| assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_none()));
     with_free(needed, &|| assert!(kept(Resident::On).unwrap().bytes_on_device().is_some()));
-    with_free(2 * needed, &|| assert!(kept(Resident::Off).unwrap().bytes_on_device().is_none()));
+    with_free(4 * needed, &|| assert!(kept(Resident::Off).unwrap().bytes_on_device().is_none()));
     with_free(needed - 1, &|| {
         let made = memory::stats(device).allocation_count;
         let error = kept(Resident::On).unwrap_err();

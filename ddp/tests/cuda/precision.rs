@@ -281,6 +281,21 @@ fn ranks_that_share_the_optimizer_in_bf16_train_as_those_that_do_not() {
         for outcomes in [&plain, &zero] {
             assert!(outcomes.iter().all(|outcome| *outcome == plain[0]), "{way:?}");
         }
+        // Nobody looks between steps: what a step reads of the others' parts it has gathered itself.
+        let unseen = |zero| {
+            let case = Case { zero, ..way.of(&case) };
+            on_ranks(ranks, None, |world| {
+                let (mut step, device) = (case.step(world)?, case.device_of(world));
+                let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
+                let mut loader = Loader::new(case.data.clone(), sampler, world.rank(), world.size(), None, device)?;
+                case.steps.clone().try_for_each(|step0| step.run(loader.load(step0)?, case.learning_rate, false))?;
+                step.gather()?;
+                check_copies(&step.model().params);
+                crate::common::bits(&step.model().params)
+            })
+        };
+        let (plain_bits, zero_bits) = (unseen(false), unseen(true));
+        assert!(zero_bits.iter().chain(&plain_bits).all(|bits| *bits == plain_bits[0]), "{way:?}, unseen");
         let narrow = Case { precision: Precision::F32, ..way.of(&case) }.train(ranks, 1);
         assert!(narrow[0].values != plain[0].values, "bf16 is not f32 by another name");
     }

@@ -268,14 +268,15 @@ fn on_any_numbers_every_world_size_is_within_rounding_of_the_exact_step() {
     // each), the error doubled, the sum backward (OUT and a product), the sum over rows (11 and a product); then scale and learning
     // rate. Rounded up.
     let roundings = (IN + 2 + MID + 3 + 1 + OUT + 1 + 11 + 1 + 4) as f64;
-    for (way, size) in ways().into_iter().flat_map(|way| (1..=way.ranks_max()).map(move |size| (way, size))) {
-        let outcome = way.of(&case).train(size, 1).remove(0);
+    let sizes = ways().into_iter().flat_map(|way| (1..=way.ranks_max()).map(move |size| (way, size)));
+    for ((way, size), zero) in sizes.flat_map(|way| [(way, false), (way, true)]) {
+        let outcome = way.of(&Case { zero, ..case.clone() }).train(size, 1).remove(0);
         let rate = case.learning_rate / (11.0 * OUT as f64);
         for (at, &bits) in outcome.values[0].iter().enumerate() {
             let want = start[at] - rate * exact.gradients[at];
             let bound = unit * (roundings * rate * exact.magnitudes[at] + want.abs());
             let got = f64::from(f32::from_bits(bits));
-            assert!((got - want).abs() <= bound, "{way:?}, {size} ranks, value {at}: {got} is not {want} within {bound}");
+            assert!((got - want).abs() <= bound, "{way:?}, {size} ranks, zero {zero}, value {at}: {got} is not {want} within {bound}");
         }
     }
 }

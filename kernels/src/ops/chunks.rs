@@ -5,15 +5,16 @@
 //! it, and on which `grad_norm_partials` sums. The grid depends on the table alone, never on the threads.
 //!
 //! On a GPU one launch covers all chunks, a quantum a block; what the kernels need of a table (`chunks.cu`) goes there
-//! at the first use on that device, which must not be in a capture, and stays.
+//! by `bring_to`, or at the first use on that device, which must not be in a capture, and stays.
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::launch::Kernel;
 use crate::cuda::{Grid, Launcher, Source};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Site};
 use crate::ops::call::{Call, Slot};
 use crate::threads::Shares;
 use crate::transfer::{self, Asked};
@@ -184,9 +185,22 @@ impl ChunkTable {
             .launch(grid)
     }
 
+    /// Brings to `device`, a GPU, what kernels there need of the table: so that the first use need not. Nothing to do on the CPU.
+    #[track_caller]
+    pub fn bring_to(&self, device: Device) -> Result<()> {
+        // One chunk travels as an argument.
+        if device.is_accelerator() && self.chunks.len() > 1 {
+            self.copy_to(device, "chunk table", Location::caller())?;
+        }
+        Ok(())
+    }
+
     /// The table on the launcher's device, brought there at the first call.
     fn copy_on(&self, gpu: &Launcher) -> Result<Tensor> {
-        let device = gpu.gpu.device();
+        self.copy_to(gpu.gpu.device(), gpu.op, gpu.at)
+    }
+
+    fn copy_to(&self, device: Device, op: &'static str, at: Site) -> Result<Tensor> {
         let mut copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
             return Ok(copy.clone());
@@ -197,7 +211,7 @@ impl ChunkTable {
         let words: Vec<i64> = words.collect();
         let here = Tensor::from_slice(&words, &[3, self.chunks.len()], Device::Cpu)?.named("chunk table");
         let copy = transfer::announced("the chunk table, once a device", || {
-            transfer::cross(&here, device, gpu.op, Asked::Explicitly, gpu.at)
+            transfer::cross(&here, device, op, Asked::Explicitly, at)
         })?;
         // Other streams may read it too: the first use on each waits for what this one was given (`memory/gpu.rs`).
         copies.push(copy.clone());

@@ -112,6 +112,11 @@ pub fn in_phase<R>(phase: Phase, body: impl FnOnce() -> R) -> R {
     scoped(|rules| rules.phase = phase, body)
 }
 
+/// The part of the run that this thread is in.
+pub fn current_phase() -> Phase {
+    with_rules(|rules| rules.phase)
+}
+
 /// Runs `body`, in which every transfer that is not announced is an error, explicit ones too.
 #[track_caller]
 pub fn forbid_transfers<R>(body: impl FnOnce() -> R) -> R {

@@ -15,7 +15,7 @@ use crate::config::Resident;
 use crate::data::Dataset;
 use crate::error::{Error, Result};
 
-/// The most bytes of features that are gathered at a time on their way up.
+/// The most bytes of rows, features and targets together, that are gathered at a time on their way up.
 const STAGE_BYTES: usize = 8 << 20;
 
 /// All rows of a dataset on GPUs.
@@ -54,7 +54,7 @@ impl Tables {
         let parts = match made(dataset, rows, &table) {
             // Another process has been faster.
             Err(Error::Tensor(ddp_kernels::Error::OutOfMemory(_))) if choice == Resident::Auto => return Ok(None),
-            other => other?.map(|table| table.named("the data on the device")),
+            other => other?.map(|table| table.named("the training data (--data-on-device off trains without)")),
         };
         let tables = Tables { parts, lanes };
         announced("the training data, kept on the device", || tables.upload(dataset, STAGE_BYTES))?;
@@ -69,7 +69,8 @@ impl Tables {
     /// Brings all rows up, a stage at a time: two stages take turns, so that one is gathered while the other is copied.
     fn upload(&self, dataset: &dyn Dataset, stage_bytes: usize) -> Result<()> {
         let count = self.parts[0].shape()[0];
-        let stage_rows = (stage_bytes / (self.parts[0].bytes() / count).max(1)).clamp(1, count);
+        let row_bytes: usize = self.parts.iter().map(|part| part.bytes() / count).sum();
+        let stage_rows = (stage_bytes / row_bytes.max(1)).clamp(1, count);
         let pinned = |_: usize, shape: &[usize], dtype: DType| Tensor::zeros_pinned(shape, dtype);
         let mut stages: [([Tensor; 2], Passage); 2] = [
             (made(dataset, stage_rows, &pinned)?, Passage::default()),
@@ -106,9 +107,9 @@ fn needed_bytes(dataset: &dyn Dataset, parts: std::ops::Range<usize>) -> usize {
 
 /// Whether data of `needed` bytes are kept where `free` bytes are left, once the model, its gradients and the optimizer's moments are
 /// there. What comes still, activations, two slots of batches, workspaces of the libraries, follows from the batch and the model and is not known
-/// before the first step: the data leave at least as much as they take.
+/// before the first step: the data leave three times as much as they take.
 fn fits(needed: usize, free: usize) -> bool {
-    needed <= free / 2
+    needed <= free / 4
 }
 
 /// As the device would say it once it was full, but before anything was tried.

@@ -28,7 +28,7 @@ impl Source {
     }
 
     /// As `new`, but the data are kept on the GPUs as a whole and batches gathered there if `choice` says so: `On` always, and too little
-    /// memory is an error that comes before anything is taken; `Auto` where the data take at most half of what is free, so make what
+    /// memory is an error that comes before anything is taken; `Auto` where the data take at most a quarter of what is free, so make what
     /// the training needs before. In host memory there is nothing to keep: batches are gathered from where the data are. Every bit of every batch
     /// is the same both ways.
     #[track_caller]

@@ -29,6 +29,8 @@ pub(super) struct DeviceLane {
     own: Option<Stream>,
     /// By job: the point after it, if it is a gather, and was started since the last join.
     after: RefCell<Vec<Option<Event>>>,
+    /// Tensors that are being summed: nobody else may be given their memory before the join.
+    held: RefCell<Vec<Tensor>>,
     /// Whether anything was started on the own stream since the last join.
     is_ahead: Cell<bool>,
 }
@@ -38,7 +40,7 @@ impl DeviceLane {
     pub(super) fn new(group: Group, device: Device, jobs: Vec<Job>, overlaps: bool) -> Result<DeviceLane> {
         let own = if overlaps && group.size() > 1 { Some(Stream::urgent(device)?) } else { None };
         let after = RefCell::new(vec![None; jobs.len()]);
-        Ok(DeviceLane { device, jobs, group, own, after, is_ahead: Cell::new(false) })
+        Ok(DeviceLane { device, jobs, group, own, after, held: RefCell::default(), is_ahead: Cell::new(false) })
     }
 
     /// Whether jobs have a stream of their own.
@@ -58,6 +60,7 @@ impl DeviceLane {
 
     /// Starts the sum of another tensor.
     pub(super) fn start_sum(&self, tensor: &Tensor) -> Result<()> {
+        self.held.borrow_mut().push(tensor.clone());
         self.run(|group, stream| sum(tensor, group, stream))
     }
 
@@ -81,6 +84,7 @@ impl DeviceLane {
     /// Lets the compute stream wait for all that was started.
     pub(super) fn join(&self) -> Result<()> {
         self.after.borrow_mut().fill(None);
+        self.held.borrow_mut().clear();
         match &self.own {
             Some(own) if self.is_ahead.replace(false) => Ok(Stream::current(self.device)?.wait(&own.record()?)?),
             _ => Ok(()),
@@ -90,6 +94,7 @@ impl DeviceLane {
     /// Forgets what was started: it was captured, and will not run.
     pub(super) fn abandon(&self) {
         self.after.borrow_mut().fill(None);
+        self.held.borrow_mut().clear();
         self.is_ahead.set(false);
     }
 }

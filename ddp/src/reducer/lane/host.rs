@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
 use ddp_kernels::stream::Stream;
-use ddp_kernels::transfer::{Phase, in_phase};
+use ddp_kernels::transfer::{Phase, current_phase, in_phase};
 use ddp_kernels::{Tensor, threads};
 
 use super::{Job, sum};
@@ -20,7 +20,7 @@ const EXTRA_JOBS: usize = 8;
 /// The jobs since the last join, in order.
 #[derive(Debug)]
 struct Queue {
-    started: Vec<Entry>,
+    started: Vec<Started>,
     /// How many are done.
     done: usize,
     /// When each job last began and ended.
@@ -28,6 +28,13 @@ struct Queue {
     busy: Duration,
     error: Option<Error>,
     closed: bool,
+}
+
+/// What was started, and the part of the run that it is booked under.
+#[derive(Clone, Debug)]
+struct Started {
+    entry: Entry,
+    phase: Phase,
 }
 
 #[derive(Clone, Debug)]
@@ -74,13 +81,11 @@ impl HostLane {
         let shared = Arc::new(Shared { queue: Mutex::new(queue), more, idle, jobs, group, stream });
         if threaded {
             let shared = shared.clone();
-            threads::spawn("reducer", move || in_phase(Phase::Step, || shared.serve())).map_err(|source| {
-                Error::Io {
-                    action: "start",
-                    path: "the thread that reduces gradients".into(),
-                    source,
-                    way_out: "Raise the limit on threads (ulimit -u), or train with --overlap off.".into(),
-                }
+            threads::spawn("reducer", move || shared.serve()).map_err(|source| Error::Io {
+                action: "start",
+                path: "the thread that reduces gradients".into(),
+                source,
+                way_out: "Raise the limit on threads (ulimit -u), or train with --overlap off.".into(),
             })?;
         }
         Ok(HostLane { shared, threaded })
@@ -109,7 +114,7 @@ impl HostLane {
         if queue.started.len() == queue.started.capacity() {
             queue.started.reserve(EXTRA_JOBS);
         }
-        queue.started.push(entry);
+        queue.started.push(Started { entry, phase: current_phase() });
         drop(queue);
         if self.threaded {
             self.shared.more.notify_one();
@@ -120,7 +125,7 @@ impl HostLane {
     /// Waits until job `index` is done, if it was started since the last join.
     pub(super) fn wait_for(&self, index: usize) -> Result<()> {
         let mut queue = self.shared.lock();
-        let is_it = |entry: &Entry| matches!(entry, Entry::Job(job) if *job == index);
+        let is_it = |started: &Started| matches!(started.entry, Entry::Job(job) if job == index);
         let Some(place) = queue.started.iter().position(is_it) else { return Ok(()) };
         while queue.done <= place && queue.error.is_none() {
             queue = if self.threaded {
@@ -207,14 +212,14 @@ impl Shared {
         if queue.error.is_some() || queue.closed {
             return false;
         }
-        let Some(entry) = queue.started.get(queue.done).cloned() else { return false };
+        let Some(Started { entry, phase }) = queue.started.get(queue.done).cloned() else { return false };
         drop(queue);
 
         let started = Instant::now();
-        let result = match &entry {
+        let result = in_phase(phase, || match &entry {
             Entry::Job(index) => self.jobs[*index].run(&self.group, &self.stream),
             Entry::Sum(tensor) => sum(tensor, &self.group, &self.stream),
-        };
+        });
         let ended = Instant::now();
 
         let mut queue = self.lock();
