@@ -119,7 +119,7 @@ impl Reducer {
     /// A reducer for the gradients of `params` over `group`.
     pub fn new(params: &Params, group: Group, options: ReducerOptions) -> Result<Reducer> {
         let shares = options.shares(group.size());
-        if params.shares() % shares != 0 {
+        if !params.shares().is_multiple_of(shares) {
             return Err(Error::Usage(format!(
                 "ZeRO-1 with {shares} ranks: expected a model laid out for as many shares, got one for {}. Make it with \
                  Model::with_shares(…, reducer_options.shares({shares}))",

@@ -33,7 +33,7 @@ pub(super) enum Job {
         /// This rank's slice of it.
         own: Tensor,
         /// As above, and this rank's slice of that.
-        narrow: Option<(Tensor, Tensor)>,
+        narrow: Option<Box<(Tensor, Tensor)>>,
     },
     /// Each rank gives its slice and gets the others'.
     Gather(Tensor),
@@ -48,7 +48,7 @@ impl Job {
     /// Sums these elements of `tensor`, this rank's slice; travels as `dtype`.
     pub(super) fn sum_slice(tensor: Tensor, own: Range<usize>, dtype: DType) -> Result<Job> {
         let narrow = match narrow_copy(&tensor, dtype)? {
-            Some(narrow) => Some((narrow.clone(), narrow.slice(own.clone())?)),
+            Some(narrow) => Some(Box::new((narrow.clone(), narrow.slice(own.clone())?))),
             None => None,
         };
         Ok(Job::SumSlice { own: tensor.slice(own)?, tensor, narrow })
@@ -67,7 +67,8 @@ impl Job {
                 ops::cast_into(tensor, narrow)?;
             }
             Job::SumSlice { tensor, narrow: None, .. } => group.reduce_scatter(tensor, Reduce::Sum, stream)?,
-            Job::SumSlice { tensor, own, narrow: Some((narrow, narrow_own)) } => {
+            Job::SumSlice { tensor, own, narrow: Some(copies) } => {
+                let (narrow, narrow_own) = &**copies;
                 ops::cast_into(narrow, tensor)?;
                 group.reduce_scatter(narrow, Reduce::Sum, stream)?;
                 ops::cast_into(own, narrow_own)?;

@@ -219,5 +219,15 @@ fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
     let expected = accuracy(one.alone(&format!("{words} --device cpu")), &one);
     let got = accuracy(many.ranks(gpus().min(4), words).on_gpus(), &many);
     // Both see the same rows in the same order; sums differ in their last bits, and so a few of 512 rows may.
-    assert!(expected > 0.8 && (got - expected).abs() <= 0.03, "{got} is not {expected}");
+    assert!(expected > 0.65 && (got - expected).abs() <= 0.03, "{got} is not {expected}");
+}
+
+#[test]
+fn a_rank_whose_share_of_the_short_batch_is_larger_than_of_a_full_one_keeps_in_step() {
+    let Some(_gpu) = gpu() else { return };
+    // Of 8 rows five ranks have 1, 2, 1, 2 and 2, of 7 rows 1, 1, 2, 1 and 2: the third has a second micro-batch only in the short one.
+    let folder = Folder::new("shares");
+    let words = "--data glyphs,rows=47,held-out=0 --hidden 8 --batch-size 8 --micro-batch 1 --epochs 4 --device cuda --graph on \
+                 --share-gpus --timeout-s 20 --out OUT";
+    folder.ranks(5, words).on_gpus().run().assert_well();
 }
