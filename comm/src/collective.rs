@@ -128,6 +128,11 @@ pub trait Collective: Send + Sync + fmt::Debug {
     fn on_host(&self) -> Option<&dyn Collective> {
         None
     }
+    /// How many collectives this rank has called, and a hash of all of them, where calls return before they are done: what ranks may compare
+    /// where they meet. Those in a graph are not among them.
+    fn called(&self) -> (u64, u64) {
+        (0, 0)
+    }
     /// Runs `body`; calls that it makes may start together when it returns.
     fn grouped(&self, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         body()

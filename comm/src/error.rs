@@ -78,6 +78,16 @@ pub enum Error {
         /// What to do.
         way_out: String,
     },
+    /// What was set up does not work: its results are wrong, or it failed before.
+    #[error("cannot {action}: {reason}. {way_out}")]
+    Broken {
+        /// What was tried.
+        action: String,
+        /// What is wrong.
+        reason: String,
+        /// What to do.
+        way_out: String,
+    },
     /// NCCL refused a call, or failed in one.
     #[error("{0}")]
     Nccl(Box<NcclFailure>),
@@ -118,8 +128,8 @@ pub struct NcclFailure {
     pub words: String,
     /// What to do.
     pub way_out: String,
-    /// 77 where the cause lies with another rank or what is between (ncclSystemError, ncclRemoteError, ncclTimeout), 70 for the
-    /// rest: a call that was wrong, a GPU that failed, a fault in NCCL.
+    /// 77 where the cause lies with another rank or what is between (ncclSystemError, ncclRemoteError, ncclTimeout), 71 where memory ran out, 70
+    /// for the rest: a call that was wrong, a GPU that failed, a fault in NCCL, a container without shared memory.
     pub exit_code: u8,
 }
 
@@ -158,7 +168,7 @@ impl Error {
             Error::OutOfStep { .. } | Error::Disagree(_) => 78,
             Error::PeerFailed(cause) => cause.exit_code,
             Error::Nccl(failure) => failure.exit_code,
-            Error::Argument(_) | Error::Tensor(_) => 70,
+            Error::Argument(_) | Error::Tensor(_) | Error::Broken { .. } => 70,
             Error::Setup { .. } => 77,
         }
     }

@@ -11,7 +11,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
 use crate::collective::{Call, Collective, Operation, REDUCIBLE, Reduce};
-use crate::error::{Argument, Error, Line, Result};
+use crate::error::{Argument, Disagreement, Error, Line, Result};
 
 /// Ranks that act together, seen from one of them. A handle: clones share the numbering.
 ///
@@ -21,6 +21,9 @@ use crate::error::{Argument, Error, Line, Result};
 /// A group is for tensors in host memory (`World::group`), or for those of one GPU a rank (`World::gpu_group`). On a GPU a call gives
 /// its work to the stream and returns; it may be captured in a graph. There the name of the tensor is part of the call, except where
 /// one rank gives and others take: ranks that reduce two tensors of one size in different orders would add up the wrong numbers.
+///
+/// That ranks make different calls is found, on GPUs, among the ranks of one host. Ranks of several hosts compare what they called where they meet
+/// in `all_agree`; in between only time tells: the timeout, where the calls do not fit together.
 #[derive(Clone, Debug)]
 pub struct Group {
     ranks: Arc<dyn Collective>,
@@ -68,7 +71,7 @@ impl Group {
     }
 
     /// Whether all ranks say `ok`: what to do together where each has found out something for itself. The host waits for all ranks,
-    /// whatever the group is for.
+    /// whatever the group is for. On a group of GPUs ranks that have made different calls so far get [`Error::Disagree`].
     #[track_caller]
     pub fn all_agree(&self, ok: bool) -> Result<bool> {
         let site = Location::caller();
@@ -76,11 +79,33 @@ impl Group {
             return Ok(ok);
         }
         let ranks = self.ranks.on_host().unwrap_or(&*self.ranks);
-        let (answer, stream) =
-            (Tensor::scalar(i64::from(ok), Device::Cpu)?.named("answer"), Stream::default_of(Device::Cpu)?);
-        let call = self.number(Operation::AllReduce(Reduce::Min), Some(&answer), &stream, site);
-        ranks.all_reduce(&call, &answer, Reduce::Min)?;
-        Ok(answer.to_vec::<i64>()? == [1])
+        let (count, chain) = self.ranks.called();
+        let own = [i64::from(ok), count.cast_signed(), chain.cast_signed()];
+        let answers = Tensor::from_slice(&own.repeat(self.size()), &[self.size(), own.len()], Device::Cpu)?;
+        let (answers, stream) = (answers.named("answers"), Stream::default_of(Device::Cpu)?);
+        let call = self.number(Operation::AllGather, Some(&answers), &stream, site);
+        ranks.all_gather(&call, &answers)?;
+        let answers = answers.to_vec::<i64>()?;
+        let of = |rank: usize| &answers[own.len() * rank..][..own.len()];
+        if let Some(rank) = (1..self.size()).find(|&rank| of(rank)[1..] != of(0)[1..]) {
+            return Err(self.apart(rank, of(rank), of(0)));
+        }
+        Ok((0..self.size()).all(|rank| of(rank)[0] == 1))
+    }
+
+    /// Ranks that called different collectives, as all of them see it.
+    fn apart(&self, rank: usize, theirs: &[i64], ours: &[i64]) -> Error {
+        let told = |called: &[i64]| format!("{} (hash {:016x})", called[1], called[2]);
+        Error::Disagree(Box::new(Disagreement {
+            field: format!("the collectives of group {}", self.name),
+            rank,
+            theirs: told(theirs),
+            reference: 0,
+            ours: told(ours),
+            way_out: "All ranks must make the same calls in the same order, with tensors of the same name and length: look for a condition that \
+                      differs between ranks."
+                .into(),
+        }))
     }
 
     /// Runs `body`, whose calls on this group start together when it has returned: sends and receives of a ring, which would else wait

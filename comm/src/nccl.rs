@@ -6,42 +6,49 @@
 //!
 //! * `library.rs`: NCCL's functions, and what its refusals mean.
 //! * `join.rs`: how ranks come together: the same version, one id, a deadline; `environment.rs`: settings before that.
+//! * `communicator.rs`: NCCL's handle; `turns.rs`: what the groups of one device share.
 //! * `warm.rs`: every operation once, before anything depends on it.
+//! * `watch.rs`: how what goes wrong on the device ends the job.
 //! * `names.rs`, `compare.rs`: what calls are called, and whether ranks make the same; pure.
 //!
 //! The communicator blocks: one that does not would start a thread a call, and its stream could not be used until it was polled. Sums
 //! only, and never NCCL's average, which multiplies by 1/N first. Every rank gets the same bits; they are those of NCCL's
 //! order, which follows the machine and the length, not those of the host.
 
+mod communicator;
 mod compare;
-#[cfg(feature = "mpi")]
 pub(crate) mod environment;
 mod join;
 mod library;
 mod names;
+mod turns;
 mod warm;
 mod watch;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use cudarc::nccl::sys::{ncclComm_t, ncclRedOp_t};
-use ddp_kernels::foreign::{self, OPERANDS_MAX, Operand, Place};
+use ddp_kernels::error::Error as TensorError;
+use ddp_kernels::foreign::{self, OPERANDS_MAX, Operand};
 use ddp_kernels::progress::Progress;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor};
 
-use self::library::{Fault, Functions, nccl, type_of};
+use self::communicator::Communicator;
+pub(crate) use self::join::join;
+use self::turns::Turn;
+pub(crate) use self::watch::Watches;
 use self::watch::{Common, Watch};
 use crate::collective::{Call, Collective, Operation, Reduce};
 use crate::error::{Argument, Error, Result};
-pub(crate) use join::join;
+use crate::shared::COLLECTIVES;
 
 /// How long the end of a group may wait for its work, and for NCCL.
 const END_MAX: Duration = Duration::from_secs(3);
+/// How long it may wait for the other ranks to come to its end too: an error on one must not look like lateness to the others.
+const LEAVE_MAX: Duration = Duration::from_millis(100);
 
 /// A group of ranks with a GPU each, seen from one of them.
 pub(crate) struct Nccl {
@@ -56,18 +63,18 @@ pub(crate) struct Nccl {
     state: Mutex<State>,
     /// Whether a graph may hold calls of this group.
     was_captured: AtomicBool,
-    watch: Option<Watch>,
+    watch: Arc<Watch>,
 }
 
-/// What one call at a time may change. Its lock is also what keeps calls on the communicator apart.
+/// What one call at a time may change.
 #[derive(Default)]
 struct State {
-    /// The stream of the last call.
+    /// The stream of the last eager call.
     last: Option<Stream>,
     /// Calls that will start together.
     grouped: Option<Vec<Pending>>,
-    /// The keys of calls whose names were written down.
-    named: HashSet<u32>,
+    /// How many collectives were called eagerly, and a hash of all of them.
+    called: (u64, u64),
     /// The capture under way, and how many calls it has.
     capture: (u64, u32),
     /// Why the group cannot be used any more.
@@ -84,18 +91,6 @@ struct Pending {
     group: &'static str,
     site: ddp_kernels::error::Site,
 }
-
-/// NCCL's handle.
-struct Communicator {
-    functions: &'static Functions,
-    raw: ncclComm_t,
-}
-
-// SAFETY: NCCL's communicators may be used from any thread, by one at a time: `State`'s lock. Its asynchronous error may be asked for
-// meanwhile.
-unsafe impl Send for Communicator {}
-// SAFETY: as above.
-unsafe impl Sync for Communicator {}
 
 impl Nccl {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,7 +122,7 @@ impl Nccl {
         }
         if let Some(why) = &state.broken {
             let group = first.group;
-            return Err(Error::Setup {
+            return Err(Error::Broken {
                 action: format!("make another call on group {group}"),
                 reason: why.clone(),
                 way_out: "A group cannot be used after an error in it: end this rank with the first error.".into(),
@@ -135,26 +130,46 @@ impl Nccl {
         }
         // Where its host is, for the watches of other ranks to tell.
         let (board, local_rank, channel) = (&self.common.failure.board, self.common.local_rank, self.common.channel);
+        let capture = foreign::capture(first.stream);
         board.enter(local_rank, channel, first);
-        let started = self.start_sound(state, calls);
+        let started = self.start_sound(state, calls, capture);
+        self.common.host_left();
         board.exit(local_rank, channel);
-        if let Err(error) = &started {
+        let mut error = match started {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        // Nothing of a capture runs before its graph is launched, and what could not be captured makes no graph.
+        let is_of_capturing = matches!(&error, Error::Tensor(TensorError::Capture { .. } | TensorError::Cuda(_)));
+        if capture.is_none() || !is_of_capturing {
             state.broken = Some(error.to_string());
         }
-        started
+        if let (Some(_), Error::Nccl(failure)) = (capture, &mut error) {
+            failure.way_out.push_str(" --graph off runs steps without graphs.");
+        }
+        Err(error)
     }
 
-    fn start_sound(&self, state: &mut State, calls: &[Call<'_>]) -> Result<()> {
+    fn start_sound(&self, state: &mut State, calls: &[Call<'_>], capture: Option<u64>) -> Result<()> {
         let first = &calls[0];
         let (stream, site) = (first.stream, first.site);
         let (lane, key) = (names::lane(calls), names::key(calls));
-        self.order(state, stream)?;
-        if state.named.insert(key) {
-            self.common.pages.name(self.common.local_rank, key, names::peer(calls), &names::text(calls));
+        let (pages, local_rank) = (&self.common.pages, self.common.local_rank);
+        if !pages.is_named(local_rank, key) {
+            pages.name(local_rank, key, names::peer(calls), &names::text(calls));
         }
-        self.common.wait_for(key, calls.iter().map(|call| call.timeout).max().unwrap_or_default());
-        let place = match foreign::capture(stream) {
-            None => 0,
+        let timeout = calls.iter().map(|call| call.timeout).max().unwrap_or_default();
+        self.common.wait_for(key, timeout, capture.is_some());
+        self.common.host_enters(key, timeout);
+        let mut turn = turns::of(self.device);
+        turn.follow(stream)?;
+        let place = match capture {
+            None => {
+                if state.last.as_ref() != Some(stream) {
+                    state.last = Some(stream.clone());
+                }
+                0
+            }
             Some(capture) => {
                 self.was_captured.store(true, Ordering::Relaxed);
                 let count = if state.capture.0 == capture { state.capture.1 + 1 } else { 1 };
@@ -164,31 +179,23 @@ impl Nccl {
         };
         self.progress.begin(lane, key, place, stream, site)?;
         match calls {
-            [call] => self.submit(calls, &[operand(call)])?,
-            calls => self.submit(calls, &calls.iter().map(operand).collect::<Vec<_>>())?,
+            [call] => self.submit(calls, &[operand(call)], &turn)?,
+            calls => self.submit(calls, &calls.iter().map(operand).collect::<Vec<_>>(), &turn)?,
         }
         self.progress.end(lane, stream, site)?;
-        Ok(())
-    }
-
-    /// The group's work is in one order also where it moves from one stream to another: the device counts it. What a graph holds
-    /// is put in order by its launch.
-    fn order(&self, state: &mut State, stream: &Stream) -> Result<()> {
-        if let Some(last) = state.last.as_ref().filter(|last| *last != stream)
-            && foreign::capture(last).is_some() == foreign::capture(stream).is_some()
-        {
-            stream.wait(&last.record()?)?;
-        }
-        if state.last.as_ref() != Some(stream) {
-            state.last = Some(stream.clone());
+        if capture.is_none() {
+            if lane == COLLECTIVES {
+                state.called = names::chained(state.called, key);
+            }
+            self.common.until(key, || Ok(stream.record()?))?;
         }
         Ok(())
     }
 
-    fn submit(&self, calls: &[Call<'_>], operands: &[Operand<'_>]) -> Result<()> {
+    fn submit(&self, calls: &[Call<'_>], operands: &[Operand<'_>], turn: &Turn) -> Result<()> {
         let first = &calls[0];
         foreign::enter(first.operation.name(), first.stream, first.site, operands, |place| {
-            let given = self.communicator.start(calls, self.rank, self.size, &place);
+            let given = self.communicator.start(calls, (self.rank, self.size), &place, turn);
             given.map_err(|fault| self.communicator.functions.error(names::text(calls), fault))
         })
     }
@@ -197,76 +204,6 @@ impl Nccl {
 fn operand<'a>(call: &Call<'a>) -> Operand<'a> {
     let tensor = call.tensor.expect("barriers do not come here");
     Operand { role: "tensor", tensor, writes: !matches!(call.operation, Operation::Send { .. }) }
-}
-
-impl Communicator {
-    /// Gives calls to the stream of `place`, in which their tensors are entered.
-    fn start(&self, calls: &[Call<'_>], rank: usize, size: usize, place: &Place<'_>) -> Result<(), Fault> {
-        let functions = self.functions;
-        let several = calls.len() > 1;
-        if several {
-            // SAFETY: takes nothing; what this thread calls from here on starts at the end.
-            unsafe { nccl!(functions, ncclGroupStart()) }?;
-        }
-        let mut outcome = Ok(());
-        for (call, &address) in calls.iter().zip(place.addresses) {
-            outcome = self.give(call, address, rank, size, place);
-            if outcome.is_err() {
-                break;
-            }
-        }
-        if several {
-            // Also after a refusal: or the thread's next calls would still be part of it.
-            // SAFETY: ends what began above; its calls' tensors are still entered.
-            let ended = unsafe { nccl!(functions, ncclGroupEnd()) };
-            outcome = outcome.and(ended);
-        }
-        outcome
-    }
-
-    fn give(&self, call: &Call<'_>, address: u64, rank: usize, size: usize, place: &Place<'_>) -> Result<(), Fault> {
-        let (functions, raw, stream) = (self.functions, self.raw, place.stream);
-        let tensor = call.tensor.expect("barriers do not come here");
-        let (count, kind, sum) = (tensor.count(), type_of(tensor.dtype()), ncclRedOp_t::ncclSum);
-        // Only an address, of the device's memory: never followed here.
-        let at = |element: usize| {
-            std::ptr::without_provenance_mut::<std::ffi::c_void>(address as usize + element * tensor.dtype().bytes())
-        };
-        // In place: where the slice of this rank is given and taken.
-        let slice = count / size;
-        let (whole, mine) = (at(0), at(rank * slice));
-        // SAFETY: the communicator is alive, and nobody else calls it now (`State`'s lock). The tensor is entered on this stream, for writing where the
-        // call writes, has `count` elements of this type, and the device's context is current (`foreign::enter`). A slice is one of `size` equal
-        // ones (`Group::check`). Roots and peers are ranks of the group (there too).
-        unsafe {
-            match call.operation {
-                Operation::AllReduce(_) => nccl!(functions, ncclAllReduce(whole, whole, count, kind, sum, raw, stream)),
-                Operation::ReduceScatter(_) => {
-                    nccl!(functions, ncclReduceScatter(whole, mine, slice, kind, sum, raw, stream))
-                }
-                Operation::AllGather => nccl!(functions, ncclAllGather(mine, whole, slice, kind, raw, stream)),
-                Operation::Broadcast { root } => {
-                    nccl!(functions, ncclBroadcast(whole, whole, count, kind, root as i32, raw, stream))
-                }
-                Operation::Send { to } => nccl!(functions, ncclSend(whole, count, kind, to as i32, raw, stream)),
-                Operation::Receive { from } => nccl!(functions, ncclRecv(whole, count, kind, from as i32, raw, stream)),
-                Operation::Barrier => unreachable!("the host waits at barriers"),
-            }
-        }
-    }
-
-    /// What went wrong behind this rank's back, if anything did.
-    fn asynchronous_fault(&self) -> Option<Fault> {
-        let mut code = library::SUCCESS;
-        // SAFETY: the communicator is alive; the function may be called at any time, and writes an int of ours.
-        let asked = unsafe { nccl!(self.functions, ncclCommGetAsyncError(self.raw, &mut code)) };
-        let is_well = code == library::SUCCESS || code == library::IN_PROGRESS;
-        match asked {
-            Ok(()) if is_well => None,
-            Ok(()) => Some(Fault { function: "ncclCommGetAsyncError", code }),
-            Err(fault) => Some(fault),
-        }
-    }
 }
 
 impl Collective for Nccl {
@@ -280,6 +217,10 @@ impl Collective for Nccl {
 
     fn on_host(&self) -> Option<&dyn Collective> {
         Some(&*self.host)
+    }
+
+    fn called(&self) -> (u64, u64) {
+        self.state().called
     }
 
     fn rank(&self) -> usize {
@@ -376,19 +317,25 @@ impl fmt::Debug for Nccl {
 }
 
 impl Drop for Nccl {
-    /// Gives the communicator back, if that can be done without waiting for what may never happen. Never of one whose calls a graph may
-    /// hold: NCCL would wait for the graph's end, and nobody here knows when that is. The process's end frees it as well.
+    /// Gives the communicator back, if that can be done without waiting for what may never happen: NCCL waits for the other ranks, of which one
+    /// may be on its way to an error, or to wait for this one elsewhere. So only where all ranks are known here and all leave now.
+    /// Never of one whose calls a graph may hold: NCCL would wait for the graph's end, and nobody here knows when that is; such a one is
+    /// watched on. The process's end frees it as well.
     fn drop(&mut self) {
-        drop(self.watch.take());
+        if self.was_captured.load(Ordering::Relaxed) {
+            return;
+        }
+        self.watch.stop();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let is_sound = state.broken.is_none() && !self.common.failure.board.is_aborted() && !std::thread::panicking();
-        if !is_sound || self.was_captured.load(Ordering::Relaxed) {
+        if !is_sound || !self.common.all_leave(LEAVE_MAX) {
             return;
         }
         let (communicator, last, device) = (Arc::clone(&self.communicator), state.last.take(), self.device);
         let (done, is_done) = mpsc::channel();
         let started = std::thread::Builder::new().name("nccl end".into()).spawn(move || {
-            if communicator.end(last, device) {
+            // SAFETY: the group is dropped, so nobody calls it; its watch has ended, and no graph has its calls.
+            if unsafe { communicator.end(last, device, END_MAX) } {
                 _ = done.send(());
             }
         });
@@ -398,29 +345,5 @@ impl Drop for Nccl {
                 self.common.group
             );
         }
-    }
-}
-
-impl Communicator {
-    /// Waits for its work and gives it back. Whether it did.
-    fn end(&self, last: Option<Stream>, device: Device) -> bool {
-        let site = std::panic::Location::caller();
-        if foreign::bind(device, "end of a group", site).is_err() {
-            return false;
-        }
-        let is_idle = || match &last {
-            None => true,
-            Some(last) => {
-                let Ok(event) = last.record() else { return false };
-                let started = std::time::Instant::now();
-                while !event.is_done() && started.elapsed() < END_MAX {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                event.is_done()
-            }
-        };
-        // SAFETY: the group is dropped, the watch has ended, no graph has its calls, and all that it gave to streams is done: nobody uses
-        // the communicator any more.
-        is_idle() && unsafe { nccl!(self.functions, ncclCommDestroy(self.raw)) }.is_ok()
     }
 }

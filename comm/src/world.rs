@@ -23,6 +23,7 @@ use crate::failure::Failure;
 use crate::group::Group;
 use crate::launcher;
 use crate::nccl;
+use crate::nccl::environment::{self, Ranks};
 use crate::share::{self, Share};
 use crate::shared::{Board, Segment};
 use crate::single::Single;
@@ -97,6 +98,8 @@ pub struct World {
     unbind: &'static str,
     failure: Arc<Failure>,
     watch: Mutex<Option<Watch>>,
+    /// Those of its groups of GPUs.
+    gpu_watches: nccl::Watches,
     /// Whether ranks are processes, which have to end together.
     of_processes: bool,
     /// Whether several ranks may have the same GPU.
@@ -150,6 +153,7 @@ impl World {
         if let Some(warning) = launcher::alone_warning(&lookup, cfg!(feature = "mpi"), mpi_started) {
             tracing::warn!("{warning}");
         }
+        environment::apply(environment::settings(Ranks::Alone, &lookup));
         let mut world = World::alone(options)?;
         if let Some(launch) = launch {
             world.share = share::share(&[share::own_cores()], 0, share::launcher_cores());
@@ -173,12 +177,14 @@ impl World {
     }
 
     /// Ranks that are threads of this process, for tests: give each thread one. With a seed they dawdle at random, the same
-    /// way each time.
+    /// way each time. Called while the process has one thread, it makes NCCL's settings for such ranks.
     pub fn threads(size: usize, seed: Option<u64>, timeout: Duration) -> Result<Vec<World>> {
         let world = |rank: ThreadRank| {
             let failure = local_failure(rank.board().clone(), rank.rank(), size);
             World::new(Links::Threads(rank), timeout, 1, failure, vec![share::own_cores(); size])
         };
+        let lookup = |name: &str| std::env::var(name).ok();
+        environment::apply(environment::settings(Ranks::Threads, &lookup));
         threads::ranks(size, seed, timeout)?.into_iter().map(world).collect()
     }
 
@@ -201,6 +207,7 @@ impl World {
             unbind: "",
             failure: Arc::new(failure),
             watch: Mutex::new(None),
+            gpu_watches: nccl::Watches::default(),
             of_processes: false,
             share_gpus: false,
             #[cfg(feature = "mpi")]
@@ -293,11 +300,14 @@ impl World {
     /// A new group over all ranks for tensors on GPUs, `device` being this rank's. All ranks call this in the same order, with the same
     /// names, each with a GPU of its own. Several ranks need NCCL; one needs nothing.
     ///
-    /// Where a GPU works on calls of two groups at once all ranks make them in the same order, over both groups: on a GPU that has no room for both, each
-    /// of two ranks could else wait in another one for ever.
+    /// A process may have several groups on one GPU. Their calls are made one at a time, and their work on the device is one after the other, in the
+    /// order of the calls: so all ranks make them in the same order, over all these groups. Work in a graph is in order within the graph.
+    /// Launch a graph that holds collectives while the stream of the last eager call is current, or is the one that the graph was captured on: that is
+    /// what puts it among the eager calls.
     ///
     /// A thread of the group watches over what its calls come to on the device, and ends the process, and with it the job, where ranks make
-    /// different calls or do not come within the timeout: an error that no call could return, for each has returned long before.
+    /// different calls or do not come within the timeout: an error that no call could return, for each has returned long before. Calls that differ
+    /// are seen within a host; between hosts only time tells, and `Group::all_agree`. The watch ends with this world.
     #[track_caller]
     pub fn gpu_group(&self, name: &'static str, device: Device) -> Result<Group> {
         let at = Location::caller();
@@ -400,6 +410,10 @@ impl World {
         Ok(())
     }
 
+    pub(crate) fn gpu_watches(&self) -> &nccl::Watches {
+        &self.gpu_watches
+    }
+
     pub(crate) fn failure(&self) -> &Arc<Failure> {
         &self.failure
     }
@@ -458,6 +472,7 @@ fn host_name() -> String {
 impl Drop for World {
     fn drop(&mut self) {
         if !self.of_processes {
+            self.gpu_watches.stop();
             return;
         }
         if let Some(cause) = self.failure.cause() {
@@ -469,6 +484,8 @@ impl Drop for World {
         if let Err(error) = self.barrier() {
             self.failure.fail(error.to_string(), error.exit_code());
         }
+        // They speak through MPI, which ends below.
+        self.gpu_watches.stop();
         self.failure.board.leave(self.failure.local_rank);
         drop(self.watch.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         #[cfg(feature = "mpi")]

@@ -2,11 +2,17 @@
 //! too few each test says so.
 
 use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ddp_comm::{Group, Reduce, Result, World};
+use ddp_kernels::progress::{Progress, STRIDE};
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{Device, Tensor, ops};
+
+/// Held by the test that uses the devices. All ranks make the calls of a device in one order, over all its groups: tests that ran beside each other
+/// would make them in another order on each rank.
+static DEVICES: Mutex<()> = Mutex::new(());
 
 /// Runs `body` as each of `size` ranks, on a thread and a device each, and gives what they return. None where there are too few devices.
 fn ranks<R: Send>(size: usize, body: impl Fn(&World, Device) -> Result<R> + Sync) -> Option<Vec<R>> {
@@ -17,6 +23,7 @@ fn ranks<R: Send>(size: usize, body: impl Fn(&World, Device) -> Result<R> + Sync
         let _ = writeln!(std::io::stderr(), "skipped: {why}");
         return None;
     }
+    let _turn = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let worlds = World::threads(size, Some(7), Duration::from_secs(60)).unwrap();
     let outcomes = std::thread::scope(|scope| {
         let run = |(world, device): (World, Device)| {
@@ -70,8 +77,18 @@ fn groups_are_apart_and_end_one_after_the_other() {
         let (first, second) = (world.gpu_group("first", device)?, world.gpu_group("second", device)?);
         let (a, b) = (Stream::new(device)?, Stream::new(device)?);
         let (x, y) = (own(&first, device, 64)?, own(&second, device, 64)?);
+        let big = own(&first, device, 1 << 20)?;
+        b.scope(|| ops::scale_into(&y, &y, 1.0))?;
+        // Enough that the second group's call would be done before.
+        for _ in 0..20 {
+            ops::scale_into(&big, &big, 1.0)?;
+        }
+        a.wait(&Stream::default_of(device)?.record()?)?;
         first.all_reduce(&x, Reduce::Sum, &a)?;
+        let is_first_done = a.record()?;
         second.all_reduce(&y, Reduce::Sum, &b)?;
+        b.synchronize()?;
+        assert!(is_first_done.is_done(), "calls of two groups are not in order on their device");
         let sums = (a.scope(|| x.to_vec::<f32>())?[0], b.scope(|| y.to_vec::<f32>())?[63]);
         drop(first);
         second.all_reduce(&y, Reduce::Sum, &b)?;
@@ -80,6 +97,57 @@ fn groups_are_apart_and_end_one_after_the_other() {
         return;
     };
     assert_eq!(all, [((3.0, 3.0), 6.0); 2]);
+}
+
+#[test]
+fn a_capture_leaves_the_order_of_eager_calls_alone() {
+    ranks(2, |world, device| {
+        let group = world.gpu_group("gradients", device)?;
+        let [a, b, captured] = [Stream::new(device)?, Stream::new(device)?, Stream::new(device)?];
+        let [x, y, z] = [own(&group, device, 64)?, own(&group, device, 64)?, own(&group, device, 64)?];
+        let big = own(&group, device, 1 << 20)?;
+        let step = || group.all_reduce(&z, Reduce::Sum, &captured);
+        step()?;
+        b.scope(|| ops::scale_into(&y, &y, 1.0))?;
+        captured.synchronize()?;
+        for _ in 0..20 {
+            ops::scale_into(&big, &big, 1.0)?;
+        }
+        a.wait(&Stream::default_of(device)?.record()?)?;
+        group.all_reduce(&x, Reduce::Sum, &a)?;
+        let is_first_done = a.record()?;
+        let graph = Graph::capture(&captured, step)?;
+        group.all_reduce(&y, Reduce::Sum, &b)?;
+        b.synchronize()?;
+        assert!(is_first_done.is_done(), "a call that was captured took the place of the last eager one");
+        b.scope(|| graph.launch())?;
+        let sums =
+            b.scope(|| Ok::<_, ddp_comm::Error>([x.to_vec::<f32>()?[0], y.to_vec::<f32>()?[0], z.to_vec::<f32>()?[0]]));
+        assert_eq!(sums?, [3.0, 3.0, 6.0]);
+        Ok(())
+    });
+}
+
+#[test]
+fn every_so_many_pieces_of_work_are_told_for_longer() {
+    ranks(1, |_, device| {
+        let (stream, at) = (Stream::new(device)?, std::panic::Location::caller());
+        let lanes = [Progress::new(device, 1)?, Progress::new(device, 1)?];
+        for (progress, first) in lanes.iter().zip([1, 2]) {
+            for number in 1..=2 * STRIDE as u32 + 100 {
+                // They differ in the first piece alone.
+                progress.begin(0, if number == 1 { first } else { 7 }, 0, &stream, at)?;
+                progress.end(0, &stream, at)?;
+            }
+        }
+        stream.synchronize()?;
+        for number in [STRIDE as u32, 2 * STRIDE as u32] {
+            let told = |progress: &Progress| progress.board().ring(0).find(|told| told.number == number).unwrap();
+            let [one, other] = [told(&lanes[0]), told(&lanes[1])];
+            assert!(one.call == 7 && other.call == 7 && one.chain != other.chain, "{one:?} {other:?}");
+        }
+        Ok(())
+    });
 }
 
 #[test]

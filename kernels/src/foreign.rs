@@ -5,7 +5,6 @@
 //! `memory/gpu.rs` says, and a graph that is captured keeps what its work uses.
 //!
 //! ```
-//! use ddp_kernels::device::discover;
 //! use ddp_kernels::foreign::{Library, functions};
 //! use std::ffi::c_int;
 //!
@@ -16,8 +15,7 @@
 //!     }
 //! }
 //!
-//! let names = ["libnccl.so.2", "libnccl.so"];
-//! match Library::open(&discover().nccl, &names).and_then(|library| Functions::load(library, "Install a newer one")) {
+//! match Library::nccl().and_then(|library| Functions::load(library, "Install a newer one")) {
 //!     Ok(_functions) => {}
 //!     Err(why) => assert!(why.contains("NCCL"), "{why}"),
 //! }

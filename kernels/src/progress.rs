@@ -3,7 +3,8 @@
 //! a driver, or for a lock that a stuck thread holds, can say what a stream hangs in.
 //!
 //! Work is counted in lanes. Each lane's work must be in order, by its stream or by events; numbers begin at 1 and wrap at 2³².
-//! A lane keeps the last [`RING`] names, so that two processes that should do the same work in the same order can compare what they did.
+//! A lane keeps the last [`RING`] names, so that two processes that should do the same work in the same order can compare what they did; and
+//! [`SPARSE`] names of every [`STRIDE`]th piece, so that they can also where each sees what the other told a while ago.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -17,10 +18,14 @@ static SOURCE: Source = Source::new("progress.cu", include_str!("ops/progress.cu
 
 /// How many names of work a lane keeps. A power of two: numbers wrap.
 pub const RING: usize = 64;
+/// Of which pieces a lane keeps names for longer: every so many. A power of two.
+pub const STRIDE: usize = 256;
+/// How many of these: enough for a third of a second of 25 000 pieces a second. A power of two.
+pub const SPARSE: usize = 32;
 /// Words of a name in the ring.
 const SLOT_WORDS: usize = 3;
 /// Where in a lane's words the last begun and the last ended are told.
-const BEGUN_AT: usize = RING * SLOT_WORDS;
+const BEGUN_AT: usize = (RING + SPARSE) * SLOT_WORDS;
 const ENDED_AT: usize = BEGUN_AT + 1;
 /// Words of one lane, in whole cache lines.
 const LANE_WORDS: usize = (ENDED_AT + 1).next_multiple_of(16);
@@ -63,6 +68,7 @@ unsafe impl Sync for Board {}
 
 impl Progress {
     /// Lanes on `device`, which must be a GPU. Their work may begin on any stream.
+    /// It compiles its kernels here, so that no work waits for that.
     #[track_caller]
     pub fn new(device: Device, lanes: usize) -> Result<Progress> {
         let at = std::panic::Location::caller();
@@ -70,7 +76,7 @@ impl Progress {
             return Err(Error::value("progress", "device", "a GPU", device));
         };
         // This device before any other: pinned memory is made by one that is in use, or else by the first.
-        Gpu::get(index, "progress", at)?;
+        let gpu = Gpu::get(index, "progress", at)?;
         let lanes = lanes.max(1);
         let words = Tensor::zeros_pinned(&[lanes * LANE_WORDS], DType::I64)?.named("progress words");
         let counts = Tensor::zeros(&[lanes * 2], DType::I64, device)?.named("progress counts");
@@ -81,6 +87,10 @@ impl Progress {
             NonNull::new(std::ptr::with_exposed_provenance_mut::<u64>(entered.address() as usize))
                 .expect("memory is not at 0")
         };
+        let queue = gpu.default_queue().map_err(|fault| fault.of("progress", device, at))?;
+        let launcher = Launcher { gpu, queue, op: "progress", at };
+        drop(launcher.kernel(&SOURCE, "progress_begin")?);
+        drop(launcher.kernel(&SOURCE, "progress_end")?);
         Ok(Progress { device, counts, words, board: Board { start, lanes } })
     }
 
@@ -93,8 +103,8 @@ impl Progress {
     pub fn begin(&self, lane: usize, call: u32, place: u32, stream: &Stream, at: Site) -> Result<()> {
         self.mark(lane, stream, at, |launcher, lane_counts, lane_words| {
             let kernel = launcher.kernel(&SOURCE, "progress_begin")?;
-            let kernel = kernel.address(lane_counts).address(lane_words).count(RING).u32(call).u32(place);
-            kernel.launch(Grid::blocks(1, 1))
+            let kernel = kernel.address(lane_counts).address(lane_words).count(RING).count(STRIDE).count(SPARSE);
+            kernel.u32(call).u32(place).launch(Grid::blocks(1, 1))
         })
     }
 
@@ -152,9 +162,10 @@ impl Board {
         self.word(lane, ENDED_AT).load(Ordering::Acquire) as u32
     }
 
-    /// The last pieces of `lane` that have begun, in the order of the ring; those that are being written just now are left out.
+    /// The last pieces of `lane` that have begun, and some from before, in no order; those that are being written just now are left out. Some
+    /// may come twice.
     pub fn ring(&self, lane: usize) -> impl Iterator<Item = Told> {
-        (0..RING).filter_map(move |slot| {
+        (0..RING + SPARSE).filter_map(move |slot| {
             let read = || [0, 1, 2].map(|word| self.word(lane, SLOT_WORDS * slot + word).load(Ordering::Relaxed));
             let words = read();
             fence(Ordering::Acquire);

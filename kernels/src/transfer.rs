@@ -21,7 +21,9 @@ pub use hints::Hint;
 pub(crate) use ledger::Held;
 pub use ledger::{Kind, Ledger, Row, readable_bytes};
 pub(crate) use policy::with_rules;
-pub use policy::{Phase, Policy, announced, forbid_transfers, current_phase, in_phase, inherit, policy, with_ledger, with_policy};
+pub use policy::{
+    Phase, Policy, announced, current_phase, forbid_transfers, in_phase, inherit, policy, with_ledger, with_policy,
+};
 
 pub use scalars::Scalars;
 

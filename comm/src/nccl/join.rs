@@ -1,7 +1,7 @@
 //! How ranks that each have a GPU come together: they compare versions, rank 0 makes an id, and all join with it, on a thread that nobody
 //! waits for beyond the deadline.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::panic::Location;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -13,9 +13,10 @@ use ddp_kernels::error::Site;
 use ddp_kernels::progress::Progress;
 use ddp_kernels::{Device, foreign};
 
+use super::communicator::Communicator;
 use super::library::{self, nccl};
-use super::watch::{Common, Watch};
-use super::{Communicator, Nccl, State, warm};
+use super::watch::{AT_IT, Common, JOINED, Watch};
+use super::{Nccl, State, environment, warm};
 use crate::collective::Collective;
 use crate::error::{Cause, Error, Line, Result, Seconds};
 use crate::failure::GRACE;
@@ -25,9 +26,8 @@ use crate::shared::LANES;
 use crate::waited::Waited;
 use crate::world::World;
 
-/// How far a rank is: it calls NCCL; it has joined.
-const AT_IT: u64 = 1;
-const JOINED: u64 = 2;
+/// The stack of the thread that joins: NCCL's own for its threads, which is more than Rust's.
+const STACK_BYTES: usize = 8 << 20;
 
 /// How often a rank that waits looks up.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -44,15 +44,18 @@ pub(crate) fn join(
     let what = format!("join group {name} with {device} (at {})", Line(site));
     // The device's own faults are this rank's own error, before anybody waits for anybody.
     foreign::bind(device, "gpu_group", site)?;
-    let nccl = find_library(world, &what)?;
+    // Compiles kernels, if nobody has yet: not while others wait in a call.
+    let progress = Progress::new(device, LANES)?;
+    environment::warn_of_registration();
+    let nccl = find_library(world, name, &what)?;
     let id = share_id(world, nccl.functions, &what)?;
     let common = Arc::new(Common::new(world, name, channel, of_processes));
     common.pages.set_stage(common.local_rank, AT_IT);
     let raw = initialise(world, nccl.functions, device, id, &common, &what)?;
     common.pages.set_stage(common.local_rank, JOINED);
     let communicator = Arc::new(Communicator { functions: nccl.functions, raw: raw.0 });
-    let progress = Progress::new(device, LANES)?;
-    let watch = Watch::start(Arc::clone(&common), Arc::clone(&communicator), progress.board())?;
+    let watch = Arc::new(Watch::start(Arc::clone(&common), Arc::clone(&communicator), progress.board())?);
+    world.gpu_watches().add(&watch);
     let group = Group::new(
         Arc::new(Nccl {
             communicator,
@@ -64,7 +67,7 @@ pub(crate) fn join(
             common: Arc::clone(&common),
             state: Mutex::new(State::default()),
             was_captured: AtomicBool::new(false),
-            watch: Some(watch),
+            watch,
         }),
         name,
         world.timeout(),
@@ -74,8 +77,8 @@ pub(crate) fn join(
     Ok(group)
 }
 
-/// NCCL, where all ranks have it, and the same. The error is the same on all ranks.
-fn find_library(world: &World, what: &str) -> Result<library::Nccl> {
+/// NCCL, where all ranks have it, and the same, and make the same group. The error is the same on all ranks.
+fn find_library(world: &World, group: &str, what: &str) -> Result<library::Nccl> {
     let found = library::get();
     let own = found.as_ref().err().map_or_else(String::new, |why| format!("on {}: {why}", world.host()));
     for (rank, problem) in world.all_gather_bytes(own.as_bytes())?.iter().enumerate() {
@@ -89,7 +92,12 @@ fn find_library(world: &World, what: &str) -> Result<library::Nccl> {
     }
     let nccl = found.expect("a rank without it has said so, and all have heard it");
     let way_out = "Let all ranks find the same NCCL (LD_LIBRARY_PATH, the active Python environment).";
-    world.handshake(&[Field::must_match("the version of NCCL", nccl.version, way_out)])?;
+    let way_out_of_groups =
+        "All ranks must make the same groups in the same order: look for a condition that differs between ranks.";
+    world.handshake(&[
+        Field::must_match("the group", group, way_out_of_groups),
+        Field::must_match("the version of NCCL", nccl.version, way_out),
+    ])?;
     Ok(nccl)
 }
 
@@ -101,7 +109,7 @@ fn share_id(world: &World, functions: &'static library::Functions, what: &str) -
     if world.rank() == 0 {
         // SAFETY: writes an id, to a variable of ours.
         match unsafe { nccl!(functions, ncclGetUniqueId(&mut id)) } {
-            Ok(()) => message.extend(std::iter::once(0).chain(id.internal.iter().map(|&byte| byte.cast_unsigned()))),
+            Ok(()) => message.extend(std::iter::once(0).chain(id.internal.iter().map(|&byte| byte.to_ne_bytes()[0]))),
             Err(fault) => {
                 let error = functions.error(what.to_string(), fault);
                 message.push(error.exit_code());
@@ -116,7 +124,7 @@ fn share_id(world: &World, functions: &'static library::Functions, what: &str) -
     }
     match message.split_first() {
         Some((0, bytes)) if bytes.len() == id.internal.len() => {
-            id.internal.iter_mut().zip(bytes).for_each(|(target, byte)| *target = byte.cast_signed());
+            id.internal.iter_mut().zip(bytes).for_each(|(target, byte)| *target = c_char::from_ne_bytes([*byte]));
             Ok(id)
         }
         other => {
@@ -158,7 +166,7 @@ fn initialise(
         // Nobody listens any more where time was up: then the process ends.
         _ = answer.send(joined);
     };
-    let started = std::thread::Builder::new().name("nccl start".into()).spawn(body);
+    let started = std::thread::Builder::new().name("nccl start".into()).stack_size(STACK_BYTES).spawn(body);
     started.map_err(|error| Error::Setup {
         action: what.to_string(),
         reason: format!("no thread for it: {error}"),
@@ -168,7 +176,13 @@ fn initialise(
     loop {
         match answered.recv_timeout(PERIOD) {
             Ok(joined) => return joined,
-            Err(RecvTimeoutError::Disconnected) => unreachable!("the thread answers before it ends"),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Broken {
+                    action: what.to_string(),
+                    reason: "the thread that called NCCL ended without an answer".into(),
+                    way_out: "What it said before stands above.".into(),
+                });
+            }
             Err(RecvTimeoutError::Timeout) => {}
         }
         if let Some(cause) = world.failure().cause() {

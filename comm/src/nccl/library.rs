@@ -7,7 +7,6 @@ use std::sync::OnceLock;
 
 use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use ddp_kernels::DType;
-use ddp_kernels::device::discover;
 use ddp_kernels::foreign::{Library, functions};
 
 use crate::error::{Error, NcclFailure};
@@ -65,7 +64,7 @@ pub(super) fn get() -> Result<Nccl, &'static str> {
 }
 
 fn load() -> Result<(Functions, Version), String> {
-    let library = Library::open(&discover().nccl, &["libnccl.so.2", "libnccl.so"])?;
+    let library = Library::nccl()?;
     let functions = Functions::load(library, WAY_OUT)?;
     let mut version = 0;
     // SAFETY: writes an int, to a variable of ours.
@@ -122,7 +121,6 @@ fn name(code: c_int) -> String {
 impl Functions {
     /// A refusal as an error of `call`, with what NCCL says of it.
     pub(super) fn error(&self, call: String, fault: Fault) -> Error {
-        use ncclResult_t as Code;
         let text = |text: *const c_char| {
             // SAFETY: not null, so a C string of the library's, which lives as long as it. The last error's is written under the
             // library's own lock; a message that is replaced meanwhile reads as some message.
@@ -132,28 +130,37 @@ impl Functions {
         let meaning = text(unsafe { (self.ncclGetErrorString)(fault.code) }).unwrap_or_default();
         // SAFETY: the communicator is not looked at, and null is allowed for it.
         let last = text(unsafe { (self.ncclGetLastError)(std::ptr::null_mut()) }).unwrap_or_default();
-        let words = [meaning, last].into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join(": ");
-        let is = |code: Code| fault.code == code as c_int;
-        let from_outside = is(Code::ncclSystemError) || is(Code::ncclRemoteError) || is(Code::ncclTimeout);
-        let way_out = if fault.code == IN_PROGRESS {
-            "Unset NCCL_COMM_BLOCKING: this program uses communicators that block."
-        } else if words.contains("Duplicate GPU") {
-            "Give each rank a GPU of its own; for tests --share-gpus lets several ranks use one."
-        } else if from_outside {
-            "Look at what other ranks say, and at the network: NCCL_DEBUG=INFO shows what NCCL does, NCCL_SOCKET_IFNAME chooses an interface."
-        } else if is(Code::ncclUnhandledCudaError) {
-            "The GPU or its driver failed, or memory ran out: NCCL_DEBUG=INFO shows what NCCL did, nvidia-smi -q the GPU."
-        } else {
-            "NCCL_DEBUG=INFO shows what NCCL did."
-        };
-        Error::Nccl(Box::new(NcclFailure {
-            call,
-            function: fault.function,
-            name: name(fault.code),
-            words,
-            way_out: way_out.into(),
-            exit_code: if from_outside { 77 } else { 70 },
-        }))
+        // They need not be of this call: NCCL keeps them for all.
+        let last = if last.is_empty() { last } else { format!("NCCL's last words: {last}") };
+        let words = [meaning, last].into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join("; ");
+        let (way_out, exit_code) = advice(fault.code, &words);
+        let (function, name, way_out) = (fault.function, name(fault.code), way_out.into());
+        Error::Nccl(Box::new(NcclFailure { call, function, name, words, way_out, exit_code }))
+    }
+}
+
+/// What to do about a refusal, and the exit code that it means. What NCCL says goes before its code, which is often that of whatever noticed.
+fn advice(code: c_int, words: &str) -> (&'static str, u8) {
+    use ncclResult_t as Code;
+    let is = |wanted: Code| code == wanted as c_int;
+    if code == IN_PROGRESS {
+        ("Unset NCCL_COMM_BLOCKING: this program uses communicators that block.", 70)
+    } else if words.contains("Duplicate GPU") {
+        let way_out = "Give each rank a GPU of its own (to NCCL the MIG slices of a GPU are one); for tests --share-gpus lets several ranks \
+                       use one.";
+        (way_out, 70)
+    } else if words.contains("/dev/shm") {
+        ("Give the container more shared memory (--shm-size=1g or --ipc=host).", 70)
+    } else if words.to_ascii_lowercase().contains("out of memory") {
+        ("The GPU's memory is full: use a smaller batch or model.", 71)
+    } else if is(Code::ncclSystemError) || is(Code::ncclRemoteError) || is(Code::ncclTimeout) {
+        let way_out = "Look at what other ranks say, and at the network: NCCL_DEBUG=INFO shows what NCCL does, NCCL_SOCKET_IFNAME chooses an \
+                       interface.";
+        (way_out, 77)
+    } else if is(Code::ncclUnhandledCudaError) {
+        ("The GPU or its driver failed: NCCL_DEBUG=INFO shows what NCCL did, nvidia-smi -q the GPU.", 70)
+    } else {
+        ("NCCL_DEBUG=INFO shows what NCCL did.", 70)
     }
 }
 
@@ -178,6 +185,22 @@ mod tests {
     fn versions_are_told_as_people_write_them_and_in_order() {
         assert_eq!([21_800, 22_307, 23_007].map(|v| Version(v).to_string()), ["2.18.0", "2.23.7", "2.30.7"]);
         assert!(Version(21_705) < OLDEST && Version(21_801) > OLDEST);
+    }
+
+    #[test]
+    fn what_nccl_says_tells_what_to_do_before_its_code_does() {
+        let (system, cuda) = (ncclResult_t::ncclSystemError as c_int, ncclResult_t::ncclUnhandledCudaError as c_int);
+        for (code, words, part, exit_code) in [
+            (system, "Error while creating shared memory segment /dev/shm/nccl-x (size 9)", "--shm-size=1g", 70),
+            (cuda, "unhandled cuda error; NCCL's last words: Cuda failure 2 'out of memory'", "smaller batch", 71),
+            (cuda, "Cuda failure 700", "nvidia-smi", 70),
+            (ncclResult_t::ncclInvalidUsage as c_int, "Duplicate GPU detected : rank 0 and rank 1", "MIG", 70),
+            (ncclResult_t::ncclRemoteError as c_int, "", "other ranks", 77),
+            (ncclResult_t::ncclInternalError as c_int, "", "NCCL_DEBUG=INFO", 70),
+        ] {
+            let (way_out, code) = advice(code, words);
+            assert!(way_out.contains(part) && code == exit_code, "{words}: {way_out} {code}");
+        }
     }
 
     #[test]

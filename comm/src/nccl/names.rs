@@ -49,6 +49,11 @@ pub(super) fn key(calls: &[Call<'_>]) -> u32 {
     (hash ^ hash >> 32) as u32
 }
 
+/// What was called with one more: how many, and a hash of all.
+pub(super) fn chained((count, chain): (u64, u64), key: u32) -> (u64, u64) {
+    (count + 1, xxh3_64_with_seed(&key.to_le_bytes(), chain))
+}
+
 fn has_name(operation: Operation) -> bool {
     matches!(operation, Operation::AllReduce(_) | Operation::ReduceScatter(_) | Operation::AllGather)
 }

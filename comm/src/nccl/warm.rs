@@ -9,7 +9,7 @@ use ddp_kernels::stream::{Event, Stream};
 use ddp_kernels::transfer::{self, Ledger};
 use ddp_kernels::{Device, Element, Tensor};
 
-use super::watch::Common;
+use super::watch::{Common, ELSEWHERE};
 use crate::collective::Reduce;
 use crate::error::{Error, Result, Seconds};
 use crate::group::Group;
@@ -19,7 +19,7 @@ use crate::waited::Waited;
 const SLICE: usize = 1024;
 
 /// How much longer than the watch, which knows better whom to name, this waits.
-const MARGIN: Duration = Duration::from_secs(2);
+const MARGIN: Duration = Duration::from_secs(2).saturating_add(ELSEWHERE);
 
 /// Runs every operation, and checks what comes of it.
 pub(super) fn warm_up(group: &Group, device: Device, common: &Common) -> Result<()> {
@@ -79,7 +79,7 @@ fn check<T: Element>(tensor: &Tensor, expected: &[T], operation: &str) -> Result
     let got = tensor.to_vec::<T>()?;
     match got.iter().zip(expected).position(|(got, expected)| got.to_f64() != expected.to_f64()) {
         None => Ok(()),
-        Some(index) => Err(Error::Setup {
+        Some(index) => Err(Error::Broken {
             action: format!("use NCCL: its {operation} of {} is wrong", T::DTYPE),
             reason: format!("element {index} is {}, and should be {}", got[index].to_f64(), expected[index].to_f64()),
             way_out: "A link or a GPU may be broken, or NCCL and the driver do not fit: nccl-tests and dcgmi diag tell more; \

@@ -5,11 +5,12 @@
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ddp_kernels::progress::Board;
+use ddp_kernels::stream::Event;
 
-use super::Communicator;
+use super::communicator::Communicator;
 use super::compare::{self, Apart};
 use crate::error::{Error, Ranks, Result, Seconds};
 use crate::failure::{Failure, GRACE};
@@ -19,8 +20,11 @@ use crate::world::World;
 
 /// How often the watch looks.
 const PERIOD: Duration = Duration::from_millis(100);
+/// How much longer a rank waits that misses nobody on its host, where there are other hosts: one of them may know whom to name.
+pub(super) const ELSEWHERE: Duration = Duration::from_secs(2);
 /// A rank that hung too long, or did something else.
 const EXIT_LATE: u8 = 77;
+const HINT: &str = "See whether they are stopped, swapping or stuck; --timeout-s sets how long to wait.";
 const EXIT_APART: u8 = 78;
 
 /// What a group's calls and its watch both need.
@@ -35,10 +39,56 @@ pub(super) struct Common {
     ranks: Vec<usize>,
     size: usize,
     pub(super) timeout: Duration,
-    /// Calls that may take another time, by key.
-    patience: Mutex<Vec<(u32, Duration)>>,
+    /// Calls that may take another time.
+    patience: Mutex<Vec<Patience>>,
+    /// The call with which this rank's host is in NCCL, if it is.
+    host: Mutex<HostCall>,
     of_processes: bool,
 }
+
+/// A call that may take another time than the group's calls do.
+#[derive(Debug)]
+struct Patience {
+    key: u32,
+    timeout: Duration,
+    /// After the last such call on the device.
+    end: Option<Event>,
+    /// A graph holds such a call, and may be launched at any time.
+    is_captured: bool,
+}
+
+/// Calls that this rank's host gives to NCCL.
+#[derive(Clone, Copy, Debug, Default)]
+struct HostCall {
+    /// The number of the last one.
+    number: u64,
+    is_under_way: bool,
+    key: u32,
+    limit: Duration,
+}
+
+/// For how long the host has been in one call.
+#[derive(Debug, Default)]
+struct HostWait {
+    number: u64,
+    waited: Duration,
+}
+
+impl HostWait {
+    /// How long that is, `passed` after the last look. Time in which the device is in a call is the device's.
+    fn after(&mut self, now: HostCall, device_is_in_one: bool, passed: Duration) -> Duration {
+        let goes_on = now.is_under_way && !device_is_in_one && now.number == self.number;
+        self.waited = if goes_on { self.waited + passed } else { Duration::ZERO };
+        self.number = now.number;
+        self.waited
+    }
+}
+
+/// How far a rank is with joining or leaving: it calls NCCL; it has joined; it leaves; it has left, and waits for nobody.
+pub(super) const AT_IT: u64 = 1;
+pub(super) const JOINED: u64 = 2;
+const LEAVES: u64 = 3;
+const GONE: u64 = 4;
 
 impl Common {
     pub(super) fn new(world: &World, group: &'static str, channel: usize, of_processes: bool) -> Common {
@@ -51,8 +101,8 @@ impl Common {
         }
         ranks[failure.local_rank] = failure.rank;
         let (local_rank, size) = (failure.local_rank, failure.size);
-        let (timeout, patience) = (world.timeout(), Mutex::default());
-        Common { failure, pages, channel, group, local_rank, ranks, size, timeout, patience, of_processes }
+        let (timeout, patience, host) = (world.timeout(), Mutex::default(), Mutex::default());
+        Common { failure, pages, channel, group, local_rank, ranks, size, timeout, patience, host, of_processes }
     }
 
     /// The other ranks of this host: local rank and rank.
@@ -66,26 +116,87 @@ impl Common {
         self.ranks.len() == self.size
     }
 
-    /// The call `key` may take so long, from now on.
-    pub(super) fn wait_for(&self, key: u32, timeout: Duration) {
-        let mut patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
-        match patience.iter_mut().find(|(known, _)| *known == key) {
-            Some(known) => known.1 = timeout,
+    /// The call `key` may take so long. One of another call of that key which is not over yet is not cut short.
+    pub(super) fn wait_for(&self, key: u32, timeout: Duration, is_captured: bool) {
+        let mut all = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+        match all.iter().position(|known| known.key == key) {
+            Some(index) => {
+                let known = &mut all[index];
+                let is_over = !known.is_captured && known.end.as_ref().is_none_or(Event::is_done);
+                known.timeout = if is_over { timeout } else { known.timeout.max(timeout) };
+                known.is_captured |= is_captured;
+                if known.timeout == self.timeout && !known.is_captured {
+                    all.swap_remove(index);
+                }
+            }
             None if timeout == self.timeout => {}
-            None => patience.push((key, timeout)),
+            None => all.push(Patience { key, timeout, end: None, is_captured }),
         }
+    }
+
+    /// The call `key` of `wait_for` is over with the event of `record`, which is asked for only if it matters.
+    pub(super) fn until(&self, key: u32, record: impl FnOnce() -> Result<Event>) -> Result<()> {
+        let mut all = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.iter_mut().find(|known| known.key == key) {
+            known.end = Some(record()?);
+        }
+        Ok(())
     }
 
     fn patience_of(&self, key: u32) -> Duration {
         let patience = self.patience.lock().unwrap_or_else(PoisonError::into_inner);
-        patience.iter().find(|(known, _)| *known == key).map_or(self.timeout, |(_, timeout)| *timeout)
+        patience.iter().find(|known| known.key == key).map_or(self.timeout, |known| known.timeout)
+    }
+
+    /// This rank's host gives the call `key` to NCCL, until `host_left`.
+    pub(super) fn host_enters(&self, key: u32, limit: Duration) {
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        *host = HostCall { number: host.number + 1, is_under_way: true, key, limit };
+    }
+
+    pub(super) fn host_left(&self) {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner).is_under_way = false;
+    }
+
+    /// Says that this rank leaves. Whether all ranks do, and are all known here; waits so long for them to come to it.
+    pub(super) fn all_leave(&self, wait_max: Duration) -> bool {
+        self.pages.set_stage(self.local_rank, LEAVES);
+        let started = Instant::now();
+        while self.knows_all() && !self.failure.board.is_aborted() {
+            let stages: Vec<u64> = self.others().map(|(other, _)| self.pages.stage(other)).collect();
+            if stages.iter().all(|&stage| stage == LEAVES) {
+                return true;
+            }
+            if stages.contains(&GONE) || started.elapsed() >= wait_max {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.pages.set_stage(self.local_rank, GONE);
+        false
     }
 }
 
-/// The watch of one group. Ends when dropped.
+/// The watch of one group. Ends when it is stopped, or when nobody has it any more.
+#[derive(Debug)]
 pub(super) struct Watch {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    running: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
+}
+
+/// The watches of a world. Some outlive their groups, whose calls graphs hold.
+#[derive(Debug, Default)]
+pub(crate) struct Watches(Mutex<Vec<Arc<Watch>>>);
+
+impl Watches {
+    pub(super) fn add(&self, watch: &Arc<Watch>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(watch));
+    }
+
+    /// Ends them all: they speak to other ranks by what the world has.
+    pub(crate) fn stop(&self) {
+        let all = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        all.iter().for_each(|watch| watch.stop());
+    }
 }
 
 impl Watch {
@@ -93,7 +204,7 @@ impl Watch {
         let group = common.group;
         let (stop, stopped) = mpsc::channel::<()>();
         let body = move || {
-            let mut looks = Looks { common, communicator, board, waits: Default::default(), aborted: Duration::ZERO };
+            let mut looks = Looks::new(common, communicator, board);
             let mut waited = Waited::new();
             let mut total = Duration::ZERO;
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(PERIOD) {
@@ -101,6 +212,7 @@ impl Watch {
                 looks.look(now - total);
                 total = now;
             }
+            looks.compare();
         };
         let thread = std::thread::Builder::new().name("nccl watch".into()).spawn(body);
         let thread = thread.map_err(|error| Error::Setup {
@@ -108,14 +220,14 @@ impl Watch {
             reason: error.to_string(),
             way_out: "Raise the limit on threads (ulimit -u).".into(),
         })?;
-        Ok(Watch { stop: Some(stop), thread: Some(thread) })
+        Ok(Watch { running: Mutex::new(Some((stop, thread))) })
     }
-}
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
+    /// Ends it, after it has compared once more.
+    pub(super) fn stop(&self) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((stop, thread)) = running {
+            drop(stop);
             _ = thread.join();
         }
     }
@@ -128,16 +240,24 @@ struct Looks {
     board: Board,
     /// For how long each lane has been in which call.
     waits: [(u32, Duration); LANES],
+    /// For how long the host has been in which call.
+    host: HostWait,
     /// For how long the job has been over.
     aborted: Duration,
 }
 
 impl Looks {
+    fn new(common: Arc<Common>, communicator: Arc<Communicator>, board: Board) -> Looks {
+        let (waits, host, aborted) = (Default::default(), HostWait::default(), Duration::ZERO);
+        Looks { common, communicator, board, waits, host, aborted }
+    }
+
     /// Looks once, `passed` after the last time.
     fn look(&mut self, passed: Duration) {
         let common = Arc::clone(&self.common);
-        let mine = self.own();
-        common.pages.publish(common.local_rank, &mine);
+        if common.failure.board.has_left(common.local_rank) {
+            return;
+        }
         if let Some(cause) = common.failure.cause() {
             // The host's thread may be in a call that never ends, and nobody else may be watching.
             self.aborted += passed;
@@ -146,10 +266,7 @@ impl Looks {
             }
             return;
         }
-        let others: Vec<(usize, Seen)> = common.others().map(|(other, _)| (other, common.pages.read(other))).collect();
-        if let Some(apart) = compare::apart(&mine, &others) {
-            common.failure.fail(self.tell_apart(&apart), EXIT_APART);
-        }
+        let (mine, others) = self.compare();
         for (lane, now) in mine.lanes.into_iter().enumerate() {
             let wait = &mut self.waits[lane];
             if now.begun == now.ended || now.begun != wait.0 {
@@ -157,15 +274,51 @@ impl Looks {
                 continue;
             }
             wait.1 += passed;
-            let limit = common.patience_of(now.call);
-            if wait.1 >= limit {
-                common.failure.fail(self.tell_late(lane, &mine, &others, limit), EXIT_LATE);
+            let (waited, limit) = (wait.1, common.patience_of(now.call));
+            if waited >= limit {
+                let (text, names_ranks) = self.tell_late(lane, &mine, &others, limit);
+                if names_ranks || common.knows_all() || waited >= limit.saturating_add(ELSEWHERE) {
+                    common.failure.fail(text, EXIT_LATE);
+                }
             }
         }
+        self.look_at_host(&mine, &others, passed);
         if let Some(fault) = self.communicator.asynchronous_fault() {
             let what = self.under_way(&mine);
             let error = self.communicator.functions.error(what, fault);
             common.failure.fail(error.to_string(), error.exit_code());
+        }
+    }
+
+    /// Tells the others how far this rank is, and ends the job if one of them did something else. What all told, unless all is over.
+    fn compare(&self) -> (Seen, Vec<(usize, Seen)>) {
+        let common = &self.common;
+        let mine = self.own();
+        common.pages.publish(common.local_rank, &mine);
+        let others: Vec<(usize, Seen)> = common.others().map(|(other, _)| (other, common.pages.read(other))).collect();
+        let is_over = common.failure.board.has_left(common.local_rank) || common.failure.board.is_aborted();
+        if let Some(apart) = compare::apart(&mine, &others).filter(|_| !is_over) {
+            common.failure.fail(self.tell_apart(&apart), EXIT_APART);
+        }
+        (mine, others)
+    }
+
+    /// The host may be kept in NCCL before the device has heard of the call: NCCL makes connections when they are first used, also while a
+    /// graph is captured. Where the device is in a call, that one's time counts: the host may wait for room behind it.
+    fn look_at_host(&mut self, mine: &Seen, others: &[(usize, Seen)], passed: Duration) {
+        let common = Arc::clone(&self.common);
+        let now = *common.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_in_call = mine.lanes.iter().any(|lane| lane.begun != lane.ended);
+        let waited = self.host.after(now, is_in_call, passed);
+        if now.is_under_way
+            && waited >= now.limit.saturating_add(if common.knows_all() { Duration::ZERO } else { ELSEWHERE })
+        {
+            let what = self.name(common.local_rank, now.key).0;
+            let places: Vec<String> =
+                common.others().map(|(other, _)| self.whereabouts(other, COLLECTIVES, others)).collect();
+            let (places, within) = (places.join("; "), Seconds(now.limit));
+            let text = format!("{what}: NCCL did not return from it within {within}. {places}. {HINT}");
+            common.failure.fail(text, EXIT_LATE);
         }
     }
 
@@ -210,8 +363,8 @@ impl Looks {
         format!("{ours}, collective number {number} of group {group}{place}: rank {peer} is at {theirs}. {rest}")
     }
 
-    fn tell_late(&self, lane: usize, mine: &Seen, others: &[(usize, Seen)], limit: Duration) -> String {
-        const HINT: &str = "See whether they are stopped, swapping or stuck; --timeout-s sets how long to wait.";
+    /// What to say of a call that takes too long, and whether that names the ranks to blame.
+    fn tell_late(&self, lane: usize, mine: &Seen, others: &[(usize, Seen)], limit: Duration) -> (String, bool) {
         let common = &*self.common;
         let now = mine.lanes[lane];
         let (what, peer) = self.name(common.local_rank, now.call);
@@ -231,10 +384,9 @@ impl Looks {
             (missing.clone(), missing)
         };
         let ranks: Vec<usize> = missing.iter().map(|&other| common.ranks[other]).collect();
+        let names_ranks = !ranks.is_empty() && (lane == COLLECTIVES || peer.is_some());
         let result = match (ranks.is_empty(), peer) {
-            (false, _) if lane == COLLECTIVES || peer.is_some() => {
-                format!("{} did not arrive within {within}", Ranks(&ranks))
-            }
+            _ if names_ranks => format!("{} did not arrive within {within}", Ranks(&ranks)),
             (true, Some(peer)) if asked.is_empty() => format!("rank {peer} did not arrive within {within}"),
             _ => format!("not done within {within}"),
         };
@@ -249,7 +401,7 @@ impl Looks {
             (false, true) => HINT.to_string(),
             (false, false) => format!("Of ranks of other hosts nothing is known here. {HINT}"),
         };
-        format!("{what}: {result}.{places} {rest}")
+        (format!("{what}: {result}.{places} {rest}"), names_ranks)
     }
 
     /// Where another rank is, on its device and on its host, for a call of `lane` in which it is missed.
@@ -280,4 +432,26 @@ impl Looks {
 /// Where in a graph, if in one.
 fn place(place: u32) -> String {
     if place == 0 { String::new() } else { format!(" (number {place} of its graph)") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_time_in_one_call_of_the_host_counts_and_none_in_which_the_device_is_in_one() {
+        let period = Duration::from_millis(100);
+        let call = |number: u64, is_under_way: bool| HostCall { number, is_under_way, ..HostCall::default() };
+        let mut host = HostWait::default();
+        assert_eq!(host.after(call(0, false), false, period), Duration::ZERO);
+        // When it began since the last look nobody knows.
+        assert_eq!(host.after(call(1, true), false, period), Duration::ZERO);
+        assert_eq!(host.after(call(1, true), false, period), period);
+        assert_eq!(host.after(call(1, true), false, 3 * period), 4 * period);
+        assert_eq!(host.after(call(2, true), false, period), Duration::ZERO);
+        assert_eq!(host.after(call(2, true), false, period), period);
+        assert_eq!(host.after(call(2, true), true, period), Duration::ZERO);
+        assert_eq!(host.after(call(2, true), false, period), period);
+        assert_eq!(host.after(call(2, false), false, period), Duration::ZERO);
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use ddp_kernels::progress::{RING, Told};
+use ddp_kernels::progress::{RING, SPARSE, STRIDE, Told};
 
 use super::board::{Board, cut};
 use super::layout::GPU_PAGE_BYTES;
@@ -17,7 +17,8 @@ pub(crate) const COLLECTIVES: usize = 0;
 /// The lane of sends and receives.
 pub(crate) const PAIRS: usize = 1;
 
-/// In words of the page: how far this rank is with joining the group; the lanes; the ring of the collectives; the names.
+/// In words of the page: how far this rank is with joining the group, and leaving it; the lanes; the ring of the collectives, and that of every
+/// so many of them; the names.
 const STAGE_AT: usize = 0;
 const LANES_AT: usize = 8;
 const LANE_WORDS: usize = 2;
@@ -32,7 +33,7 @@ const TEXT_BYTES_MAX: usize = 8 * (NAME_WORDS - TEXT_AT);
 const NAMES: usize = 256;
 /// In how many places a name may lie.
 const PROBES: usize = 8;
-const _: () = assert!(LANES_AT + LANES * LANE_WORDS <= RING_AT && RING_AT + RING * RING_WORDS <= NAMES_AT);
+const _: () = assert!(LANES_AT + LANES * LANE_WORDS <= RING_AT && RING_AT + (RING + SPARSE) * RING_WORDS <= NAMES_AT);
 const _: () = assert!(8 * (NAMES_AT + NAMES * NAME_WORDS) <= GPU_PAGE_BYTES);
 
 /// How far one lane is.
@@ -49,7 +50,7 @@ pub(crate) struct Lane {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) lanes: [Lane; LANES],
-    /// The last collectives, in no order.
+    /// The last collectives, and some from before, in no order.
     pub(crate) ring: Vec<Told>,
 }
 
@@ -69,7 +70,7 @@ impl GpuPages {
         self.board.gpu_word(self.channel, local_rank, at)
     }
 
-    /// Says how far a rank is with joining.
+    /// Says how far a rank is with joining, or leaving.
     pub(crate) fn set_stage(&self, local_rank: usize, stage: u64) {
         self.word(local_rank, STAGE_AT).store(stage, Ordering::Release);
     }
@@ -82,10 +83,10 @@ impl GpuPages {
     pub(crate) fn publish(&self, local_rank: usize, seen: &Seen) {
         // What names the last call comes after what has led to it.
         for told in &seen.ring {
-            let at = RING_AT + told.number as usize % RING * RING_WORDS;
-            for (index, word) in [told.call, told.chain, told.place].into_iter().enumerate() {
-                let word = u64::from(told.number) << 32 | u64::from(word);
-                self.word(local_rank, at + index).store(word, Ordering::Relaxed);
+            let number = told.number as usize;
+            self.publish_told(local_rank, number % RING, told);
+            if number.is_multiple_of(STRIDE) {
+                self.publish_told(local_rank, RING + number / STRIDE % SPARSE, told);
             }
         }
         fence(Ordering::Release);
@@ -94,6 +95,19 @@ impl GpuPages {
             let begun = u64::from(lane.begun) << 32 | u64::from(lane.call);
             self.word(local_rank, at + 1).store(u64::from(lane.ended), Ordering::Release);
             self.word(local_rank, at).store(begun, Ordering::Release);
+        }
+    }
+
+    fn publish_told(&self, local_rank: usize, slot: usize, told: &Told) {
+        let newest = |word: u64| (word >> 32) as u32;
+        let at = RING_AT + slot * RING_WORDS;
+        // What comes from the ring of every so many is older than what this one has there.
+        if newest(self.word(local_rank, at).load(Ordering::Relaxed)).wrapping_sub(told.number) as i32 > 0 {
+            return;
+        }
+        for (index, word) in [told.call, told.chain, told.place].into_iter().enumerate() {
+            let word = u64::from(told.number) << 32 | u64::from(word);
+            self.word(local_rank, at + index).store(word, Ordering::Relaxed);
         }
     }
 
@@ -112,18 +126,24 @@ impl GpuPages {
             let whole = number != 0 && words.iter().all(|word| (word >> 32) as u32 == number);
             whole.then(|| Told { number, call: words[0] as u32, chain: words[1] as u32, place: words[2] as u32 })
         };
-        Seen { lanes: std::array::from_fn(lane), ring: (0..RING).filter_map(slot).collect() }
+        Seen { lanes: std::array::from_fn(lane), ring: (0..RING + SPARSE).filter_map(slot).collect() }
+    }
+
+    /// Whether the name of the call `key` is there. It may have been forgotten for others since it was written.
+    pub(crate) fn is_named(&self, local_rank: usize, key: u32) -> bool {
+        let marked = marked(key);
+        probes(key).any(|place| self.word(local_rank, NAMES_AT + place * NAME_WORDS).load(Ordering::Relaxed) == marked)
     }
 
     /// Writes down what the call `key` is called, and which rank alone it is about, if it is. One thread a rank at a time.
     pub(crate) fn name(&self, local_rank: usize, key: u32, peer: Option<usize>, text: &str) {
+        if self.is_named(local_rank, key) {
+            return;
+        }
         let places = probes(key);
         let marked = marked(key);
         let at = |place: usize| NAMES_AT + place * NAME_WORDS;
         let taken = |place: &usize| self.word(local_rank, at(*place)).load(Ordering::Relaxed);
-        if places.clone().any(|place| taken(&place) == marked) {
-            return;
-        }
         let free = places.clone().find(|place| taken(place) == 0);
         let start = at(free.unwrap_or_else(|| places.start + key as usize / NAMES % PROBES));
         let text = cut(text, TEXT_BYTES_MAX);
@@ -200,6 +220,28 @@ mod tests {
     }
 
     #[test]
+    fn of_what_was_long_ago_every_so_many_are_kept() {
+        let pages = pages();
+        let told = |number: u32| Told { number, call: number, chain: !number, place: 0 };
+        let length = (STRIDE * SPARSE) as u32;
+        // As the device tells it: the last ones, and those of the strides, in whatever order.
+        for last in (1..3 * length).step_by(50) {
+            let strides = (1..=last).rev().filter(|number| number % STRIDE as u32 == 0).take(SPARSE);
+            let dense = (last.saturating_sub(RING as u32 - 1).max(1)..=last).map(told);
+            pages.publish(0, &Seen { ring: strides.map(told).chain(dense).collect(), ..Seen::default() });
+            let read = pages.read(0).ring;
+            assert!(read.iter().all(|one| *one == told(one.number)) && read.contains(&told(last)));
+            if last > length {
+                // Whatever another rank was at within so many collectives has a number in common with this one.
+                for other in (last - length..last - STRIDE as u32).step_by(37) {
+                    let common = |one: &Told| (other..other + STRIDE as u32).contains(&one.number);
+                    assert!(read.iter().any(common), "{last} {other}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_ring_that_is_being_written_shows_what_is_whole() {
         let pages = pages();
         let told = Told { number: 5, call: 1, chain: 2, place: 3 };
@@ -224,6 +266,7 @@ mod tests {
         assert_eq!(pages.called(1, 9), Some(("é".repeat(TEXT_BYTES_MAX / 2), None)));
         for key in 100..10_000 {
             pages.name(1, key, None, &format!("call {key}"));
+            assert!(pages.is_named(1, key) && !pages.is_named(0, key));
             assert_eq!(pages.called(1, key).unwrap().0, format!("call {key}"));
         }
     }

@@ -16,7 +16,7 @@ use crate::failure::{self, Failure, Peer};
 use crate::hosts::{Hosts, Placement};
 use crate::launcher::{Launch, Launcher, Lookup, likely_rank};
 use crate::mpi::{Comm, Job, Mpi};
-use crate::nccl;
+use crate::nccl::environment::{self, Ranks};
 use crate::share;
 use crate::shared::{Board, Segment, Shared};
 use crate::watch::Process;
@@ -297,17 +297,9 @@ impl Meeting<'_> {
 /// ranks are on this host, for there it only introduces them to each other. NCCL's settings are made too: `nccl/environment.rs`. What the
 /// user has set stays. Both take their settings from the environment alone.
 fn restrain(options: &Options, launch: &Launch, lookup: Lookup<'_>) {
-    // This thread is the only one: see below.
-    if std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count) != 1 {
-        tracing::debug!("MPI and NCCL start with their own settings, since this process has several threads already");
-        return;
-    }
-    let of_nccl = nccl::environment::settings(options.share_gpus, launch.is_on_one_host(), lookup);
-    for (name, value) in settings(launch, lookup, &|folder| Path::new(folder).is_dir()).into_iter().chain(of_nccl) {
-        // SAFETY: the environment must not change while another thread reads it, and there is no other thread, as was
-        // just counted; this one starts none between the count and here.
-        unsafe { std::env::set_var(name, value) };
-    }
+    let ranks = Ranks::Processes { share_gpus: options.share_gpus, are_on_one_host: launch.is_on_one_host() };
+    let of_nccl = environment::settings(ranks, lookup);
+    environment::apply(settings(launch, lookup, &|folder| Path::new(folder).is_dir()).into_iter().chain(of_nccl));
 }
 
 /// The settings that `restrain` makes.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ddp_comm::{Group, Reduce, Result, World};
+use ddp_comm::{Error, Group, Reduce, Result, World};
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{DType, Device, Element, Tensor, ops};
@@ -28,6 +28,11 @@ pub(crate) fn play(words: &[&str], world: &World) -> Result<()> {
         ["never", rank] => never(world, rank),
         ["late", rank] => late(world, rank),
         ["idle"] => idle(world),
+        ["names"] => names(world),
+        ["apart"] => apart(world),
+        ["early"] => early(world),
+        ["outlive"] => outlive(world),
+        ["uncaptured"] => uncaptured(world),
         ["fault", kind, rank, how] => fault(world, kind, rank.parse().unwrap_or(0), how == "captured"),
         _ => panic!("no such role of a GPU: {words:?}"),
     }
@@ -283,11 +288,87 @@ fn late(world: &World, rank: &str) -> Result<()> {
         std::thread::sleep(Duration::from_millis(2000));
     }
     let patient = buckets.group.with_timeout(Duration::from_secs(20));
-    patient.all_reduce(&tensor::<f32>(0, 7, "late", device(world))?, Reduce::Sum, &buckets.stream)?;
+    let x = tensor::<f32>(0, 7, "late", device(world))?;
+    patient.all_reduce(&x, Reduce::Sum, &buckets.stream)?;
+    // The same again without does not take the first one's time away.
+    buckets.group.all_reduce(&x, Reduce::Sum, &buckets.stream)?;
     // What follows has the group's own deadline, and is not yet begun.
     buckets.step()?;
     buckets.stream.synchronize()?;
     Ok(())
+}
+
+/// Ranks that make other groups.
+fn names(world: &World) -> Result<()> {
+    let name = if world.rank() == 1 { "others" } else { "gradients" };
+    world.gpu_group(name, device(world)).map(drop)
+}
+
+/// Ranks that made other calls, which fit together, and meet.
+fn apart(world: &World) -> Result<()> {
+    let (device, group) = (device(world), world.gpu_group("gradients", device(world))?);
+    let stream = Stream::default_of(device)?;
+    assert!(group.all_agree(true)?);
+    let name = if world.rank() == 1 { "second" } else { "first" };
+    group.all_reduce(&tensor::<f32>(0, 8, name, device)?, Reduce::Sum, &stream)?;
+    group.all_agree(true).map(drop)
+}
+
+/// One rank fails, and gives back its group on the way, while the others wait for it on their devices.
+fn early(world: &World) -> Result<()> {
+    let buckets = Buckets::new(world, &[100])?;
+    buckets.step()?;
+    buckets.stream.synchronize()?;
+    if world.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(300));
+        // Nobody will take this, so its device is not done.
+        buckets.group.send(&buckets.buckets[0], 0, &buckets.stream)?;
+        // Refused: this rank's own error.
+        return buckets.group.all_reduce(&buckets.buckets[0], Reduce::Max, &buckets.stream);
+    }
+    buckets.step()?;
+    Ok(buckets.stream.synchronize()?)
+}
+
+/// A graph outlives the group whose calls it holds, and one rank does not launch it.
+fn outlive(world: &World) -> Result<()> {
+    let buckets = Buckets::new(world, &[1000])?;
+    buckets.step()?;
+    let graph = Graph::capture(&buckets.stream, || buckets.step())?;
+    let Buckets { stream, group, buckets } = buckets;
+    drop(group);
+    graph.launch()?;
+    stream.synchronize()?;
+    if world.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+    tell("fault", now_ms());
+    graph.launch()?;
+    stream.synchronize()?;
+    drop(buckets);
+    Ok(())
+}
+
+/// A group goes on after a call that could not be captured, and so does its name.
+fn uncaptured(world: &World) -> Result<()> {
+    let device = device(world);
+    let (buckets, stream) = (Buckets::new(world, &[1000, 31])?, Stream::new(device)?);
+    buckets.step()?;
+    // Given to a stream for the first time, which must wait for what came before: a graph cannot.
+    let fresh = stream.scope(|| tensor::<f32>(0, 100, "fresh", device))?;
+    let error = Graph::capture(&buckets.stream, || {
+        buckets.step()?;
+        buckets.reduce(&fresh)
+    });
+    let error = error.expect_err("memory that a graph cannot wait for");
+    assert!(matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })), "{error}");
+    assert!(!buckets.group.all_agree(false)?);
+    buckets.step()?;
+    let graph = Graph::capture(&buckets.stream, || buckets.step())?;
+    graph.launch()?;
+    buckets.stream.synchronize()?;
+    tell("uncaptured", world.rank());
+    world.barrier()
 }
 
 /// Two groups at rest.

@@ -257,7 +257,7 @@ fn what_goes_wrong_at_the_start_ends_the_job_there() {
         ),
         ("rank0:ncclGetUniqueId@1=system_error", 77, &["ncclGetUniqueId said ncclSystemError"]),
         ("rank1:nccl@1=hang", 77, &["warm-up all_reduce", "not done within 2 s"]),
-        ("rank1:nccl@3=flip", 77, &["of bf16 is wrong: element"]),
+        ("rank1:nccl@3=flip", 70, &["of bf16 is wrong: element"]),
         // The call of the letters is the last: either rank may say that it hangs.
         (
             "rank0:nccl@8=hang",
@@ -306,16 +306,90 @@ fn of_other_hosts_it_is_said_that_nothing_is_known() {
     if !has_gpus(2) {
         return;
     }
-    let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "gpu fault host 1 eager").timeout_ms(2000).run();
+    let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "gpu fault host 1 eager").timeout_ms(1000).run();
     let cause = ended.assert_ended_with(77);
     for part in [
         "rank 0 on left",
         "\"bucket 1\" f32[1000]",
-        "not done within 2 s",
+        "not done within 1 s",
         "of ranks of other hosts nothing is known here",
     ] {
         assert!(cause.contains(part), "{part}: {ended}");
     }
+}
+
+#[test]
+fn a_host_that_knows_whom_to_name_speaks_first() {
+    if !has_gpus(3) {
+        return;
+    }
+    let ended = Job::on_hosts(&[("left", 1), ("right", 2)], "gpu fault host 2 eager").timeout_ms(2000).run();
+    let cause = ended.assert_ended_with(77);
+    assert!(cause.contains("rank 1 on right: ") && cause.contains("rank 2 did not arrive within 2 s"), "{ended}");
+}
+
+#[test]
+fn ranks_of_several_hosts_that_made_different_calls_learn_it_where_they_meet() {
+    if !has_gpus(2) {
+        return;
+    }
+    let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "gpu apart").run();
+    let cause = ended.assert_ended_with(78);
+    assert!(cause.contains("ranks disagree on the collectives of group gradients: rank 1 has "), "{ended}");
+}
+
+#[test]
+fn ranks_that_make_other_groups_learn_it_before_they_join() {
+    if !has_gpus(2) {
+        return;
+    }
+    let ended = gpu_job(2, "names").run();
+    let cause = ended.assert_ended_with(78);
+    assert!(cause.contains("ranks disagree on the group: rank 1 has others, rank 0 has gradients"), "{ended}");
+}
+
+#[test]
+fn an_error_on_one_rank_is_the_cause_though_others_wait_for_it() {
+    if !has_gpus(2) {
+        return;
+    }
+    // Less time than NCCL may take to end.
+    let ended = gpu_job(2, "early").timeout_ms(1200).run();
+    let cause = ended.assert_ended_with(70);
+    assert!(cause.contains("rank 1 on ") && cause.contains("all_reduce max: reduction"), "{ended}");
+}
+
+#[test]
+fn a_graph_is_watched_over_also_when_its_group_is_gone() {
+    if !has_gpus(2) {
+        return;
+    }
+    let ended = gpu_job(2, "outlive").timeout_ms(1500).run();
+    let cause = ended.assert_ended_with(77);
+    for part in ["\"bucket 0\" f32[1000]", "rank 1 did not arrive within 1.5 s", "(number 1 of its graph)"] {
+        assert!(cause.contains(part), "{part}: {ended}");
+    }
+}
+
+#[test]
+fn a_group_goes_on_after_a_capture_that_failed() {
+    if !has_gpus(2) {
+        return;
+    }
+    let ended = gpu_job(2, "uncaptured").run();
+    ended.assert_well();
+    assert_eq!(ended.told("uncaptured").len(), 2, "{ended}");
+}
+
+#[test]
+fn a_call_that_nccl_refuses_in_a_capture_says_how_to_do_without() {
+    if !has_simulated_gpus(2) {
+        return;
+    }
+    // Two of the warm-up, three of the eager step.
+    let ended = fails("rank1:ncclAllReduce@7=internal_error", "captured");
+    let cause = ended.assert_ended_with(70);
+    assert!(cause.contains("ncclAllReduce said ncclInternalError") && cause.contains("--graph off"), "{ended}");
 }
 
 /// A folder with all that the simulated machine has, but no NCCL. None where the machine is no such one.

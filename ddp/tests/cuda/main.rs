@@ -18,13 +18,13 @@ mod zero;
 mod agree;
 mod bound;
 mod captured;
+#[cfg(feature = "mpi")]
+mod jobs;
 mod loader;
 mod nonfinite;
 #[cfg(feature = "mpi")]
 mod orders;
 mod precision;
-#[cfg(feature = "mpi")]
-mod jobs;
 mod program;
 mod split;
 mod steady;
@@ -121,7 +121,8 @@ impl Setup {
     fn start(&self, device: Device, graph: GraphChoice) -> Result<Training> {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
         let layers = Mlp { hidden, outputs, activation: self.activation, dropout: self.dropout }.layers();
-        let model = Model::new(Box::new(layers), self.data.row_shape(), self.precision_on(device), device, 3, &|_| false)?;
+        let model =
+            Model::new(Box::new(layers), self.data.row_shape(), self.precision_on(device), device, 3, &|_| false)?;
         let optimizer = Optimizer::new(self.rule, &model.params)?;
         let loss: Box<dyn Loss> = match self.data.task() {
             Task::Classification { .. } => Box::new(CrossEntropy::default()),

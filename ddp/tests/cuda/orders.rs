@@ -3,16 +3,19 @@
 //! Every job is one of processes: the simulator takes its seed when it is loaded. SIMCUDA_SEEDS says how many seeds each way of training is
 //! run with, 20 if it is not set.
 
+use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::gpu;
 use crate::job::{Folder, Job, all_at_once};
 use crate::record::model_bytes;
+use crate::{Gpu, gpu};
 
-/// A step with everything that waits for something: several buckets, two micro-batches, clipping, AdamW; and an evaluation. Eight of them:
-/// captured, each of the loader's two slots runs eagerly once, is captured once, and is launched.
+/// A step with everything that waits for something: several buckets, two micro-batches, clipping, AdamW; and evaluations. The host seldom waits for
+/// a device: that would put in order what has no order of its own. Eight steps: captured, each of the loader's two slots runs eagerly once, is
+/// captured once, and is launched.
 pub(crate) const TRAINING: &str = "--data glyphs,rows=192,held-out=8 --hidden 16 --batch-size 24 --micro-batch 6 --bucket-mb 0.02 \
-                                   --grad-clip 0.1 --epochs 1 --log-every 4 --eval-every 5 --threads 1 --timeout-s 10 --out OUT --device cuda";
+                                   --grad-clip 0.1 --epochs 1 --log-every 100 --eval-every 5 --threads 1 --timeout-s 10 --out OUT \
+                                   --device cuda";
 pub(crate) const STEPS: u64 = 8;
 
 /// Jobs at a time.
@@ -75,10 +78,16 @@ impl Way {
     }
 }
 
-/// How many simulated GPUs there are.
-pub(crate) fn simulated_gpus() -> usize {
-    let gpus = &ddp_kernels::device::discover().gpus;
-    gpus.iter().filter(|gpu| gpu.name.contains("Simulated")).count()
+/// A machine of just as many simulated GPUs as a test takes: on a larger one it would be the same again.
+pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
+    let machine = gpu()?;
+    let there = ddp_kernels::device::discover().gpus.iter().filter(|gpu| gpu.name.contains("Simulated")).count();
+    if there == gpus {
+        return Some(machine);
+    }
+    // Past the harness, which keeps what a passing test prints.
+    let _ = writeln!(std::io::stderr(), "skipped: {there} simulated GPUs, and not {gpus}");
+    None
 }
 
 fn seeds() -> u64 {
@@ -109,28 +118,26 @@ fn come_to_one_model(before: &Way, kinds: &[&[Way]]) {
     });
 }
 
-// Each on a machine of just as many GPUs as it takes: on larger ones it would be the same again.
-
 #[test]
 fn one_rank_comes_to_one_model_in_any_order() {
-    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 1) else { return };
+    let Some(_gpu) = machine_of(1) else { return };
     come_to_one_model(&EAGER_ALONE[0], &[&EAGER_ALONE, &CAPTURED_ALONE]);
 }
 
 #[test]
 fn two_ranks_come_to_one_model_in_any_order() {
-    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 2) else { return };
+    let Some(_gpu) = machine_of(2) else { return };
     come_to_one_model(&EAGER[0], &[&EAGER, &CAPTURED]);
 }
 
 #[test]
 fn a_split_model_is_the_unsplit_one_in_any_order() {
-    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 2) else { return };
+    let Some(_gpu) = machine_of(2) else { return };
     come_to_one_model(&EAGER_ALONE[0], &[&SPLIT_ALONE]);
 }
 
 #[test]
 fn split_models_of_two_ranks_are_the_unsplit_one_in_any_order() {
-    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 4) else { return };
+    let Some(_gpu) = machine_of(4) else { return };
     come_to_one_model(&EAGER[0], &[&SPLIT]);
 }

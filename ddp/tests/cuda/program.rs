@@ -51,7 +51,8 @@ fn data_kept_on_the_gpu_cross_once_and_leave_the_same_model() {
         assert_eq!(ended.stderr.contains("the training data, 0.8 MB, are kept on the GPU"), choice != "off", "{ended}");
         let record = folder.record();
         let rows = record.end().unwrap()["transfers"]["rows"].as_array().unwrap().clone();
-        let bytes_in_steps: f64 = rows.iter().filter(|row| row["phase"] == "step").map(|row| number(row, "bytes")).sum();
+        let bytes_in_steps: f64 =
+            rows.iter().filter(|row| row["phase"] == "step").map(|row| number(row, "bytes")).sum();
         (model_bytes(&folder.out(), 27), record.losses(), bytes_in_steps)
     };
     let (ferried, kept, auto) = (run("off"), run("on"), run("auto"));

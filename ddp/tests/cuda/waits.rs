@@ -10,6 +10,7 @@
 //! noticed. With DDP_LONG=1 all are, and the table that is printed counts them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -18,13 +19,41 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::common::on_ranks;
-use crate::gpu;
 use crate::job::Folder;
-use crate::orders::{STEPS, Way, side_by_side, simulated_gpus};
+use crate::orders::{STEPS, Way, machine_of, side_by_side};
 use crate::record::model_bytes;
 
-/// Places that may be left out, and why.
-const REDUNDANT: &[(&str, &str)] = &[];
+/// What may be left out, and why: a part of a place, or of the line there.
+const REDUNDANT: [(&str, &str); 6] = [
+    (
+        "graph.launch()",
+        "a graph comes after what the streams that took part in it were given, and before what they will be. The reducer's stream waits for the \
+         compute stream by itself before it does anything, and is joined before the step ends. Others build on it (tests/waits.rs)",
+    ),
+    (
+        "wait < run < start < start < begin, captured",
+        "gathers are the first of a captured step: in its graph there is nothing before them, and the graph as a whole comes after the step before. \
+         It is how the reducer's stream comes to take part in the capture",
+    ),
+    (
+        ", visit <",
+        "a stream's first use of some memory comes after what made it (kernels/, where tests/waits.rs shows that it is needed). It happens once; \
+         where the reducer or the loader has an order of its own it adds nothing",
+    ),
+    (
+        "Ok(event.synchronize()?)",
+        "the device has said that it is done; this brings its error if it failed, and an end to the asking",
+    ),
+    (
+        "Tensor::from_slice(",
+        "an upload is over when it returns. From memory that is not pinned the call has read it by then anyway, as far as the simulator knows \
+         (kernels/, where tests/waits.rs shows that it is needed for pinned memory)",
+    ),
+    (
+        "told.bad_step.copy_from(",
+        "a copy between devices puts both in order (kernels/). The one of the scale, just before, has done that, and nothing comes between",
+    ),
+];
 
 /// What has all that waits.
 const OF_TWO_GPUS: [Case; 5] = [
@@ -34,7 +63,7 @@ const OF_TWO_GPUS: [Case; 5] = [
     training(1, 2, "--devices-per-rank 2 --data-on-device off"),
     Case::Streams,
 ];
-const OF_FOUR_GPUS: [Case; 1] = [training(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1")];
+const OF_FOUR_GPUS: [Case; 2] = [training(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1"), Case::Streams];
 
 const fn training(ranks: usize, gpus: usize, flags: &'static str) -> Case {
     Case::Training(Way { ranks, gpus, flags })
@@ -105,23 +134,23 @@ fn groups_on_several_streams() {
         let device = Device::Cuda(world.rank());
         let group = world.gpu_group("gradients", device)?;
         let streams = [Stream::new(device)?, Stream::new(device)?];
-        let ones = || Tensor::full(&[COUNT], 1.0, DType::F32, device);
-        // Made on the device's own stream, which nobody waits for by an event.
-        let tensors = [ones()?.named("first"), ones()?.named("second")];
+        let mut reduced: Vec<Tensor> = Vec::new();
         world.barrier()?;
         for turn in 0..world.size() {
-            if turn == world.rank() {
-                for _ in 0..3 {
-                    for (tensor, stream) in tensors.iter().zip(&streams) {
-                        group.all_reduce(tensor, Reduce::Sum, stream)?;
-                    }
+            // The second time the streams know the group's own memory already.
+            for _ in 0..2 {
+                for stream in streams.iter().filter(|_| turn == world.rank()) {
+                    // Made on the device's own stream, which nobody waits for by an event.
+                    let ones = Tensor::full(&[COUNT], 1.0, DType::F32, device)?.named("ones");
+                    group.all_reduce(&ones, Reduce::Sum, stream)?;
+                    reduced.push(ones);
                 }
             }
             world.barrier()?;
         }
         for turn in 0..world.size() {
-            for (tensor, stream) in tensors.iter().zip(&streams).filter(|_| turn == world.rank()) {
-                assert_eq!(stream.scope(|| tensor.to_vec::<f32>())?, [8.0; COUNT]);
+            for (ones, stream) in reduced.iter().zip(streams.iter().cycle()).filter(|_| turn == world.rank()) {
+                assert_eq!(stream.scope(|| ones.to_vec::<f32>())?, [2.0; COUNT]);
             }
             world.barrier()?;
         }
@@ -135,27 +164,33 @@ struct Wait {
     place: String,
 }
 
-/// The place of a call stack that is asked about: where in `ROOMS` the wait or what waits was asked for, how that was come to within the room, and what of
-/// `kernels/` it is. None for a wait of other places.
+/// The place of a call stack that is asked about: where in `ROOMS` the wait or what waits was asked for, what of `kernels/` it is, and how that was
+/// come to within the room. None for a wait of other places.
 fn place_of(stack: &str) -> Option<String> {
     let frames: Vec<&str> = stack.split(" < ").collect();
     let is_asked = |frame: &&str| frame.contains(" at ddp/src/") || frame.contains(" at comm/src/");
-    let asked = frames.iter().position(|frame| is_asked(&frame))?;
+    let asked = frames.iter().position(is_asked)?;
     let room = ROOMS.iter().find(|room| frames[asked].contains(*room))?;
     let wrappers = ["kernels/src/cuda/queue.rs", "kernels/src/cuda/fault.rs"];
-    let of_kernels = |frame: &&&str| {
-        frame.contains(" at kernels/src/")
-            && !frame.starts_with('{')
-            && !wrappers.iter().any(|file| frame.contains(file))
-    };
+    let is_wrapper = |frame: &str| frame.starts_with('{') || wrappers.iter().any(|file| frame.contains(file));
+    let of_kernels = |frame: &&&str| frame.contains(" at kernels/src/") && !is_wrapper(frame);
     let kind = frames[..asked].iter().find(of_kernels).map_or("", |frame| plain(frame).0);
-    let (function, line) = plain(frames[asked]);
-    let mut place = format!("{function} at {line}, {kind}");
-    for frame in frames[asked + 1..].iter().take_while(|frame| frame.contains(*room)) {
+    let line = plain(frames[asked]).1;
+    let mut place = format!("{line} `{}`, {kind}", source_at(line));
+    for frame in frames[asked..].iter().take_while(|frame| frame.contains(*room)) {
         place += &format!(" < {}", plain(frame).0);
     }
     let is_captured = frames.iter().any(|frame| frame.starts_with("capture<") && frame.contains("cuda/capture.rs"));
     Some(if is_captured { format!("{place}, captured") } else { place })
+}
+
+/// What stands at a line of the workspace's sources, given as FILE:LINE: it says more than a number, and stays when lines are put above it.
+fn source_at(place: &str) -> String {
+    let Some((file, line)) = place.rsplit_once(':') else { return String::new() };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let index = line.parse::<usize>().expect("a line is a number");
+    text.lines().nth(index - 1).unwrap_or_default().trim().to_string()
 }
 
 /// Function and line of a frame, without what the compiler adds to a function's name: `element<f32> at …` is `element`.
@@ -185,7 +220,7 @@ fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
 }
 
 /// As many waits of a place are tried at least, if there are so many: what one of them waits for may have been waited for already.
-const TRIES_MIN: usize = 3;
+const TRIES_MIN: usize = 6;
 
 /// A place that waits: how often it did, how often it was tried without, and how often somebody noticed.
 #[derive(Default)]
@@ -215,9 +250,13 @@ fn try_without(case: &Case, outcome: &Outcome, numbers: &[usize], seen: &mut See
     }
 }
 
+fn is_long() -> bool {
+    std::env::var("DDP_LONG").is_ok_and(|value| value == "1")
+}
+
 /// The places of these jobs that wait.
 fn places_of(cases: &[Case]) -> BTreeMap<String, Seen> {
-    let all = std::env::var("DDP_LONG").is_ok_and(|value| value == "1");
+    let all = is_long();
     let places: Mutex<BTreeMap<String, Seen>> = Mutex::default();
     for case in cases {
         let (waits, outcome) = waits_of(case);
@@ -228,7 +267,8 @@ fn places_of(cases: &[Case]) -> BTreeMap<String, Seen> {
             let lock = || places.lock().expect("nothing panics under this lock");
             let mut seen = lock().remove(*place).unwrap_or_default();
             seen.waits += numbers.len();
-            if all || !(seen.noticed > 0 || argued(place)) {
+            // The small one is always played through: it shows what trainings do not.
+            if all || matches!(case, Case::Streams) || !(seen.noticed > 0 || argued(place)) {
                 try_without(case, &outcome, numbers, &mut seen, all);
             }
             lock().insert(place.to_string(), seen);
@@ -255,11 +295,9 @@ fn assert_all_are_needed(places: &BTreeMap<String, Seen>) {
     assert!(places.len() >= 15, "{table}");
 }
 
-// Each on a machine of just as many GPUs as it takes: on larger ones it would be the same again.
-
 #[test]
 fn every_wait_of_ranks_with_a_gpu_each_is_needed() {
-    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 2) else { return };
+    let Some(_gpu) = machine_of(2) else { return };
     let places = places_of(&OF_TWO_GPUS);
     assert_all_are_needed(&places);
     for (known, _) in REDUNDANT {
@@ -267,8 +305,12 @@ fn every_wait_of_ranks_with_a_gpu_each_is_needed() {
     }
 }
 
+/// The same places as above, in another setting: for DDP_LONG.
 #[test]
 fn every_wait_of_ranks_with_two_gpus_each_is_needed() {
-    let Some(_gpu) = gpu().filter(|_| simulated_gpus() == 4) else { return };
+    if !is_long() {
+        return;
+    }
+    let Some(_gpu) = machine_of(4) else { return };
     assert_all_are_needed(&places_of(&OF_FOUR_GPUS));
 }

@@ -276,7 +276,10 @@ fn on_any_numbers_every_world_size_is_within_rounding_of_the_exact_step() {
             let want = start[at] - rate * exact.gradients[at];
             let bound = unit * (roundings * rate * exact.magnitudes[at] + want.abs());
             let got = f64::from(f32::from_bits(bits));
-            assert!((got - want).abs() <= bound, "{way:?}, {size} ranks, zero {zero}, value {at}: {got} is not {want} within {bound}");
+            assert!(
+                (got - want).abs() <= bound,
+                "{way:?}, {size} ranks, zero {zero}, value {at}: {got} is not {want} within {bound}"
+            );
         }
     }
 }

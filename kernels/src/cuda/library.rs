@@ -17,8 +17,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Loads the file that discovery found; where it found none, what the loader finds under one of `names`.
-    pub fn open(part: &Part, names: &[&str]) -> Result<Library, String> {
+    /// NCCL, as discovery found it.
+    pub fn nccl() -> Result<Library, String> {
+        Library::open(&crate::device::discover().nccl, &["libnccl.so.2", "libnccl.so"])
+    }
+
+    /// Loads the file that discovery found; where it found none, what the loader finds under one of `names`. For this crate alone: a `Part` says
+    /// any path that its maker likes, and loading a file runs its code.
+    pub(crate) fn open(part: &Part, names: &[&str]) -> Result<Library, String> {
         let what = part.what;
         let found = part.found.as_deref().filter(|_| part.is_sound());
         let mut refusal = None;

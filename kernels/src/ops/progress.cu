@@ -6,21 +6,29 @@ struct Lane {
     u64 begun, chain;
 };
 
-/// A call begins. `board` is host memory: the ring of the lane (SLOTS x 3 words), then the word of the last call that began. Each word
-/// carries the number of its call in the upper half, so that a host that reads in the middle sees which words belong together.
-KERNEL(1) progress_begin(Lane* lane, volatile u64* board, u64 slots, u32 call, u32 place) {
+/// What is told of call `number`, in a slot of three words. Each carries the number in its upper half, so that a host that reads in the
+/// middle sees which words belong together.
+INLINE void tell(volatile u64* slot, u64 number, u32 call, u64 chain, u32 place) {
+    slot[0] = number << 32 | call;
+    slot[1] = number << 32 | (chain & 0xffffffffu);
+    slot[2] = number << 32 | place;
+}
+
+/// A call begins. `board` is host memory: the ring of the last `slots` calls, the ring of every `stride`th call (`sparse_slots`; both are
+/// powers of two), then the word of the last call that began.
+KERNEL(1) progress_begin(Lane* lane, volatile u64* board, u64 slots, u64 stride, u64 sparse_slots, u32 call, u32 place) {
     const u64 number = (lane->begun + 1u) & 0xffffffffu;
     u64 chain = (lane->chain ^ call) * 0x9e3779b97f4a7c15ull;
     chain ^= chain >> 29;
     lane->begun = number;
     lane->chain = chain;
-    volatile u64* slot = board + number % slots * 3u;
-    slot[0] = number << 32 | call;
-    slot[1] = number << 32 | (chain & 0xffffffffu);
-    slot[2] = number << 32 | place;
+    tell(board + number % slots * 3u, number, call, chain, place);
+    if (number % stride == 0u) {
+        tell(board + (slots + number / stride % sparse_slots) * 3u, number, call, chain, place);
+    }
     // What the host reads last it may read first.
     __threadfence_system();
-    board[slots * 3u] = number << 32 | call;
+    board[(slots + sparse_slots) * 3u] = number << 32 | call;
 }
 
 /// The lane's last call has ended.
