@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use crate::job::{Folder, QUICK};
-use crate::record::{Record, number};
+use crate::record::Record;
+#[cfg(feature = "mpi")]
+use crate::record::number;
 
 /// The event, which is the last but one; and what the run said on standard error.
 #[track_caller]
