@@ -15,7 +15,7 @@ const KERNELS: [&str; 5] = ["gather_rows_1", "gather_rows_2", "gather_rows_4", "
 /// The most bytes that a thread moves at once.
 const WORD_BYTES_MAX: usize = 16;
 
-/// `out` [R, F…] `= table[rows[r]]` for each r: `table` [N, F…] of the same dtype, `rows` i64 [R]. A row may be chosen more than once. A
+/// `out[r] = table[rows[r]]` for each r: `out` is `[R, F…]`, `table` is `[N, F…]` of the same dtype, `rows` i64 `[R]`. A row may be chosen more than once. A
 /// number that is no row of the table is an error, except on a GPU, where the host cannot know: there every bit of its row of `out` is
 /// set (NaN, 255, −1), and nothing outside the table is read.
 #[track_caller]
