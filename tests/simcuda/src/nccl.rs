@@ -1,8 +1,8 @@
 //! NCCL: communicators of ranks in one or several processes of this machine, and their collectives as work of streams.
 //!
-//! The ranks share memory that the unique id names ([`segment`]). A call is checked and becomes part of a piece of work ([`flight`]), which runs when its
-//! turn in its stream comes, as far as the other ranks let it ([`transfer`]). A thread in the background runs this process's part when another one waits for it and
-//! nobody here waits ([`progress`]). What is modelled, and what is stricter than hardware, stands in README.md.
+//! The ranks share memory that the unique id names (`segment`). A call is checked and becomes part of a piece of work (`flight`), which runs when its
+//! turn in its stream comes, as far as the other ranks let it (`transfer`). A thread in the background runs this process's part when another one waits for it and
+//! nobody here waits (`progress`). What is modelled, and what is stricter than hardware, stands in README.md.
 
 pub mod calls;
 pub mod comm;

@@ -1,6 +1,6 @@
 //! When queued work runs: as late and in as inconvenient an order as CUDA allows and the schedule asks for.
 //!
-//! Nothing here has threads (that of a communicator calls [`run_towards`] as a host would). A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready
+//! Nothing here has threads (that of a communicator calls `run_towards` as a host would). A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready
 //! node of a graph launch) until it is met. Which pieces may run follows from the queues alone; which of them does is
 //! the policy's choice. So the same calls with the same seed run in the same order.
 
