@@ -31,12 +31,15 @@ pub struct Group {
     timeout: Duration,
     /// The number of the next call.
     sequence: Arc<AtomicU64>,
+    /// The same of what a group of GPUs does through host memory. A capture that fails has made some of its calls and not the others, and
+    /// just then ranks must be able to agree.
+    host_sequence: Arc<AtomicU64>,
 }
 
 impl Group {
     /// A group over an implementation. `World` makes the ones a trainer uses.
     pub fn new(ranks: Arc<dyn Collective>, name: &'static str, timeout: Duration) -> Group {
-        Group { ranks, name, timeout, sequence: Arc::new(AtomicU64::new(0)) }
+        Group { ranks, name, timeout, sequence: Arc::default(), host_sequence: Arc::default() }
     }
 
     /// A group of one.
@@ -186,7 +189,12 @@ impl Group {
     fn number<'a>(&self, operation: Operation, tensor: Option<&'a Tensor>, stream: &'a Stream, site: Site) -> Call<'a> {
         let sequence = match operation {
             Operation::Send { .. } | Operation::Receive { .. } => 0,
-            _ => self.sequence.fetch_add(1, Ordering::Relaxed),
+            _ => {
+                let is_on_host = tensor.is_none_or(|tensor| tensor.device() == Device::Cpu);
+                let counts_apart = is_on_host && self.ranks.on_host().is_some();
+                let counter = if counts_apart { &self.host_sequence } else { &self.sequence };
+                counter.fetch_add(1, Ordering::Relaxed)
+            }
         };
         Call { operation, tensor, stream, sequence, timeout: self.timeout, group: self.name, site }
     }

@@ -231,3 +231,19 @@ fn a_rank_whose_share_of_the_short_batch_is_larger_than_of_a_full_one_keeps_in_s
                  --share-gpus --timeout-s 20 --out OUT";
     folder.ranks(5, words).on_gpus().run().assert_well();
 }
+
+#[test]
+fn a_capture_that_fails_on_one_rank_makes_all_go_on_eagerly() {
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
+    let eager = Folder::new("eager");
+    eager.ranks(2, &format!("{QUICK} --device cuda --graph off")).on_gpus().run().assert_well();
+    // Before any collective is captured, and after all of them.
+    for function in ["cuStreamBeginCapture", "cuStreamEndCapture"] {
+        let folder = Folder::new("fallback");
+        let job = folder.ranks(2, &format!("{QUICK} --device cuda --graph auto")).on_gpus();
+        let ended = job.env("SIMCUDA_FAULTS", &format!("rank1:{function}@1=not_supported")).run();
+        ended.assert_well();
+        assert!(ended.stderr.contains("another rank cannot capture it"), "{function}: {ended}");
+        assert!(model_bytes(&folder.out(), 8) == model_bytes(&eager.out(), 8), "{function}: another model");
+    }
+}

@@ -1,3 +1,5 @@
+//! Cuts of made-up models.
+
 use ddp_kernels::DType;
 use ddp_kernels::ops::{Activation, Gelu};
 use proptest::prelude::*;
