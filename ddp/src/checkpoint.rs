@@ -5,6 +5,7 @@
 //! memory. A file is checked against the model, and its claims against its size, before a value is read.
 
 mod safetensors;
+mod state;
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,6 +15,7 @@ use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
 use self::safetensors::{Entry, Header};
+pub use self::state::{Best, Position, STATE_FILE, ScheduleState, State, WorldState};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::params::{Parameter, Params};

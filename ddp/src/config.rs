@@ -6,6 +6,7 @@
 pub mod bench;
 mod check;
 mod device;
+pub mod using;
 pub mod values;
 
 use std::path::PathBuf;
@@ -13,9 +14,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use bench::{AddmmConfig, AllreduceConfig, BenchConfig, BenchOperation, MlpBenchConfig, ProductShape, Sweep};
+pub use using::UseConfig;
 pub use values::{
-    Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, OptimizerKind, Overlap, Precision,
-    Resident, Schedule, When,
+    Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, Normalize, OptimizerKind, Overlap,
+    Precision, Resident, Resume, Schedule, TaskKind, When,
 };
 
 pub(crate) use device::{check_graph, described, find_devices, is_simulated, name_of};
@@ -39,6 +41,20 @@ pub struct Config {
     pub dropout: f64,
     /// What to train on.
     pub data: DataSpec,
+    /// What is to be learned from files.
+    pub labels: Option<String>,
+    /// Files to evaluate on.
+    pub val_data: Option<DataSpec>,
+    /// Their labels.
+    pub val_labels: Option<String>,
+    /// The part of the rows that is kept for evaluation.
+    pub val_split: f64,
+    /// Whether labels are classes or numbers; none for what they look like.
+    pub task: Option<TaskKind>,
+    /// What is done to features.
+    pub normalize: Normalize,
+    /// Where files that cannot be mapped are kept converted.
+    pub cache_dir: Option<PathBuf>,
     /// Rows of the global batch.
     pub batch_size: u64,
     /// The most rows of a rank that go through the model at a time; none for all.
@@ -85,6 +101,18 @@ pub struct Config {
     pub seed: u64,
     /// The folder of this run.
     pub out: PathBuf,
+    /// Steps between checkpoints; none for an epoch's, 0 for only at the end.
+    pub checkpoint_every: Option<u64>,
+    /// How many checkpoints are kept.
+    pub keep: u64,
+    /// Whether a run goes on, and from where.
+    pub resume: Resume,
+    /// Whether it goes on although flags have changed that alter what is computed.
+    pub override_: bool,
+    /// The model to begin with.
+    pub init_from: Option<PathBuf>,
+    /// Whether event files for TensorBoard are written.
+    pub tensorboard: bool,
     /// Steps between evaluations; none for an epoch's, 0 for only at the end.
     pub eval_every: Option<u64>,
     /// Steps between lines of the record.
@@ -133,6 +161,8 @@ pub struct Plan {
     pub warmup_steps: u64,
     /// Steps between evaluations; 0 for only at the end.
     pub eval_every: u64,
+    /// Steps between checkpoints; 0 for only at the end.
+    pub checkpoint_every: u64,
 }
 
 impl Config {
@@ -161,6 +191,13 @@ impl Config {
             activation: flags.activation.unwrap_or_default(),
             dropout: flags.dropout.unwrap_or(0.0),
             data: flags.data.unwrap_or_default(),
+            labels: flags.labels,
+            val_data: flags.val_data,
+            val_labels: flags.val_labels,
+            val_split: flags.val_split.unwrap_or(0.0),
+            task: flags.task,
+            normalize: flags.normalize.unwrap_or_default(),
+            cache_dir: flags.cache_dir,
             batch_size: flags.batch_size.unwrap_or(128),
             micro_batch: flags.micro_batch,
             length,
@@ -184,6 +221,12 @@ impl Config {
             threads: flags.threads,
             seed: flags.seed.unwrap_or(0),
             out: flags.out.unwrap_or_else(|| "out".into()),
+            checkpoint_every: flags.checkpoint_every,
+            keep: flags.keep.unwrap_or(3),
+            resume: flags.resume.unwrap_or_default(),
+            override_: flags.override_.unwrap_or(false),
+            init_from: flags.init_from,
+            tensorboard: flags.tensorboard.unwrap_or(false),
             eval_every: flags.eval_every,
             log_every: flags.log_every.unwrap_or(10),
             bucket_mb: flags.bucket_mb.unwrap_or(4.0),
@@ -216,7 +259,9 @@ impl Config {
         if warmup_steps > steps {
             return Err(warmup_too_long(warmup_steps, steps));
         }
-        Ok(Plan { sampler, steps, warmup_steps, eval_every: self.eval_every.unwrap_or(per_epoch) })
+        let eval_every = self.eval_every.unwrap_or(per_epoch);
+        let checkpoint_every = self.checkpoint_every.unwrap_or(per_epoch);
+        Ok(Plan { sampler, steps, warmup_steps, eval_every, checkpoint_every })
     }
 
     /// Whether the parameter called `name` is left as it is: `--freeze 0` is layer 0 and all in it, `0.bias` one parameter.
@@ -262,7 +307,17 @@ impl Config {
     /// What must be equal on all ranks, name and value: everything that a step's arithmetic or the order of collectives
     /// depends on. Folders, threads, what is shown and which device of its kind is a rank's may differ.
     pub fn trajectory(&self) -> Vec<(String, String)> {
-        const OWN: [&str; 7] = ["out", "threads", "progress", "log-level", "timeout-s", "share-gpus", "device"];
+        const OWN: [&str; 9] = [
+            "out",
+            "threads",
+            "progress",
+            "log-level",
+            "timeout-s",
+            "share-gpus",
+            "device",
+            "cache-dir",
+            "tensorboard",
+        ];
         let mut fields = vec![("device".to_string(), self.device.kind().to_string())];
         if let serde_json::Value::Object(map) = self.to_json() {
             let shared = map.into_iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
@@ -325,6 +380,13 @@ impl From<Config> for Flags {
             activation: Some(config.activation),
             dropout: Some(config.dropout),
             data: Some(config.data),
+            labels: config.labels,
+            val_data: config.val_data,
+            val_labels: config.val_labels,
+            val_split: Some(config.val_split),
+            task: config.task,
+            normalize: Some(config.normalize),
+            cache_dir: config.cache_dir,
             batch_size: Some(config.batch_size),
             micro_batch: config.micro_batch,
             steps,
@@ -353,6 +415,12 @@ impl From<Config> for Flags {
             threads: config.threads,
             seed: Some(config.seed),
             out: Some(config.out),
+            checkpoint_every: config.checkpoint_every,
+            keep: Some(config.keep),
+            resume: Some(config.resume),
+            override_: Some(config.override_),
+            init_from: config.init_from,
+            tensorboard: Some(config.tensorboard),
             eval_every: config.eval_every,
             log_every: Some(config.log_every),
             bucket_mb: Some(config.bucket_mb),

@@ -6,20 +6,26 @@
 pub mod glyphs;
 pub mod loader;
 mod mix;
+mod normalize;
 pub mod sampler;
 pub mod spec;
 pub mod synthetic;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use ddp_comm::World;
+use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 pub(crate) use loader::SlotId;
 pub use loader::{Batch, InOrder, Loader, Micro, Source};
+pub use normalize::Normalization;
 pub use sampler::Sampler;
-pub use spec::DataSpec;
+pub use spec::{DataSpec, FilesSpec};
 
+use crate::config::{Config, Normalize, TaskKind};
 use crate::error::{Error, Result};
 
 /// Rows to train on or to be tested on. Implement it for data of your own.
@@ -44,7 +50,8 @@ pub trait Dataset: fmt::Debug + Send + Sync {
 }
 
 /// What is to be learned from the rows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Task {
     /// Which class a row belongs to.
     Classification {
@@ -116,6 +123,73 @@ pub struct Data {
     pub held_out: Arc<dyn Dataset>,
     /// For people: what this is and how much.
     pub description: String,
+    /// What was done to features, as the training data say.
+    pub normalization: Option<Normalization>,
+    /// What features are called, in their order, where their columns have names.
+    pub columns: Option<Vec<String>>,
+}
+
+/// What is asked for: which data, and how they are to be taken.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataRequest {
+    /// The rows to train on, or to use a model on.
+    pub data: DataSpec,
+    /// Where their labels are.
+    pub labels: Option<String>,
+    /// Rows to evaluate on.
+    pub val_data: Option<DataSpec>,
+    /// Where their labels are.
+    pub val_labels: Option<String>,
+    /// The part of the rows that is kept for evaluation, chosen by `seed`.
+    pub val_split: f64,
+    /// Chooses it.
+    pub seed: u64,
+    /// Whether labels are classes.
+    pub task: Option<TaskKind>,
+    /// What is done to features.
+    pub normalize: Normalize,
+    /// Where what cannot be mapped is kept converted.
+    pub cache_dir: Option<PathBuf>,
+    /// The model that the rows are for, if it is trained already: then they have to be such as it was trained on.
+    pub trained: Option<Trained>,
+}
+
+/// What a trained model expects of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trained {
+    /// What it learned, with the names of classes.
+    pub task: Task,
+    /// The shape of one row's features.
+    pub row_shape: Vec<usize>,
+    /// What is done to features.
+    pub normalization: Option<Normalization>,
+    /// What features are called, in their order, where their columns had names.
+    pub columns: Option<Vec<String>>,
+    /// Whether rows need labels; without them every target is 0.
+    pub needs_labels: bool,
+}
+
+impl DataRequest {
+    /// As a run asks.
+    pub fn of(config: &Config) -> DataRequest {
+        DataRequest {
+            data: config.data.clone(),
+            labels: config.labels.clone(),
+            val_data: config.val_data.clone(),
+            val_labels: config.val_labels.clone(),
+            val_split: config.val_split,
+            seed: config.seed,
+            task: config.task,
+            normalize: config.normalize,
+            cache_dir: config.cache_dir.clone(),
+            trained: None,
+        }
+    }
+}
+
+/// Opens what is asked for, on all ranks of `world` together: what is wrong with it is one error, the same on all.
+pub fn prepare(request: &DataRequest, _world: &World) -> Result<Data> {
+    open(&request.data)
 }
 
 /// Opens the data that `spec` names.
@@ -126,6 +200,7 @@ pub fn open(spec: &DataSpec) -> Result<Data> {
             let (train, held_out) = synthetic::Synthetic::pair(spec);
             (Arc::new(train), Arc::new(held_out))
         }
+        DataSpec::Files(files) => return Err(Error::Internal(format!("reading {} is not there yet", files.path))),
     };
     let description = format!(
         "{}: {} rows to train on, {} held out, {:?} features each, {}",
@@ -135,7 +210,7 @@ pub fn open(spec: &DataSpec) -> Result<Data> {
         train.row_shape(),
         train.task()
     );
-    Ok(Data { train, held_out, description })
+    Ok(Data { train, held_out, description, normalization: None, columns: None })
 }
 
 /// Rows that `sampled_hash` looks at.

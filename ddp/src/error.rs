@@ -43,6 +43,9 @@ pub enum Error {
     /// The loss is not a number any more.
     #[error("{0}")]
     NonFinite(String),
+    /// The run was asked to stop, has saved what it had, and can go on.
+    #[error("{0}")]
+    Stopped(String),
     /// A mistake of this program.
     #[error("{0}. This is a mistake in ddp: please report it.")]
     Internal(String),
@@ -63,6 +66,7 @@ impl Error {
             Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) if is_out_of_memory(error) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io { .. } => 74,
+            Error::Stopped(_) => 75,
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),
         }

@@ -73,6 +73,12 @@ pub struct StepEvent {
     pub samples_per_s: f64,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
+    /// Of these, how long rank 0 waited for its rows.
+    pub data_ms: f64,
+    /// Of these, how long rank 0 waited for reductions that backward did not hide; none where the host does not wait for them.
+    pub reduce_ms: Option<f64>,
+    /// Of these, how long checkpoints held training up.
+    pub save_ms: f64,
 }
 
 /// One evaluation on held-out rows.

@@ -272,6 +272,26 @@ impl Step {
         announced("the evaluation's result", || Stats::read(&stats))
     }
 
+    /// What the model gives for each of this rank's rows, batch by batch, as in evaluation: `each` is called with the batch and its output,
+    /// f32 `[rows, O]` in host memory. All ranks call it together.
+    pub fn outputs(
+        &mut self,
+        batches: &mut InOrder,
+        each: &mut dyn FnMut(&Batch, &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        self.gather()?;
+        let through = Through { training: false, micro_batch: 0, last: true, seed: self.seed, reduces: false };
+        for index in 0..batches.count() {
+            let batch = batches.load(index)?;
+            through.run(&mut self.stages, &batch.x, &mut |_, output| {
+                let output = announced("what the model gives", || output.to((Device::Cpu, DType::F32)))?;
+                each(batch, &output)?;
+                Ok(None)
+            })?;
+        }
+        Ok(())
+    }
+
     /// The loss of each of this rank's rows as the model is now: dropout and all, as in the step that `batch` was for.
     pub fn losses_of(&mut self, batch: &Batch) -> Result<Vec<f64>> {
         let stats = self.stats.zeros_like()?;

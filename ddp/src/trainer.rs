@@ -1,5 +1,6 @@
 //! The loop around the step: the log, evaluations, and the model at the end.
 
+pub(crate) mod model;
 mod nonfinite;
 mod setup;
 
@@ -66,8 +67,27 @@ struct Done {
     since: Instant,
     steps_since: u64,
     samples_since: u64,
+    /// What of that time the host spent waiting for rows, for reductions, and for checkpoints.
+    held_up: HeldUp,
     /// Whether how fast it went says anything: not on a simulated GPU.
     rates_count: bool,
+}
+
+/// Where the host waited.
+#[derive(Clone, Copy, Debug, Default)]
+struct HeldUp {
+    data: Duration,
+    reductions: Duration,
+    saving: Duration,
+}
+
+/// What steps took, in milliseconds each, since the last reading.
+struct Rates {
+    step_ms: f64,
+    samples_per_s: f64,
+    data_ms: f64,
+    reduce_ms: f64,
+    save_ms: f64,
 }
 
 impl Done {
@@ -84,6 +104,7 @@ impl Done {
             since: now,
             steps_since,
             samples_since,
+            held_up: HeldUp::default(),
             rates_count,
         }
     }
@@ -96,16 +117,25 @@ impl Done {
         self.samples_since += rows;
     }
 
-    /// Milliseconds of a step and rows of a second since the last reading; no numbers where they would say nothing.
-    fn rate(&mut self) -> (f64, f64) {
+    /// What steps took since the last reading; no numbers where they would say nothing.
+    fn rates(&mut self) -> Rates {
         let elapsed_s = if self.rates_count { self.since.elapsed().as_secs_f64().max(1e-9) } else { f64::NAN };
-        let rates = (elapsed_s * 1e3 / self.steps_since.max(1) as f64, self.samples_since as f64 / elapsed_s);
+        let steps = self.steps_since.max(1) as f64;
+        let each = |time: Duration| if self.rates_count { time.as_secs_f64() * 1e3 / steps } else { f64::NAN };
+        let rates = Rates {
+            step_ms: elapsed_s * 1e3 / steps,
+            samples_per_s: self.samples_since as f64 / elapsed_s,
+            data_ms: each(self.held_up.data),
+            reduce_ms: each(self.held_up.reductions),
+            save_ms: each(self.held_up.saving),
+        };
         self.restart_clock();
         rates
     }
 
     fn restart_clock(&mut self) {
         (self.since, self.steps_since, self.samples_since) = (Instant::now(), 0, 0);
+        self.held_up = HeldUp::default();
     }
 }
 
@@ -137,10 +167,13 @@ impl Trainer<'_> {
             let number = step0 + 1;
             let logs = number == 1 || number == steps || number % self.config.log_every == 0;
             let learning_rate = self.schedule.learning_rate(number);
+            let began = Instant::now();
             let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
+            self.done.held_up.data += began.elapsed();
             let (rows, epoch) = (batch.rows, batch.epoch);
             self.share.count(batch);
             self.step.run(batch, learning_rate, logs)?;
+            self.done.held_up.reductions += self.step.reducer().last_time().exposed;
             self.done.count(rows);
             if let Some(desk) = &self.desk {
                 desk.progress.step(number);
@@ -162,14 +195,28 @@ impl Trainer<'_> {
         if let Some(bad_step) = report.bad_step {
             return Err(self.explain_nonfinite(bad_step, report.own_bad_step)?);
         }
-        let (step_ms, samples_per_s) = self.done.rate();
+        let Rates { step_ms, samples_per_s, data_ms, reduce_ms, save_ms } = self.done.rates();
+        // On GPUs the host waits for none of them.
+        let reduce_ms = (self.step.model().params.device() == Device::Cpu).then_some(reduce_ms);
         let loss = report.stats.loss();
         self.done.last_loss = Some(loss);
         let accuracy = self.counts_answers().then(|| report.stats.accuracy());
         if let Some(desk) = &mut self.desk {
             let grad_norm = report.grad_norm;
             let epoch = epoch + 1;
-            let event = StepEvent { step: number, epoch, loss, lr: learning_rate, grad_norm, samples_per_s, step_ms };
+            let lr = learning_rate;
+            let event = StepEvent {
+                step: number,
+                epoch,
+                loss,
+                lr,
+                grad_norm,
+                samples_per_s,
+                step_ms,
+                data_ms,
+                reduce_ms,
+                save_ms,
+            };
             desk.progress.figures(&Figures { step: number, epoch, loss, accuracy, samples_per_s });
             desk.record.step(&event)?;
         }

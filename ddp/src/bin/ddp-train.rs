@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ddp::cli::{self, Command};
-use ddp::config::{AddmmConfig, AllreduceConfig, LogLevel, MlpBenchConfig};
-use ddp::{Error, bench, progress, trainer};
+use ddp::config::{AddmmConfig, AllreduceConfig, LogLevel, MlpBenchConfig, UseConfig};
+use ddp::{Error, bench, doctor, inspect, progress, report, trainer, using};
 use ddp_comm::{Options, World};
 
 fn main() -> ExitCode {
@@ -22,7 +22,12 @@ fn main() -> ExitCode {
         | Ok(Command::BenchAllreduce(AllreduceConfig { common, .. })) => {
             (LogLevel::default(), common.timeout_s, common.share_gpus)
         }
-        Ok(Command::Show(_)) | Err(_) => (LogLevel::default(), 60.0, false),
+        Ok(Command::Eval(UseConfig { using, .. })) | Ok(Command::Predict(UseConfig { using, .. })) => {
+            (using.log_level, using.timeout_s, using.share_gpus)
+        }
+        Ok(Command::Inspect(_) | Command::Report(_) | Command::Doctor(_) | Command::Show(_)) | Err(_) => {
+            (LogLevel::default(), 60.0, false)
+        }
     };
     progress::start_log(level, ddp_comm::likely_rank());
     let options = Options { timeout: Duration::from_secs_f64(timeout_s), share_gpus, ..Default::default() };
@@ -37,6 +42,11 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
     match command {
         Command::Show(text) => say(&text.trim_end()),
         Command::Train(config) => trainer::train(&config, world),
+        Command::Eval(config) => using::eval(&config, world, &mut say),
+        Command::Predict(config) => using::predict(&config, world),
+        Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
+        Command::Report(flags) => report::make(&flags.folder).map(drop),
+        Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::BenchMlp(config) => say(&bench::mlp::on_ranks(&config, world)?),
         Command::BenchAddmm(config) => bench::addmm::on_ranks(&config, world, &mut say),
         Command::BenchAllreduce(config) => bench::allreduce::on_ranks(&config, world, &mut say),

@@ -2,8 +2,9 @@
 
 use clap::CommandFactory;
 
+use super::train::{CHECKPOINTS, DATA, LENGTH, MACHINE, MODEL, OPTIMIZATION, OUTPUT, RANKS};
 use super::*;
-use crate::config::{BenchOperation, Length, Optimizer};
+use crate::config::*;
 
 fn train(line: &str) -> Config {
     match parse(words(line)).unwrap_or_else(|error| panic!("{line}: {error}")) {
@@ -43,7 +44,9 @@ fn every_flag_of_training_arrives() {
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
                 --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --zero 1 --timeout-s 0.5 --progress never \
-                --overlap off --log-level trace";
+                --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
+                --task classification --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
+                --override --init-from m.safetensors --tensorboard";
     let config = train(line);
     let expected = Config {
         model: ModelKind::Mlp,
@@ -83,6 +86,19 @@ fn every_flag_of_training_arrives() {
         progress: When::Never,
         overlap: Overlap::Off,
         log_level: LogLevel::Trace,
+        labels: Some("y".into()),
+        val_data: Some("v.csv".parse().unwrap()),
+        val_labels: Some("z".into()),
+        val_split: 0.25,
+        task: Some(TaskKind::Classification),
+        normalize: Normalize::Standard,
+        cache_dir: Some("c".into()),
+        checkpoint_every: Some(5),
+        keep: 2,
+        resume: Resume::Auto,
+        override_: true,
+        init_from: Some("m.safetensors".into()),
+        tensorboard: true,
     };
     assert_eq!(config, expected);
     let flags = Cli::command()
@@ -90,9 +106,10 @@ fn every_flag_of_training_arrives() {
         .filter_map(|flag| flag.get_long())
         .map(|flag| format!("--{flag}"))
         .collect::<Vec<_>>();
-    for flag in
-        flags.iter().filter(|flag| !["--help", "--epochs", "--beta1", "--beta2", "--eps"].contains(&flag.as_str()))
-    {
+    for flag in flags.iter().filter(|flag| {
+        !["--help", "--epochs", "--beta1", "--beta2", "--eps", "--config", "--print-config", "--dry-run"]
+            .contains(&flag.as_str())
+    }) {
         assert!(line.contains(flag.as_str()), "{flag} is not tried here");
     }
     let config = train("--epochs 3 --beta1 0.5 --beta2 0.75 --eps 1e-6 --drop-last=false --share-gpus=false");
@@ -133,7 +150,7 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--class-weights 0,0", &["--class-weights 0,0:", "above 0"]),
         ("--hidden 32,0", &["--hidden 0:", "none for a linear model"]),
         ("--hidden 32,x", &["--hidden", "\"x\""]),
-        ("--data mnist", &["--data", "no data called \"mnist\"", "glyphs"]),
+        ("--data synthetic:mnist", &["--data", "no data called \"synthetic:mnist\"", "glyphs"]),
         ("--data glyphs,rows=0", &["--data", "rows is \"0\""]),
         ("--device gpu", &["'gpu'", "--device", "cuda"]),
         ("--device cuda:x", &["'cuda:x'", "--device", "a device number"]),
@@ -286,7 +303,7 @@ fn help_says_what_the_defaults_are() {
 #[test]
 fn help_is_in_groups_with_examples_that_parse() {
     let Ok(Command::Show(help)) = parse(words("train --help")) else { panic!("no help") };
-    for group in [MODEL, DATA, LENGTH, OPTIMIZATION, MACHINE, RANKS, OUTPUT] {
+    for group in [MODEL, DATA, LENGTH, OPTIMIZATION, MACHINE, RANKS, CHECKPOINTS, OUTPUT] {
         assert!(help.contains(&format!("\n{group}:\n")), "{group} in {help}");
     }
     let examples =

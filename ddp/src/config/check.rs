@@ -23,6 +23,8 @@ impl Config {
         threads(self.threads)?;
         whole("--seed", self.seed, 0, WHOLE_MAX)?;
         whole("--log-every", self.log_every, 1, WHOLE_MAX)?;
+        whole("--checkpoint-every", self.checkpoint_every.unwrap_or(0), 0, WHOLE_MAX)?;
+        whole("--keep", self.keep, 1, WHOLE_MAX)?;
         whole("--eval-every", self.eval_every.unwrap_or(0), 0, WHOLE_MAX)?;
         if self.out.as_os_str().is_empty() || self.out.to_str().is_none() {
             let expected = "the name of a folder, in UTF-8";
@@ -36,6 +38,7 @@ impl Config {
         if let Some(width) = self.hidden.iter().find(|&&width| !(1..=WIDTH_MAX).contains(&width)) {
             return Err(refuse("--hidden", width, &format!("widths from 1 to {WIDTH_MAX}"), widths));
         }
+        below_one("--val-split", self.val_split, "It is the part of the rows that is kept for evaluation")?;
         below_one("--dropout", self.dropout, "It is the probability of dropping an element; 0 turns it off")?;
         whole("--batch-size", self.batch_size, 1, WHOLE_MAX)?;
         if let Some(rows) = self.micro_batch {

@@ -82,7 +82,7 @@ fn a_file_is_checked_as_flags_are() {
         ("learning-rate = 1.0", "learning-rate"),
         ("lr = \"fast\"", "fast"),
         ("optimizer = \"sgd\"\nbeta1 = 0.5", "--beta1"),
-        ("data = \"mnist\"", "mnist"),
+        ("data = \"synthetic:mnist\"", "mnist"),
         ("lr = ", "configuration"),
         ("hidden = [1, -2]", "-2"),
     ] {

@@ -1,6 +1,7 @@
 //! The values that flags take: each is read from the text of a flag, or from a TOML file, and prints as it is read.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ValueEnum;
@@ -255,6 +256,78 @@ impl TryFrom<String> for DeviceChoice {
 impl From<DeviceChoice> for String {
     fn from(choice: DeviceChoice) -> String {
         choice.to_string()
+    }
+}
+
+/// `--task`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskKind {
+    /// Labels are classes
+    Classification,
+    /// Labels are numbers
+    Regression,
+}
+
+/// `--normalize`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Normalize {
+    /// Features as they are
+    #[default]
+    None,
+    /// All features brought to 0 to 1 together: bytes divided by 255, others by the training data's least and largest
+    Unit,
+    /// Each feature by the training data's mean and deviation
+    Standard,
+}
+
+/// `--resume`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Resume {
+    /// The run must be new.
+    #[default]
+    Never,
+    /// From the newest whole checkpoint, if there is any.
+    Auto,
+    /// From this checkpoint.
+    From(PathBuf),
+}
+
+impl fmt::Display for Resume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resume::Never => f.write_str("never"),
+            Resume::Auto => f.write_str("auto"),
+            Resume::From(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Resume {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Resume, String> {
+        match text {
+            "never" => Ok(Resume::Never),
+            "auto" => Ok(Resume::Auto),
+            "" => Err("expected never, auto or the folder of a checkpoint".into()),
+            path => Ok(Resume::From(path.into())),
+        }
+    }
+}
+
+impl TryFrom<String> for Resume {
+    type Error = String;
+    fn try_from(text: String) -> Result<Resume, String> {
+        text.parse()
+    }
+}
+
+impl From<Resume> for String {
+    fn from(resume: Resume) -> String {
+        resume.to_string()
     }
 }
 

@@ -25,6 +25,17 @@ pub enum DataSpec {
     Glyphs(GlyphsSpec),
     /// Rows made from a formula.
     Synthetic(SyntheticSpec),
+    /// Rows of files.
+    Files(FilesSpec),
+}
+
+/// `PATH`, or `PATH#PART`: files by a name, a pattern or a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilesSpec {
+    /// A file, a folder of shards, or a pattern with `*`, `?` and `[…]`.
+    pub path: String,
+    /// Which part of each file: an array's or a column's name.
+    pub part: Option<String>,
 }
 
 /// `glyphs`: 28×28 grey digits drawn by code.
@@ -81,6 +92,7 @@ impl DataSpec {
                 SyntheticKind::Regression => "synthetic:regression",
                 SyntheticKind::RowNumber => "synthetic:row-number",
             },
+            DataSpec::Files(_) => "files",
         }
     }
 }
@@ -117,6 +129,8 @@ impl fmt::Display for DataSpec {
             DataSpec::Glyphs(GlyphsSpec { rows, held_out, seed }) => {
                 write!(f, "{name},rows={rows},held-out={held_out},seed={seed}")
             }
+            DataSpec::Files(FilesSpec { path, part: None }) => f.write_str(path),
+            DataSpec::Files(FilesSpec { path, part: Some(part) }) => write!(f, "{path}#{part}"),
             DataSpec::Synthetic(SyntheticSpec { kind, rows, held_out, features, outputs, noise, seed }) => {
                 write!(f, "{name},rows={rows},held-out={held_out}")?;
                 match kind {
@@ -137,6 +151,9 @@ impl FromStr for DataSpec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<DataSpec> {
+        if let Some(files) = FilesSpec::parse(text) {
+            return Ok(DataSpec::Files(files));
+        }
         let (name, options) = text.split_once(',').unwrap_or((text, ""));
         let mut options = Options::parse(text, name, options)?;
         let synthetic = |kind| Some(SyntheticSpec::new(kind));
@@ -166,6 +183,21 @@ impl FromStr for DataSpec {
         };
         options.finish()?;
         Ok(spec)
+    }
+}
+
+impl FilesSpec {
+    /// Whatever is not built in is a path.
+    fn parse(text: &str) -> Option<FilesSpec> {
+        let name = text.split(',').next().unwrap_or_default();
+        if text.is_empty() || name == "glyphs" || name.starts_with("synthetic:") {
+            return None;
+        }
+        let (path, part) = match text.rsplit_once('#') {
+            Some((path, part)) if !path.is_empty() && !part.is_empty() => (path, Some(part.to_string())),
+            _ => (text, None),
+        };
+        Some(FilesSpec { path: path.to_string(), part })
     }
 }
 
@@ -270,6 +302,8 @@ mod tests {
             "synthetic:classification,rows=1000000000000,features=784,classes=2,noise=0.25",
             "synthetic:regression,outputs=3,seed=9223372036854775807",
             "synthetic:row-number,rows=5",
+            "digits.npz#x_train",
+            "shards/*.npy",
         ] {
             let spec: DataSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<DataSpec>().unwrap(), spec, "{spec}");
@@ -280,7 +314,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_what_can() {
         for (text, parts) in [
-            ("mnist", &["no data called \"mnist\"", "glyphs"][..]),
+            ("synthetic:mnist", &["no data called \"synthetic:mnist\"", "glyphs"][..]),
             ("glyphs,rows=0", &["rows is \"0\"", "from 1 to"]),
             ("glyphs,rows=1e3", &["rows is \"1e3\"", "whole number"]),
             ("glyphs,classes=3", &["\"classes\" is no option of glyphs", "rows, held-out, seed"]),

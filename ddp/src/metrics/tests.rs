@@ -17,7 +17,19 @@ fn lines(out: &Path) -> Vec<Value> {
 }
 
 fn step(step: u64, loss: f64) -> StepEvent {
-    StepEvent { step, epoch: 0, loss, lr: 0.001, grad_norm: Some(2.5), samples_per_s: 1000.0, step_ms: 1.5 }
+    let (samples_per_s, step_ms, data_ms, save_ms) = (1000.0, 1.5, 0.25, 0.0);
+    StepEvent {
+        step,
+        epoch: 0,
+        loss,
+        lr: 0.001,
+        grad_norm: Some(2.5),
+        samples_per_s,
+        step_ms,
+        data_ms,
+        reduce_ms: Some(0.125),
+        save_ms,
+    }
 }
 
 #[test]

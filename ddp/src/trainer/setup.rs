@@ -4,17 +4,17 @@
 use ddp_comm::{Field, World};
 use ddp_kernels::device::discover;
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
-use ddp_kernels::{Device, Tensor, simd, threads};
+use ddp_kernels::{Device, simd, threads};
 
+use super::model::{loss, models};
 use super::{Desk, Done, Trainer};
 use crate::audit::Share;
 use crate::config::{self, Config, GraphChoice, Plan, Resident};
-use crate::data::{self, Data, InOrder, Loader, Source, Task};
+use crate::data::{self, Data, DataRequest, InOrder, Loader, Source};
 use crate::error::{Error, Result};
 use crate::faults;
 use crate::metrics::{Record, Start};
-use crate::models::{Mlp, Model};
-use crate::nn::{CrossEntropy, Loss, Mse};
+use crate::models::Model;
 use crate::optim::{Optimizer, Rule, Schedule};
 use crate::params::Params;
 use crate::progress::Progress;
@@ -30,7 +30,7 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
     let devices = config::find_devices(config.device, config.devices_per_rank, config.share_gpus, world)?;
     let device = devices[0];
     config.check_device(device)?;
-    let data = data::open(&config.data)?;
+    let data = data::prepare(&DataRequest::of(config), world)?;
     let plan = config.plan(&data)?;
     let task = data.train.task().clone();
     let full_batch = config.batch_size.min(data.train.rows());
@@ -97,7 +97,9 @@ fn step(config: &Config, world: &World, data: &Data, devices: &[Device]) -> Resu
             GROUPS.len()
         )));
     }
-    let models = models(config, data, devices, reducer.shares(world.size()))?;
+    let frozen = |name: &str| config.is_frozen(name);
+    let train = &data.train;
+    let models = models(config, train.row_shape(), train.task(), devices, &frozen, reducer.shares(world.size()))?;
     check_trained(config, &models)?;
     let part = |(index, model): (usize, Model)| -> Result<Part> {
         let device = devices[index];
@@ -122,19 +124,6 @@ const GROUPS: [&str; 6] = [
     "gradients of part 5",
 ];
 
-fn models(config: &Config, data: &Data, devices: &[Device], shares: usize) -> Result<Vec<Model>> {
-    let layers = Mlp {
-        hidden: config.hidden.clone(),
-        outputs: data.train.task().outputs(),
-        activation: config.activation.op(),
-        dropout: config.dropout,
-    };
-    let frozen = |name: &str| config.is_frozen(name);
-    Model::split(layers.layers(), data.train.row_shape(), devices, |layers, shape, device| {
-        Model::with_shares(layers, shape, config.dtype, device, config.seed, &frozen, shares)
-    })
-}
-
 /// Refuses to freeze what is not there, or all there is.
 fn check_trained(config: &Config, models: &[Model]) -> Result<()> {
     // In the order in which people know them: from the input on.
@@ -157,18 +146,6 @@ fn rule(config: &Config) -> Rule {
             Rule::Sgd { constants: SgdConstants { momentum, nesterov: false }, weight_decay }
         }
     }
-}
-
-fn loss(config: &Config, task: &Task, device: Device) -> Result<Box<dyn Loss>> {
-    let Task::Classification { .. } = task else { return Ok(Box::new(Mse)) };
-    let class_weights = if config.class_weights.is_empty() {
-        None
-    } else {
-        let weights: Vec<f32> = config.class_weights.iter().map(|&weight| weight as f32).collect();
-        let weights = Tensor::from_slice(&weights, &[weights.len()], Device::Cpu)?.named("class weights");
-        Some(ddp_kernels::transfer::announced("the class weights", || weights.to(device))?)
-    };
-    Ok(Box::new(CrossEntropy { label_smoothing: config.label_smoothing, class_weights, ignore_index: None }))
 }
 
 /// Ends all ranks, with an error that names what differs, unless they run the same program on the same data.

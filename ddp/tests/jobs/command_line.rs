@@ -21,7 +21,7 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--optimizer sgd --beta1 0.9", &["--beta1 0.9", "adamw"]),
     ("--momentum 0.9", &["--momentum 0.9", "sgd"]),
     ("--schedule step", &["'step'", "cosine"]),
-    ("--data mnist", &["'mnist'", "glyphs"]),
+    ("--data synthetic:mnist", &["'synthetic:mnist'", "glyphs"]),
     ("--data glyphs,rows=x", &["rows"]),
     ("--data glyphs,rows=0", &["rows"]),
     ("--class-weights 1,2", &["--class-weights 2 of them", "10 weights"]),
