@@ -18,6 +18,7 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod foreign;
+pub mod mapped;
 mod math;
 pub mod memory;
 pub mod npy;

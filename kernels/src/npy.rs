@@ -19,7 +19,7 @@ use crate::dtype::with_element;
 use crate::error::{Error, Result, Site, TensorInfo};
 use crate::storage::Origin;
 use crate::transfer::{self, Asked};
-use crate::{Device, Element, Tensor};
+use crate::{Device, Element, Shape, Tensor};
 
 /// The longest header that is read. numpy's own are 118 bytes long, unless the dtype is a long structured one.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -79,6 +79,34 @@ pub fn read(reader: impl Read, device: Device) -> Result<Tensor> {
     let (path, at) = (Path::new("<stream>"), Location::caller());
     device.check_usable("npy::read", at)?;
     Source { reader, bytes_left: None, path, device, op: "npy::read", at }.read()
+}
+
+/// What the header of an `.npy` file says, for readers that leave the elements where they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Described<S> {
+    /// What the dtype's text was taken for.
+    pub stored: S,
+    /// Whether the first index varies fastest.
+    pub fortran_order: bool,
+    /// The array's shape.
+    pub shape: Shape,
+    /// Where its elements begin: how many bytes were read.
+    pub data_start: u64,
+}
+
+/// Reads the header alone of what `reader` gives as an `.npy` file; errors call it `path`. `stored_as` says what the dtype's text (`<f4`)
+/// means, or what is wrong with it.
+#[track_caller]
+pub fn describe<S>(
+    reader: impl Read,
+    path: &Path,
+    stored_as: impl Fn(&[u8]) -> std::result::Result<S, String>,
+) -> Result<Described<S>> {
+    let (device, at) = (Device::Cpu, Location::caller());
+    let mut source = Source { reader, bytes_left: None, path, device, op: "npy::describe", at };
+    let (text, data_start) = source.header_text()?;
+    let (stored, fortran_order, shape) = header::parse_with(&text, stored_as).map_err(|problem| source.bad(problem))?;
+    Ok(Described { stored, fortran_order, shape, data_start })
 }
 
 /// Opens a file that has a length, and says it. Opening a FIFO does not wait for its other end.
@@ -149,6 +177,12 @@ impl<R: Read> Source<'_, R> {
     }
 
     fn header(&mut self) -> Result<Header> {
+        let (text, _) = self.header_text()?;
+        Header::parse(&text).map_err(|problem| self.bad(problem))
+    }
+
+    /// The text of the header, and how many bytes came up to its end.
+    fn header_text(&mut self) -> Result<(Vec<u8>, u64)> {
         let mut start = [0; MAGIC.len() + 2];
         let got = self.fill(&mut start)?;
         if !start[..got].starts_with(&MAGIC[..got.min(MAGIC.len())]) {
@@ -181,7 +215,7 @@ impl<R: Read> Source<'_, R> {
         let mut text = vec![0; header_bytes];
         let got = self.fill(&mut text)?;
         self.all_of(got, header_bytes, "header")?;
-        Header::parse(&text).map_err(|problem| self.bad(problem))
+        Ok((text, (start.len() + length_size + header_bytes) as u64))
     }
 
     fn all_of(&self, got: usize, expected: usize, what: &str) -> Result<()> {

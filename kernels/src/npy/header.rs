@@ -37,33 +37,8 @@ pub(super) struct Header {
 impl Header {
     /// Understands the header's text, the part after its length.
     pub(super) fn parse(text: &[u8]) -> Result<Header, String> {
-        let mut literal = Literal { text, position: 0 };
-        let (mut stored, mut fortran_order, mut shape) = (None, None, None);
-        literal.expect(b'{', "a dict")?;
-        while !literal.accept(b'}') {
-            let key = literal.string("a key")?;
-            literal.expect(b':', "a colon after the key")?;
-            let repeated = match key {
-                b"descr" => stored.replace(Stored::parse(literal.descr()?)?).is_some(),
-                b"fortran_order" => fortran_order.replace(literal.boolean()?).is_some(),
-                b"shape" => shape.replace(literal.shape()?).is_some(),
-                _ => return Err(format!("its header has the unknown key '{}'", shown(key))),
-            };
-            if repeated {
-                return Err(format!("its header has the key '{}' twice", shown(key)));
-            }
-            if !literal.accept(b',') {
-                literal.expect(b'}', "a comma or the end of the dict")?;
-                break;
-            }
-        }
-        literal.end()?;
-        let missing = |key: &str| format!("its header lacks the key '{key}'");
-        Ok(Header {
-            stored: stored.ok_or_else(|| missing("descr"))?,
-            fortran_order: fortran_order.ok_or_else(|| missing("fortran_order"))?,
-            shape: shape.ok_or_else(|| missing("shape"))?,
-        })
+        let (stored, fortran_order, shape) = parse_with(text, Stored::parse)?;
+        Ok(Header { stored, fortran_order, shape })
     }
 
     /// How many bytes the elements take.
@@ -71,6 +46,40 @@ impl Header {
         // A shape's bytes fit the machine at every dtype.
         self.shape.count() * self.stored.dtype.bytes()
     }
+}
+
+/// Understands the header's text, where `stored_as` says what the dtype's text means.
+pub(super) fn parse_with<S>(
+    text: &[u8],
+    stored_as: impl Fn(&[u8]) -> Result<S, String>,
+) -> Result<(S, bool, Shape), String> {
+    let mut literal = Literal { text, position: 0 };
+    let (mut stored, mut fortran_order, mut shape) = (None, None, None);
+    literal.expect(b'{', "a dict")?;
+    while !literal.accept(b'}') {
+        let key = literal.string("a key")?;
+        literal.expect(b':', "a colon after the key")?;
+        let repeated = match key {
+            b"descr" => stored.replace(stored_as(literal.descr()?)?).is_some(),
+            b"fortran_order" => fortran_order.replace(literal.boolean()?).is_some(),
+            b"shape" => shape.replace(literal.shape()?).is_some(),
+            _ => return Err(format!("its header has the unknown key '{}'", shown(key))),
+        };
+        if repeated {
+            return Err(format!("its header has the key '{}' twice", shown(key)));
+        }
+        if !literal.accept(b',') {
+            literal.expect(b'}', "a comma or the end of the dict")?;
+            break;
+        }
+    }
+    literal.end()?;
+    let missing = |key: &str| format!("its header lacks the key '{key}'");
+    Ok((
+        stored.ok_or_else(|| missing("descr"))?,
+        fortran_order.ok_or_else(|| missing("fortran_order"))?,
+        shape.ok_or_else(|| missing("shape"))?,
+    ))
 }
 
 /// How numpy spells a dtype, or `None` for bfloat16, which it does not have.

@@ -1,0 +1,138 @@
+//! What a file is: by its first bytes, and where these do not tell, by the ending of its name. What is no data, or cannot be read
+//! safely, is refused with what to do instead.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::{refuse, unreadable};
+use crate::error::Result;
+
+/// Formats that data can be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Npy,
+    Npz,
+    Idx,
+    Safetensors,
+    /// Our own.
+    Flat,
+    /// Something else, compressed.
+    Gzip,
+    Csv,
+    Parquet,
+}
+
+/// Endings and what they mean.
+const ENDINGS: [(&str, Kind); 14] = [
+    (".npy", Kind::Npy),
+    (".npz", Kind::Npz),
+    (".idx", Kind::Idx),
+    ("-ubyte", Kind::Idx),
+    (".ubyte", Kind::Idx),
+    (".idx1", Kind::Idx),
+    (".idx3", Kind::Idx),
+    (".safetensors", Kind::Safetensors),
+    (".bin", Kind::Flat),
+    (".gz", Kind::Gzip),
+    (".csv", Kind::Csv),
+    (".tsv", Kind::Csv),
+    (".parquet", Kind::Parquet),
+    (".pq", Kind::Parquet),
+];
+
+const PICKLE: &str = "it is a pickle (as of torch.save), which can run programs when it is read, and is not read here. Save its arrays: \
+                      numpy.savez(path, x=x.numpy(), y=y.numpy())";
+
+/// Beginnings of files that are no data for us, and what to say of them.
+const REFUSED: [(&[u8], &str); 6] = [
+    (b"\x89HDF\r\n", "it is HDF5, which is not read here. Save its arrays: numpy.savez(path, x=file['x'][:], y=file['y'][:])"),
+    (b"ARROW1\0\0", "it is an Arrow (Feather) file, which is not read here. Save it as .parquet or .csv"),
+    (b"MATLAB ", "it is a MATLAB file, which is not read here. Save its arrays with numpy.savez(path, **scipy.io.loadmat(…))"),
+    (b"\x89PNG", "it is one picture. Put all of them into one array: numpy.savez(path, x=images, y=labels)"),
+    (b"\xff\xd8\xff", "it is one picture. Put all of them into one array: numpy.savez(path, x=images, y=labels)"),
+    (b"SQLite format 3", "it is a database. Save the table as .csv or .parquet"),
+];
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Npy => "an .npy file",
+            Kind::Npz => "an .npz file",
+            Kind::Idx => "an IDX file",
+            Kind::Safetensors => "a .safetensors file",
+            Kind::Flat => "a flat .bin file",
+            Kind::Gzip => "a file compressed with gzip",
+            Kind::Csv => "a table of text (.csv, .tsv)",
+            Kind::Parquet => "a .parquet file",
+        }
+    }
+
+    /// By its first bytes.
+    fn of_bytes(start: &[u8], bytes: u64) -> Option<Kind> {
+        match start {
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Kind::Npy),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Kind::Npz),
+            [0x1f, 0x8b, ..] => Some(Kind::Gzip),
+            [b'P', b'A', b'R', b'1', ..] => Some(Kind::Parquet),
+            _ if start.starts_with(super::flat::MAGIC) => Some(Kind::Flat),
+            // The length of the header, which has to be in the file, and its first bracket.
+            [length @ .., b'{'] if length.len() == 8 && header_fits(length, bytes) => Some(Kind::Safetensors),
+            [0, 0, 0x08 | 0x09 | 0x0b..=0x0e, 1..=8, ..] => Some(Kind::Idx),
+            _ => None,
+        }
+    }
+
+    fn of_name(path: &Path) -> Option<Kind> {
+        let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
+        ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, kind)| *kind)
+    }
+}
+
+fn header_fits(length: &[u8], bytes: u64) -> bool {
+    let length = length.iter().rev().fold(0u64, |length, &byte| length << 8 | u64::from(byte));
+    length <= bytes
+}
+
+/// What the file at `path` is.
+pub(crate) fn kind(path: &Path) -> Result<Kind> {
+    let (start, bytes) = start_of(path).map_err(|error| unreadable(path, error))?;
+    if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
+        return Err(refuse(path, why));
+    }
+    let named = Kind::of_name(path);
+    if let Some(kind) = Kind::of_bytes(&start[..start.len().min(9)], bytes) {
+        return Ok(kind);
+    }
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    if matches!(start[..], [0x80, 2..=5, ..]) || matches!(ending.as_str(), "pt" | "pth" | "pkl" | "pickle") {
+        return Err(refuse(path, PICKLE));
+    }
+    if bytes == 0 {
+        return Err(refuse(path, "it is empty"));
+    }
+    named.ok_or_else(|| {
+        let known = ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), and .gz of these";
+        refuse(path, format!("it is none of the files that are known: {known}. It begins with \"{}\"", shown(&start)))
+    })
+}
+
+fn shown(start: &[u8]) -> String {
+    start[..start.len().min(8)].escape_ascii().to_string()
+}
+
+/// The first bytes of an ordinary file, and its length.
+fn start_of(path: &Path) -> io::Result<(Vec<u8>, u64)> {
+    // Opening a FIFO would wait for its other end; O_NONBLOCK is the same number wherever this project runs.
+    const O_NONBLOCK: i32 = 0o4000;
+    let file: File = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        let what = if metadata.is_dir() { "a folder" } else { "no ordinary file" };
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {what}; expected a file")));
+    }
+    let mut start = Vec::new();
+    file.take(16).read_to_end(&mut start)?;
+    Ok((start, metadata.len()))
+}
