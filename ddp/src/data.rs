@@ -3,6 +3,7 @@
 //! A dataset has rows of one shape, and for each row a target. It hands out any rows, in any order, and remembers nothing
 //! of what it handed out: the order is the sampler's.
 
+pub(crate) mod files;
 pub mod glyphs;
 pub mod loader;
 mod mix;

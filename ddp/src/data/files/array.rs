@@ -214,7 +214,12 @@ impl Array {
     }
 
     /// Copies piece after piece and turns `SIZE` bytes at a time into a number.
-    fn each<T, const SIZE: usize>(&self, first_row: u64, into: &mut [T], number: impl Fn([u8; SIZE]) -> T) -> Result<()> {
+    fn each<T, const SIZE: usize>(
+        &self,
+        first_row: u64,
+        into: &mut [T],
+        number: impl Fn([u8; SIZE]) -> T,
+    ) -> Result<()> {
         let mut offset = self.offset_of(first_row, into.len());
         let mut piece = [0; PIECE_BYTES];
         for into in into.chunks_mut(PIECE_BYTES / SIZE) {
@@ -239,7 +244,10 @@ impl Array {
             0 | 1 => Ok(()),
             other => {
                 let rows = first_row..first_row + (into.len() / self.row_elements) as u64;
-                Err(Error::Data(format!("{}: rows {rows:?} of bools have the byte {other}: expected 0 or 1", self.name)))
+                Err(Error::Data(format!(
+                    "{}: rows {rows:?} of bools have the byte {other}: expected 0 or 1",
+                    self.name
+                )))
             }
         }
     }

@@ -1,12 +1,9 @@
 //! What a file is: by its first bytes, and where these do not tell, by the ending of its name. What is no data, or cannot be read
 //! safely, is refused with what to do instead.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::{refuse, unreadable};
+use super::{map, refuse};
 use crate::error::Result;
 
 /// Formats that data can be in.
@@ -42,14 +39,21 @@ const ENDINGS: [(&str, Kind); 14] = [
     (".pq", Kind::Parquet),
 ];
 
-const PICKLE: &str = "it is a pickle (as of torch.save), which can run programs when it is read, and is not read here. Save its arrays: \
+/// Also for what `torch.save` writes.
+pub(super) const PICKLE: &str = "it is a pickle (as of torch.save), which can run programs when it is read, and is not read here. Save its arrays: \
                       numpy.savez(path, x=x.numpy(), y=y.numpy())";
 
 /// Beginnings of files that are no data for us, and what to say of them.
 const REFUSED: [(&[u8], &str); 6] = [
-    (b"\x89HDF\r\n", "it is HDF5, which is not read here. Save its arrays: numpy.savez(path, x=file['x'][:], y=file['y'][:])"),
+    (
+        b"\x89HDF\r\n",
+        "it is HDF5, which is not read here. Save its arrays: numpy.savez(path, x=file['x'][:], y=file['y'][:])",
+    ),
     (b"ARROW1\0\0", "it is an Arrow (Feather) file, which is not read here. Save it as .parquet or .csv"),
-    (b"MATLAB ", "it is a MATLAB file, which is not read here. Save its arrays with numpy.savez(path, **scipy.io.loadmat(…))"),
+    (
+        b"MATLAB ",
+        "it is a MATLAB file, which is not read here. Save its arrays with numpy.savez(path, **scipy.io.loadmat(…))",
+    ),
     (b"\x89PNG", "it is one picture. Put all of them into one array: numpy.savez(path, x=images, y=labels)"),
     (b"\xff\xd8\xff", "it is one picture. Put all of them into one array: numpy.savez(path, x=images, y=labels)"),
     (b"SQLite format 3", "it is a database. Save the table as .csv or .parquet"),
@@ -97,42 +101,41 @@ fn header_fits(length: &[u8], bytes: u64) -> bool {
 
 /// What the file at `path` is.
 pub(crate) fn kind(path: &Path) -> Result<Kind> {
-    let (start, bytes) = start_of(path).map_err(|error| unreadable(path, error))?;
+    let mapped = map(path)?;
+    let (mut start, bytes) = ([0; 16], mapped.len());
+    let start = &mut start[..bytes.min(16) as usize];
+    mapped.read(0, start).map_err(|error| refuse(path, error))?;
+    let start = &*start;
     if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
         return Err(refuse(path, why));
-    }
-    let named = Kind::of_name(path);
-    if let Some(kind) = Kind::of_bytes(&start[..start.len().min(9)], bytes) {
-        return Ok(kind);
-    }
-    let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
-    if matches!(start[..], [0x80, 2..=5, ..]) || matches!(ending.as_str(), "pt" | "pth" | "pkl" | "pickle") {
-        return Err(refuse(path, PICKLE));
     }
     if bytes == 0 {
         return Err(refuse(path, "it is empty"));
     }
-    named.ok_or_else(|| {
+    let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    let named_pickle = matches!(ending.as_str(), "pt" | "pth" | "pkl" | "pickle");
+    match Kind::of_bytes(&start[..start.len().min(9)], bytes) {
+        // What torch.save writes is a zip archive with a pickle in it.
+        Some(Kind::Npz) | None if named_pickle => return Err(refuse(path, PICKLE)),
+        Some(Kind::Gzip) => return Ok(if is_table(path) { Kind::Csv } else { Kind::Gzip }),
+        Some(kind) => return Ok(kind),
+        None if matches!(start[..], [0x80, 2..=5, ..]) => return Err(refuse(path, PICKLE)),
+        None => {}
+    }
+    Kind::of_name(path).ok_or_else(|| {
         let known = ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), and .gz of these";
-        refuse(path, format!("it is none of the files that are known: {known}. It begins with \"{}\"", shown(&start)))
+        refuse(path, format!("it is none of the files that are known: {known}. It begins with \"{}\"", shown(start)))
     })
+}
+
+/// Whether the name without `.gz` is that of a table.
+fn is_table(path: &Path) -> bool {
+    path.file_stem().and_then(|stem| Kind::of_name(Path::new(stem))) == Some(Kind::Csv)
 }
 
 fn shown(start: &[u8]) -> String {
     start[..start.len().min(8)].escape_ascii().to_string()
 }
 
-/// The first bytes of an ordinary file, and its length.
-fn start_of(path: &Path) -> io::Result<(Vec<u8>, u64)> {
-    // Opening a FIFO would wait for its other end; O_NONBLOCK is the same number wherever this project runs.
-    const O_NONBLOCK: i32 = 0o4000;
-    let file: File = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        let what = if metadata.is_dir() { "a folder" } else { "no ordinary file" };
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {what}; expected a file")));
-    }
-    let mut start = Vec::new();
-    file.take(16).read_to_end(&mut start)?;
-    Ok((start, metadata.len()))
-}
+#[cfg(test)]
+mod tests;
