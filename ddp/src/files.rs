@@ -1,10 +1,21 @@
 //! Writing files and folders so that nobody ever sees half of one: aside, made durable, then renamed.
+//!
+//! Whatever changes a disk for a checkpoint goes through this file, each call by way of `may`: so tests can let any of them fail.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+
+#[cfg(test)]
+pub(crate) use testing::may;
+
+/// Whether the system may be asked for this change at `path`: tests say no.
+#[cfg(not(test))]
+fn may(_: &'static str, _: &Path) -> io::Result<()> {
+    Ok(())
+}
 
 /// What helps against most failures to write.
 pub(crate) const WAY_OUT: &str = "Check the folder's permissions and the space left on its disk, or give another --out";
@@ -17,7 +28,27 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
 
 /// Makes a folder and those above it; one that is there is fine.
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).map_err(failed("make the folder", path))
+    let made = if path.is_dir() { Ok(()) } else { may("mkdir", path).and_then(|()| fs::create_dir_all(path)) };
+    made.map_err(failed("make the folder", path))
+}
+
+/// Makes one folder, which must not be there yet.
+pub(crate) fn make_new_folder(path: &Path) -> Result<()> {
+    may("mkdir", path).and_then(|()| fs::create_dir(path)).map_err(failed("make the folder", path))
+}
+
+/// Gives what is called `from` the name `to` in the same folder, durably.
+pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
+    may("rename", to).and_then(|()| fs::rename(from, to)).map_err(failed("put in its place", to))?;
+    sync_folder(folder_of(to))
+}
+
+/// Removes a folder with everything in it; one that is not there is fine.
+pub(crate) fn remove_folder(path: &Path) -> Result<()> {
+    match may("remove", path).and_then(|()| fs::remove_dir_all(path)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Puts a file with the contents that `write` gives it in the place of `path`.
@@ -49,7 +80,7 @@ pub(crate) fn make_whole_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<
     let attempt = (|| {
         fill(&aside)?;
         sync_folder(&aside)?;
-        fs::rename(&aside, path).map_err(failed("put in its place", path))
+        may("rename", path).and_then(|()| fs::rename(&aside, path)).map_err(failed("put in its place", path))
     })();
     if attempt.is_err() {
         let _ = fs::remove_dir_all(&aside);
@@ -58,17 +89,52 @@ pub(crate) fn make_whole_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<
     sync_folder(above)
 }
 
+/// A new file that is written from its beginning to its end.
+#[derive(Debug)]
+pub(crate) struct Output<'a> {
+    path: &'a Path,
+    file: File,
+    hash: blake3::Hasher,
+    bytes: u64,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Contents {
+    /// How much.
+    pub(crate) bytes: u64,
+    /// Its BLAKE3, as 64 lower-case hexadecimal digits.
+    pub(crate) blake3: String,
+}
+
+impl Output<'_> {
+    /// Adds `bytes` at the end.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = match may("write", self.path) {
+            Ok(()) => self.file.write_all(bytes),
+            // A disk that fills up takes a part.
+            Err(error) => self.file.write_all(&bytes[..bytes.len() / 2]).and(Err(error)),
+        };
+        written.map_err(failed("write", self.path))?;
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
 /// A new file in a folder of one's own, filled by `write` and made durable.
-pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    let made = OpenOptions::new().write(true).create_new(true).open(path);
-    let mut file = made.map_err(failed("make", path))?;
-    write(&mut file)?;
-    file.sync_all().map_err(failed("make durable", path))
+pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut Output<'_>) -> Result<()>) -> Result<Contents> {
+    let made = may("create", path).and_then(|()| OpenOptions::new().write(true).create_new(true).open(path));
+    let file = made.map_err(failed("make", path))?;
+    let mut output = Output { path, file, hash: blake3::Hasher::new(), bytes: 0 };
+    write(&mut output)?;
+    may("sync", path).and_then(|()| output.file.sync_all()).map_err(failed("make durable", path))?;
+    Ok(Contents { bytes: output.bytes, blake3: output.hash.finalize().to_hex().to_string() })
 }
 
 /// Makes the names in a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
-    match File::open(path).and_then(|folder| folder.sync_all()) {
+    match may("sync", path).and_then(|()| File::open(path)).and_then(|folder| folder.sync_all()) {
         // Some file systems cannot sync a folder: there a rename is as durable as it gets.
         Err(error) if !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
             Err(failed("make durable", path)(error))
@@ -103,10 +169,63 @@ fn first_free<T>(folder: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Re
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! A folder for one test.
+    //! A folder for one test, and disks that fail.
 
+    use std::io;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// A disk that fails under one folder, until this is dropped. Tests run side by side: each has a folder of its own.
+    pub(crate) struct Failing(PathBuf);
+
+    #[derive(Debug)]
+    struct Plan {
+        under: PathBuf,
+        calls: Vec<String>,
+        fails_at: usize,
+        is_last: bool,
+    }
+
+    static PLANS: Mutex<Vec<Plan>> = Mutex::new(Vec::new());
+
+    fn plans() -> MutexGuard<'static, Vec<Plan>> {
+        PLANS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    impl Failing {
+        /// The call number `fails_at` under `under`, counted from 0, finds the disk full. `is_last`: so does every one after it, removals too, as
+        /// if the process had been killed there.
+        pub(crate) fn at(fails_at: usize, is_last: bool, under: &Path) -> Failing {
+            plans().push(Plan { under: under.to_path_buf(), calls: Vec::new(), fails_at, is_last });
+            Failing(under.to_path_buf())
+        }
+
+        /// The calls so far: `write /tmp/…`.
+        pub(crate) fn calls(&self) -> Vec<String> {
+            plans().iter().find(|plan| plan.under == self.0).map(|plan| plan.calls.clone()).unwrap_or_default()
+        }
+    }
+
+    impl Drop for Failing {
+        fn drop(&mut self) {
+            plans().retain(|plan| plan.under != self.0);
+        }
+    }
+
+    /// Whether the system may be asked for this change.
+    pub(crate) fn may(what: &'static str, path: &Path) -> io::Result<()> {
+        let mut plans = plans();
+        let Some(plan) = plans.iter_mut().find(|plan| path.starts_with(&plan.under)) else { return Ok(()) };
+        let number = plan.calls.len();
+        // A full disk lets go of what is on it.
+        if what == "remove" && !plan.is_last {
+            return Ok(());
+        }
+        plan.calls.push(format!("{what} {}", path.display()));
+        let fails = if plan.is_last { number >= plan.fails_at } else { number == plan.fails_at };
+        if fails { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
 
     /// Removed with everything in it when the test ends.
     pub(crate) struct Scratch(PathBuf);
@@ -142,8 +261,6 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::testing::Scratch;
     use super::*;
 
@@ -168,7 +285,7 @@ mod tests {
         let path = scratch.path().join("b");
         let fill = |ok: bool| {
             make_whole_folder(&path, |folder| {
-                write_file(&folder.join("x"), |file| file.write_all(b"x").map_err(failed("write", &path)))?;
+                write_file(&folder.join("x"), |file| file.write(b"x"))?;
                 if ok { Ok(()) } else { Err(Error::Data("torn".into())) }
             })
         };

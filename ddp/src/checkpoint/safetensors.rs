@@ -3,7 +3,6 @@
 //! Everything in it is a claim of somebody else's, checked against the size of the file before anything is allocated.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry as Slot;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -25,6 +24,8 @@ pub(super) struct Header {
     pub(super) entries: Vec<Entry>,
     /// Where the data begin in the file.
     pub(super) data_start: u64,
+    /// What the file says besides: names and texts.
+    pub(super) metadata: BTreeMap<String, String>,
 }
 
 /// One tensor of a file.
@@ -47,9 +48,25 @@ struct Written {
     data_offsets: [u64; 2],
 }
 
+impl Entry {
+    /// How many numbers it has.
+    pub(super) fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
 impl Header {
     /// Of a file with these f32 tensors, one after the other.
     pub(super) fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Header {
+        // It tells other programs whose names and layouts these are.
+        Header::with_metadata(tensors, [("format".to_string(), "pt".to_string())].into())
+    }
+
+    /// The same, with these metadata.
+    pub(super) fn with_metadata<'a>(
+        tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
+        metadata: BTreeMap<String, String>,
+    ) -> Header {
         let mut start = 0;
         let place = |(name, shape): (&str, &[usize])| {
             let end = start + 4 * shape.iter().product::<usize>() as u64;
@@ -57,15 +74,15 @@ impl Header {
             start = end;
             entry
         };
-        let mut header = Header { entries: tensors.map(place).collect(), data_start: 0 };
+        let mut header = Header { entries: tensors.map(place).collect(), data_start: 0, metadata };
         header.data_start = header.to_bytes().len() as u64;
         header
     }
 
-    /// The length and the JSON. `format: pt` tells other programs whose names and layouts these are.
+    /// The length and the JSON.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut map = Map::new();
-        map.insert(METADATA.into(), json!({ "format": "pt" }));
+        map.insert(METADATA.into(), json!(self.metadata));
         for entry in &self.entries {
             let (shape, data_offsets) = (&entry.shape, [entry.start, entry.end]);
             map.insert(
@@ -108,7 +125,13 @@ impl Header {
         let mut json = vec![0; header_bytes as usize];
         file.read_exact(&mut json)?;
         let data_start = LENGTH_BYTES + header_bytes;
-        Ok(parse(&json, length - data_start).map(|entries| Header { entries, data_start }))
+        let parsed = parse(&json, length - data_start);
+        Ok(parsed.map(|(entries, metadata)| Header { entries, data_start, metadata }))
+    }
+
+    /// How long the whole file is.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.data_start + self.entries.last().map_or(0, |entry| entry.end)
     }
 
     pub(super) fn find(&self, name: &str) -> Option<&Entry> {
@@ -116,9 +139,10 @@ impl Header {
     }
 }
 
-/// The tensors of a header before `data_bytes` bytes of data, if they fill these exactly.
-fn parse(json: &[u8], data_bytes: u64) -> Result<Vec<Entry>, String> {
-    let Tensors(map) = serde_json::from_slice(json).map_err(|error| format!("its header cannot be read: {error}"))?;
+/// The tensors of a header before `data_bytes` bytes of data, if they fill these exactly, and the metadata.
+pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<(Vec<Entry>, BTreeMap<String, String>), String> {
+    let Parsed { tensors: map, metadata } =
+        serde_json::from_slice(json).map_err(|error| format!("its header cannot be read: {error}"))?;
     let mut entries: Vec<Entry> = map
         .into_iter()
         .map(|(name, Written { dtype, shape, data_offsets: [start, end] })| Entry { name, dtype, shape, start, end })
@@ -141,7 +165,7 @@ fn parse(json: &[u8], data_bytes: u64) -> Result<Vec<Entry>, String> {
     if next != data_bytes {
         return Err(format!("its tensors take {next} bytes, and it has {data_bytes}: it is cut short or damaged"));
     }
-    Ok(entries)
+    Ok((entries, metadata))
 }
 
 fn element_bytes(dtype: &str) -> Option<u64> {
@@ -155,34 +179,33 @@ fn element_bytes(dtype: &str) -> Option<u64> {
 }
 
 /// The tensors by name. A name that comes twice is an error: which of the two would be meant?
-struct Tensors(BTreeMap<String, Written>);
+struct Parsed {
+    tensors: BTreeMap<String, Written>,
+    metadata: BTreeMap<String, String>,
+}
 
-impl<'de> Deserialize<'de> for Tensors {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tensors, D::Error> {
+impl<'de> Deserialize<'de> for Parsed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Parsed, D::Error> {
         struct Read;
         impl<'de> Visitor<'de> for Read {
-            type Value = Tensors;
+            type Value = Parsed;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tensors by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Tensors, A::Error> {
-                let mut tensors = BTreeMap::new();
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parsed, A::Error> {
+                let (mut tensors, mut metadata) = (BTreeMap::new(), None);
                 while let Some(name) = map.next_key::<String>()? {
-                    if name == METADATA {
-                        map.next_value::<BTreeMap<String, String>>()?;
-                        continue;
-                    }
-                    let tensor = map.next_value()?;
-                    match tensors.entry(name) {
-                        Slot::Vacant(slot) => slot.insert(tensor),
-                        Slot::Occupied(slot) => {
-                            return Err(A::Error::custom(format!("{} comes twice", slot.key())));
-                        }
+                    let is_new = match name == METADATA {
+                        true => metadata.replace(map.next_value()?).is_none(),
+                        false => tensors.insert(name.clone(), map.next_value()?).is_none(),
                     };
+                    if !is_new {
+                        return Err(A::Error::custom(format!("{name} comes twice")));
+                    }
                 }
-                Ok(Tensors(tensors))
+                Ok(Parsed { tensors, metadata: metadata.unwrap_or_default() })
             }
         }
         deserializer.deserialize_map(Read)

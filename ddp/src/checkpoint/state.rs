@@ -1,9 +1,13 @@
 //! `state.json` of a checkpoint: everything but tensors that going on with a run, or using its model, needs.
+//!
+//! It is read as something that anybody may have written: what is not known is refused by name, and so are numbers that cannot be.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::manifest::{damaged, read_small};
 use crate::config::Config;
 use crate::data::{Normalization, Task};
 use crate::error::Result;
@@ -14,8 +18,16 @@ pub const STATE_FILE: &str = "state.json";
 /// The version of this file that is written.
 pub(crate) const FORMAT: u32 = 1;
 
+/// Longer files are refused unread: ten million features take less.
+const BYTES_MAX: u64 = 256 << 20;
+/// The most steps, epochs, rows and the like: whole numbers up to here are exact in every program that reads JSON.
+const COUNT_MAX: u64 = 1 << 53;
+/// The most ranks, classes and outputs.
+const WIDTH_MAX: usize = 1 << 24;
+
 /// What a run was when it was saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct State {
     /// That of this file.
     pub format: u32,
@@ -51,6 +63,7 @@ pub struct State {
 
 /// Where the order of rows is: pure numbers, so that any number of ranks can go on from them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Position {
     /// The seed of the order.
     pub seed: u64,
@@ -68,6 +81,7 @@ pub struct Position {
 
 /// How the learning rate goes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ScheduleState {
     /// Steps of the whole run.
     pub steps: u64,
@@ -79,6 +93,7 @@ pub struct ScheduleState {
 
 /// On what a run ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorldState {
     /// Ranks.
     pub ranks: usize,
@@ -90,6 +105,7 @@ pub struct WorldState {
 
 /// An evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Best {
     /// After this step.
     pub step: u64,
@@ -100,8 +116,123 @@ pub struct Best {
 }
 
 impl State {
-    /// From the file in the checkpoint's folder. A file that is not as it was written is an error that says what is wrong.
-    pub fn read(_folder: &Path) -> Result<State> {
-        Err(crate::error::Error::Internal(format!("reading a state of format {FORMAT} is not there yet")))
+    /// From the file in the checkpoint's folder. A file that is not as it was written is an error that says what is wrong. Of a checkpoint that is
+    /// to be used, [`open`](super::open) reads it, which checks all the rest.
+    pub fn read(folder: &Path) -> Result<State> {
+        let bytes = read_small(folder, STATE_FILE, BYTES_MAX)?;
+        State::parse(&bytes).map_err(|why| damaged(folder, format!("{STATE_FILE} {why}")))
+    }
+
+    /// From the file's bytes. An error says what is wrong with them.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<State, String> {
+        let unreadable = |error: serde_json::Error| format!("cannot be read: {error}");
+        let value: Value = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let format = value.get("format").and_then(Value::as_u64);
+        let format = format.ok_or("does not say its format: it is no state of a checkpoint")?;
+        if format != u64::from(FORMAT) {
+            return Err(super::other_format(format, FORMAT));
+        }
+        // From the bytes, where a name that comes twice is an error.
+        let state: State = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let known = serde_json::to_value(&state).map_err(unreadable)?;
+        if let Some(name) = unknown(&value, &known) {
+            return Err(format!("has {name}, which this program does not know: it was written by another version"));
+        }
+        state.check()?;
+        Ok(state)
+    }
+
+    /// The file.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        // JSON has no numbers that are not finite.
+        let finite = |evaluation: Option<Best>| evaluation.filter(Best::is_finite);
+        let state = State { best: finite(self.best), last: finite(self.last), ..self.clone() };
+        let mut bytes = serde_json::to_vec_pretty(&state).expect("it has names, texts and numbers alone");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Says which number cannot be.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.check_counts()?;
+        let features = self.row_shape.iter().try_fold(1usize, |product, &length| product.checked_mul(length));
+        let features = features.filter(|&count| (1..=1 << 40).contains(&count));
+        let features = features.ok_or_else(|| format!("has rows of the shape {:?}", self.row_shape))?;
+        self.check_task()?;
+        if let Some(Normalization { shift, scale }) = &self.normalization {
+            let fits = (shift.len() == 1 || shift.len() == features) && shift.len() == scale.len();
+            if !fits || !shift.iter().chain(scale).all(|number| number.is_finite()) {
+                let lengths = (shift.len(), scale.len());
+                return Err(format!(
+                    "has a normalization of {lengths:?} numbers for {features} features, or one that is not finite"
+                ));
+            }
+        }
+        if let Some(columns) = self.columns.as_ref().filter(|columns| columns.len() != features) {
+            return Err(format!("has the names of {} columns for {features} features", columns.len()));
+        }
+        let schedule = &self.schedule;
+        if !schedule.learning_rate.is_finite() || schedule.learning_rate < 0.0 || schedule.warmup_steps > schedule.steps
+        {
+            return Err(format!("has a schedule that cannot be: {schedule:?}"));
+        }
+        let evaluations = [&self.best, &self.last].into_iter().flatten();
+        match evaluations.into_iter().find(|evaluation| !evaluation.is_finite() || evaluation.step > self.step) {
+            Some(evaluation) => Err(format!("has an evaluation that cannot be: {evaluation:?}")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_counts(&self) -> Result<(), String> {
+        let Position { epoch, in_epoch, rows, batch, .. } = self.position;
+        let counts = [
+            ("step", self.step, 0),
+            ("samples", self.samples, 0),
+            ("position.epoch", epoch, 0),
+            ("position.in_epoch", in_epoch, 0),
+            ("position.rows", rows, 1),
+            ("position.batch", batch, 1),
+            ("schedule.steps", self.schedule.steps, 0),
+        ];
+        if let Some((name, count, least)) =
+            counts.into_iter().find(|&(_, count, least)| !(least..=COUNT_MAX).contains(&count))
+        {
+            return Err(format!("has {name} = {count}: expected from {least} to {COUNT_MAX}"));
+        }
+        let WorldState { ranks, optimizer_parts, devices } = &self.world;
+        if !(1..=WIDTH_MAX).contains(ranks) || ![1, *ranks].contains(optimizer_parts) || devices.len() != *ranks {
+            let devices = devices.len();
+            return Err(format!("has {ranks} ranks, {devices} devices and an optimizer in {optimizer_parts} parts"));
+        }
+        Ok(())
+    }
+
+    fn check_task(&self) -> Result<(), String> {
+        let fits = match &self.task {
+            Task::Classification { classes, names } => names.is_empty() || names.len() == *classes,
+            Task::Regression { .. } => true,
+        };
+        let fits = fits && (1..=WIDTH_MAX).contains(&self.task.outputs());
+        if fits { Ok(()) } else { Err(format!("has a task that cannot be: {}", self.task)) }
+    }
+}
+
+impl Best {
+    fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.accuracy.is_none_or(f64::is_finite)
+    }
+}
+
+/// The name of something in `given` that `known` has not.
+fn unknown(given: &Value, known: &Value) -> Option<String> {
+    match (given, known) {
+        (Value::Object(given), Value::Object(known)) => given.iter().find_map(|(name, given)| match known.get(name) {
+            None => Some(name.clone()),
+            Some(known) => unknown(given, known).map(|inner| format!("{name}.{inner}")),
+        }),
+        (Value::Array(given), Value::Array(known)) => {
+            given.iter().zip(known).find_map(|(given, known)| unknown(given, known))
+        }
+        _ => None,
     }
 }

@@ -1,0 +1,140 @@
+//! `model.safetensors`: all parameters and buffers, f32, under their names, as `safetensors.torch` reads and writes it.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::path::Path;
+
+use ddp_kernels::transfer::{Phase, announced, in_phase};
+use ddp_kernels::{DType, Device, Tensor};
+
+use super::safetensors::{Entry, Header};
+use super::tensors::{self, Written};
+use crate::error::{Error, Result};
+use crate::params::{Parameter, Params};
+
+/// Writes a new file with all parameters and buffers, in the order of their declaration: the same file whether the model is in one
+/// part or in several.
+pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
+    let list = in_order(parts);
+    let on_host = |(params, parameter): &(&Params, &Parameter)| -> Result<Tensor> {
+        let bring = || params.master(parameter.id).to((Device::Cpu, DType::F32));
+        Ok(in_phase(Phase::Checkpoint, || announced("saving the model", bring))?)
+    };
+    tensors::write_file(path, &header(&list), list.iter().map(on_host)).map(drop)
+}
+
+/// The header of a file of these.
+pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
+    Header::of(list.iter().map(|(_, parameter)| (parameter.name.as_str(), parameter.shape.as_slice())))
+}
+
+/// Fills `parts`, those of one model, from a file that has exactly their names and shapes, in f32, bf16 or f16. Until that is known nothing is
+/// changed; a file that cannot be read to its end leaves some values changed, and is an error.
+pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
+    ModelFile::open(path, parts)?.load(parts)
+}
+
+/// A file that has the names and shapes of a model.
+pub(super) struct ModelFile<'a> {
+    path: &'a Path,
+    file: File,
+    header: Header,
+}
+
+impl ModelFile<'_> {
+    /// Checks the file at `path` against the model.
+    pub(super) fn open<'a>(path: &'a Path, parts: &[&Params]) -> Result<ModelFile<'a>> {
+        let (file, header) = read_header(path)?;
+        let list = in_order(parts);
+        let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
+        check(&header, &parameters).map_err(|why| refuse(path, why))?;
+        Ok(ModelFile { path, file, header })
+    }
+
+    /// Fills the model with its values.
+    pub(super) fn load(mut self, parts: &[&Params]) -> Result<()> {
+        let mut bytes = Vec::new();
+        for (params, parameter) in in_order(parts) {
+            let entry = self.header.find(&parameter.name).expect("checked");
+            let written = Written::of(&entry.dtype).expect("checked");
+            let start = SeekFrom::Start(self.header.data_start + entry.start);
+            self.file.seek(start).map_err(unreadable(self.path))?;
+            let target = params.master(parameter.id);
+            // On the CPU and in f32 values are read into their place.
+            let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
+            let host = if direct { target.clone() } else { Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)? };
+            host.with_slice_mut(|values: &mut [f32]| written.read(&mut self.file, values, &mut bytes))?
+                .map_err(unreadable(self.path))?;
+            if !direct {
+                let host = host.to_dtype(target.dtype())?;
+                in_phase(Phase::Checkpoint, || announced("loading the model", || target.copy_from(&host)))?;
+            }
+            params.refresh(parameter.range.clone())?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens a safetensors file and reads its header.
+pub(super) fn read_header(path: &Path) -> Result<(File, Header)> {
+    let mut file = File::open(path).map_err(unreadable(path))?;
+    let length = file.metadata().map_err(unreadable(path))?.len();
+    let header = Header::read(&mut file, length).map_err(unreadable(path))?.map_err(|why| refuse(path, why))?;
+    Ok((file, header))
+}
+
+/// What the system said when `path` was to be read.
+pub(super) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_path_buf();
+    let way_out = "Check that it is there and may be read".to_string();
+    move |source| Error::Io { action: "read", path, source, way_out }
+}
+
+/// In the order of declaration: that of the layers, from the input on. Each with the part that it is of.
+pub(super) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+    let of_part = |params: &'a Params| params.in_order().into_iter().map(move |parameter| (params, parameter));
+    parts.iter().flat_map(|params| of_part(params)).collect()
+}
+
+/// A few of these names.
+pub(super) fn some(names: &[&str]) -> String {
+    match names.len() {
+        0..=4 => names.join(", "),
+        count => format!("{} and {} more", names[..3].join(", "), count - 3),
+    }
+}
+
+/// Whether the file has this model's parameters: all of them, no others, in their shapes, and in a dtype that is exact in f32.
+fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
+    let missing: Vec<_> = list.iter().map(|p| p.name.as_str()).filter(|name| header.find(name).is_none()).collect();
+    let known = |entry: &&Entry| list.iter().any(|parameter| parameter.name == entry.name);
+    let others: Vec<_> = header.entries.iter().filter(|entry| !known(entry)).map(|e| e.name.as_str()).collect();
+    if !missing.is_empty() || !others.is_empty() {
+        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", some(&missing)));
+        let has = (!others.is_empty()).then(|| format!("it has {}, which the model does not", some(&others)));
+        let text = [lacks, has].into_iter().flatten().collect::<Vec<_>>().join("; ");
+        return Err(format!(
+            "it is of another model: {text}. Give the flags it was trained with (--hidden, --dropout …)"
+        ));
+    }
+    for parameter in list {
+        let entry = header.find(&parameter.name).expect("none is missing");
+        if entry.shape != parameter.shape {
+            return Err(format!(
+                "{} has the shape {:?} in it, {:?} in the model. Give the flags it was trained with (--hidden …)",
+                entry.name, entry.shape, parameter.shape
+            ));
+        }
+        if Written::of(&entry.dtype).is_none() {
+            return Err(format!(
+                "{} is {} in it: expected F32, BF16 or F16. Save it again in one of these",
+                entry.name, entry.dtype
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn refuse(path: &Path, why: String) -> Error {
+    Error::Data(format!("cannot load the model from {}: {why}", path.display()))
+}

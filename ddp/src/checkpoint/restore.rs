@@ -1,0 +1,112 @@
+//! A checkpoint's values and moments, back into a model in training: on any number of ranks, whatever number wrote them, with ZeRO-1 or without.
+//!
+//! Every rank reads what it has: all values, and of the moments the pieces that are its own.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+
+use ddp_kernels::transfer::{Phase, announced, in_phase};
+use ddp_kernels::{DType, Device, Tensor};
+
+use super::manifest::Opened;
+use super::model::{ModelFile, unreadable};
+use super::optimizer::{Held, HeldPiece};
+use super::tensors::Written;
+use crate::error::{Error, Result};
+use crate::optim::Piece;
+use crate::params::Params;
+use crate::step::{Stage, Step};
+
+/// Values and moments into `step`, whatever the number of ranks and the ZeRO level that wrote them. All ranks. What does not fit is an error before
+/// anything is changed.
+pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
+    let refuse = |why: String| {
+        let folder = opened.folder.display();
+        let way_out = "Give the flags the run was begun with (--optimizer, --momentum, --freeze)";
+        Error::Data(format!("cannot go on from {folder}: its optimizer's moments are of another run: {why}. {way_out}"))
+    };
+    let held = Held::read(opened.optimizer_files())?.map_err(refuse)?;
+    let stages = step.stages();
+    for stage in stages {
+        check_dtype(&stage.model().params)?;
+    }
+    let wanted = stages.iter().flat_map(|stage| {
+        let trained = stage.model().params.list().iter().filter(|parameter| parameter.is_trained());
+        let names = stage.optimizer().rule().moment_names();
+        trained.flat_map(move |p| names.iter().map(move |name| (p.name.as_str(), *name, p.range.len())))
+    });
+    held.check(wanted).map_err(refuse)?;
+    restore_values(opened, step)?;
+    in_phase(Phase::Checkpoint, || step.stages().iter().try_for_each(|stage| restore_moments(&held, stage)))
+}
+
+/// Values alone, for a run whose optimizer begins anew. All ranks.
+pub fn restore_values(opened: &Opened, step: &mut Step) -> Result<()> {
+    let parts: Vec<&Params> = step.stages().iter().map(|stage| &stage.model().params).collect();
+    ModelFile::open(&opened.model_file(), &parts)?.load(&parts)
+}
+
+/// Refuses what would be rounded in a checkpoint.
+pub(super) fn check_dtype(params: &Params) -> Result<()> {
+    match params.master_dtype() {
+        DType::F32 => Ok(()),
+        other => Err(Error::Usage(format!(
+            "checkpoints of a model whose values are {other}: expected f32, in which they are written. Build the model in f32 or bf16"
+        ))),
+    }
+}
+
+fn restore_moments(held: &Held, stage: &Stage) -> Result<()> {
+    let (params, optimizer) = (&stage.model().params, stage.optimizer());
+    let mut reader = Reader { held, open: None, bytes: Vec::new() };
+    for (name, moment) in optimizer.moments() {
+        // On the CPU they are read into their place.
+        let on_host = moment.device() == Device::Cpu;
+        let host = if on_host { moment.clone() } else { Tensor::zeros(moment.shape(), DType::F32, Device::Cpu)? };
+        host.with_slice_mut(|values: &mut [f32]| {
+            optimizer.owned_pieces().iter().try_for_each(|piece| {
+                let pieces = held.pieces(&params.parameter(piece.parameter).name, name);
+                reader.fill(piece, pieces, &mut values[piece.at..piece.at + piece.length])
+            })
+        })??;
+        if !on_host {
+            announced("the optimizer's moments", || moment.copy_from(&host))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads pieces; the file of the last one stays open.
+struct Reader<'a> {
+    held: &'a Held,
+    open: Option<(usize, File)>,
+    bytes: Vec<u8>,
+}
+
+impl Reader<'_> {
+    /// Fills `values`, those of `wanted`, from the pieces that have a part of them.
+    fn fill(&mut self, wanted: &Piece, pieces: &[HeldPiece], values: &mut [f32]) -> Result<()> {
+        for piece in pieces {
+            let start = piece.start.max(wanted.start);
+            let end = (piece.start + piece.length).min(wanted.start + wanted.length);
+            if start < end {
+                let offset = piece.offset + 4 * (start - piece.start) as u64;
+                self.read(piece.file, offset, &mut values[start - wanted.start..end - wanted.start])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, index: usize, offset: u64, values: &mut [f32]) -> Result<()> {
+        let path = &self.held.files[index];
+        let mut file = match self.open.take() {
+            Some((open, file)) if open == index => file,
+            _ => File::open(path).map_err(unreadable(path))?,
+        };
+        let read =
+            file.seek(SeekFrom::Start(offset)).and_then(|_| Written::F32.read(&mut file, values, &mut self.bytes));
+        read.map_err(unreadable(path))?;
+        self.open = Some((index, file));
+        Ok(())
+    }
+}
