@@ -16,7 +16,7 @@ mod model;
 mod optimizer;
 mod prune;
 mod restore;
-mod safetensors;
+pub(crate) mod safetensors;
 mod saver;
 mod snapshot;
 mod state;
@@ -25,7 +25,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 
-pub use self::find::{best, newest};
+pub use self::find::{PassedOver, best, newest};
 pub use self::manifest::{FileEntry, MANIFEST_FILE, Opened, open};
 pub use self::model::{load_model, write_model};
 pub use self::restore::{restore, restore_values};

@@ -36,8 +36,11 @@ pub(super) fn steps(checkpoints: &Path) -> Result<BTreeSet<u64>> {
     Ok(names.iter().filter_map(|name| step_of(name)).collect())
 }
 
+/// Checkpoints that cannot be used, each with the reason.
+pub type PassedOver = Vec<(PathBuf, String)>;
+
 /// The newest whole checkpoint of a run's folder, and those passed over with the reason.
-pub fn newest(out: &Path) -> Result<(Option<Opened>, Vec<(PathBuf, String)>)> {
+pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
     let checkpoints = checkpoints(out);
     let mut passed_over = Vec::new();
     for step in steps(&checkpoints)?.into_iter().rev() {

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
 
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
@@ -17,26 +16,27 @@ const HEADER_BYTES_MAX: u64 = 16 << 20;
 const LENGTH_BYTES: u64 = 8;
 const METADATA: &str = "__metadata__";
 
-/// What a file holds.
+/// What a file holds. Data and models are read by it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// In the order of their data.
-    pub(super) entries: Vec<Entry>,
+    pub(crate) entries: Vec<Entry>,
     /// Where the data begin in the file.
-    pub(super) data_start: u64,
+    pub(crate) data_start: u64,
     /// What the file says besides: names and texts.
-    pub(super) metadata: BTreeMap<String, String>,
+    pub(crate) metadata: BTreeMap<String, String>,
 }
 
 /// One tensor of a file.
 #[derive(Debug, PartialEq)]
-pub(super) struct Entry {
-    pub(super) name: String,
-    pub(super) dtype: String,
-    pub(super) shape: Vec<usize>,
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<usize>,
     /// Bytes from the beginning of the data.
-    pub(super) start: u64,
-    end: u64,
+    pub(crate) start: u64,
+    /// The same, of the first byte behind it.
+    pub(crate) end: u64,
 }
 
 /// As it stands in the file.
@@ -50,20 +50,20 @@ struct Written {
 
 impl Entry {
     /// How many numbers it has.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
 impl Header {
     /// Of a file with these f32 tensors, one after the other.
-    pub(super) fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Header {
+    pub(crate) fn of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [usize])>) -> Header {
         // It tells other programs whose names and layouts these are.
         Header::with_metadata(tensors, [("format".to_string(), "pt".to_string())].into())
     }
 
     /// The same, with these metadata.
-    pub(super) fn with_metadata<'a>(
+    pub(crate) fn with_metadata<'a>(
         tensors: impl Iterator<Item = (&'a str, &'a [usize])>,
         metadata: BTreeMap<String, String>,
     ) -> Header {
@@ -80,7 +80,7 @@ impl Header {
     }
 
     /// The length and the JSON.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut map = Map::new();
         map.insert(METADATA.into(), json!(self.metadata));
         for entry in &self.entries {
@@ -102,7 +102,7 @@ impl Header {
 
     /// Reads and checks the header of a file of `length` bytes. The outer error is the system's, the inner one says what is
     /// wrong with the contents.
-    pub(super) fn read(file: &mut File, length: u64) -> io::Result<Result<Header, String>> {
+    pub(crate) fn read(file: &mut impl Read, length: u64) -> io::Result<Result<Header, String>> {
         if length < LENGTH_BYTES {
             return Ok(Err(format!("it has {length} bytes, less than the header of a safetensors file")));
         }
@@ -130,17 +130,17 @@ impl Header {
     }
 
     /// How long the whole file is.
-    pub(super) fn file_bytes(&self) -> u64 {
+    pub(crate) fn file_bytes(&self) -> u64 {
         self.data_start + self.entries.last().map_or(0, |entry| entry.end)
     }
 
-    pub(super) fn find(&self, name: &str) -> Option<&Entry> {
+    pub(crate) fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 }
 
 /// The tensors of a header before `data_bytes` bytes of data, if they fill these exactly, and the metadata.
-pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<(Vec<Entry>, BTreeMap<String, String>), String> {
+pub(crate) fn parse(json: &[u8], data_bytes: u64) -> Result<(Vec<Entry>, BTreeMap<String, String>), String> {
     let Parsed { tensors: map, metadata } =
         serde_json::from_slice(json).map_err(|error| format!("its header cannot be read: {error}"))?;
     let mut entries: Vec<Entry> = map

@@ -1,5 +1,10 @@
 //! Claims about saved models.
 
+mod damage;
+mod disk;
+mod pruning;
+mod states;
+
 use std::fs;
 
 use ddp_kernels::{DType, Device, ops};
@@ -195,4 +200,90 @@ fn other_dtypes_are_refused_by_name() {
     let changed = [&bytes[..8], json.as_bytes(), &bytes[header..]].concat();
     let text = load_bytes(&scratch, &changed, &model(&[4], 2)).unwrap();
     assert!(text.contains("0.weight is I32 in it: expected F32, BF16 or F16"), "{text}");
+}
+
+#[test]
+fn narrower_floats_are_read_without_being_rounded() {
+    let scratch = Scratch::new();
+    let target = model(&[4], 2);
+    // Every value of two bytes once: also the least there are, zeros of both signs, and infinity.
+    let patterns: Vec<u16> = vec![0, 0x8000, 1, 0x03ff, 0x0400, 0x3c00, 0x7bff, 0xfc00, 0x3f80, 0xff7f, 0x0080, 0x7f80];
+    let number = |dtype: &str, bits: u16| match dtype {
+        "BF16" => f32::from_bits(u32::from(bits) << 16),
+        _ => half(bits),
+    };
+    for dtype in ["BF16", "F16"] {
+        let mut at = 0;
+        let mut json = serde_json::Map::new();
+        let mut data = Vec::new();
+        for p in target.params.in_order() {
+            let count: usize = p.shape.iter().product();
+            json.insert(
+                p.name.clone(),
+                serde_json::json!({"dtype": dtype, "shape": p.shape, "data_offsets": [at, at + 2 * count]}),
+            );
+            at += 2 * count;
+            data.extend((0..count).flat_map(|index| patterns[index % patterns.len()].to_le_bytes()));
+        }
+        let json = serde_json::Value::Object(json).to_string();
+        let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &data].concat();
+        fs::write(scratch.path().join("file"), bytes).unwrap();
+        load_model(&scratch.path().join("file"), &[&target.params]).unwrap();
+        for p in target.params.in_order() {
+            for (index, value) in values(&target.params, &p.name).into_iter().enumerate() {
+                let expected = number(dtype, patterns[index % patterns.len()]);
+                assert_eq!(value.to_bits(), expected.to_bits(), "{dtype} {:04x}", patterns[index % patterns.len()]);
+            }
+        }
+    }
+}
+
+/// IEEE 754's binary16, by its definition.
+fn half(bits: u16) -> f32 {
+    let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
+    sign * match exponent {
+        0 => fraction * 2f32.powi(-24),
+        31 => f32::INFINITY,
+        _ => (1024.0 + fraction) * 2f32.powi(exponent - 25),
+    }
+}
+
+/// A run of one rank: a model of 5 inputs in training, and its state after step `step`.
+fn run(seed: u64) -> (ddp_comm::World, crate::step::Step) {
+    let world = ddp_comm::World::single().unwrap();
+    let model = model(&[2], seed);
+    let optimizer = crate::optim::Optimizer::new(crate::optim::Rule::adamw(), &model.params).unwrap();
+    let group = world.group("gradients").unwrap();
+    let loss = Box::new(crate::nn::Mse);
+    let step = crate::step::Step::new(model, loss, optimizer, group, &crate::step::StepOptions::default()).unwrap();
+    (world, step)
+}
+
+fn state(step: u64) -> State {
+    State {
+        format: 1,
+        program: "a test".into(),
+        step,
+        samples: 4 * step,
+        config: crate::config::Config::default(),
+        position: Position { seed: 7, epoch: 0, in_epoch: step, rows: 40, batch: 4, drop_last: false },
+        schedule: ScheduleState { steps: 100, warmup_steps: 10, learning_rate: 0.1 },
+        world: WorldState { ranks: 1, optimizer_parts: 1, devices: vec!["cpu".into()] },
+        task: crate::data::Task::Regression { outputs: 3 },
+        row_shape: vec![5],
+        normalization: None,
+        columns: None,
+        fingerprint: "rows".into(),
+        best: None,
+        last: None,
+    }
+}
+
+/// Saves these steps of a run in `out`.
+fn save(out: &Path, steps: &[u64]) {
+    let (world, mut step) = run(1);
+    let mut saver = Saver::new(&world, out, 9).unwrap();
+    steps.iter().for_each(|&number| saver.save(&mut step, state(number)).unwrap());
+    saver.finish().unwrap();
 }

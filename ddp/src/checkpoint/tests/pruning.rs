@@ -1,0 +1,40 @@
+//! Which checkpoints stay.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use crate::checkpoint::prune::goes;
+
+proptest! {
+    #[test]
+    fn the_newest_stay_and_the_best(
+        steps in proptest::collection::btree_set(0u64..50, 1..20),
+        newest in 0usize..20,
+        keep in 1u64..6,
+        best in proptest::option::of(0u64..50),
+    ) {
+        let newest = *steps.iter().nth(newest % steps.len()).unwrap();
+        let gone: BTreeSet<u64> = goes(&steps, newest, keep, best).into_iter().collect();
+        prop_assert!(gone.is_subset(&steps));
+        let left: Vec<u64> = steps.difference(&gone).copied().collect();
+        prop_assert!(left.contains(&newest));
+        prop_assert!(best.is_none_or(|best| !gone.contains(&best)));
+        // Later ones are not this run's to judge.
+        prop_assert!(gone.iter().all(|&step| step < newest));
+        let up_to = |steps: &[u64]| -> Vec<u64> { steps.iter().rev().copied().filter(|&step| step <= newest).collect() };
+        let (all, left) = (up_to(&steps.iter().copied().collect::<Vec<_>>()), up_to(&left));
+        let kept = all.len().min(keep as usize);
+        prop_assert_eq!(&left[..kept], &all[..kept]);
+        prop_assert!(left[kept..].iter().all(|&step| Some(step) == best), "{:?}", left);
+    }
+}
+
+#[test]
+fn a_best_that_is_beaten_goes() {
+    let steps = BTreeSet::from([1, 2, 3, 4]);
+    assert_eq!(goes(&steps, 4, 1, Some(1)), [3, 2]);
+    assert_eq!(goes(&steps, 4, 1, Some(3)), [2, 1]);
+    assert_eq!(goes(&steps, 4, u64::MAX, None), [0; 0]);
+    assert_eq!(goes(&steps, 4, 0, None), [3, 2, 1], "the newest stays whatever is asked");
+}
