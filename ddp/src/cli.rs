@@ -130,8 +130,10 @@ enum Mode {
         layers: LayerFlags,
     },
     /// Say how good a saved model is on data with labels
+    #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
     Eval(EvalFlags),
     /// Write what a saved model says of each row
+    #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
     Predict(PredictFlags),
     /// Say what is in a checkpoint, a model, a run or a dataset
     Inspect(InspectFlags),
