@@ -136,6 +136,7 @@ enum Mode {
     #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
     Predict(PredictFlags),
     /// Say what is in a checkpoint, a model, a run or a dataset
+    #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),
     /// Make a run's report.html again
     Report(ReportFlags),

@@ -86,3 +86,39 @@ impl PredictionsFormat {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{self, Command};
+    use crate::config::{DeviceChoice, LogLevel};
+
+    fn parse(line: &str) -> Result<Command> {
+        cli::parse(std::iter::once("ddp-train").chain(line.split_ascii_whitespace()))
+    }
+
+    #[test]
+    fn every_flag_arrives() {
+        let common = "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
+                      --log-level warn";
+        let Ok(Command::Eval(config)) = parse(&format!("eval {common} --labels kind --json")) else { panic!("eval") };
+        let using = &config.using;
+        assert_eq!((using.checkpoint.to_str(), using.data.to_string().as_str()), (Some("run"), "rows.csv"));
+        assert_eq!((using.batch_size, using.device, using.share_gpus), (7, DeviceChoice::CudaAt(1), true));
+        assert_eq!((using.threads, using.cache_dir.as_deref()), (Some(3), Some(Path::new("kept"))));
+        assert_eq!((using.timeout_s, using.log_level), (5.0, LogLevel::Warn));
+        assert_eq!((config.labels.as_deref(), config.json, &config.predictions), (Some("kind"), true, &None));
+
+        let line = format!("predict {common} --out a.CSV --probabilities --logits --overwrite");
+        let Ok(Command::Predict(config)) = parse(&line) else { panic!("predict") };
+        let (out, format) = ("a.CSV".into(), PredictionsFormat::Csv);
+        let expected = Predictions { out, format, probabilities: true, logits: true, overwrite: true };
+        assert_eq!((&config.using, config.predictions), (using, Some(expected)));
+        let Ok(Command::Predict(config)) = parse("predict --checkpoint run --data glyphs --out a.npy") else {
+            panic!("predict")
+        };
+        let expected = (512, DeviceChoice::Auto, None, PredictionsFormat::Npy);
+        let using = config.using;
+        assert_eq!((using.batch_size, using.device, using.threads, config.predictions.unwrap().format), expected);
+    }
+}

@@ -9,10 +9,12 @@ mod benches;
 mod command_line;
 mod disk;
 mod events;
+mod inspect;
 mod job;
 mod options;
 mod record;
 mod same;
+mod using;
 
 #[cfg(feature = "mpi")]
 mod faults;
