@@ -17,6 +17,7 @@ use crate::audit::Audit;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::report::evidence::Confusion;
 
 /// The file of events.
 pub const EVENTS_FILE: &str = "metrics.jsonl";
@@ -197,6 +198,11 @@ impl Record {
     /// Writes `{"event":"eval",…}`.
     pub fn eval(&mut self, event: &EvalEvent) -> Result<()> {
         self.write(&Tagged { event: "eval", fields: event })
+    }
+
+    /// Writes `{"event":"confusion",…}`: after the last evaluation of a run that classifies.
+    pub(crate) fn confusion(&mut self, confusion: &Confusion) -> Result<()> {
+        self.write(&Tagged { event: "confusion", fields: confusion })
     }
 
     /// Writes `{"event":"placement",…}`: before the end, of a run that went well.

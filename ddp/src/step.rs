@@ -250,6 +250,16 @@ impl Step {
 
     /// The losses of held-out rows: those of all ranks together.
     pub fn evaluate(&mut self, batches: &mut InOrder, group: &Group) -> Result<Stats> {
+        self.evaluate_with(batches, group, &mut |_, _| Ok(()))
+    }
+
+    /// As `evaluate`; `each` is called with every batch of this rank and what the model gives for it, on the last device.
+    pub fn evaluate_with(
+        &mut self,
+        batches: &mut InOrder,
+        group: &Group,
+        each: &mut dyn FnMut(&Batch, &Tensor) -> Result<()>,
+    ) -> Result<Stats> {
         self.gather()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;
@@ -259,6 +269,7 @@ impl Step {
             let loss = &self.loss;
             through.run(&mut self.stages, &batch.x, &mut |pass, output| {
                 loss.compute(pass, output, &batch.targets, &stats)?;
+                each(batch, output)?;
                 Ok(None)
             })?;
         }

@@ -3,6 +3,7 @@
 pub(crate) mod model;
 mod nonfinite;
 mod setup;
+mod shown;
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use crate::metrics::{EVENTS_FILE, End, EvalEvent, Record, StepEvent};
 use crate::optim::Schedule;
 use crate::process;
 use crate::progress::{Figures, Progress};
+use crate::report::evidence::{Evidence, HeldOut};
 use crate::step::{Stage, Stats, Step, StepReport};
 
 /// How long the other ranks wait for the one that saves.
@@ -47,6 +49,8 @@ struct Trainer<'a> {
     loader: Loader,
     held_out: InOrder,
     held_out_rows: u64,
+    /// What they are, for the report.
+    shown: HeldOut,
     step: Step,
     main: Group,
     /// Rank 0 alone keeps the record and shows how things are going.
@@ -156,12 +160,14 @@ impl Trainer<'_> {
             Err(error) => (error.to_string(), error.exit_code()),
         };
         let closed = self.close(&reason, exit_code);
+        let report = self.report();
         // What went wrong first is what counts.
         let model = result?;
         closed?;
         if let (Some(desk), Some(model)) = (&mut self.desk, &model) {
             let record = self.config.out.join(EVENTS_FILE);
             desk.progress.note(&format!("model {}, record {}", model.display(), record.display()));
+            report.iter().for_each(|report| desk.progress.note(&format!("report {}", report.display())));
             desk.progress.finish();
         }
         Ok(())
@@ -235,13 +241,22 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.compare_replicas(number)?;
-        let stats = self.step.evaluate(&mut self.held_out, &self.main)?;
+        // What the report shows is that of the last one.
+        let mut evidence = Evidence::of(&self.task).filter(|_| number == self.plan.steps);
+        let stats = match &mut evidence {
+            None => self.step.evaluate(&mut self.held_out, &self.main)?,
+            Some(evidence) => {
+                let mut see = |batch: &_, output: &_| evidence.see(batch, output);
+                self.step.evaluate_with(&mut self.held_out, &self.main, &mut see)?
+            }
+        };
         self.done.evaluation = Some(stats);
         let event = EvalEvent { step: number, loss: stats.loss(), accuracy: self.accuracy() };
         if let Some(desk) = &mut self.desk {
             desk.progress.note(&format!("step {number}: on held-out rows {}", describe(&stats, event.accuracy)));
             desk.record.eval(&event)?;
         }
+        evidence.map_or(Ok(()), |evidence| self.keep(evidence, number))?;
         self.done.restart_clock();
         Ok(())
     }

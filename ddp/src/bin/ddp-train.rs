@@ -45,7 +45,7 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
         Command::Eval(config) => using::eval(&config, world, &mut say),
         Command::Predict(config) => using::predict(&config, world),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(flags) => report::make(&flags.folder).map(drop),
+        Command::Report(flags) => report::again(&flags.folder, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
         Command::BenchMlp(config) => say(&bench::mlp::on_ranks(&config, world)?),
         Command::BenchAddmm(config) => bench::addmm::on_ranks(&config, world, &mut say),

@@ -10,7 +10,7 @@ use super::model::{loss, models};
 use super::{Desk, Done, Trainer};
 use crate::audit::Share;
 use crate::config::{self, Config, GraphChoice, Plan, Resident};
-use crate::data::{self, Data, DataRequest, InOrder, Loader, Source};
+use crate::data::{self, Data, DataRequest, DataSpec, InOrder, Loader, Source};
 use crate::error::{Error, Result};
 use crate::faults;
 use crate::metrics::{Record, Start};
@@ -20,6 +20,7 @@ use crate::params::Params;
 use crate::progress::Progress;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
+use crate::report::evidence::HeldOut;
 use crate::step::{Part, Stage, Step, StepOptions};
 
 /// Rows that go through the model at a time in evaluation.
@@ -79,7 +80,23 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
     let held_out_rows = data.held_out.rows();
     let done = Done::nothing(!config::is_simulated(device));
     let share = Share::default();
-    Ok(Trainer { config, world, plan, task, schedule, loader, held_out, held_out_rows, step, main, desk, done, share })
+    let shown = HeldOut::of(&data, !matches!(config.data, DataSpec::Synthetic(_)));
+    Ok(Trainer {
+        config,
+        world,
+        plan,
+        task,
+        schedule,
+        loader,
+        held_out,
+        held_out_rows,
+        shown,
+        step,
+        main,
+        desk,
+        done,
+        share,
+    })
 }
 
 /// The model in training on this rank's devices, its layers split over them if they are several.

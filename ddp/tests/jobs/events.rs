@@ -28,27 +28,28 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
     let order_of = |flags: &str| order(&record(flags)).join(", ");
     assert_eq!(
         order_of("--steps 10 --log-every 3 --eval-every 4"),
-        "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, placement, end"
+        "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, confusion, placement, end"
     );
     // By default every tenth step is on record, and an evaluation for each epoch of 8 steps.
-    assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, placement, end");
-    assert_eq!(order_of("--epochs 2 --log-every 100 --eval-every 0"), "step 1, step 16, eval 16, placement, end");
-    assert_eq!(order_of("--epochs 2"), "step 1, eval 8, step 10, step 16, eval 16, placement, end");
-    assert_eq!(order_of("--steps 1"), "step 1, eval 1, placement, end");
-    assert_eq!(order_of("--steps 0"), "eval 0, placement, end");
+    assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, confusion, placement, end");
+    assert_eq!(order_of("--epochs 2 --log-every 100 --eval-every 0"), "step 1, step 16, eval 16, confusion, placement, end");
+    assert_eq!(order_of("--epochs 2"), "step 1, eval 8, step 10, step 16, eval 16, confusion, placement, end");
+    assert_eq!(order_of("--steps 1"), "step 1, eval 1, confusion, placement, end");
+    assert_eq!(order_of("--steps 0"), "eval 0, confusion, placement, end");
 }
 
 #[test]
 fn every_event_has_exactly_its_fields() {
     let record = record("--epochs 2 --log-every 1");
     let start = "event time_unix_s config versions devices world data fingerprint parameters steps steps_per_epoch";
-    let step = "event step epoch loss lr grad_norm samples_per_s step_ms";
+    let step = "event step epoch loss lr grad_norm samples_per_s step_ms data_ms reduce_ms save_ms";
     let end = "event time_unix_s reason exit_code steps samples seconds samples_per_s loss eval_loss accuracy peak_mb device_peak_mb transfers";
     for event in &record.0 {
         let expected = match event["event"].as_str().unwrap() {
             "start" => start,
             "step" => step,
             "eval" => "event step loss accuracy",
+            "confusion" => "event step names rows predicted right counts mistakes",
             "placement" => "event steps simulated ranks differences hints",
             _ => end,
         };

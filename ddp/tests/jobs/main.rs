@@ -13,6 +13,7 @@ mod inspect;
 mod job;
 mod options;
 mod record;
+mod report;
 mod same;
 mod using;
 

@@ -1,0 +1,228 @@
+//! Reports of records as runs write them, and of records that somebody has made up.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{REPORT_FILE, SAMPLES_FILE, make};
+use crate::files::testing::Scratch;
+use crate::metrics::EVENTS_FILE;
+
+fn start() -> Value {
+    json!({
+        "event": "start", "config": {"model": "mlp", "lr": 0.5, "warmup-steps": 3, "batch-size": 128, "out": "runs/two"},
+        "versions": {"ddp-train": "0.6.0"}, "devices": ["cpu on a, 1 threads", "cpu on b, 1 threads"],
+        "world": {"ranks": 2, "hosts": 2, "threads": 1, "transport": "MPI", "overlap": true, "buckets": 1},
+        "data": "rows of a file", "fingerprint": "f00", "parameters": 1234567, "steps": 20, "steps_per_epoch": 10,
+    })
+}
+
+fn step(number: u64) -> Value {
+    json!({
+        "event": "step", "step": number, "epoch": 1, "loss": 2.0 / number as f64, "lr": 0.001, "grad_norm": 1.5,
+        "samples_per_s": 1000.0, "step_ms": 10.0, "data_ms": 1.0, "reduce_ms": 0.5, "save_ms": 0.0,
+    })
+}
+
+fn end(reason: &str, exit_code: u8) -> Value {
+    json!({"event": "end", "reason": reason, "exit_code": exit_code, "steps": 20, "samples": 2560, "seconds": 61.0, "samples_per_s": 990.0,
+           "loss": 0.1, "eval_loss": 0.25, "accuracy": 0.975, "peak_mb": 34.5})
+}
+
+/// The report of a record with these lines.
+#[track_caller]
+fn report(lines: &[Value]) -> String {
+    let scratch = Scratch::new();
+    write(scratch.path(), &lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+    fs::read_to_string(make(scratch.path()).unwrap()).unwrap()
+}
+
+fn write(folder: &Path, record: &str) {
+    fs::write(folder.join(EVENTS_FILE), record).unwrap();
+}
+
+/// Whether these texts stand in the page, in this order.
+#[track_caller]
+fn assert_in_order(page: &str, texts: &[&str]) {
+    let mut rest = page;
+    for text in texts {
+        let (_, after) = rest.split_once(text).unwrap_or_else(|| panic!("{text:?} is not in its place in: {rest}"));
+        rest = after;
+    }
+}
+
+#[test]
+fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
+    let mut lines = vec![start()];
+    lines.extend((1..=20).map(step));
+    lines.push(json!({"event": "checkpoint", "step": 10}));
+    lines.push(json!({"event": "resume", "step": 10, "from": "step-00000010", "ranks": 2, "overridden": ["lr"]}));
+    lines.push(json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": 0.975}));
+    lines.push(json!({"event": "confusion", "step": 20, "names": ["cat", "dog"], "rows": [30, 10], "predicted": [29, 11], "right": [29, 10],
+                      "counts": [[29, 1], [0, 10]], "mistakes": [[0, 1, 1]]}));
+    let moved = json!({"between ranks": {"count": 2.0, "bytes": 4096.0}});
+    let rank = |number: u64| json!({"rank": number, "devices": ["cpu"], "rows": 1280, "passes": 20, "per_step": moved, "phases": {}});
+    lines.push(json!({"event": "placement", "steps": 20, "simulated": false, "ranks": [rank(0), rank(1)], "differences": [], "hints": []}));
+    lines.push(end("done", 0));
+    let page = report(&lines);
+    let order = [
+        "<title>two: done · ddp-train</title>", "<h1>two</h1>", "✓</span> done", "97.50 %", "on 40 held-out rows", "0.2500", "lowest 0.2500, after step 20",
+        "0.1000", "in training", "990.0", "1 min 01 s", "2,560 samples", "2 × cpu", "1,234,567", "id=\"chart-loss\"", "id=\"chart-accuracy\"",
+        "id=\"chart-lr\"", "id=\"chart-norm\"", "id=\"chart-rate\"", "id=\"chart-time\"", "went on after step 10 on 2 ranks, with another lr",
+        ">checkpoint<", "<h2 id=\"transfers-title\">", "4.0 KiB", "No differences between ranks", "<h2 id=\"memory-title\">", "34.5 MB",
+        "<h2 id=\"settings-title\">", ">lr<", "0.5", "1 setting settled by the data and the machine", "2 settings at their defaults",
+        "<h2 id=\"versions-title\">", "0.6.0", "<h2 id=\"classes-title\">", "cat", "96.67 %",
+    ];
+    assert_in_order(&page, &order);
+    assert!(!page.contains("imulated"), "these are real");
+}
+
+#[test]
+fn how_a_run_ended_is_said() {
+    let cases = [
+        (vec![end("done", 0)], "✓</span> done"),
+        (vec![end("stopped by SIGTERM after step 20", 75)], "stopped by SIGTERM after step 20 (exit code 75)"),
+        (vec![end("the loss is not finite", 76)], "✕</span> failed</p><p class=\"message\">the loss is not finite (exit code 76)"),
+        (vec![], "The record ends after step 20"),
+        (vec![end("stopped", 75), json!({"event": "resume", "step": 20})], "The record ends after step 20"),
+        (vec![end("stopped", 75), json!({"event": "resume", "step": 20}), step(21), end("done", 0)], "2 min 02 s"),
+    ];
+    for (last, text) in cases {
+        let page = report(&[vec![start(), step(20)], last].concat());
+        assert!(page.contains(text), "{text}: {page}");
+    }
+}
+
+#[test]
+fn texts_are_shown_and_never_run() {
+    let evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{numbers}}";
+    let mut start = start();
+    start["config"]["out"] = json!(evil);
+    start["config"][evil] = json!(evil);
+    start["versions"][evil] = json!(evil);
+    start["data"] = json!(evil);
+    start["devices"] = json!([evil, evil]);
+    let amount = json!({evil: {"count": 1.0, "bytes": 8.0}});
+    let rank = json!({"rank": 0, "devices": [evil], "rows": 1, "per_step": amount, "phases": {evil: amount}});
+    let lines = [
+        start,
+        step(1),
+        json!({"event": "resume", "step": 1, "overridden": [evil]}),
+        json!({"event": "confusion", "step": 1, "names": [evil, evil], "rows": [1, 1], "predicted": [2, 0], "right": [1, 0], "counts": [[1, 0], [1, 0]],
+               "mistakes": null}),
+        json!({"event": "placement", "steps": 1, "ranks": [rank, rank], "differences": [{"kind": evil, "at": evil, "amounts": [null]}],
+               "hints": [{"text": evil, "ranks": [0], "count": 1}]}),
+        end(evil, 70),
+    ];
+    let scratch = Scratch::new();
+    write(scratch.path(), &lines.iter().map(|line| format!("{line}\n")).collect::<String>());
+    let sample = json!({"row": 1, "truth": evil, "predicted": evil, "is_right": false, "confidence": 0.5, "picture": null, "values": [1.0]});
+    let picture = json!({"width": 1, "height": 1, "channels": 1, "pixels": [7]});
+    for picture in [Value::Null, picture] {
+        let mut sample = sample.clone();
+        sample["picture"] = picture;
+        let samples = json!({"step": 1, "columns": [evil], "features": 1, "samples": [sample]});
+        fs::write(scratch.path().join(SAMPLES_FILE), samples.to_string()).unwrap();
+        let page = fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
+        assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;"));
+        assert!(!page.contains("alert(1)</script>") && !page.contains("<img src=x"), "{page}");
+        // The page's own two: its numbers, and its program.
+        assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (2, 2));
+        assert!(!page.contains("http://") && !page.contains("https://"), "it would ask the network");
+    }
+}
+
+#[test]
+fn the_page_lets_no_other_script_run() {
+    let page = report(&[start()]);
+    let (_, policy) = page.split_once("Content-Security-Policy\" content=\"").unwrap();
+    let (policy, _) = policy.split_once("\">").unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
+    let (_, script) = page.rsplit_once("<script>").unwrap();
+    let (script, _) = script.split_once("</script>").unwrap();
+    let hash = super::picture::base64(&super::sha256::of(script.as_bytes()));
+    assert!(policy.contains(&format!("'sha256-{hash}'")), "{policy}");
+}
+
+#[test]
+fn what_is_missing_is_left_out() {
+    let page = report(&[start()]);
+    assert!(page.contains("No step was recorded") && !page.contains("<figure"), "{page}");
+    let page = report(&[start(), step(1)]);
+    assert!(page.contains("id=\"chart-loss\"") && !page.contains("id=\"chart-accuracy\""), "no evaluations: {page}");
+    let mut nothing = step(2);
+    for name in ["loss", "grad_norm", "samples_per_s", "step_ms", "data_ms", "reduce_ms", "save_ms"] {
+        nothing[name] = Value::Null;
+    }
+    let page = report(&[start(), step(1), nothing.clone(), step(3)]);
+    assert_in_order(&page, &["id=\"chart-loss\"", "class=\"line s0\" d=\"M", "M"]);
+    let page = report(&[start(), nothing]);
+    assert!(page.contains("id=\"chart-lr\"") && !page.contains("id=\"chart-rate\"") && !page.contains("NaN"), "{page}");
+}
+
+#[test]
+fn a_simulated_run_says_so_loudly_and_has_no_rates() {
+    let placement = json!({"event": "placement", "steps": 1, "simulated": true, "ranks": [], "differences": [], "hints": []});
+    let page = report(&[start(), step(1), placement, end("done", 0)]);
+    assert!(page.contains("<strong>On simulated GPUs.</strong>") && !page.contains("1 min 01 s"), "{page}");
+}
+
+#[test]
+fn lines_that_are_no_events_are_counted() {
+    let scratch = Scratch::new();
+    let lines = format!("{}\nnot json\n\n{}\n{{\"event\":\"step\",\"step\":-1}}\n{{\"event\":\"new kind\"}}\n{{\"event\":\"st", start(), step(1));
+    write(scratch.path(), &lines);
+    let page = fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
+    assert!(page.contains("3 lines of the record could not be read, and were passed over"), "{page}");
+}
+
+#[test]
+fn without_a_record_there_is_no_report() {
+    let scratch = Scratch::new();
+    let failed = |code: u8, word: &str| {
+        let error = make(scratch.path()).unwrap_err();
+        assert_eq!(error.exit_code(), code, "{error}");
+        assert!(error.to_string().contains(word) && error.to_string().contains(EVENTS_FILE), "{error}");
+        assert!(!scratch.path().join(REPORT_FILE).exists());
+    };
+    failed(74, "Give the folder of a run");
+    write(scratch.path(), "");
+    failed(65, "Give the folder of a run that has begun");
+    write(scratch.path(), &format!("{}\nrubbish\n", step(1)));
+    failed(65, "1 lines that are no events");
+    fs::remove_file(scratch.path().join(EVENTS_FILE)).unwrap();
+    fs::create_dir(scratch.path().join(EVENTS_FILE)).unwrap();
+    failed(65, "expected a plain file");
+}
+
+#[test]
+fn samples_that_are_no_samples_leave_the_rest() {
+    let scratch = Scratch::new();
+    write(scratch.path(), &format!("{}\n", start()));
+    let oversized = json!({"step": 1, "columns": [], "features": 4, "samples": [{"row": 1, "truth": "a", "predicted": "b", "is_right": false,
+        "confidence": null, "values": [], "picture": {"width": 1_000_000_000_000u64, "height": 1, "channels": 1, "pixels": []}}]});
+    for text in ["", "{}", "[1]", &oversized.to_string()] {
+        fs::write(scratch.path().join(SAMPLES_FILE), text).unwrap();
+        let page = fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
+        assert!(page.contains("There are none to show: samples.json: "), "{text}: {page}");
+    }
+}
+
+#[test]
+fn the_same_record_makes_the_same_bytes() {
+    let lines = [start(), step(1), step(2), end("done", 0)];
+    assert_eq!(report(&lines), report(&lines));
+}
+
+#[test]
+fn a_long_run_makes_a_small_page() {
+    let scratch = Scratch::new();
+    let mut record = format!("{}\n", start());
+    for number in 1..=100_000 {
+        record += &format!("{}\n", step(number));
+    }
+    write(scratch.path(), &record);
+    let page = fs::metadata(make(scratch.path()).unwrap()).unwrap();
+    assert!(page.len() < 2_000_000, "{} bytes", page.len());
+}

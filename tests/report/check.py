@@ -1,0 +1,332 @@
+#!/usr/bin/env python3
+"""Looks at report pages in headless Chromium, over its debugging pipe: no package is needed beside Python and the browser.
+
+usage: check.py CHROMIUM SCREENSHOTS PAGE...
+
+Each page is opened at desktop and phone width, light and dark, without scripts, and for print. Checked: nothing is said on the console, no request
+leaves the page, nothing scrolls sideways, curves are there, all text has contrast AA, values show under the pointer and by keys, zooming and the
+log toggle work. Exits 0 when all is well, 1 with a line for each thing that is not.
+"""
+
+import base64
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+WAIT_MAX_S = 60
+
+# Everything that is text, against what lies behind it. Ratios as WCAG 2.2 defines them; large is 24 px, or 18.66 px in bold.
+CONTRAST = """
+(() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = (text) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = canvas.getImageData(0, 0, 1, 1).data;
+    const alpha = text === "transparent" ? 0 : Number((text.match(/[,/] *([0-9.]+)\\)$/) && /rgba|\\//.test(text)) ? text.match(/([0-9.]+)\\)$/)[1] : 1);
+    if (alpha > 0 && alpha < 1) { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = text.replace(/[0-9.]+\\)$/, "1)"); canvas.fillRect(0, 0, 1, 1);
+      return [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3), alpha]; }
+    return [r, g, b, alpha];
+  };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat([1]);
+  const light = (c) => { const l = c.slice(0, 3).map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * l[0] + 0.7152 * l[1] + 0.0722 * l[2]; };
+  const behind = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
+    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
+  };
+  const poor = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    const element = text.parentElement, style = getComputedStyle(element);
+    if (!text.data.trim() || !element.getClientRects().length || /SCRIPT|STYLE/.test(element.tagName)) continue;
+    if (element.closest(".skip, .zero, [hidden]")) continue;
+    const ground = behind(element), ink = over(rgba(style.color), ground);
+    const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x), ratio = (a + 0.05) / (b + 0.05);
+    const size = parseFloat(style.fontSize), isLarge = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+    if (ratio < (isLarge ? 3 : 4.5)) poor.push(text.data.trim().slice(0, 30) + ": " + ratio.toFixed(2));
+  }
+  return poor.slice(0, 5);
+})()
+"""
+
+
+class Browser:
+    """A Chromium, and one tab of it."""
+
+    def __init__(self, program, profile):
+        (to_read, to_write), (from_read, from_write) = os.pipe(), os.pipe()
+
+        def hand_over():
+            # The browser reads commands from 3 and writes answers to 4. Moved up first, lest one lies where the other is to go.
+            read, write = os.dup(to_read), os.dup(from_write)
+            high = [os.dup2(read, 100), os.dup2(write, 101)]
+            os.dup2(high[0], 3)
+            os.dup2(high[1], 4)
+
+        flags = ["--headless=new", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars"]
+        if os.geteuid() == 0:
+            flags.append("--no-sandbox")
+        self.process = subprocess.Popen([program, *flags, "about:blank"], preexec_fn=hand_over, close_fds=False,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(from_write)
+        self.write, self.read = os.fdopen(to_write, "wb", 0), from_read
+        self.pending, self.number, self.session, self.events = b"", 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **parameters):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        self.write.write(json.dumps(message).encode() + b"\0")
+        answer = self.until(lambda answer: answer.get("id") == self.number)
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def until(self, is_it):
+        end = time.monotonic() + WAIT_MAX_S
+        while time.monotonic() < end:
+            while b"\0" in self.pending:
+                text, self.pending = self.pending.split(b"\0", 1)
+                message = json.loads(text)
+                if "method" in message:
+                    self.events.append(message)
+                if is_it(message):
+                    return message
+            piece = os.read(self.read, 1 << 20)
+            if not piece:
+                raise RuntimeError("the browser has ended")
+            self.pending += piece
+        raise RuntimeError("the browser does not answer")
+
+    def open(self, url):
+        self.events.clear()
+        self.call("Page.navigate", url=url)
+        if not any(event["method"] == "Page.loadEventFired" for event in self.events):
+            self.until(lambda message: message.get("method") == "Page.loadEventFired")
+
+    def value(self, script):
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", "the script failed"))
+        return answer["result"].get("value")
+
+    def size(self, width, height, is_phone):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_phone)
+
+    def media(self, scheme, medium=""):
+        self.call("Emulation.setEmulatedMedia", media=medium, features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def mouse(self, kind, x, y, **more):
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    def key(self, key):
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def screenshot(self, path):
+        picture = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+
+
+class Checks:
+    """What is wrong with one page."""
+
+    def __init__(self, browser, page, screenshots):
+        self.browser, self.page, self.screenshots = browser, page, screenshots
+        self.name, self.url, self.problems, self.way = page.parent.name, page.resolve().as_uri(), [], ""
+
+    def expect(self, is_so, text):
+        if not is_so:
+            self.problems.append(f"{self.page} ({self.way}): {text}")
+
+    def quiet(self):
+        """Nothing was said, and nothing asked for but the page itself."""
+        for event in self.browser.events:
+            parameters = event["params"]
+            if event["method"] == "Network.requestWillBeSent":
+                url = parameters["request"]["url"]
+                self.expect(url == self.url or url.startswith("data:"), f"it asks for {url[:120]}")
+            elif event["method"] == "Runtime.exceptionThrown":
+                self.expect(False, f"its script fails: {json.dumps(parameters['exceptionDetails'])[:300]}")
+            elif event["method"] == "Log.entryAdded":
+                self.expect(False, f"the console says: {parameters['entry']['text'][:300]}")
+            elif event["method"] == "Runtime.consoleAPICalled":
+                self.expect(False, f"it writes on the console: {json.dumps(parameters['args'])[:300]}")
+
+    def layout(self):
+        wide = self.browser.value("[document.documentElement.scrollWidth, innerWidth]")
+        self.expect(wide[0] <= wide[1], f"it scrolls sideways: {wide[0]} px in {wide[1]}")
+        beyond = self.browser.value(
+            "[...document.querySelectorAll('h1, h2, h3, p, dd, dt, figcaption *, .xs span, .ys span, .tip')].filter(e => {"
+            " const b = e.getBoundingClientRect(); return !e.closest('.scroll, .skip') && b.width && (b.right > innerWidth + 0.5 || b.left < -0.5)"
+            "}).map(e => e.textContent.slice(0, 40)).slice(0, 5)")
+        self.expect(not beyond, f"it is cut off at the sides: {beyond}")
+
+    def curves(self):
+        drawn = self.browser.value(
+            "[...document.querySelectorAll('.chart')].map(c => [c.id, [...c.querySelectorAll('path.line, path.area, path.dots')]"
+            ".filter(p => p.getAttribute('d')).length, c.querySelector('.plot').getBoundingClientRect().width,"
+            " c.querySelectorAll('.ys span').length])")
+        for chart, paths, width, ticks in drawn:
+            self.expect(paths > 0 and width > 150 and ticks > 1, f"{chart}: {paths} curves, {width} px, {ticks} ticks")
+        self.expect(drawn or self.browser.value("!!document.querySelector('#curves .none')"), "no charts, and no word about it")
+        return [chart for chart, *_ in drawn]
+
+    def looks(self):
+        for width, height, is_phone in ((1280, 900, False), (375, 800, True)):
+            for scheme in ("light", "dark"):
+                self.way = f"{width} px, {scheme}"
+                self.browser.size(width, height, is_phone)
+                self.browser.media(scheme)
+                self.browser.open(self.url)
+                self.layout()
+                self.curves()
+                poor = self.browser.value(CONTRAST)
+                self.expect(not poor, f"too little contrast: {poor}")
+                self.browser.screenshot(self.screenshots / f"{self.name}-{width}-{scheme}.png")
+                self.quiet()
+
+    def narrow(self):
+        self.way = "360 px, all unfolded"
+        self.browser.size(360, 640, True)
+        self.browser.open(self.url)
+        self.browser.value("document.querySelectorAll('details').forEach(d => d.open = true)")
+        self.layout()
+        self.way = "print"
+        self.browser.size(1280, 900, False)
+        self.browser.media("light", "print")
+        self.expect(self.browser.value("getComputedStyle(document.querySelector('nav')).display") == "none", "links are printed")
+        self.browser.media("light")
+
+    def without_scripts(self):
+        self.way = "without scripts"
+        self.browser.call("Emulation.setScriptExecutionDisabled", value=True)
+        self.browser.open(self.url)
+        self.browser.call("Emulation.setScriptExecutionDisabled", value=False)
+        self.curves()
+        self.quiet()
+
+    def has_curves(self):
+        return self.browser.value("!!document.querySelector('.plot')")
+
+    def same_drawing(self):
+        """The script draws what was drawn without it."""
+        self.way = "drawn by the script"
+        self.browser.open(self.url)
+        texts = "[...document.querySelectorAll('.ys span, .xs span')].map(e => e.textContent + ' ' + e.style.cssText.replace(/0+%/, '%'))"
+        paths = "[...document.querySelectorAll('svg path')].map(p => p.getAttribute('class') + ' ' + p.getAttribute('d').match(/-?[0-9.]+/g).length)"
+        places = "[...document.querySelectorAll('svg path')].flatMap(p => p.getAttribute('d').match(/-?[0-9.]+/g).map(Number))"
+        before = [self.browser.value(script) for script in (texts, paths, places)]
+        # In and out again.
+        for key in ("+", "Escape"):
+            self.browser.value("document.querySelector('.plot').focus()")
+            self.browser.key(key)
+        after = [self.browser.value(script) for script in (texts, paths, places)]
+        for old, new in zip(before[0] + before[1], after[0] + after[1]):
+            self.expect(old == new, f"{old!r} becomes {new!r}")
+        self.expect(len(before[0]) == len(after[0]), f"{len(before[0])} ticks become {len(after[0])}")
+        apart = max((abs(old - new) for old, new in zip(before[2], after[2])), default=0)
+        self.expect(apart <= 0.5, f"curves move by {apart} of 1000")
+
+    def live(self):
+        self.browser.size(1280, 900, False)
+        self.browser.media("light")
+        self.same_drawing()
+        self.way = "values and zoom"
+        self.browser.open(self.url)
+        for chart in self.curves():
+            box = self.browser.value(
+                f"(() => {{ const p = document.querySelector('#{chart} .plot'); p.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+                " const b = p.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()")
+            tip = f"(() => {{ const t = document.querySelector('#{chart} .tip'); return t.hidden ? '' : t.textContent }})()"
+            self.browser.mouse("mouseMoved", box[0] + 0.6 * box[2], box[1] + box[3] / 2)
+            told = self.browser.value(tip)
+            self.expect("step" in told and any(digit in told for digit in "0123456789"), f"{chart}: nothing under the pointer: {told!r}")
+            self.layout()
+            self.browser.mouse("mouseMoved", 2, 2)
+            self.expect(not self.browser.value(tip), f"{chart}: the value stays when the pointer is gone")
+            self.browser.value(f"document.querySelector('#{chart} .plot').focus()")
+            self.browser.key("Home")
+            first = self.browser.value(tip)
+            self.browser.key("ArrowRight")
+            self.expect("step" in first, f"{chart}: no value by keys")
+            several = self.browser.value(f"JSON.parse(document.getElementById('numbers').textContent).charts.find(c => 'chart-' + c.id === '{chart}').series[0].x.length") > 1
+            self.expect(not several or self.browser.value(tip) != first, f"{chart}: the arrow key stays at {first!r}")
+            self.browser.key("Escape")
+            if several:
+                self.zoom(chart, box)
+            self.log(chart)
+        self.quiet()
+
+    def zoom(self, chart, box):
+        ticks = f"[...document.querySelectorAll('#{chart} .xs span')].map(e => e.textContent).join()"
+        button = f"!document.querySelector('#{chart} figcaption button:last-child').hidden"
+        before = self.browser.value(ticks)
+        y = box[1] + box[3] / 2
+        self.browser.mouse("mousePressed", box[0] + 0.2 * box[2], y, button="left", clickCount=1)
+        self.browser.mouse("mouseMoved", box[0] + 0.5 * box[2], y, button="left", buttons=1)
+        self.browser.mouse("mouseReleased", box[0] + 0.5 * box[2], y, button="left", clickCount=1)
+        self.expect(self.browser.value(ticks) != before and self.browser.value(button), f"{chart}: selecting does not zoom")
+        self.curves()
+        self.browser.value(f"document.querySelector('#{chart} figcaption button:last-child').click()")
+        self.expect(self.browser.value(ticks) == before and not self.browser.value(button), f"{chart}: the whole run does not come back")
+        self.browser.mouse("mouseMoved", 2, 2)
+
+    def log(self, chart):
+        log = f"document.querySelector('#{chart} .log')"
+        if not self.browser.value(f"!!{log} && !{log}.hidden"):
+            return
+        path = f"document.querySelector('#{chart} path.line, #{chart} path.dots').getAttribute('d')"
+        before = self.browser.value(path)
+        self.browser.value(f"{log}.click()")
+        moved = self.browser.value(path)
+        ticks = self.browser.value(f"document.querySelectorAll('#{chart} .ys span').length")
+        self.expect(moved and ("L" not in before or moved != before) and ticks > 1, f"{chart}: the log toggle changes nothing")
+        self.expect(self.browser.value(f"{log}.getAttribute('aria-pressed')") == "true", f"{chart}: the toggle does not say that it is on")
+        self.browser.value(f"{log}.click()")
+        self.expect(self.browser.value(path) == before, f"{chart}: the toggle does not go back")
+
+
+def main():
+    program, screenshots, *pages = sys.argv[1:]
+    screenshots = pathlib.Path(screenshots)
+    screenshots.mkdir(parents=True, exist_ok=True)
+    problems = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = Browser(program, profile)
+        try:
+            for page in map(pathlib.Path, pages):
+                checks = Checks(browser, page, screenshots)
+                checks.looks()
+                checks.narrow()
+                checks.without_scripts()
+                if checks.has_curves():
+                    checks.live()
+                problems += checks.problems
+                print(f"{page}: {'well' if not checks.problems else str(len(checks.problems)) + ' problems'}", flush=True)
+        finally:
+            browser.close()
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
