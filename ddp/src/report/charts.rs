@@ -303,7 +303,7 @@ impl Chart {
         let values = self.series.iter().flat_map(|series| &series.points).filter_map(|point| point.1);
         match range(values) {
             Some((low, high)) if self.form == Form::Percent && high <= 1.0 && low >= 0.0 => {
-                let scale = Scale::around(low, high.max(low + 1e-3).min(1.0));
+                let scale = Scale::around(low, high);
                 Scale::exactly(scale.low().max(0.0), scale.high().min(1.0))
             }
             Some((low, high)) => Scale::around(low, high),
@@ -363,12 +363,9 @@ fn time_shares(steps: &[StepLine]) -> Vec<Series> {
 fn line(points: &[Point], place: &dyn Fn((f64, f64)) -> (String, String)) -> String {
     let (mut path, mut is_down) = (String::new(), false);
     for (x, y) in points {
-        match y {
-            Some(y) => {
-                let (x, y) = place((*x, *y));
-                write!(path, "{}{x} {y}", if is_down { 'L' } else { 'M' }).expect("a text takes all");
-            }
-            None => {}
+        if let Some(y) = y {
+            let (x, y) = place((*x, *y));
+            write!(path, "{}{x} {y}", if is_down { 'L' } else { 'M' }).expect("a text takes all");
         }
         is_down = y.is_some();
     }

@@ -139,14 +139,15 @@ fn pictured(sample: &Sample) -> String {
     let Some(picture) = &sample.picture else { return String::new() };
     let (truth, predicted) = (escaped(&sample.truth), escaped(&sample.predicted));
     let source = base64(&picture.png());
-    let sure = sample.confidence.map_or(String::new(), |part| format!("{:.0} %", part * 100.0));
+    let sure =
+        sample.confidence.map_or(String::new(), |part| format!("<small>{:.0}\u{a0}% sure</small>", part * 100.0));
     let (class, said) = if sample.is_right {
-        ("right", format!("<b>{}</b> <small>right, {sure}</small>", named(&sample.truth)))
+        ("right", format!("<b>{}</b> <small>right</small>{sure}", named(&sample.truth)))
     } else {
         (
             "wrong",
             format!(
-                "<b>{}</b> <small>taken for</small> <b>{}</b> <small>{sure}</small>",
+                "<b>{}</b> <small>taken for</small> <b>{}</b>{sure}",
                 named(&sample.truth),
                 named(&sample.predicted)
             ),

@@ -18,8 +18,7 @@ impl Scale {
     /// From a round number below these values to one above. From 0 on where that leaves most of the height to the curve.
     pub(super) fn around(low: f64, high: f64) -> Scale {
         let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
-        // Half apart from each other, so that none are doubled or overflow.
-        let half = if high > low { high / 2.0 - low / 2.0 } else { (high.abs() / 20.0).max(f64::MIN_POSITIVE * 1e6) };
+        let half = if high == 0.0 { 1.0 } else { high.abs() / 20.0 };
         let (low, high) = if high > low { (low, high) } else { (low - half, high + half) };
         let step = tick_step(low, high, TICKS_MAX);
         let (below, above) = ((low / step).floor() * step, (high / step).ceil() * step);

@@ -16,7 +16,7 @@
   };
 
   function tickStep(low, high, most) {
-    const rough = Math.max((high - low) / most, Number.MIN_VALUE * 1e18);
+    const rough = Math.max(high / most - low / most, 2.3e-305);
     const power = 10 ** Math.floor(Math.log10(rough));
     return ([1, 2, 5, 10].find((round) => round * power >= rough * 0.999999) || 10) * power;
   }
@@ -106,8 +106,10 @@
 
     const across = (x) => (x - shown[0]) / (shown[1] - shown[0]);
     const value = (y) => (y === null || (isLog && y <= 0) ? null : isLog ? Math.log10(y) : y);
-    const up = (y) => (y - low) / (high - low);
-    const place = (x, y) => (across(x) * 1000).toFixed(1) + " " + (1000 - up(y) * 1000).toFixed(1);
+    // Halves, for the whole may be more than there are numbers.
+    const up = (y) => (y / 2 - low / 2) / (high / 2 - low / 2);
+    const bounded = (part) => Math.min(2, Math.max(-1, part));
+    const place = (x, y) => (bounded(across(x)) * 1000).toFixed(1) + " " + (1000 - bounded(up(y)) * 1000).toFixed(1);
 
     function range() {
       if (chart.kind === "stack") { [low, high] = [0, 1]; return; }
@@ -123,13 +125,14 @@
       if (least > most) { [low, high] = [0, 1]; return; }
       if (!isLog && least > 0 && least < 0.5 * most) least = 0;
       if (most === least) {
-        const half = isLog ? 0.5 : Math.abs(most) / 20 || 1e-9;
+        const half = isLog ? 0.5 : Math.abs(most) / 20 || 1;
         [least, most] = [least - half, most + half];
       }
       if (isLog) { [low, high] = [least - 0.04 * (most - least), most + 0.04 * (most - least)]; return; }
       const step = tickStep(least, most, 5);
-      [low, high] = [Math.floor(least / step) * step, Math.ceil(most / step) * step];
-      if (chart.form === "percent") high = Math.min(high, 1);
+      const ends = [Math.floor(least / step) * step, Math.ceil(most / step) * step];
+      [low, high] = ends.every(Number.isFinite) ? ends : [least, most];
+      if (chart.form === "percent" && least >= 0 && most <= 1) [low, high] = [Math.max(low, 0), Math.min(high, 1)];
     }
 
     function path(className, d) {

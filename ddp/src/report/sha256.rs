@@ -2,8 +2,9 @@
 
 /// The fractional parts of the square roots (`first`) or cube roots of the first primes, 32 bits each.
 fn constants<const N: usize>(root: impl Fn(f64) -> f64) -> [u32; N] {
-    let is_prime =
-        |number: &u32| (2..*number).take_while(|factor| factor * factor <= *number).all(|factor| number % factor != 0);
+    let is_prime = |number: &u32| {
+        (2..*number).take_while(|factor| factor * factor <= *number).all(|factor| !number.is_multiple_of(factor))
+    };
     let mut primes = (2u32..).filter(is_prime);
     std::array::from_fn(|_| {
         let prime = primes.next().expect("there are more than enough primes");

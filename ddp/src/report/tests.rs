@@ -67,12 +67,43 @@ fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
     lines.push(end("done", 0));
     let page = report(&lines);
     let order = [
-        "<title>two: done · ddp-train</title>", "<h1>two</h1>", "✓</span> done", "97.50 %", "on 40 held-out rows", "0.2500", "lowest 0.2500, after step 20",
-        "0.1000", "in training", "990.0", "1 min 01 s", "2,560 samples", "2 × cpu", "1,234,567", "id=\"chart-loss\"", "id=\"chart-accuracy\"",
-        "id=\"chart-lr\"", "id=\"chart-norm\"", "id=\"chart-rate\"", "id=\"chart-time\"", "went on after step 10 on 2 ranks, with another lr",
-        ">checkpoint<", "<h2 id=\"transfers-title\">", "4.0 KiB", "No differences between ranks", "<h2 id=\"memory-title\">", "34.5 MB",
-        "<h2 id=\"settings-title\">", ">lr<", "0.5", "1 setting settled by the data and the machine", "2 settings at their defaults",
-        "<h2 id=\"versions-title\">", "0.6.0", "<h2 id=\"classes-title\">", "cat", "96.67 %",
+        "<title>two: done · ddp-train</title>",
+        "<h1>two</h1>",
+        "✓</span> done",
+        "97.50 %",
+        "on 40 held-out rows",
+        "0.2500",
+        "lowest 0.2500, after step 20",
+        "0.1000",
+        "in training",
+        "990.0",
+        "1 min 01 s",
+        "2,560 samples",
+        "2 × cpu",
+        "1,234,567",
+        "id=\"chart-loss\"",
+        "id=\"chart-accuracy\"",
+        "id=\"chart-lr\"",
+        "id=\"chart-norm\"",
+        "id=\"chart-rate\"",
+        "id=\"chart-time\"",
+        "went on after step 10 on 2 ranks, with another lr",
+        ">checkpoint<",
+        "<h2 id=\"transfers-title\">",
+        "4.0 KiB",
+        "No differences between ranks",
+        "<h2 id=\"memory-title\">",
+        "34.5 MB",
+        "<h2 id=\"settings-title\">",
+        ">lr<",
+        "0.5",
+        "1 setting settled by the data and the machine",
+        "2 settings at their defaults",
+        "<h2 id=\"versions-title\">",
+        "0.6.0",
+        "<h2 id=\"classes-title\">",
+        "cat",
+        "96.67 %",
     ];
     assert_in_order(&page, &order);
     assert!(!page.contains("imulated"), "these are real");
@@ -83,7 +114,10 @@ fn how_a_run_ended_is_said() {
     let cases = [
         (vec![end("done", 0)], "✓</span> done"),
         (vec![end("stopped by SIGTERM after step 20", 75)], "stopped by SIGTERM after step 20 (exit code 75)"),
-        (vec![end("the loss is not finite", 76)], "✕</span> failed</p><p class=\"message\">the loss is not finite (exit code 76)"),
+        (
+            vec![end("the loss is not finite", 76)],
+            "✕</span> failed</p><p class=\"message\">the loss is not finite (exit code 76)",
+        ),
         (vec![], "The record ends after step 20"),
         (vec![end("stopped", 75), json!({"event": "resume", "step": 20})], "The record ends after step 20"),
         (vec![end("stopped", 75), json!({"event": "resume", "step": 20}), step(21), end("done", 0)], "2 min 02 s"),
@@ -163,7 +197,8 @@ fn what_is_missing_is_left_out() {
 
 #[test]
 fn a_simulated_run_says_so_loudly_and_has_no_rates() {
-    let placement = json!({"event": "placement", "steps": 1, "simulated": true, "ranks": [], "differences": [], "hints": []});
+    let placement =
+        json!({"event": "placement", "steps": 1, "simulated": true, "ranks": [], "differences": [], "hints": []});
     let page = report(&[start(), step(1), placement, end("done", 0)]);
     assert!(page.contains("<strong>On simulated GPUs.</strong>") && !page.contains("1 min 01 s"), "{page}");
 }
@@ -171,7 +206,11 @@ fn a_simulated_run_says_so_loudly_and_has_no_rates() {
 #[test]
 fn lines_that_are_no_events_are_counted() {
     let scratch = Scratch::new();
-    let lines = format!("{}\nnot json\n\n{}\n{{\"event\":\"step\",\"step\":-1}}\n{{\"event\":\"new kind\"}}\n{{\"event\":\"st", start(), step(1));
+    let lines = format!(
+        "{}\nnot json\n\n{}\n{{\"event\":\"step\",\"step\":-1}}\n{{\"event\":\"new kind\"}}\n{{\"event\":\"st",
+        start(),
+        step(1)
+    );
     write(scratch.path(), &lines);
     let page = fs::read_to_string(make(scratch.path()).unwrap()).unwrap();
     assert!(page.contains("3 lines of the record could not be read, and were passed over"), "{page}");

@@ -32,7 +32,10 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
     );
     // By default every tenth step is on record, and an evaluation for each epoch of 8 steps.
     assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, confusion, placement, end");
-    assert_eq!(order_of("--epochs 2 --log-every 100 --eval-every 0"), "step 1, step 16, eval 16, confusion, placement, end");
+    assert_eq!(
+        order_of("--epochs 2 --log-every 100 --eval-every 0"),
+        "step 1, step 16, eval 16, confusion, placement, end"
+    );
     assert_eq!(order_of("--epochs 2"), "step 1, eval 8, step 10, step 16, eval 16, confusion, placement, end");
     assert_eq!(order_of("--steps 1"), "step 1, eval 1, confusion, placement, end");
     assert_eq!(order_of("--steps 0"), "eval 0, confusion, placement, end");

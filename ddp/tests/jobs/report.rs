@@ -17,7 +17,8 @@ fn a_run_leaves_a_report_and_it_can_be_made_again() {
     let last = ended.stderr.trim_end().lines().last().unwrap_or_default();
     assert_eq!(last, format!("report {}", out.join("report.html").display()), "{ended}");
     let made = html(&folder);
-    for text in ["✓</span> done", "id=\"chart-loss\"", "id=\"chart-accuracy\"", "taken for", "data:image/png;base64,"] {
+    for text in ["✓</span> done", "id=\"chart-loss\"", "id=\"chart-accuracy\"", "taken for", "data:image/png;base64,"]
+    {
         assert!(made.contains(text), "{text}");
     }
     std::fs::remove_file(out.join("report.html")).unwrap();
@@ -69,7 +70,10 @@ fn what_is_taken_for_what_does_not_depend_on_the_number_of_ranks() {
         let (other, other_samples, _) = untrained(ranks);
         assert_eq!(other, confusion, "{ranks} ranks");
         for (a, b) in samples["samples"].as_array().unwrap().iter().zip(other_samples["samples"].as_array().unwrap()) {
-            assert_eq!((&a["row"], &a["truth"], &a["predicted"], &a["picture"]), (&b["row"], &b["truth"], &b["predicted"], &b["picture"]));
+            assert_eq!(
+                (&a["row"], &a["truth"], &a["predicted"], &a["picture"]),
+                (&b["row"], &b["truth"], &b["predicted"], &b["picture"])
+            );
         }
     }
 }
