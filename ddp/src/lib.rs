@@ -26,7 +26,6 @@ pub mod progress;
 pub mod reducer;
 pub mod report;
 pub mod step;
-pub mod tensorboard;
 pub mod trainer;
 pub mod using;
 

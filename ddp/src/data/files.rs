@@ -7,10 +7,15 @@
 #![allow(dead_code)] // until datasets are made of files
 
 pub(crate) mod array;
+pub(crate) mod cache;
+mod csv;
 pub(crate) mod flat;
+pub(crate) mod gzip;
 mod idx;
 mod kind;
 mod npy;
+mod parquet;
+pub(crate) mod table;
 
 use std::io::{self, Read};
 use std::path::Path;

@@ -31,8 +31,6 @@ mod steady;
 #[cfg(feature = "mpi")]
 mod timeline;
 #[cfg(feature = "mpi")]
-mod using;
-#[cfg(feature = "mpi")]
 mod waits;
 
 use std::io::Write as _;

@@ -1,0 +1,335 @@
+//! Tables, which are converted once into the flat format and mapped: `features`, f32 of all columns but the label's, and `labels`.
+//!
+//! What a label is follows from all its cells: whole numbers are i64, other numbers f64, and where one is a text all are: i64 codes of
+//! the texts sorted by their bytes, which are the classes. What is not known before the last row lies aside until then; memory holds a piece
+//! of the table and the distinct labels.
+
+mod labels;
+
+use std::io;
+use std::path::Path;
+
+use ddp_kernels::mapped::free_bytes;
+
+use self::labels::Labels;
+use super::cache::{self, writing};
+use super::csv::{Problem, Record, Records, number};
+use super::{Contents, Element, Kind, flat, gzip, kind, parquet, refuse};
+use crate::error::{Error, Result};
+
+/// So many numbers are written at once.
+const PIECE_COUNT: usize = 1 << 18;
+/// The disk is asked for its room before so many bytes are written, and has to have as many.
+const ROOM_BYTES: u64 = 64 << 20;
+/// How much of a cell an error repeats.
+const SHOWN_CHARACTERS: usize = 40;
+
+/// Which columns of a table are wanted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TableRequest<'a> {
+    /// The column of labels.
+    pub(crate) label: Option<&'a str>,
+    /// The columns of features, in this order; `None`: all others, as they stand.
+    pub(crate) features: Option<&'a [String]>,
+    /// Where the converted table is kept, if not in the usual place.
+    pub(crate) cache_dir: Option<&'a Path>,
+}
+
+/// What a file of a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// The delimiter is a tab, or is to be seen in the header.
+    Csv {
+        tabs: bool,
+    },
+    Parquet,
+}
+
+/// The table at `path` (.csv, .tsv, both also .gz; .parquet), as a mapped file of arrays.
+pub(crate) fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
+    let format = Format::of(path)?;
+    // What the text says decides what is made: the columns in their order.
+    let asked =
+        serde_json::json!({ "label": request.label, "features": request.features, "format": format!("{format:?}") });
+    let made = cache::converted(path, request.cache_dir, &format!("table {asked}"), |to| {
+        flat::write(to, |out| {
+            let mut columns = Columns { path, to, request, names: Vec::new(), features: Vec::new(), label: None };
+            match format {
+                Format::Csv { tabs } => convert_csv(&mut columns, tabs, out),
+                Format::Parquet => parquet::convert(&mut columns, out),
+            }
+        })
+    })?;
+    flat::open_as(&made, &path.display().to_string())
+}
+
+/// What the columns of the table at `path` are called, in their order. Reads its header alone.
+pub(crate) fn columns(path: &Path) -> Result<Vec<String>> {
+    match Format::of(path)? {
+        Format::Csv { tabs } => {
+            let mut records = Records::new(gzip::table(path)?, tabs).map_err(|problem| problem_in(path, problem))?;
+            header(path, &mut records)
+        }
+        Format::Parquet => parquet::columns(path),
+    }
+}
+
+impl Format {
+    fn of(path: &Path) -> Result<Format> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        match kind(path)? {
+            Kind::Csv => Ok(Format::Csv { tabs: name.strip_suffix(".gz").unwrap_or(&name).ends_with(".tsv") }),
+            Kind::Parquet => Ok(Format::Parquet),
+            other => Err(refuse(path, format!("expected a table, got {}", other.name()))),
+        }
+    }
+}
+
+/// A table that is being converted: its columns, and which of them are wanted.
+pub(super) struct Columns<'a> {
+    pub(super) path: &'a Path,
+    /// The file that is written.
+    to: &'a Path,
+    request: &'a TableRequest<'a>,
+    pub(super) names: Vec<String>,
+    /// Which columns the features are.
+    pub(super) features: Vec<usize>,
+    /// Which column the label is.
+    pub(super) label: Option<usize>,
+}
+
+impl Columns<'_> {
+    /// Finds what was asked for among the names that the table has.
+    pub(super) fn choose(&mut self, names: Vec<String>) -> Result<()> {
+        self.names = names;
+        self.check_names_differ()?;
+        self.label = self.request.label.map(|name| self.position(name)).transpose()?;
+        self.features = match self.request.features {
+            Some(wanted) => wanted.iter().map(|name| self.position(name)).collect::<Result<_>>()?,
+            None => (0..self.names.len()).filter(|&column| Some(column) != self.label).collect(),
+        };
+        if let Some(&column) = self.features.iter().find(|&&column| self.names[column].is_empty()) {
+            return Err(self.bad(format!(
+                "column {} of {} has no name. If it is an index that pandas wrote, save without: to_csv(path, index=False)",
+                column + 1,
+                self.names.len()
+            )));
+        }
+        if self.features.is_empty() && self.request.features.is_none() {
+            return Err(self.bad(format!("it has no column of features besides the label \"{}\"", self.names[0])));
+        }
+        Ok(())
+    }
+
+    fn position(&self, name: &str) -> Result<usize> {
+        self.names
+            .iter()
+            .position(|has| has == name)
+            .ok_or_else(|| self.bad(format!("it has no column \"{name}\". Its columns are {}", listed(&self.names))))
+    }
+
+    fn check_names_differ(&self) -> Result<()> {
+        let mut seen = std::collections::HashMap::new();
+        for (column, name) in self.names.iter().enumerate() {
+            if let Some(first) = seen.insert(name, column).filter(|_| !name.is_empty()) {
+                return Err(self.bad(format!(
+                    "its columns {} and {} are both called \"{name}\": give each its own name",
+                    first + 1,
+                    column + 1
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn bad(&self, what: String) -> Error {
+        refuse(self.path, what)
+    }
+
+    /// What is wrong with a cell of a column of features, at a place that `place` names: a text that is no number, or a number that is not
+    /// finite as f32.
+    pub(super) fn bad_feature(&self, place: &str, column: usize, shown: &str, value: Option<f64>) -> Error {
+        let what = match value {
+            _ if shown.is_empty() => {
+                "the cell is empty: expected a number. Fill it in, or remove the row (pandas: dropna) or the column"
+                    .into()
+            }
+            None => format!(
+                "expected a number, got \"{shown}\". If this column is the label, say --labels \"{}\"; else turn its texts into \
+                 numbers (pandas: get_dummies) or remove the column",
+                self.names[column]
+            ),
+            Some(value) if value.is_finite() => {
+                format!("{shown} is beyond the largest f32, {:e}. Give the column a larger unit", f32::MAX)
+            }
+            Some(_) => format!("expected a finite number, got {shown}. Remove the row or the column, or fill it in"),
+        };
+        self.bad(format!("{place}, column \"{}\": {what}", self.names[column]))
+    }
+}
+
+/// Writes rows: features at once, labels aside until all are known.
+pub(super) struct Rows<'a> {
+    out: &'a mut flat::Writer,
+    to: &'a Path,
+    features: Vec<f32>,
+    feature_columns: usize,
+    labels: Option<Labels>,
+    rows: u64,
+    bytes_before_asking: u64,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn new(columns: &Columns<'a>, out: &'a mut flat::Writer) -> Result<Rows<'a>> {
+        let feature_columns = columns.features.len();
+        if feature_columns > 0 {
+            out.begin("features", Element::F32, &[feature_columns])?;
+        }
+        let labels = columns.label.map(|_| Labels::beside(columns.to)).transpose()?;
+        let features = Vec::with_capacity(PIECE_COUNT + feature_columns);
+        Ok(Rows { out, to: columns.to, features, feature_columns, labels, rows: 0, bytes_before_asking: 0 })
+    }
+
+    /// The next number of the row.
+    #[inline]
+    pub(super) fn feature(&mut self, value: f32) {
+        self.features.push(value);
+    }
+
+    /// The labels, of a table that has some.
+    pub(super) fn labels(&mut self) -> Option<&mut Labels> {
+        self.labels.as_mut()
+    }
+
+    /// How many rows have ended.
+    pub(super) fn count(&self) -> u64 {
+        self.rows
+    }
+
+    /// The row has all it has.
+    pub(super) fn end_row(&mut self) -> Result<()> {
+        self.rows += 1;
+        debug_assert_eq!(self.features.len() % self.feature_columns.max(1), 0);
+        if self.features.len() >= PIECE_COUNT { self.write_piece() } else { Ok(()) }
+    }
+
+    fn write_piece(&mut self) -> Result<()> {
+        let bytes = 4 * self.features.len() as u64;
+        if self.bytes_before_asking < bytes {
+            check_room(self.to)?;
+            self.bytes_before_asking = ROOM_BYTES.max(bytes);
+        }
+        self.bytes_before_asking -= bytes;
+        self.out.write_f32(&self.features)?;
+        self.features.clear();
+        Ok(())
+    }
+
+    /// All rows have ended: writes the labels, and says what is to be known of the table.
+    pub(super) fn finish(mut self, columns: &Columns<'_>) -> Result<flat::About> {
+        if self.rows == 0 {
+            return Err(columns.bad("it has a header and no rows".into()));
+        }
+        if !self.features.is_empty() {
+            self.write_piece()?;
+        }
+        let classes = match self.labels {
+            Some(labels) => labels.finish(self.out)?,
+            None => None,
+        };
+        let names = columns.features.iter().map(|&column| columns.names[column].clone()).collect();
+        Ok(flat::About { classes, columns: Some(names), source: Some(columns.path.display().to_string()) })
+    }
+}
+
+/// A disk is not filled up to its last byte.
+fn check_room(to: &Path) -> Result<()> {
+    let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
+    if free < ROOM_BYTES {
+        let text = format!("only {free} bytes are free on its disk");
+        return Err(writing(to)(io::Error::new(io::ErrorKind::StorageFull, text)));
+    }
+    Ok(())
+}
+
+fn convert_csv(columns: &mut Columns<'_>, tabs: bool, out: &mut flat::Writer) -> Result<flat::About> {
+    let path = columns.path;
+    let mut records = Records::new(gzip::table(path)?, tabs).map_err(|problem| problem_in(path, problem))?;
+    columns.choose(header(path, &mut records)?)?;
+    let mut rows = Rows::new(columns, out)?;
+    while let Some(record) = records.next().map_err(|problem| problem_in(path, problem))? {
+        convert_record(columns, &record, &mut rows)?;
+    }
+    rows.finish(columns)
+}
+
+fn convert_record(columns: &Columns<'_>, record: &Record<'_>, rows: &mut Rows<'_>) -> Result<()> {
+    if record.len() != columns.names.len() {
+        let (line, has, expected) = (record.line(), record.len(), columns.names.len());
+        return Err(columns.bad(format!(
+            "line {line}: expected {expected} cells, as the header has, got {has}. Texts with delimiters in them have to be quoted"
+        )));
+    }
+    for &column in &columns.features {
+        let value = number(record.cell(column));
+        match value.map(|value| value as f32) {
+            Some(value) if value.is_finite() => rows.feature(value),
+            _ => {
+                let place = format!("line {}", record.line_of(column));
+                return Err(columns.bad_feature(&place, column, &shown(record.cell(column)), value));
+            }
+        }
+    }
+    if let (Some(column), Some(labels)) = (columns.label, rows.labels()) {
+        labels.push(record.cell(column)).map_err(|problem| {
+            let place = format!("line {}, column \"{}\"", record.line_of(column), columns.names[column]);
+            problem.in_cell(columns.path, &place, &shown(record.cell(column)))
+        })?;
+    }
+    rows.end_row()
+}
+
+/// The names of the columns, from the first line.
+fn header(path: &Path, records: &mut Records<impl io::Read>) -> Result<Vec<String>> {
+    let bad = |what: &str| refuse(path, what);
+    let record = records.next().map_err(|problem| problem_in(path, problem))?;
+    let record = record.ok_or_else(|| bad("it is empty: expected a line with the columns' names, then rows"))?;
+    let cells: Vec<&[u8]> = (0..record.len()).map(|column| record.cell(column)).collect();
+    if cells.iter().all(|cell| number(cell).is_some()) {
+        return Err(bad(
+            "its first line is numbers alone: expected the columns' names. Put a line with names above them (pandas: \
+             to_csv(path, index=False) with columns that are called something)",
+        ));
+    }
+    let name = |(column, cell): (usize, &&[u8])| {
+        let name = String::from_utf8(cell.to_vec());
+        name.map_err(|_| bad(&format!("the name of column {} is not UTF-8. Save the file as UTF-8", column + 1)))
+    };
+    cells.iter().enumerate().map(name).collect()
+}
+
+fn problem_in(path: &Path, problem: Problem) -> Error {
+    match problem {
+        Problem::Malformed(line, what) => refuse(path, format!("line {line}: {what}")),
+        Problem::Unreadable(error) => gzip::unreadable(path, error),
+    }
+}
+
+/// The beginning of a cell, printable.
+fn shown(cell: &[u8]) -> String {
+    let text = String::from_utf8_lossy(cell);
+    let mut characters = text.chars().flat_map(|character| character.escape_debug().collect::<Vec<_>>());
+    let start: String = characters.by_ref().take(SHOWN_CHARACTERS).collect();
+    if characters.next().is_some() { start + "…" } else { start }
+}
+
+/// Names, for a message: not all, where there are many.
+fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 20;
+    let some: Vec<_> = names.iter().take(SHOWN).map(|name| format!("\"{name}\"")).collect();
+    let more = names.len().saturating_sub(SHOWN);
+    if more == 0 { some.join(", ") } else { format!("{} and {more} more", some.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests;
