@@ -37,6 +37,8 @@ pub enum Command {
     BenchAddmm(AddmmConfig),
     /// To measure what ranks bring each other.
     BenchAllreduce(AllreduceConfig),
+    /// To check a run and say what it will take.
+    DryRun(Box<Config>),
     /// To say how good a saved model is.
     Eval(UseConfig),
     /// To write what a saved model says of rows.
@@ -74,6 +76,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
         Some(Mode::Inspect(flags)) => Ok(Command::Inspect(flags)),
         Some(Mode::Report(flags)) => Ok(Command::Report(flags)),
         Some(Mode::Doctor(flags)) => Ok(Command::Doctor(flags)),
+        Some(Mode::Completions { shell }) => Ok(Command::Show(layers::completions(shell))),
         Some(Mode::Bench { what: Bench::Mlp(flags) }) => Ok(Command::BenchMlp(MlpBenchConfig::resolve(flags)?)),
         Some(Mode::Bench { what: Bench::Addmm(flags) }) => Ok(Command::BenchAddmm(AddmmConfig::resolve(flags)?)),
         Some(Mode::Bench { what: Bench::Allreduce(flags) }) => {
@@ -127,15 +130,23 @@ enum Mode {
         layers: LayerFlags,
     },
     /// Say how good a saved model is on data with labels
+    #[command(after_help = using::EVAL_EXAMPLES, max_term_width = 120)]
     Eval(EvalFlags),
     /// Write what a saved model says of each row
+    #[command(after_help = using::PREDICT_EXAMPLES, max_term_width = 120)]
     Predict(PredictFlags),
     /// Say what is in a checkpoint, a model, a run or a dataset
+    #[command(after_help = inspect::EXAMPLES, max_term_width = 120)]
     Inspect(InspectFlags),
     /// Make a run's report.html again
     Report(ReportFlags),
     /// Look at this machine: is all there that training needs?
     Doctor(DoctorFlags),
+    /// Print what a shell reads to complete command lines, as in: source <(ddp-train completions bash)
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Measure this machine; one line of JSON on standard output
     Bench {
         #[command(subcommand)]

@@ -4,7 +4,7 @@
 //! that can be checked without the data; `Config::plan` checks the rest.
 
 pub mod bench;
-mod check;
+pub(crate) mod check;
 mod device;
 pub mod using;
 pub mod values;

@@ -1,13 +1,189 @@
-//! `ddp-train doctor`: is all there that training needs, and what mends what is missing.
+//! `ddp-train doctor`: is all there that training needs, and what mends what is missing. Alone it looks at this machine, under `mpirun` at
+//! every host and rank of the job, and at what is between them.
+//!
+//! Each rank brings findings: `look.rs` what can be seen, `measure.rs` what has to be tried. Rank 0 tells all of them, what is of a whole
+//! host once. Something bad is an error with exit code 69.
 
-use std::fmt::Display;
+mod look;
+mod measure;
+
+use std::fmt::{self, Display};
 
 use ddp_comm::World;
+use serde::{Deserialize, Serialize};
 
 use crate::cli::DoctorFlags;
 use crate::error::{Error, Result};
 
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    /// As it should be.
+    Fine,
+    /// Training runs, slower than it could or not on all that is there.
+    Note,
+    /// Training as this job is started does not run.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What it is about.
+    pub topic: String,
+    /// How it is.
+    pub health: Health,
+    /// What was seen.
+    pub text: String,
+    /// What mends it.
+    pub mend: Option<String>,
+}
+
+impl Finding {
+    fn fine(topic: &str, text: impl Into<String>) -> Finding {
+        Finding { topic: topic.into(), health: Health::Fine, text: text.into(), mend: None }
+    }
+
+    fn note(topic: &str, text: impl Into<String>, mend: impl Into<String>) -> Finding {
+        Finding { topic: topic.into(), health: Health::Note, text: text.into(), mend: Some(mend.into()) }
+    }
+
+    fn bad(topic: &str, text: impl Into<String>, mend: impl Into<String>) -> Finding {
+        Finding { topic: topic.into(), health: Health::Bad, text: text.into(), mend: Some(mend.into()) }
+    }
+}
+
+impl Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match self.health {
+            Health::Fine => "ok  ",
+            Health::Note => "note",
+            Health::Bad => "BAD ",
+        };
+        write!(f, "{mark}  {:<12} {}", self.topic, self.text.replace('\n', "\n                    "))?;
+        self.mend.as_ref().map_or(Ok(()), |mend| write!(f, "\n                    -> {mend}"))
+    }
+}
+
+/// What one rank has found.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Found {
+    /// Of its host: told by the first rank there.
+    of_host: Vec<Finding>,
+    /// Its own.
+    of_rank: Vec<Finding>,
+}
+
 /// Looks at this machine, as all ranks of `world` see it.
-pub fn examine(_flags: &DoctorFlags, _world: &World, _say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
-    Err(Error::Internal("doctor is not there yet".into()))
+pub fn examine(flags: &DoctorFlags, world: &World, say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
+    let mut found = Found::default();
+    if world.local_rank() == 0 {
+        found.of_host = look::host(&flags.out);
+        found.of_host.extend(look::cuda(world.size()));
+        if !flags.quick {
+            found.of_host.push(measure::disk(&flags.out));
+        }
+    }
+    found.of_rank = look::rank(world);
+    let devices = look::devices(world)?;
+    if !flags.quick {
+        found.of_rank.extend(measure::rank(&devices, world));
+    }
+    let mine = serde_json::to_vec(&found).map_err(|error| Error::Internal(format!("findings: {error}")))?;
+    let all = world.all_gather_bytes(&mine)?;
+    let hosts = world.all_gather_bytes(world.host().as_bytes())?;
+    let mut of_job = vec![look::assignment(&devices, world.size())];
+    if !flags.quick && world.size() > 1 {
+        of_job.push(measure::reductions(&devices, world)?);
+    }
+    let mut told = Telling { say, json: flags.json, counts: [0; 3] };
+    for (rank, (found, host)) in all.iter().zip(&hosts).enumerate() {
+        let found: Found = serde_json::from_slice(found)
+            .map_err(|error| Error::Internal(format!("findings of rank {rank} do not read back: {error}")))?;
+        let host = String::from_utf8_lossy(host);
+        told.part(&format!("host {host}"), &found.of_host)?;
+        told.part(&format!("rank {rank} on {host}"), &found.of_rank)?;
+    }
+    told.part("the job", &of_job)?;
+    told.end()
+}
+
+/// Says findings, and counts them.
+struct Telling<'a> {
+    say: &'a mut dyn FnMut(&dyn Display) -> Result<()>,
+    json: bool,
+    counts: [usize; 3],
+}
+
+impl Telling<'_> {
+    fn part(&mut self, of: &str, findings: &[Finding]) -> Result<()> {
+        if !self.json && !findings.is_empty() {
+            (self.say)(&format!("{of}:"))?;
+        }
+        for finding in findings {
+            self.counts[finding.health as usize] += 1;
+            if self.json {
+                let mut line = serde_json::to_value(finding).unwrap_or_default();
+                line["of"] = of.into();
+                (self.say)(&line)?;
+            } else {
+                (self.say)(&format!("  {finding}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The verdict: an error if something is bad.
+    fn end(self) -> Result<()> {
+        let [fine, notes, bad] = self.counts;
+        let counts = format!("{fine} fine, {notes} to note, {bad} bad");
+        if bad > 0 {
+            return Err(Error::Unhealthy(format!(
+                "doctor: {counts}. Mend what is marked BAD: the line behind it says how"
+            )));
+        }
+        match self.json {
+            true => (self.say)(&serde_json::json!({ "healthy": true, "fine": fine, "notes": notes })),
+            false => (self.say)(&format!("healthy: {counts}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(findings: &[Finding], json: bool) -> (Result<()>, String) {
+        let mut text = String::new();
+        let mut say = |line: &dyn Display| {
+            text += &format!("{line}\n");
+            Ok(())
+        };
+        let mut telling = Telling { say: &mut say, json, counts: [0; 3] };
+        telling.part("host a", findings).unwrap();
+        let end = telling.end();
+        (end, text)
+    }
+
+    #[test]
+    fn something_bad_is_an_error_and_a_note_is_none() {
+        let findings = [Finding::fine("cpu", "8 cores"), Finding::note("shm", "small", "make it larger")];
+        let (end, text) = told(&findings, false);
+        end.unwrap();
+        assert!(text.contains("-> make it larger") && text.ends_with("healthy: 1 fine, 1 to note, 0 bad\n"), "{text}");
+        let error = told(&[Finding::bad("disk", "full", "rm")], false).0.unwrap_err();
+        assert_eq!(error.exit_code(), 69);
+    }
+
+    #[test]
+    fn json_has_a_line_a_finding() {
+        let (end, text) = told(&[Finding::fine("cpu", "8 \"cores\"")], true);
+        end.unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(
+            (&lines[0]["of"], &lines[0]["health"], &lines[1]["healthy"]),
+            (&"host a".into(), &"fine".into(), &true.into())
+        );
+    }
 }

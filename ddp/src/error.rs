@@ -46,6 +46,9 @@ pub enum Error {
     /// The run was asked to stop, has saved what it had, and can go on.
     #[error("{0}")]
     Stopped(String),
+    /// `doctor` has found something that has to be mended.
+    #[error("{0}")]
+    Unhealthy(String),
     /// A mistake of this program.
     #[error("{0}. This is a mistake in ddp: please report it.")]
     Internal(String),
@@ -66,6 +69,7 @@ impl Error {
             Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) if is_out_of_memory(error) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io { .. } => 74,
+            Error::Unhealthy(_) => 69,
             Error::Stopped(_) => 75,
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),

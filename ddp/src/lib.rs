@@ -26,6 +26,7 @@ pub mod progress;
 pub mod reducer;
 pub mod report;
 pub mod step;
+pub mod tensorboard;
 pub mod trainer;
 pub mod using;
 

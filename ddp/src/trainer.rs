@@ -5,6 +5,7 @@ mod nonfinite;
 mod setup;
 mod shown;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::audit::{self, Share};
 use crate::checkpoint;
 use crate::config::{Config, Plan};
 use crate::data::{InOrder, Loader, Task};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults::{self, Place};
 use crate::metrics::{EVENTS_FILE, End, EvalEvent, Record, StepEvent};
 use crate::optim::Schedule;
@@ -31,6 +32,11 @@ const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
 /// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
     in_phase(Phase::Setup, || setup::prepare(config, world))?.run()
+}
+
+/// Checks everything that can be without training, and says what the run will take.
+pub fn dry_run(_config: &Config, _world: &World, _say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
+    Err(Error::Internal("--dry-run is not there yet".into()))
 }
 
 /// A training run, on one rank.

@@ -19,7 +19,7 @@ use crate::dtype::with_element;
 use crate::error::{Error, Result, Site, TensorInfo};
 use crate::storage::Origin;
 use crate::transfer::{self, Asked};
-use crate::{Device, Element, Shape, Tensor};
+use crate::{DType, Device, Element, Shape, Tensor};
 
 /// The longest header that is read. numpy's own are 118 bytes long, unless the dtype is a long structured one.
 const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -62,6 +62,12 @@ impl Tensor {
             file.write_all(borrow.elements::<u8>())
         })
     }
+}
+
+/// The beginning of an `.npy` file of this dtype and shape, behind which the elements follow in row-major order, little-endian: for whoever has them
+/// one after the other. None for a dtype that such files do not have.
+pub fn header(dtype: DType, shape: &[usize]) -> Option<Vec<u8>> {
+    header::descr(dtype).map(|descr| header::written(descr, false, shape))
 }
 
 /// The array in the bytes of an `.npy` file, on `device`.

@@ -16,7 +16,7 @@ use ddp_comm::{Options, World};
 fn main() -> ExitCode {
     let command = cli::parse(std::env::args_os());
     let (level, timeout_s, share_gpus) = match &command {
-        Ok(Command::Train(config)) => (config.log_level, config.timeout_s, config.share_gpus),
+        Ok(Command::Train(config) | Command::DryRun(config)) => (config.log_level, config.timeout_s, config.share_gpus),
         Ok(Command::BenchMlp(MlpBenchConfig { common, .. }))
         | Ok(Command::BenchAddmm(AddmmConfig { common, .. }))
         | Ok(Command::BenchAllreduce(AllreduceConfig { common, .. })) => {
@@ -25,9 +25,8 @@ fn main() -> ExitCode {
         Ok(Command::Eval(UseConfig { using, .. })) | Ok(Command::Predict(UseConfig { using, .. })) => {
             (using.log_level, using.timeout_s, using.share_gpus)
         }
-        Ok(Command::Inspect(_) | Command::Report(_) | Command::Doctor(_) | Command::Show(_)) | Err(_) => {
-            (LogLevel::default(), 60.0, false)
-        }
+        Ok(Command::Doctor(flags)) => (LogLevel::Warn, flags.timeout_s, false),
+        Ok(Command::Inspect(_) | Command::Report(_) | Command::Show(_)) | Err(_) => (LogLevel::default(), 60.0, false),
     };
     progress::start_log(level, ddp_comm::likely_rank());
     let options = Options { timeout: Duration::from_secs_f64(timeout_s), share_gpus, ..Default::default() };
@@ -42,6 +41,7 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
     match command {
         Command::Show(text) => say(&text.trim_end()),
         Command::Train(config) => trainer::train(&config, world),
+        Command::DryRun(config) => trainer::dry_run(&config, world, &mut say),
         Command::Eval(config) => using::eval(&config, world, &mut say),
         Command::Predict(config) => using::predict(&config, world),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),

@@ -8,6 +8,30 @@ use super::{count, number, spec};
 use crate::config::{DeviceChoice, LogLevel};
 use crate::data::DataSpec;
 
+/// What stands below the help of `eval`.
+pub(super) const EVAL_EXAMPLES: &str = "\
+Examples:
+  ddp-train eval --checkpoint out --data test.npz
+  ddp-train eval --checkpoint out/checkpoints/step-00000790 --data glyphs --json
+  mpirun -n 4 ddp-train eval --checkpoint out --data test.csv --labels species
+
+Rows are normalised, columns chosen and classes named as in training; the loss is that of training, with its class weights
+and label smoothing. What comes out is the same on any number of ranks. Of data that are built in (glyphs, synthetic:…) the
+held-out rows are used, if there are any.";
+
+/// What stands below the help of `predict`.
+pub(super) const PREDICT_EXAMPLES: &str = "\
+Examples:
+  ddp-train predict --checkpoint out --data new.csv --out answers.csv
+  ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
+  mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
+
+A .csv has the columns row (from 0), prediction and probability, and `p:CLASS` and `logit:CLASS` for each class where they are
+asked for; of a model that gives numbers, row and prediction (prediction:0, prediction:1 … where there are several). A .npy
+holds the number of each row's class as i64, or with --probabilities or --logits f32 [rows, classes]; of a model that gives numbers
+f32 [rows, numbers]. The file is the same on any number of ranks. Of data that are built in (glyphs, synthetic:…) the held-out
+rows are used, if there are any. Labels are not needed.";
+
 /// What both have.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct UsingFlags {
@@ -46,9 +70,12 @@ pub struct EvalFlags {
     /// What both have.
     #[command(flatten)]
     pub using: UsingFlags,
-    /// Where the labels are, as for training
+    /// Where the labels are, as for training [default: the column it learned from, of data with columns]
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
+    /// One line of JSON in place of text
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The flags of `predict`.
@@ -60,4 +87,13 @@ pub struct PredictFlags {
     /// The file to write: .npy or .csv
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
+    /// Write the probability of every class
+    #[arg(long)]
+    pub probabilities: bool,
+    /// Write what the model gives for every class, before softmax
+    #[arg(long)]
+    pub logits: bool,
+    /// Put the file in the place of one that is there
+    #[arg(long)]
+    pub overwrite: bool,
 }

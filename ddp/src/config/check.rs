@@ -120,7 +120,7 @@ impl Config {
     }
 }
 
-pub(super) fn refuse(flag: &str, got: impl std::fmt::Display, expected: &str, way_out: &str) -> Error {
+pub(crate) fn refuse(flag: &str, got: impl std::fmt::Display, expected: &str, way_out: &str) -> Error {
     Error::Usage(format!("{flag} {got}: expected {expected}. {way_out}"))
 }
 

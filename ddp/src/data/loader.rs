@@ -1,11 +1,12 @@
 //! Filling batches: a rank's rows of a global batch are gathered into one of two fixed slots, cut into micro-batches.
 //!
 //! Slots are made once and used in turn, so that addresses repeat and nothing is allocated later; there are two, so that one
-//! may be filled while a device still reads the other (`lanes.rs`). Onto GPUs there are two ways: out of host memory, batch by
+//! may be filled while the other is read. The batch that comes next is gathered ahead by a thread (`fetch.rs`), beside the step. Onto GPUs there are two ways: out of host memory, batch by
 //! batch (`ferry.rs`), or out of the data, kept there as a whole (`resident.rs`). Letters: R rows of this rank, at most;
 //! F… features of a row; O outputs.
 
 mod ferry;
+mod fetch;
 mod lanes;
 mod resident;
 mod source;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ddp_kernels::{DType, Device, Tensor};
 
 use self::ferry::Ferry;
+use self::fetch::Fetcher;
 use self::resident::Gatherer;
 pub use self::source::Source;
 
@@ -23,8 +25,8 @@ use super::sampler::{self, Permutation};
 use super::{Dataset, Sampler, Targets, Task};
 use crate::error::{Error, Result};
 
-/// This rank's rows of one global batch. Tensors are views of a slot. On the CPU they hold these rows until the slot is filled
-/// again, two batches later. On a GPU they hold them for work that is given to the device's current stream before the next
+/// This rank's rows of one global batch. Tensors are views of a slot. On the CPU they hold these rows until the next batch
+/// is loaded. On a GPU they hold them for work that is given to the device's current stream before the next
 /// batch is loaded. Where a model is split over devices its features are on the first and its targets on the last.
 #[derive(Clone, Debug)]
 pub struct Batch {
@@ -188,6 +190,7 @@ struct Slots {
     rows: Vec<u64>,
     micro: usize,
     way: Way,
+    fetcher: Fetcher,
 }
 
 impl Slots {
@@ -206,7 +209,8 @@ impl Slots {
             None => Way::Directly,
         };
         let micro = micro.unwrap_or(rows_max).max(1);
-        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro, way })
+        let fetcher = Fetcher::new(dataset.clone(), rows_max);
+        Ok(Slots { dataset, slots, next: 0, rows: Vec::with_capacity(rows_max), micro, way, fetcher })
     }
 
     /// Fills the slot whose turn it is with `mine`, rows of a batch of `rows` that begin at its `first`. `recurs` says that
@@ -219,20 +223,46 @@ impl Slots {
         mine: impl Iterator<Item = u64>,
         recurs: bool,
     ) -> Result<&Batch> {
-        self.rows.clear();
-        self.rows.extend(mine);
+        let fetched = self.fetcher.take(step, &mut self.rows)?;
+        if !fetched {
+            self.rows.clear();
+            self.rows.extend(mine);
+        }
         let turn = self.next;
         self.next = 1 - turn;
         let slot = &mut self.slots[turn];
         let views = first_rows(&slot.memory, self.rows.len())?;
+        let gather = |host: &[Tensor; 2]| {
+            if fetched { Ok(()) } else { gather(&*self.dataset, &self.rows, &first_rows(host, self.rows.len())?) }
+        };
         match &mut self.way {
-            Way::Directly => gather(&*self.dataset, &self.rows, &views)?,
-            Way::Ferried(ferry) => ferry.fill(turn, &*self.dataset, &self.rows, &views)?,
+            Way::Directly => gather(&views)?,
+            Way::Ferried(ferry) => {
+                ferry.begin(turn)?;
+                gather(ferry.host())?;
+                ferry.bring(turn, &views)?;
+            }
             Way::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
         }
         let [x, targets] = views;
         let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
         Ok(slot.batch.insert(if recurs { batch.in_slot(slot.id) } else { batch }))
+    }
+
+    /// Lets the rows `mine` of batch number `batch`, which is probably loaded next, be gathered beside what the caller does until then.
+    fn fetch_ahead(&mut self, batch: u64, mine: impl Iterator<Item = u64>) -> Result<()> {
+        let host = match &self.way {
+            Way::Directly => &self.slots[self.next].memory,
+            Way::Ferried(ferry) => ferry.host(),
+            // Only their numbers travel.
+            Way::Resident(_) => return Ok(()),
+        };
+        self.fetcher.order(batch, mine, host.clone())
+    }
+
+    /// The batch loaded last.
+    fn last(&self) -> &Batch {
+        self.slots[1 - self.next].batch.as_ref().expect("one was loaded")
     }
 }
 
@@ -243,8 +273,19 @@ pub struct Loader {
     sampler: Sampler,
     rank: usize,
     size: usize,
-    /// That of the epoch loaded last.
-    order: Option<(u64, Permutation)>,
+    /// Those of the epoch loaded last and of the one behind it, by their numbers' last bit.
+    orders: [Option<(u64, Permutation)>; 2],
+    /// The step that is not loaded any more.
+    end: u64,
+}
+
+/// The order of rows in `epoch`.
+fn order_of<'a>(orders: &'a mut [Option<(u64, Permutation)>; 2], sampler: &Sampler, epoch: u64) -> &'a Permutation {
+    let place = &mut orders[(epoch % 2) as usize];
+    if place.as_ref().is_none_or(|(there, _)| *there != epoch) {
+        *place = Some((epoch, sampler.permutation(epoch)));
+    }
+    &place.as_ref().expect("set above").1
 }
 
 impl Loader {
@@ -271,21 +312,30 @@ impl Loader {
         assert_eq!(source.dataset.rows(), sampler.rows(), "the sampler is for another dataset");
         // No share of a batch, whole or short, is larger than a full one's divided by the ranks and rounded up.
         let slots = Slots::new(source, sampler.batch().div_ceil(size as u64), micro)?;
-        Ok(Loader { slots, sampler, rank, size, order: None })
+        Ok(Loader { slots, sampler, rank, size, orders: [None, None], end: u64::MAX })
     }
 
-    /// This rank's rows for step `step0`, counted from 0.
+    /// This rank's rows for step `step0`, counted from 0. Those of the step behind it are gathered ahead: it comes cheapest next.
     pub fn load(&mut self, step0: u64) -> Result<&Batch> {
         let place = self.sampler.at(step0);
         let mine = sampler::share(&place.positions, self.rank, self.size);
-        if self.order.as_ref().is_none_or(|(epoch, _)| *epoch != place.epoch) {
-            self.order = Some((place.epoch, self.sampler.permutation(place.epoch)));
-        }
-        let (_, order) = self.order.as_ref().expect("set above");
         let (rows, first) = (place.positions.end - place.positions.start, mine.start - place.positions.start);
+        let order = order_of(&mut self.orders, &self.sampler, place.epoch);
         let mine = mine.map(|position| order.row(position));
         let recurs = rows == self.sampler.batch().min(self.sampler.rows());
-        self.slots.load([step0, place.epoch], rows, first, mine, recurs)
+        self.slots.load([step0, place.epoch], rows, first, mine, recurs)?;
+        if step0 + 1 < self.end {
+            let place = self.sampler.at(step0 + 1);
+            let order = order_of(&mut self.orders, &self.sampler, place.epoch);
+            let mine = sampler::share(&place.positions, self.rank, self.size);
+            self.slots.fetch_ahead(step0 + 1, mine.map(|position| order.row(position)))?;
+        }
+        Ok(self.slots.last())
+    }
+
+    /// Says that no step from `step0` on will be loaded, counted from 0: nothing is gathered ahead for it.
+    pub fn ends_before(&mut self, step0: u64) {
+        self.end = step0;
     }
 
     /// The rows of the batch loaded last, in its order: for saying which rows made a loss that is no number.
@@ -329,10 +379,18 @@ impl InOrder {
     /// The batch called `index`. Its `first` is the row that it begins with, its `rows` are all rows of the dataset.
     pub fn load(&mut self, index: u64) -> Result<&Batch> {
         assert!(index < self.count(), "batch {index} of {}", self.count());
+        let (rows, all) = (self.rows(index), self.slots.dataset.rows());
+        self.slots.load([index, 0], all, rows.start, rows, false)?;
+        if index + 1 < self.count() {
+            let rows = self.rows(index + 1);
+            self.slots.fetch_ahead(index + 1, rows)?;
+        }
+        Ok(self.slots.last())
+    }
+
+    fn rows(&self, index: u64) -> std::ops::Range<u64> {
         let start = self.share.start + index * self.batch;
-        let rows = start..start.saturating_add(self.batch).min(self.share.end);
-        let all = self.slots.dataset.rows();
-        self.slots.load([index, 0], all, start, rows, false)
+        start..start.saturating_add(self.batch).min(self.share.end)
     }
 }
 

@@ -77,7 +77,7 @@ fn a_run_is_its_events_in_order() {
     assert_eq!(events, ["start", "step", "eval", "end"]);
     assert_eq!(lines[0]["config"]["hidden"], json!([256, 128]));
     assert_eq!((&lines[0]["versions"]["ddp-train"], &lines[0]["world"]["ranks"]), (&json!("0.2.0"), &json!(1)));
-    let expected = r#"{"event":"step","step":1,"epoch":0,"loss":2.25,"lr":0.001,"grad_norm":2.5,"samples_per_s":1000.0,"step_ms":1.5}"#;
+    let expected = r#"{"event":"step","step":1,"epoch":0,"loss":2.25,"lr":0.001,"grad_norm":2.5,"samples_per_s":1000.0,"step_ms":1.5,"data_ms":0.25,"reduce_ms":0.125,"save_ms":0.0}"#;
     assert_eq!(fs::read_to_string(out.join(EVENTS_FILE)).unwrap().lines().nth(1), Some(expected));
     assert_eq!(lines[2], json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5 }));
     assert_eq!((&lines[3]["samples"], &lines[3]["transfers"]["crossed"]["count"]), (&json!(384), &json!(0)));

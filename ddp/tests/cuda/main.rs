@@ -31,6 +31,8 @@ mod steady;
 #[cfg(feature = "mpi")]
 mod timeline;
 #[cfg(feature = "mpi")]
+mod using;
+#[cfg(feature = "mpi")]
 mod waits;
 
 use std::io::Write as _;

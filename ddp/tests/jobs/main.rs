@@ -9,11 +9,13 @@ mod benches;
 mod command_line;
 mod disk;
 mod events;
+mod inspect;
 mod job;
 mod options;
 mod record;
 mod report;
 mod same;
+mod using;
 
 #[cfg(feature = "mpi")]
 mod faults;

@@ -5,23 +5,23 @@ use ddp_kernels::transfer;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::lanes::{Lanes, Passage};
-use super::{first_rows, gather, made};
+use super::{first_rows, made};
 use crate::data::Dataset;
 use crate::error::Result;
+
+/// Pieces of host memory that take turns: one is copied from, one still may be, and one is gathered into.
+const RING: usize = 3;
 
 /// The way out of host memory, for two slots.
 #[derive(Debug)]
 pub(super) struct Ferry {
     lanes: Lanes,
-    sides: [Side; 2],
-}
-
-/// The host's side of a slot.
-#[derive(Debug)]
-struct Side {
     /// Features `[R, F…]` and targets `[R]` or `[R, O]`, pinned.
-    host: [Tensor; 2],
-    passage: Passage,
+    ring: [[Tensor; 2]; RING],
+    /// The piece for the batch that is brought next.
+    turn: usize,
+    /// By slot.
+    passages: [Passage; 2],
 }
 
 impl Ferry {
@@ -30,19 +30,26 @@ impl Ferry {
         // Before the pinned memory: that is made by a device that is in use.
         let lanes = Lanes::new(devices)?;
         let pinned = |_: usize, shape: &[usize], dtype: DType| Tensor::zeros_pinned(shape, dtype);
-        let side =
-            || -> Result<Side> { Ok(Side { host: made(dataset, rows_max, &pinned)?, passage: Passage::default() }) };
-        Ok(Ferry { lanes, sides: [side()?, side()?] })
+        let piece = || made(dataset, rows_max, &pinned);
+        Ok(Ferry { lanes, ring: [piece()?, piece()?, piece()?], turn: 0, passages: Default::default() })
     }
 
-    /// Brings `rows` to `batch`, which lies in slot `slot`.
-    pub(super) fn fill(&mut self, slot: usize, dataset: &dyn Dataset, rows: &[u64], batch: &[Tensor; 2]) -> Result<()> {
-        let Ferry { lanes, sides } = self;
-        lanes.leave(&mut sides[1 - slot].passage)?;
-        let Side { host, passage } = &mut sides[slot];
-        passage.wait_for_host_side()?;
-        let host = first_rows(host, rows.len())?;
-        gather(dataset, rows, &host)?;
+    /// The host memory of the batch that is brought next. Nothing reads it any more.
+    pub(super) fn host(&self) -> &[Tensor; 2] {
+        &self.ring[self.turn]
+    }
+
+    /// What comes before the batch for slot `slot` is gathered and brought. From here on the memory of the batch after it is free, too.
+    pub(super) fn begin(&mut self, slot: usize) -> Result<()> {
+        self.lanes.leave(&mut self.passages[1 - slot])?;
+        self.passages[slot].wait_for_host_side()
+    }
+
+    /// Brings what lies in `host` to `batch`, which lies in slot `slot`; then it is the next piece's turn.
+    pub(super) fn bring(&mut self, slot: usize, batch: &[Tensor; 2]) -> Result<()> {
+        let Ferry { lanes, ring, turn, passages } = self;
+        let (passage, host) = (&mut passages[slot], first_rows(&ring[*turn], batch[0].shape()[0])?);
+        *turn = (*turn + 1) % RING;
         lanes.free_slot(passage)?;
         let copy = |part: usize| transfer::copy_async(&batch[part], &host[part], lanes.of(part));
         let copies =

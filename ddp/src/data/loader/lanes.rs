@@ -7,9 +7,10 @@
 //!
 //! 1. Records an event on the compute stream (`leave`). By the promise all that reads batch k − 1 has been given to that stream, so this
 //!    is a point after the last read of slot (k − 1) mod 2, and it is kept with that slot.
-//! 2. Waits, on the host, for the copies out of pinned memory that batch k − 2 left under way in this slot (`wait_for_host_side`), and
-//!    writes there what batch k needs: its rows (`ferry.rs`), or their numbers (`resident.rs`). Those copies waited for step k − 4
-//!    alone: the host waits for nothing younger than that.
+//! 2. Waits, on the host, for the copies out of pinned memory that batch k − 2 left under way in this slot (`wait_for_host_side`). Those
+//!    copies waited for step k − 4 alone: the host waits for nothing younger than that. Row numbers (`resident.rs`) are written there. Rows
+//!    (`ferry.rs`) have three pieces of pinned memory: batch k + 1 is gathered into the piece of batch k − 2 by a thread of its own
+//!    (`fetch.rs`) as soon as `load(k)` has ended; its own piece was that of batch k − 3, which `load(k − 1)` waited for.
 //! 3. Lets the copy stream wait for the event that `load(k − 1)` kept with this slot (`free_slot`): the point after step k − 2, the last that
 //!    read it. Step k − 1 may still run meanwhile: it reads the other slot. Then the copy stream writes the batch.
 //! 4. Lets the compute stream wait for that (`hand_over`): step k, and everything given to that stream later, sees the batch.

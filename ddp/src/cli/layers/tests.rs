@@ -1,0 +1,114 @@
+//! Claims about settings from several places.
+
+use super::*;
+use crate::config::Length;
+
+/// What a command line comes to with these variables and this file.
+fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
+    let folder = crate::files::testing::Scratch::new();
+    let cli = Cli::try_parse_from(std::iter::once("ddp-train").chain(line.split_ascii_whitespace())).unwrap();
+    let config = file.map(|text| {
+        let path = folder.path().join("run.toml");
+        std::fs::write(&path, text).unwrap();
+        path
+    });
+    let how = LayerFlags { config: config.or(cli.layers.config), ..cli.layers };
+    layered(&cli.flags, &how, variables.iter().map(|(name, value)| (name.into(), value.into())).collect())
+}
+
+fn config(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Config {
+    match command(line, variables, file).unwrap() {
+        Command::Train(config) => *config,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> String {
+    let error = command(line, variables, file).expect_err(&format!("{line} {variables:?} {file:?}"));
+    assert_eq!(error.exit_code(), 2);
+    error.to_string()
+}
+
+#[test]
+fn flags_win_over_variables_and_these_over_the_file() {
+    let file = Some("batch-size = 1\nlr = 0.5\nhidden = [3, 4]\nseed = 9\ndrop-last = true\n");
+    let variables = [("DDP_BATCH_SIZE", "2"), ("DDP_LR", "0.25"), ("DDP_DROP_LAST", "false"), ("DDP_HIDDEN", "5,6")];
+    let config = config("--batch-size 3", &variables, file);
+    assert_eq!((config.batch_size, config.lr, config.seed), (3, 0.25, 9));
+    assert_eq!((config.hidden, config.drop_last), (vec![5, 6], false));
+}
+
+#[test]
+fn every_setting_can_stand_in_the_environment_and_in_a_file() {
+    let whole = Config::default();
+    let text = whole.to_toml();
+    assert_eq!(config("", &[], Some(&text)), whole);
+    // Each setting, as its own default, in a variable.
+    for line in text.lines() {
+        let (name, value) = line.split_once(" = ").unwrap();
+        let value = value.trim_matches(['"', '[', ']']).replace(' ', "");
+        assert_eq!(config("", &[(&variable(name), &value)], None), whole, "{line}");
+    }
+}
+
+#[test]
+fn a_higher_layer_hides_what_it_cannot_go_together_with() {
+    assert_eq!(config("--steps 7", &[], Some("epochs = 3")).length, Length::Steps(7));
+    assert_eq!(config("", &[("DDP_EPOCHS", "2")], Some("steps = 3")).length, Length::Epochs(2));
+    // In one layer they are a mistake.
+    assert!(refusal("", &[], Some("epochs = 3\nsteps = 7")).contains("either --steps or --epochs"));
+    assert!(refusal("--epochs 3 --steps 7", &[], None).contains("either --steps or --epochs"));
+}
+
+#[test]
+fn what_is_wrong_says_where_it_stands() {
+    for (variables, file, parts) in [
+        (&[("DDP_LR", "fast")][..], None, &["DDP_LR in the environment", "'fast'", "expected a number"][..]),
+        (&[("DDP_LR", "-1")], None, &["--lr -1:", "(--lr is set in DDP_LR)"]),
+        (&[("DDP_BATCHSIZE", "3")], None, &["DDP_BATCHSIZE", "no such setting", "DDP_BATCH_SIZE"]),
+        (&[], Some("lr = -1"), &["--lr -1:", "run.toml)"]),
+        (&[], Some("lr = \"fast\""), &["--config", "run.toml", "line 1"]),
+        (&[], Some("learning-rate = 1"), &["run.toml", "learning-rate", "`lr`"]),
+        (&[], Some("momentum = 0.5"), &["--momentum 0.5:", "--optimizer sgd", "run.toml)"]),
+    ] {
+        let text = refusal("", variables, file);
+        parts.iter().for_each(|part| assert!(text.contains(part), "{text} lacks {part}"));
+    }
+    let missing = command("--config nowhere.toml", &[], None).unwrap_err();
+    assert_eq!(missing.exit_code(), 74);
+}
+
+#[test]
+fn variables_of_other_meanings_are_left_alone() {
+    let others = [("DDP_KERNEL_CACHE", "x"), ("DDP_TEST_FAULT", "x"), ("DDP_SOMETHING_ELSE", "x"), ("DDP_LONG", "1")];
+    assert_eq!(config("", &others, None), Config::default());
+}
+
+#[test]
+fn what_is_printed_names_origins_and_reads_back() {
+    let printed = command("--print-config --lr 0.5", &[("DDP_SEED", "4")], Some("epochs = 2")).unwrap();
+    let Command::Show(text) = printed else { panic!("{printed:?}") };
+    for part in
+        ["lr = 0.5  # --lr\n", "seed = 4  # DDP_SEED\n", "batch-size = 128  # default\n", "# micro-batch is not set\n"]
+    {
+        assert!(text.contains(part), "{text} lacks {part}");
+    }
+    assert!(text.lines().any(|line| line.starts_with("epochs = 2  # ") && line.ends_with("run.toml")), "{text}");
+    let read = config("", &[], Some(&text));
+    assert_eq!((read.lr, read.seed, read.length), (0.5, 4, Length::Epochs(2)));
+}
+
+#[test]
+fn shells_complete_flags_and_commands() {
+    for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+        let text = completions(shell);
+        for part in ["batch-size", "predict", "doctor", "cosine"] {
+            assert!(text.contains(part), "{shell}: {part}");
+        }
+    }
+}
+
+#[test]
+fn distances_count_changes() {
+    assert_eq!([distance("a", "a"), distance("ab", "b"), distance("abc", "axc"), distance("", "xy")], [0, 1, 1, 2]);
+}

@@ -1,0 +1,155 @@
+//! What has to be tried: writing to the disk, copies to and from GPUs and between them, and sums over all ranks. Each takes well below a
+//! second. Of simulated GPUs it is said that it works, and no rate.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ddp_comm::{Reduce, World};
+use ddp_kernels::stream::{Stream, synchronize};
+use ddp_kernels::transfer::{self, announced};
+use ddp_kernels::{DType, Device, Tensor};
+
+use super::Finding;
+use super::look::Devices;
+use crate::config::is_simulated;
+use crate::error::{Error, Result};
+
+/// What is written to the disk, copied and summed.
+const DISK_BYTES: usize = 64 << 20;
+const COPY_FLOATS: usize = 16 << 20;
+const SUM_FLOATS: usize = 4 << 20;
+/// Of these the fastest counts.
+const TRIES: usize = 4;
+
+/// How fast a checkpoint would be written, and that one can be.
+pub(super) fn disk(out: &Path) -> Finding {
+    let there = out.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let path = there.join(format!(".ddp-train-doctor-{}", std::process::id()));
+    let written = (|| -> std::io::Result<Duration> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        let block = vec![0xa5u8; 1 << 20];
+        let began = Instant::now();
+        (0..DISK_BYTES / block.len()).try_for_each(|_| file.write_all(&block))?;
+        file.sync_all()?;
+        Ok(began.elapsed())
+    })();
+    // Whatever came of it: nothing is to stay.
+    let _ = fs::remove_file(&path);
+    match written {
+        Ok(took) => Finding::fine(
+            "disk",
+            format!("{:.0} MB/s written and made durable", DISK_BYTES as f64 / took.as_secs_f64() / 1e6),
+        ),
+        Err(error) => {
+            let text = format!("cannot write 64 MiB below {}: {error}", there.display());
+            Finding::bad("disk", text, "make room or change permissions, or give another --out")
+        }
+    }
+}
+
+/// Of a rank: copies to its GPU, from it, and to the others that it sees.
+pub(super) fn rank(devices: &Devices, _world: &World) -> Vec<Finding> {
+    if !devices.on_gpus {
+        return Vec::new();
+    }
+    let mut findings = vec![tried("pinned", devices.mine, || pinned(devices.mine))];
+    for device in Device::usable().into_iter().filter(|&device| device != devices.mine && device.is_accelerator()) {
+        findings.push(tried("peer", devices.mine, || peer(devices.mine, device)));
+    }
+    findings
+}
+
+fn tried(topic: &str, device: Device, measure: impl FnOnce() -> Result<String>) -> Finding {
+    match measure() {
+        Ok(text) => Finding::fine(topic, text),
+        Err(error) => Finding::bad(
+            topic,
+            format!("{device}: {error}"),
+            "nvidia-smi and the kernel's log (dmesg) say more of a GPU that fails",
+        ),
+    }
+}
+
+/// `12.3 GB/s`, or that it works where a rate would mean nothing.
+fn rate(bytes: usize, took: Duration, device: Device) -> String {
+    if is_simulated(device) {
+        "works (simulated)".into()
+    } else {
+        format!("{:.1} GB/s", bytes as f64 / took.as_secs_f64() / 1e9)
+    }
+}
+
+/// The fastest of a few.
+fn fastest(mut once: impl FnMut() -> Result<Duration>) -> Result<Duration> {
+    let mut least = once()?;
+    for _ in 1..TRIES {
+        least = least.min(once()?);
+    }
+    Ok(least)
+}
+
+fn floats(device: Device) -> usize {
+    // Simulated ones copy byte by byte, watched.
+    if is_simulated(device) { 1 << 10 } else { COPY_FLOATS }
+}
+
+fn pinned(device: Device) -> Result<String> {
+    let stream = Stream::new(device)?;
+    let count = floats(device);
+    let here = stream.scope(|| Tensor::zeros(&[count], DType::F32, device))?;
+    stream.synchronize()?;
+    let host = Tensor::zeros_pinned(&[count], DType::F32)?;
+    let copy = |target: &Tensor, source: &Tensor| {
+        fastest(|| {
+            let began = Instant::now();
+            announced("doctor", || transfer::copy_async(target, source, &stream))?.wait()?;
+            Ok(began.elapsed())
+        })
+    };
+    let (up, down) = (copy(&here, &host)?, copy(&host, &here)?);
+    let bytes = here.bytes();
+    Ok(format!("{device}: {} up, {} down", rate(bytes, up, device), rate(bytes, down, device)))
+}
+
+fn peer(from: Device, to: Device) -> Result<String> {
+    let count = floats(from);
+    let source = Tensor::zeros(&[count], DType::F32, from)?;
+    let target = Tensor::zeros(&[count], DType::F32, to)?;
+    let took = fastest(|| {
+        (synchronize(from)?, synchronize(to)?);
+        let began = Instant::now();
+        announced("doctor", || target.copy_from(&source))?;
+        (synchronize(from)?, synchronize(to)?);
+        Ok(began.elapsed())
+    })?;
+    Ok(format!("{from} to {to}: {}", rate(source.bytes(), took, from)))
+}
+
+/// Of the job: a sum over all ranks, tried and checked. All ranks come here.
+pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
+    let mine = devices.mine;
+    let group = if devices.on_gpus { world.gpu_group("doctor", mine)? } else { world.group("doctor")? };
+    let count = if is_simulated(mine) { 1 << 10 } else { SUM_FLOATS };
+    let stream = Stream::default_of(mine)?;
+    let mut took = Duration::MAX;
+    for _ in 0..TRIES {
+        let ones = Tensor::ones(&[count], DType::F32, mine)?;
+        synchronize(mine)?;
+        world.barrier()?;
+        let began = Instant::now();
+        group.all_reduce(&ones, Reduce::Sum, &stream)?;
+        synchronize(mine)?;
+        took = took.min(began.elapsed());
+        let sums: Vec<f32> = announced("doctor", || ones.to(Device::Cpu))?.to_vec()?;
+        if let Some(wrong) = sums.iter().find(|&&sum| sum != world.size() as f32) {
+            let text = format!("doctor: the sum of {} ones is {wrong} on rank {}", world.size(), world.rank());
+            return Err(Error::Internal(text));
+        }
+    }
+    // As NCCL's tests count: what must cross a rank's link.
+    let crossing = 2.0 * (world.size() - 1) as f64 / world.size() as f64;
+    let text = rate((4.0 * count as f64 * crossing) as usize, took, mine);
+    Ok(Finding::fine("all-reduce", format!("{text} over {} ranks, by {}", world.size(), group.transport())))
+}

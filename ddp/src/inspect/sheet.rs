@@ -1,0 +1,79 @@
+//! A sheet of facts for people: a title, and lines with a word in front.
+
+use std::fmt;
+
+/// What is printed.
+#[derive(Debug, Default)]
+pub(super) struct Sheet {
+    title: String,
+    lines: Vec<(String, String)>,
+}
+
+/// The column in which facts begin.
+const INDENT: usize = 12;
+
+impl Sheet {
+    pub(super) fn new(title: impl Into<String>) -> Sheet {
+        Sheet { title: title.into(), lines: Vec::new() }
+    }
+
+    /// A fact, of one line or several.
+    pub(super) fn add(&mut self, word: &str, fact: impl Into<String>) {
+        self.lines.push((word.into(), fact.into()));
+    }
+}
+
+impl fmt::Display for Sheet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.title)?;
+        for (word, fact) in &self.lines {
+            for (index, line) in fact.lines().enumerate() {
+                write!(f, "\n{:INDENT$}{line}", if index == 0 { word } else { "" })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Up to eight of them, and how many more.
+pub(super) fn some_of(names: &[String]) -> String {
+    match names.len() {
+        0..=8 => names.join(", "),
+        count => format!("{} and {} more", names[..7].join(", "), count - 7),
+    }
+}
+
+/// Columns of words, each as wide as it needs to be: the first to the left, the others to the right.
+pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let cell = |(column, cell): (usize, &String)| {
+        let width = widths[column];
+        if column == 0 { format!("{cell:width$}") } else { format!("{cell:>width$}") }
+    };
+    let line =
+        |row: &Vec<String>| row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_string();
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_of_several_lines_stands_in_its_column() {
+        let mut sheet = Sheet::new("a title");
+        let row = |cells: [&str; 2]| cells.map(String::from).to_vec();
+        sheet.add("model", table(&[row(["0.weight", "12"]), row(["1", "3456"])]));
+        sheet.add("step", "7");
+        assert_eq!(sheet.to_string(), "a title\nmodel       0.weight    12\n            1         3456\nstep        7");
+    }
+
+    #[test]
+    fn of_many_names_some_are_shown() {
+        let names: Vec<String> = (0..12).map(|name| name.to_string()).collect();
+        assert_eq!(some_of(&names[..8]), "0, 1, 2, 3, 4, 5, 6, 7");
+        assert_eq!(some_of(&names), "0, 1, 2, 3, 4, 5, 6 and 5 more");
+    }
+}

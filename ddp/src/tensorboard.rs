@@ -1,0 +1,229 @@
+//! Event files as TensorBoard reads them: `OUT/tensorboard/events.out.tfevents.…`, one a process that wrote (a resumed run adds one).
+//!
+//! A file is a row of records: length, checksum of the length, an `Event`, its checksum. Checksums are CRC-32C, turned and shifted as
+//! TensorFlow masks them. An `Event` is a protocol buffer, of whose fields five are needed here: so they are written by hand.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::error::Result;
+use crate::files;
+
+/// The folder of these files in a run's.
+pub const FOLDER: &str = "tensorboard";
+
+/// What the first event of a file says.
+const VERSION: &str = "brain.Event:2";
+
+/// Fields of `Event`.
+const WALL_TIME: u32 = 1;
+const STEP: u32 = 2;
+const FILE_VERSION: u32 = 3;
+const SUMMARY: u32 = 5;
+const SESSION_LOG: u32 = 7;
+/// `Summary.value`, and of a value its tag and number.
+const VALUE: u32 = 1;
+const TAG: u32 = 1;
+const SIMPLE_VALUE: u32 = 2;
+/// `SessionLog.status`, and the one that says: what was written for this step and later ones is over.
+const STATUS: u32 = 1;
+const START: u64 = 1;
+
+/// A file of events that is being written.
+#[derive(Debug)]
+pub struct EventFile {
+    file: File,
+    path: PathBuf,
+    event: Vec<u8>,
+    record: Vec<u8>,
+}
+
+impl EventFile {
+    /// A new file in the folder of the run `out`, whose next step is `next_step`: 1, or more where it is resumed. Points that files before it
+    /// have from that step on are no longer shown.
+    pub fn create(out: &Path, next_step: u64) -> Result<EventFile> {
+        let folder = out.join(FOLDER);
+        files::make_folder(&folder)?;
+        let now = wall_time_s();
+        let name =
+            |number: u32| format!("events.out.tfevents.{:010}.ddp-train.{}.{number}", now as u64, std::process::id());
+        let make = |path: &Path| OpenOptions::new().append(true).create_new(true).open(path);
+        // TensorBoard reads a folder's files in the order of their names, and a container may have the same process number again.
+        let (path, made) = (0..1000)
+            .map(|number| folder.join(name(number)))
+            .map(|path| (path.clone(), make(&path)))
+            .find(|(_, made)| made.as_ref().err().is_none_or(|error| error.kind() != std::io::ErrorKind::AlreadyExists))
+            .unwrap_or_else(|| (folder.clone(), Err(std::io::ErrorKind::AlreadyExists.into())));
+        let file = made.map_err(files::failed("make", &path))?;
+        let mut events = EventFile { file, path, event: Vec::new(), record: Vec::new() };
+        events.write(now, |event| bytes_field(event, FILE_VERSION, VERSION.as_bytes()))?;
+        if next_step > 1 {
+            events.write(now, |event| {
+                varint_field(event, STEP, next_step);
+                message_field(event, SESSION_LOG, |log| varint_field(log, STATUS, START));
+            })?;
+        }
+        Ok(events)
+    }
+
+    /// Adds a point to each of these curves. Numbers that are none are left out.
+    pub fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
+        let points = points.iter().filter(|(_, value)| value.is_finite()).collect::<Vec<_>>();
+        if points.is_empty() {
+            return Ok(());
+        }
+        self.write(wall_time_s(), |event| {
+            varint_field(event, STEP, step);
+            message_field(event, SUMMARY, |summary| {
+                for (tag, value) in points {
+                    message_field(summary, VALUE, |point| {
+                        bytes_field(point, TAG, tag.as_bytes());
+                        key(point, SIMPLE_VALUE, 5);
+                        point.extend((*value as f32).to_le_bytes());
+                    });
+                }
+            });
+        })
+    }
+
+    /// Adds an event that `fill` has written the rest of.
+    fn write(&mut self, wall_time_s: f64, fill: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
+        self.event.clear();
+        key(&mut self.event, WALL_TIME, 1);
+        self.event.extend(wall_time_s.to_le_bytes());
+        fill(&mut self.event);
+        let length = (self.event.len() as u64).to_le_bytes();
+        self.record.clear();
+        self.record.extend(length);
+        self.record.extend(masked(crc32c(&length)).to_le_bytes());
+        self.record.extend(&self.event);
+        self.record.extend(masked(crc32c(&self.event)).to_le_bytes());
+        self.file.write_all(&self.record).map_err(files::failed("write", &self.path))
+    }
+}
+
+fn wall_time_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// The key of a field: its number and how it is written (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes).
+fn key(out: &mut Vec<u8>, field: u32, wire: u32) {
+    varint(out, u64::from(field << 3 | wire));
+}
+
+/// Seven bits a byte, the lowest first; all but the last have the eighth set.
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn varint_field(out: &mut Vec<u8>, field: u32, value: u64) {
+    key(out, field, 0);
+    varint(out, value);
+}
+
+fn bytes_field(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
+    key(out, field, 2);
+    varint(out, bytes.len() as u64);
+    out.extend(bytes);
+}
+
+fn message_field(out: &mut Vec<u8>, field: u32, fill: impl FnOnce(&mut Vec<u8>)) {
+    let mut message = Vec::new();
+    fill(&mut message);
+    bytes_field(out, field, &message);
+}
+
+/// CRC-32 with Castagnoli's polynomial, bit by bit through a table.
+fn crc32c(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = table();
+    !bytes.iter().fold(!0, |crc, &byte| TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8)
+}
+
+const fn table() -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut index = 0;
+    while index < 256 {
+        let (mut crc, mut bit) = (index as u32, 0);
+        while bit < 8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[index] = crc;
+        index += 1;
+    }
+    table
+}
+
+/// As TensorFlow stores checksums, so that one over data that hold checksums is no trap.
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::testing::Scratch;
+
+    /// The events of a file, each checked against its checksums.
+    fn events(bytes: &[u8]) -> Vec<&[u8]> {
+        let (mut events, mut rest) = (Vec::new(), bytes);
+        while !rest.is_empty() {
+            let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            let sum = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().unwrap());
+            let event = &rest[12..12 + length];
+            assert_eq!((sum(8), sum(12 + length)), (masked(crc32c(&rest[..8])), masked(crc32c(event))));
+            events.push(event);
+            rest = &rest[16 + length..];
+        }
+        events
+    }
+
+    fn only_file(out: &Path) -> Vec<u8> {
+        let mut files = std::fs::read_dir(out.join(FOLDER)).unwrap();
+        let file = files.next().unwrap().unwrap().path();
+        assert!(files.next().is_none() && file.file_name().unwrap().to_str().unwrap().contains("tfevents"));
+        std::fs::read(file).unwrap()
+    }
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        // The check value of the CRC catalogue, and RFC 3720's of 32 zeros.
+        assert_eq!((crc32c(b"123456789"), crc32c(&[0; 32])), (0xe306_9283, 0x8a91_36aa));
+    }
+
+    #[test]
+    fn points_are_events_with_step_tag_and_number() {
+        let scratch = Scratch::new();
+        let mut file = EventFile::create(scratch.path(), 1).unwrap();
+        file.scalars(300, &[("loss", 0.5), ("none", f64::NAN)]).unwrap();
+        file.scalars(301, &[("none", f64::NAN)]).unwrap();
+        let bytes = only_file(scratch.path());
+        let events = events(&bytes);
+        assert_eq!(events.len(), 2);
+        assert!(events[0].ends_with(b"\x1a\x0dbrain.Event:2"));
+        // step 300; summary of 13 bytes; value of 11 bytes; tag of 4; number 0.5.
+        assert_eq!(&events[1][9..], b"\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15\x00\x00\x00\x3f");
+    }
+
+    #[test]
+    fn a_resumed_run_takes_back_what_was_written_past_its_step() {
+        let scratch = Scratch::new();
+        EventFile::create(scratch.path(), 41).unwrap();
+        let bytes = only_file(scratch.path());
+        // step 41; session log with status start.
+        assert_eq!(&events(&bytes)[1][9..], b"\x10\x29\x3a\x02\x08\x01");
+    }
+
+    #[test]
+    fn files_of_one_second_do_not_meet() {
+        let scratch = Scratch::new();
+        (0..3).for_each(|_| drop(EventFile::create(scratch.path(), 1).unwrap()));
+        assert_eq!(std::fs::read_dir(scratch.path().join(FOLDER)).unwrap().count(), 3);
+    }
+}

@@ -1,0 +1,95 @@
+//! Which checkpoint a path means: its own folder, or of a run's folder the best by validation, else the newest that is whole.
+
+use std::fs;
+use std::path::Path;
+
+use crate::checkpoint::{self, MODEL_FILE, Opened, STATE_FILE};
+use crate::error::{Error, Result};
+
+/// The folder of a run that holds its checkpoints.
+const CHECKPOINTS: &str = "checkpoints";
+
+/// A checkpoint, and why it is this one.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    /// Every byte of it checked.
+    pub(crate) opened: Opened,
+    /// For people.
+    pub(crate) why: String,
+}
+
+/// The checkpoint that `path` means.
+pub(crate) fn choose(path: &Path) -> Result<Chosen> {
+    let about = fs::metadata(path).map_err(|source| Error::Io {
+        action: "read",
+        path: path.into(),
+        source,
+        way_out: "Give --checkpoint the folder of a run (its --out) or of one of its checkpoints".into(),
+    })?;
+    if about.is_file() {
+        return of_file(path);
+    }
+    if is_checkpoint(path) {
+        return Ok(Chosen { opened: checkpoint::open(path)?, why: "as named".into() });
+    }
+    let name = path.file_name().unwrap_or_default();
+    match path.parent() {
+        _ if path.join(CHECKPOINTS).is_dir() => of_run(path),
+        Some(out) if name == CHECKPOINTS => of_run(out),
+        _ => Err(Error::Data(format!(
+            "{}: expected the folder of a run or of a checkpoint, got one with neither {CHECKPOINTS}/ nor {MODEL_FILE} in it. Give --checkpoint \
+             the folder that was the --out of a run",
+            path.display()
+        ))),
+    }
+}
+
+/// Whether there are a checkpoint's files in this folder, all or some.
+pub(crate) fn is_checkpoint(folder: &Path) -> bool {
+    [MODEL_FILE, STATE_FILE].iter().any(|name| folder.join(name).exists())
+}
+
+/// The checkpoint that a file of it belongs to.
+fn of_file(path: &Path) -> Result<Chosen> {
+    let folder = path.parent().filter(|folder| folder.join(STATE_FILE).exists());
+    match folder {
+        Some(folder) => Ok(Chosen { opened: checkpoint::open(folder)?, why: "as named".into() }),
+        None => Err(Error::Usage(format!(
+            "--checkpoint {}: expected the folder of a checkpoint, got a file without {STATE_FILE} beside it: a model's file alone does not say \
+             which layers, classes and normalization it was trained with. Give the folder that training wrote",
+            path.display()
+        ))),
+    }
+}
+
+/// Of a run's folder.
+fn of_run(out: &Path) -> Result<Chosen> {
+    let (newest, passed) = checkpoint::newest(out)?;
+    for (folder, reason) in &passed {
+        tracing::warn!("passed over {}: {reason}", folder.display());
+    }
+    let Some(newest) = newest else {
+        let found = if passed.is_empty() { "none" } else { "damaged ones alone" };
+        return Err(Error::Data(format!(
+            "{}: expected a whole checkpoint in it, got {found}. Train first, or give another --checkpoint",
+            out.display()
+        )));
+    };
+    let Some(best) = newest.state.best else {
+        return Ok(Chosen { opened: newest, why: "the newest; there was no validation".into() });
+    };
+    if best.step == newest.state.step {
+        return Ok(Chosen { opened: newest, why: "the best by validation, and the newest".into() });
+    }
+    let folder = checkpoint::folder(out, best.step);
+    let why_not = if folder.exists() {
+        match checkpoint::open(&folder) {
+            Ok(opened) => return Ok(Chosen { opened, why: "the best by validation".into() }),
+            Err(error) => error.to_string(),
+        }
+    } else {
+        "it was not saved".to_string()
+    };
+    tracing::warn!("the best model by validation was that of step {}, but {why_not}: the newest is taken", best.step);
+    Ok(Chosen { opened: newest, why: "the newest".into() })
+}

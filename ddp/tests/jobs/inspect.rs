@@ -1,0 +1,162 @@
+//! `ddp-train inspect`: what it says of a run, a checkpoint, a model file and data, and that it names what is damaged.
+
+use serde_json::{Value, json};
+
+use crate::job::{Ended, Folder, QUICK};
+
+/// The JSON that `inspect` prints, and how it ended.
+#[track_caller]
+fn seen(folder: &Folder, words: &str) -> (Value, Ended) {
+    let ended = folder.alone(&format!("inspect {words} --json")).run();
+    let json = serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended}"));
+    (json, ended)
+}
+
+/// What it prints for people, of something sound.
+#[track_caller]
+fn told(folder: &Folder, words: &str) -> String {
+    let ended = folder.alone(&format!("inspect {words}")).run();
+    ended.assert_well();
+    ended.stdout
+}
+
+#[track_caller]
+fn assert_has(text: &str, parts: &[&str]) {
+    parts.iter().for_each(|part| assert!(text.contains(part), "{part} is not in {text}"));
+}
+
+/// The name of the last checkpoint of `QUICK`, within the folder of the run.
+const LAST: &str = "checkpoints/step-00000008";
+
+#[test]
+fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
+    let folder = Folder::new("inspect");
+    folder.together(&format!("{QUICK} --activation gelu-tanh --dropout 0.25 --device cpu")).run().assert_well();
+    let (json, ended) = seen(&folder, &format!("OUT/{LAST}"));
+    ended.assert_well();
+    assert_eq!(
+        (&json["kind"], &json["is_whole"], &json["step"], &json["samples"]),
+        (&"checkpoint".into(), &true.into(), &8.into(), &256.into())
+    );
+    let model = &json["model"];
+    assert_eq!(
+        (&model["inputs"], &model["hidden"], &model["outputs"], &model["activation"], &model["dropout"]),
+        (&784.into(), &json!([16]), &10.into(), &"gelu-tanh".into(), &0.25.into())
+    );
+    assert_eq!(
+        model["torch"],
+        "nn.Sequential(nn.Linear(784, 16), nn.GELU(approximate=\"tanh\"), nn.Dropout(0.25), nn.Linear(16, 10))"
+    );
+    assert_eq!(model["tensors"][0], json!({ "name": "0.weight", "shape": [16, 784], "dtype": "F32" }));
+    assert_eq!(model["parameters"], 784 * 16 + 16 + 16 * 10 + 10);
+    let record = folder.record();
+    assert_eq!(json["last"]["loss"], record.all("eval").last().unwrap()["loss"]);
+    let names: Vec<&str> =
+        json["files"].as_array().unwrap().iter().map(|file| file["name"].as_str().unwrap()).collect();
+    for name in ["manifest.json", "model.safetensors", "state.json"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    let text = told(&folder, &format!("OUT/{LAST}"));
+    assert_has(
+        &text,
+        &[
+            "whole, every checksum is right",
+            "8 of 8, 256 rows",
+            "0.weight  [16, 784]  f32  12544",
+            "adamw",
+            "glyphs,rows=256",
+        ],
+    );
+    assert_has(
+        &text,
+        &["classification into 10 classes: 0, 1, 2", "evaluation  loss ", "nn.Linear(784, 16)", "model.safetensors"],
+    );
+}
+
+#[test]
+fn every_file_of_a_damaged_checkpoint_is_named() {
+    let folder = Folder::new("inspect-damage");
+    folder.alone(&format!("{QUICK} --device cpu")).run().assert_well();
+    let checkpoint = folder.out().join(LAST);
+    let names: Vec<_> = std::fs::read_dir(&checkpoint).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(names.len() >= 4, "{names:?}");
+    for path in names {
+        let whole = std::fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[whole.len() / 2] ^= 1;
+        for damaged in [&flipped[..], &whole[..whole.len() - 1], &[]] {
+            std::fs::write(&path, damaged).unwrap();
+            let ended = folder.alone(&format!("inspect OUT/{LAST}")).run();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            assert!(ended.assert_fails(65).contains(name), "{name}: {ended}");
+        }
+        // Of a run it is one checkpoint, said beside the others.
+        let (json, ended) = seen(&folder, "OUT");
+        assert_eq!(ended.exit_code(), Some(65), "{ended}");
+        assert!(json["checkpoints"].as_array().unwrap().iter().any(|one| one["is_whole"] == false), "{json}");
+        std::fs::write(&path, &whole).unwrap();
+    }
+    seen(&folder, &format!("OUT/{LAST}")).1.assert_well();
+}
+
+#[test]
+fn a_run_tells_how_it_ended_and_what_it_kept() {
+    let folder = Folder::new("inspect-run");
+    folder.together(&format!("{QUICK} --eval-every 4 --device cpu")).run().assert_well();
+    let (json, ended) = seen(&folder, "OUT");
+    ended.assert_well();
+    assert_eq!(
+        (&json["kind"], &json["end"]["reason"], &json["last_step"]["step"]),
+        (&"run".into(), &"done".into(), &8.into())
+    );
+    assert_eq!(json["checkpoints"].as_array().unwrap().last().unwrap()["step"], 8);
+    assert_has(
+        &told(&folder, "OUT"),
+        &["run ", "8 of 8, epoch 1: loss ", "done (exit code 0)", "step-00000008", "whole", "evaluation  loss"],
+    );
+
+    // A line that is cut short is what a kill leaves; one in the middle that is none is damage.
+    let path = folder.out().join("metrics.jsonl");
+    let record = std::fs::read_to_string(&path).unwrap();
+    let end = record.trim_end().rfind('\n').unwrap();
+    std::fs::write(&path, &record[..end + 10]).unwrap();
+    assert_has(&told(&folder, "OUT"), &["not: it still runs, or was killed", "--resume auto"]);
+    std::fs::write(&path, record.replacen("{\"event\":\"step\"", "{event", 1)).unwrap();
+    let (json, ended) = seen(&folder, "OUT");
+    assert_eq!((ended.exit_code(), ended.causes().len()), (Some(65), 1), "{ended}");
+    assert_eq!(json["bad_lines"][0]["line"], 2);
+}
+
+#[test]
+fn a_model_file_shows_its_tensors() {
+    let folder = Folder::new("inspect-model");
+    folder.alone(&format!("{QUICK} --device cpu")).run().assert_well();
+    let bytes = std::fs::read(folder.out().join(LAST).join("model.safetensors")).unwrap();
+    let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    put("alone.safetensors", &bytes);
+    put("model.safetensors", &bytes[..bytes.len() - 4]);
+    let (json, _) = seen(&folder, "alone.safetensors");
+    assert_eq!((&json["kind"], &json["elements"]), (&"model".into(), &12_730.into()));
+    assert_has(&told(&folder, "alone.safetensors"), &["0.weight  [16, 784]  f32  12544", "no configuration"]);
+    let ended = folder.alone("inspect model.safetensors").run();
+    assert!(ended.assert_fails(65).contains("cut short"), "{ended}");
+}
+
+#[test]
+fn data_that_are_built_in_tell_their_classes_and_ranges() {
+    let folder = Folder::new("inspect-data");
+    let (json, ended) = seen(&folder, "glyphs,rows=100,held-out=7");
+    ended.assert_well();
+    assert_eq!((&json["kind"], &json["rows"], &json["held_out_rows"]), (&"data".into(), &100.into(), &7.into()));
+    assert_eq!((&json["is_sound"], &json["row_shape"]), (&true.into(), &json!([784])));
+    let rows: u64 = json["classes"].as_array().unwrap().iter().map(|class| class["rows"].as_u64().unwrap()).sum();
+    assert_eq!((rows, json["classes"].as_array().unwrap().len()), (100, 10));
+    let (least, largest) = (json["features"]["least"].as_f64().unwrap(), json["features"]["largest"].as_f64().unwrap());
+    assert!(least >= 0.0 && largest <= 1.0 && least < largest, "{json}");
+    assert_has(
+        &told(&folder, "synthetic:regression,rows=50"),
+        &["50 of shape [64]", "regression of 1 number, from ", "would take them"],
+    );
+    let ended = folder.alone("inspect glyphs,rows=x").run();
+    assert!(ended.assert_fails(2).contains("glyphs,rows=x: rows is \"x\""), "{ended}");
+}

@@ -1,0 +1,337 @@
+//! `ddp-train eval` and `ddp-train predict`: a model that was saved says of rows what it said in training, whatever the number of ranks, and of
+//! rows that it was not made for says why not.
+
+use std::path::Path;
+
+use ddp::data::{DataSpec, Targets};
+use ddp_kernels::{Device, Tensor};
+use serde_json::Value;
+
+use crate::job::{Ended, Folder, Job, all_at_once};
+use crate::record::number;
+
+/// A short training on glyphs; more held-out rows than evaluation takes at a time.
+const GLYPHS: &str = "--data glyphs,rows=256,held-out=700 --hidden 16 --batch-size 32 --epochs 2 --lr 0.01 --log-every 1 --out OUT \
+                      --device cpu";
+/// The same rows again.
+const ROWS: &str = "--checkpoint OUT --data glyphs,rows=256,held-out=700 --device cpu";
+
+/// A folder with a run that was trained in it, on one rank.
+#[track_caller]
+fn trained(words: &str) -> Folder {
+    let folder = Folder::new("using");
+    folder.alone(words).run().assert_well();
+    folder
+}
+
+/// The JSON that `eval` with these words prints.
+#[track_caller]
+fn evaluated(job: Job) -> Value {
+    let ended = job.run();
+    ended.assert_well();
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended}"))
+}
+
+/// The bytes of a file that a job wrote.
+#[track_caller]
+fn bytes(folder: &Folder, name: &str) -> Vec<u8> {
+    std::fs::read(folder.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn array(folder: &Folder, name: &str) -> Tensor {
+    Tensor::load_npy(folder.path().join(name), Device::Cpu).unwrap()
+}
+
+/// The lines of a table as cells.
+fn table(folder: &Folder, name: &str) -> Vec<Vec<String>> {
+    let text = String::from_utf8(bytes(folder, name)).unwrap();
+    text.lines().map(|line| line.split(',').map(String::from).collect()).collect()
+}
+
+/// The classes of the held-out rows of built-in data.
+fn classes_of(spec: &str) -> Vec<i64> {
+    let rows = ddp::data::open(&spec.parse::<DataSpec>().unwrap()).unwrap().held_out;
+    let numbers: Vec<u64> = (0..rows.rows()).collect();
+    let mut x = vec![0.0; numbers.len() * rows.row_shape().iter().product::<usize>()];
+    let mut classes = vec![0; numbers.len()];
+    rows.gather(&numbers, &mut x, Targets::Classes(&mut classes)).unwrap();
+    classes
+}
+
+#[test]
+fn an_evaluation_has_the_bits_of_trainings_own() {
+    let weights = "--label-smoothing 0.1 --class-weights 1,2,1,1,1,1,1,1,0.5,1";
+    all_at_once(["", weights, "--dropout 0.2 --activation gelu"], |flags| {
+        let folder = trained(&format!("{GLYPHS} {flags}"));
+        let found = evaluated(folder.alone(&format!("eval {ROWS} --json --checkpoint OUT/checkpoints/step-00000016")));
+        let record = folder.record();
+        let last = *record.all("eval").last().unwrap();
+        assert_eq!(number(&found, "loss").to_bits(), number(last, "loss").to_bits(), "{flags}");
+        assert_eq!(number(&found, "accuracy"), number(last, "accuracy"), "{flags}");
+        assert_eq!((&found["rows"], &found["step"]), (&700.into(), &16.into()));
+        let sum = |field: &str| -> i64 {
+            found["classes"].as_array().unwrap().iter().map(|class| class[field].as_i64().unwrap()).sum()
+        };
+        assert_eq!((sum("rows"), sum("right")), (700, found["right"].as_i64().unwrap()));
+    });
+}
+
+#[test]
+fn an_evaluation_for_people_says_loss_accuracy_classes_and_mistakes() {
+    let folder = trained(GLYPHS);
+    let ended = folder.alone(&format!("eval {ROWS}")).run();
+    ended.assert_well();
+    let found = evaluated(folder.alone(&format!("eval {ROWS} --json")));
+    let percent = format!("accuracy {:.2}% ({} of 700 rows right)", 100.0 * number(&found, "accuracy"), found["right"]);
+    for part in ["checkpoints/step-00000016", "glyphs", ": 700 rows", &percent[..], "class ", "most often mistaken: "] {
+        assert!(ended.stdout.contains(part), "{part}: {ended}");
+    }
+    let mistake = &found["mistakes"][0];
+    let text = |field: &str| mistake[field].as_str().unwrap().to_string();
+    let first = format!("{} for {} ({} of ", text("class"), text("prediction"), mistake["rows"]);
+    assert!(ended.stdout.contains(&first), "{first}: {ended}");
+}
+
+#[test]
+fn predictions_are_what_the_evaluation_counts() {
+    let folder = trained(GLYPHS);
+    let predict = |out: &str| folder.alone(&format!("predict {ROWS} --out {out}")).run().assert_well();
+    all_at_once(
+        ["c.npy", "p.npy --probabilities", "l.npy --logits", "all.csv --probabilities --logits", "few.csv"],
+        predict,
+    );
+    let classes = array(&folder, "c.npy").to_vec::<i64>().unwrap();
+    let [p, logits] = ["p.npy", "l.npy"].map(|name| {
+        let rows = array(&folder, name);
+        assert_eq!(rows.shape().dims(), [700, 10]);
+        rows.to_vec::<f32>().unwrap()
+    });
+    let right = classes.iter().zip(classes_of("glyphs,rows=256,held-out=700")).filter(|(a, b)| **a == *b).count();
+    let found = evaluated(folder.alone(&format!("eval {ROWS} --json")));
+    assert_eq!(found["right"], right);
+
+    let (all, few) = (table(&folder, "all.csv"), table(&folder, "few.csv"));
+    assert_eq!(all[0][..4], ["row", "prediction", "probability", "p:0"]);
+    assert_eq!((all[0].len(), &all[0][22][..]), (23, "logit:9"));
+    assert_eq!(few[0], all[0][..3]);
+    assert_eq!((all.len(), few.len()), (701, 701));
+    for (row, ((line, short), class)) in all[1..].iter().zip(&few[1..]).zip(&classes).enumerate() {
+        assert_eq!(line[..3], short[..]);
+        assert_eq!((&line[0], &line[1]), (&row.to_string(), &class.to_string()));
+        let numbers: Vec<f32> = line[3..].iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(numbers[..10], p[10 * row..][..10], "row {row}");
+        assert_eq!(numbers[10..], logits[10 * row..][..10], "row {row}");
+        assert_eq!(line[2].parse::<f32>().unwrap(), p[10 * row + *class as usize]);
+        // Ten numbers, each rounded to half an ulp of at most 1.
+        let sum: f64 = numbers[..10].iter().map(|&p| f64::from(p)).sum();
+        assert!((sum - 1.0).abs() <= 10.0 * f64::from(f32::EPSILON) / 2.0, "row {row}: {sum}");
+    }
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn any_number_of_ranks_gives_the_same_bytes() {
+    let folder = trained(GLYPHS);
+    // Twenty-two batches, the last of which is short.
+    let rows = format!("{ROWS} --batch-size 32");
+    let alone = evaluated(folder.alone(&format!("eval {rows} --json")));
+    let files = ["a.csv --probabilities --logits", "b.npy", "c.npy --probabilities", "d.npy --logits"];
+    let write = |ranks: usize| {
+        all_at_once(files, |file| {
+            let words = format!("predict {rows} --out {ranks}-{file}");
+            if ranks == 1 { folder.alone(&words) } else { folder.ranks(ranks, &words) }.run().assert_well();
+        });
+    };
+    write(1);
+    for ranks in [2, 3] {
+        assert_eq!(evaluated(folder.ranks(ranks, &format!("eval {rows} --json"))), alone, "{ranks} ranks");
+        write(ranks);
+        for name in files.map(|file| file.split(' ').next().unwrap()) {
+            assert!(
+                bytes(&folder, &format!("{ranks}-{name}")) == bytes(&folder, &format!("1-{name}")),
+                "{ranks} ranks: {name}"
+            );
+        }
+    }
+    // Fewer rows than ranks.
+    let few = "--checkpoint OUT --data glyphs,rows=2,held-out=0 --device cpu";
+    folder.ranks(3, &format!("predict {few} --out three.csv")).run().assert_well();
+    folder.alone(&format!("predict {few} --out one.csv")).run().assert_well();
+    assert_eq!(table(&folder, "one.csv").len(), 3);
+    assert!(bytes(&folder, "three.csv") == bytes(&folder, "one.csv"));
+}
+
+#[test]
+fn numbers_are_predicted_and_measured() {
+    let data = "--data synthetic:regression,rows=256,held-out=90,features=8,outputs=2";
+    let folder =
+        trained(&format!("{data} --hidden 16 --batch-size 32 --epochs 2 --log-every 1 --out OUT --device cpu"));
+    let use_it = format!("--checkpoint OUT {data} --device cpu");
+    let found = evaluated(folder.alone(&format!("eval {use_it} --json")));
+    let record = folder.record();
+    let last = *record.all("eval").last().unwrap();
+    assert_eq!(number(&found, "mean_squared_error").to_bits(), number(last, "loss").to_bits());
+    assert_eq!(number(&found, "loss"), number(&found, "mean_squared_error"));
+    assert!(found["accuracy"].is_null());
+    let ended = folder.alone(&format!("eval {use_it}")).run();
+    ended.assert_well();
+    assert!(ended.stdout.contains("mean squared error ") && ended.stdout.contains("mean absolute error "), "{ended}");
+
+    folder.alone(&format!("predict {use_it} --out a.npy")).run().assert_well();
+    folder.alone(&format!("predict {use_it} --out a.csv")).run().assert_well();
+    let (rows, lines) = (array(&folder, "a.npy"), table(&folder, "a.csv"));
+    assert_eq!(
+        (rows.shape().dims(), &lines[0][..]),
+        (&[90, 2][..], &["row", "prediction:0", "prediction:1"].map(String::from)[..])
+    );
+    let values = rows.to_vec::<f32>().unwrap();
+    let written: Vec<f32> = lines[1..].iter().flat_map(|line| &line[1..]).map(|text| text.parse().unwrap()).collect();
+    assert_eq!(written, values);
+    let held_out = ddp::data::open(&data[7..].parse::<DataSpec>().unwrap()).unwrap().held_out;
+    let (mut x, mut targets) = (vec![0.0; 90 * 8], vec![0.0; 90 * 2]);
+    held_out.gather(&(0..90).collect::<Vec<_>>(), &mut x, Targets::Values(&mut targets)).unwrap();
+    let apart: Vec<f64> = values.iter().zip(&targets).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).collect();
+    let (absolute, squared) = (apart.iter().sum::<f64>() / 180.0, apart.iter().map(|a| a * a).sum::<f64>() / 180.0);
+    // 180 additions in f64, in another order; and losses that are rounded to f32 row by row and in sum.
+    assert!((number(&found, "mean_absolute_error") - absolute).abs() <= 180.0 * f64::EPSILON * absolute);
+    assert!((number(&found, "loss") - squared).abs() <= 92.0 * f64::from(f32::EPSILON) * squared);
+
+    let cause = folder.alone(&format!("predict {use_it} --out p.npy --probabilities")).run();
+    assert!(cause.assert_fails(2).contains("--probabilities: expected a model that tells classes apart"), "{cause}");
+}
+
+#[test]
+fn a_runs_folder_means_its_best_checkpoint_and_a_damaged_one_is_passed_over() {
+    // A rate that is far too high: the model is best early.
+    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 6 --optimizer sgd --lr 1.5 --schedule constant \
+                 --warmup-steps 0 --eval-every 8 --checkpoint-every 8 --keep 10 --out OUT --device cpu";
+    let folder = trained(words);
+    let record = folder.record();
+    let evals = record.all("eval");
+    let best = evals.iter().min_by(|a, b| number(a, "loss").total_cmp(&number(b, "loss"))).unwrap();
+    assert_ne!(best["step"], 48, "or nothing is tested: {evals:?}");
+    let data = "--data glyphs,rows=256,held-out=64 --device cpu";
+    let chosen = |checkpoint: &str| {
+        let ended = folder.alone(&format!("eval --checkpoint {checkpoint} {data} --json")).run();
+        ended.assert_well();
+        (serde_json::from_str::<Value>(&ended.stdout).unwrap(), ended)
+    };
+    let (found, ended) = chosen("OUT");
+    assert_eq!((&found["step"], &found["loss"]), (&best["step"], &best["loss"]), "{ended}");
+    assert_eq!(chosen("OUT/checkpoints").0["step"], best["step"]);
+    assert_eq!(chosen("OUT/checkpoints/step-00000048").0["step"], 48);
+    assert_eq!(chosen("OUT/checkpoints/step-00000048/model.safetensors").0["step"], 48);
+
+    // The best damaged: the newest is taken. The newest damaged, too: the one before, each time with a word.
+    let damage = |step: u64| {
+        let path = folder.out().join(format!("checkpoints/step-{step:08}/model.safetensors"));
+        let mut bytes = std::fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    };
+    damage(best["step"].as_u64().unwrap());
+    let (found, ended) = chosen("OUT");
+    assert_eq!(found["step"], 48);
+    assert!(ended.stderr.contains("the best model by validation was that of step"), "{ended}");
+    damage(48);
+    let (found, ended) = chosen("OUT");
+    assert!(found["step"].as_u64().unwrap() < 48 && ended.stderr.contains("passed over"), "{ended}");
+    let ended = folder.alone(&format!("eval --checkpoint OUT/checkpoints/step-00000048 {data}")).run();
+    assert!(ended.assert_fails(65).contains("model.safetensors"), "{ended}");
+}
+
+/// Words that cannot be, the code, and what the message must name.
+const WRONG: &[(&str, i32, &[&str])] = &[
+    ("eval --checkpoint nowhere --data glyphs", 74, &["cannot read nowhere"]),
+    ("eval --checkpoint . --data glyphs", 65, &["expected the folder of a run or of a checkpoint"]),
+    ("eval --checkpoint lone.safetensors --data glyphs", 2, &["--checkpoint lone.safetensors", "a model's file alone"]),
+    ("eval --data glyphs", 2, &["--checkpoint"]),
+    ("eval --checkpoint OUT", 2, &["--data"]),
+    ("eval --checkpoint OUT --data glyphs --batch-size 0", 2, &["--batch-size 0: expected a whole number from 1"]),
+    ("eval --checkpoint OUT --data glyphs --threads 0", 2, &["--threads 0"]),
+    ("eval --checkpoint OUT --data glyphs --timeout-s 0", 2, &["--timeout-s 0"]),
+    (
+        "eval --checkpoint OUT --data glyphs --device cuda",
+        2,
+        &["--device cuda: expected a device that can be used here"],
+    ),
+    (
+        "eval --checkpoint OUT --data synthetic:classification,rows=64,features=8",
+        65,
+        &["[8]", "[784]", "as the model has"],
+    ),
+    ("eval --checkpoint OUT --data synthetic:regression,rows=64,features=784", 65, &["regression", "10 classes"]),
+    (
+        "eval --checkpoint OUT --data synthetic:classification,rows=64,features=784,classes=3",
+        65,
+        &["the classes", "as the model has"],
+    ),
+    ("predict --checkpoint OUT --data glyphs", 2, &["--out"]),
+    (
+        "predict --checkpoint OUT --data glyphs --out a.txt",
+        2,
+        &["--out a.txt: expected a name that ends in .csv or .npy"],
+    ),
+    (
+        "predict --checkpoint OUT --data glyphs --out a.npy --probabilities --logits",
+        2,
+        &["--probabilities or --logits", "a .npy holds one array"],
+    ),
+    ("predict --checkpoint OUT --data glyphs --out there.csv", 2, &["--out there.csv", "--overwrite"]),
+    ("predict --checkpoint OUT --data glyphs --out folder.npy", 2, &["--out folder.npy", "It is a folder"]),
+    ("predict --checkpoint OUT --data glyphs,held-out=3 --out no/where.csv", 74, &["no/where.csv"]),
+];
+
+#[test]
+fn what_cannot_be_is_refused_with_its_reason_and_nothing_is_written() {
+    let folder = trained(GLYPHS);
+    let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    put("there.csv", b"mine");
+    put("lone.safetensors", &bytes(&folder, "out/checkpoints/step-00000016/model.safetensors"));
+    std::fs::create_dir(folder.path().join("folder.npy")).unwrap();
+    let before = folder.tree();
+    all_at_once(WRONG, |(words, code, parts)| {
+        let ended = folder.alone(words).run();
+        let cause = ended.assert_fails(*code);
+        let missing: Vec<_> =
+            parts.iter().filter(|part| !cause.contains(**part) && !ended.stderr.contains(**part)).collect();
+        assert!(missing.is_empty(), "{words}: {missing:?} is not in {ended}");
+    });
+    assert!(folder.tree() == before, "nothing has changed");
+    folder.alone(&format!("predict {ROWS} --out there.csv --overwrite")).run().assert_well();
+    assert_eq!(table(&folder, "there.csv").len(), 701);
+}
+
+#[test]
+fn ranks_say_once_what_is_wrong() {
+    let folder = trained(GLYPHS);
+    let said = |words: &str, code: i32, part: &str| {
+        let ended: Ended = folder.together(words).run();
+        assert!(ended.assert_fails(code).contains(part), "{ended}");
+    };
+    said("predict --checkpoint OUT --data synthetic:regression,rows=64,features=8 --out a.npy", 65, "[784]");
+    said("predict --checkpoint nowhere --data glyphs --out a.npy", 74, "nowhere");
+    std::fs::write(folder.path().join("a.npy"), "mine").unwrap();
+    said("predict --checkpoint OUT --data glyphs --out a.npy", 2, "--overwrite");
+    assert!(Path::new(&folder.path().join("a.npy")).metadata().unwrap().len() == 4);
+}
+
+#[test]
+fn every_flag_of_the_machine_changes_nothing() {
+    let folder = trained(GLYPHS);
+    let plain = evaluated(folder.alone(&format!("eval {ROWS} --json")));
+    let flags = "--threads 1 --timeout-s 50 --log-level error --cache-dir cache --batch-size 512";
+    assert_eq!(evaluated(folder.alone(&format!("eval {ROWS} --json {flags}"))), plain);
+    let auto = ROWS.replace("--device cpu", "--device auto --share-gpus");
+    assert_eq!(evaluated(folder.alone(&format!("eval {auto} --json"))), plain);
+    let ended = folder.alone(&format!("predict {ROWS} --out quiet.npy --log-level error")).run();
+    ended.assert_well();
+    assert_eq!((&ended.stdout[..], &ended.stderr[..]), ("", ""));
+    // Other batches, other bits: a logit is a sum of 16 products of sums of 784, off by at most 800 roundings of the sum of its terms' magnitudes, which
+    // is below 20 here; a loss moves by at most twice as much.
+    let others = evaluated(folder.alone(&format!("eval {ROWS} --json --batch-size 7")));
+    assert_eq!(others["rows"], plain["rows"]);
+    let (a, b) = (number(&others, "loss"), number(&plain, "loss"));
+    assert!((a - b).abs() <= 2.0 * 800.0 * f64::from(f32::EPSILON) / 2.0 * 20.0, "{a} and {b}");
+}

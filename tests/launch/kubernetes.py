@@ -1,0 +1,303 @@
+"""Checks launch/kubernetes/*.yaml; started by tests/launch/kubernetes.
+
+The schema knows the fields that our files use, and of the objects around them all that Kubernetes 1.31 and the MPI operator's v2beta1 have beside
+them, as far as it is easily mistyped there: a field it does not know is a mistake, as it is for `kubectl apply --validate=strict`. It is
+written down here from the documentation of both; a cluster has the last word.
+"""
+
+import copy
+import re
+import sys
+
+import jsonschema
+import yaml
+
+# ---- the schema ----
+
+TEXT = {"type": "string", "minLength": 1}
+FLAG = {"type": "boolean"}
+COUNT = {"type": "integer", "minimum": 0}
+POSITIVE = {"type": "integer", "minimum": 1}
+QUANTITY = {"type": ["string", "integer"], "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"}
+
+
+def one_of(*values):
+    return {"enum": list(values)}
+
+
+def many(items):
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+def named(values):
+    return {"type": "object", "additionalProperties": values}
+
+
+def thing(required=(), **fields):
+    return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
+
+
+PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+PROBE = thing(
+    tcpSocket=thing(["port"], port=PORT), initialDelaySeconds=COUNT, periodSeconds=POSITIVE, timeoutSeconds=POSITIVE,
+    successThreshold=POSITIVE, failureThreshold=POSITIVE,
+)
+SECURITY = dict(runAsUser=COUNT, runAsGroup=COUNT, runAsNonRoot=FLAG, seccompProfile=named(TEXT))
+CONTAINER = thing(
+    ["name", "image"],
+    name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"},
+    image=TEXT,
+    imagePullPolicy=one_of("Always", "IfNotPresent", "Never"),
+    command=many(TEXT),
+    args=many(TEXT),
+    workingDir=TEXT,
+    env=many(thing(["name", "value"], name={"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}, value={"type": "string"})),
+    ports=many(thing(["containerPort"], containerPort=PORT, name={"type": "string", "maxLength": 15}, protocol=one_of("TCP", "UDP"))),
+    resources=thing(requests=named(QUANTITY), limits=named(QUANTITY)),
+    volumeMounts=many(thing(["name", "mountPath"], name=TEXT, mountPath={"type": "string", "pattern": "^/"}, readOnly=FLAG, subPath=TEXT)),
+    securityContext=thing(
+        **SECURITY, allowPrivilegeEscalation=FLAG, privileged=FLAG, readOnlyRootFilesystem=FLAG,
+        capabilities=thing(add=many(TEXT), drop=many(TEXT)),
+    ),
+    readinessProbe=PROBE,
+    livenessProbe=PROBE,
+    startupProbe=PROBE,
+)
+VOLUME = thing(
+    ["name"],
+    name=TEXT,
+    emptyDir=thing(medium=one_of("", "Memory"), sizeLimit=QUANTITY),
+    persistentVolumeClaim=thing(["claimName"], claimName=TEXT, readOnly=FLAG),
+)
+METADATA = thing(name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"}, namespace=TEXT, labels=named({"type": "string"}),
+                 annotations=named({"type": "string"}))
+POD_FIELDS = dict(
+    containers=many(CONTAINER), initContainers=many(CONTAINER), volumes=many(VOLUME), restartPolicy=one_of("Always", "OnFailure", "Never"),
+    terminationGracePeriodSeconds=COUNT, securityContext=thing(**SECURITY, fsGroup=COUNT), nodeSelector=named(TEXT), tolerations=many(named({})),
+    affinity=named({}), serviceAccountName=TEXT, priorityClassName=TEXT, schedulerName=TEXT, imagePullSecrets=many(thing(["name"], name=TEXT)),
+)
+TEMPLATE = thing(["spec"], metadata=METADATA, spec=thing(["containers"], **POD_FIELDS))
+
+REPLICAS = thing(["template"], replicas=POSITIVE, restartPolicy=one_of("Never", "OnFailure"), template=TEMPLATE)
+MPI_JOB = thing(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion=one_of("kubeflow.org/v2beta1"),
+    kind=one_of("MPIJob"),
+    metadata=METADATA,
+    spec=thing(
+        ["mpiReplicaSpecs"],
+        slotsPerWorker=POSITIVE,
+        runLauncherAsWorker=FLAG,
+        sshAuthMountPath=TEXT,
+        mpiImplementation=one_of("OpenMPI", "Intel", "MPICH"),
+        launcherCreationPolicy=one_of("AtStartup", "WaitForWorkersReady"),
+        runPolicy=thing(
+            cleanPodPolicy=one_of("None", "Running", "All"), ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=POSITIVE, backoffLimit=COUNT,
+            suspend=FLAG, managedBy=TEXT,
+            schedulingPolicy=thing(minAvailable=POSITIVE, queue=TEXT, minResources=named(QUANTITY), priorityClass=TEXT, scheduleTimeoutSeconds=COUNT),
+        ),
+        mpiReplicaSpecs=thing(["Launcher"], Launcher=REPLICAS, Worker=REPLICAS),
+    ),
+)
+RULE = thing(
+    ["action"],
+    action=one_of("FailJob", "FailIndex", "Ignore", "Count"),
+    onExitCodes=thing(["operator", "values"], containerName=TEXT, operator=one_of("In", "NotIn"),
+                      values={"type": "array", "items": COUNT, "minItems": 1, "maxItems": 255, "uniqueItems": True}),
+    onPodConditions=many(thing(["type"], type=TEXT, status=one_of("True", "False", "Unknown"))),
+)
+JOB = thing(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion=one_of("batch/v1"),
+    kind=one_of("Job"),
+    metadata=METADATA,
+    spec=thing(["template"], template=TEMPLATE, backoffLimit=COUNT, ttlSecondsAfterFinished=COUNT, activeDeadlineSeconds=POSITIVE,
+               completions=POSITIVE, parallelism=COUNT, suspend=FLAG, podFailurePolicy=thing(["rules"], rules=many(RULE))),
+)
+
+
+class Loader(yaml.SafeLoader):
+    """YAML in which the same key twice is an error, as it is for Kubernetes."""
+
+
+def mapping(loader, node):
+    keys = [loader.construct_object(key) for key, _ in node.value]
+    twice = {key for key in keys if keys.count(key) > 1}
+    if twice:
+        raise yaml.YAMLError(f"{node.start_mark}: twice: {', '.join(twice)}")
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+
+
+def mistakes(document, schema):
+    found = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in found]
+
+
+# ---- what belongs together ----
+
+
+def text(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def find(pattern, path):
+    found = re.search(pattern, text(path), re.MULTILINE)
+    assert found, f"{path} has nothing like {pattern}"
+    return found.group(1)
+
+
+def option(command, name, default=None):
+    return command[command.index(name) + 1] if name in command[:-1] else default
+
+
+def wrong_in_pod(what, pod):
+    """What of a pod's volumes, resources and users does not belong together."""
+    volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+    for container in pod["containers"]:
+        where = f"{what}, container {container['name']}"
+        for mount in container.get("volumeMounts", []):
+            if mount["name"] not in volumes:
+                yield f"{where}: {mount['mountPath']} is mounted from no volume: {mount['name']}"
+        user = container.get("securityContext", {}).get("runAsUser")
+        if str(user) != find(r"useradd .*--uid (\d+)", "docker/Dockerfile.cuda"):
+            yield f"{where}: runs as {user}, the image's user is another"
+        if ":latest" in container["image"] or ":" not in container["image"]:
+            yield f"{where}: the image {container['image']} has no version"
+        limits = container.get("resources", {}).get("limits", {})
+        if "nvidia.com/gpu" in limits:
+            shared = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+            if not shared or volumes.get(shared[0]["name"], {}).get("emptyDir", {}).get("medium") != "Memory":
+                yield f"{where}: /dev/shm is not memory of the pod's own: NCCL needs more than 64 MiB"
+        command = container.get("command", [])
+        if command and command[0] == "ddp-mpirun":
+            grace = int(option(command, "--grace-s", 60))
+            if pod.get("terminationGracePeriodSeconds", 30) < grace + 15:
+                yield f"{where}: the pod is killed before its ranks' {grace} s to save and mpirun's end are over"
+            if "--resume=auto" not in container.get("args", []):
+                yield f"{where}: started again, it would not resume"
+            known = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text("launch/mpirun").split("TEXT\n")[1])
+            unknown = [word for word in command if word.startswith("-") and word != "--" and word not in known]
+            if unknown:
+                yield f"{where}: launch/mpirun knows no {', '.join(unknown)}"
+
+
+def wrong_in_mpi_job(job):
+    spec = job["spec"]
+    launcher, worker = (spec["mpiReplicaSpecs"][kind]["template"]["spec"] for kind in ("Launcher", "Worker"))
+    yield from wrong_in_pod("Launcher", launcher)
+    yield from wrong_in_pod("Worker", worker)
+    gpus = worker["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    if gpus != spec["slotsPerWorker"]:
+        yield f"slotsPerWorker is {spec['slotsPerWorker']}, and a worker has {gpus} GPUs"
+    home = find(r"-d -o ddp -g ddp -m 700 (\S+)", "docker/Dockerfile.cuda")
+    if spec["sshAuthMountPath"] != home:
+        yield f"keys are mounted at {spec['sshAuthMountPath']}, and the image looks in {home}"
+    if find(r"^HostKey (\S+)", "docker/sshd_config") != f"{home}/id_rsa":
+        yield "the ssh server's key is not the one that the operator mounts"
+    port = find(r"^Port (\d+)", "docker/sshd_config")
+    container = worker["containers"][0]
+    ports = {port, find(r"^ *Port (\d+)", "docker/ssh_config"), str(container["ports"][0]["containerPort"]),
+             str(container["readinessProbe"]["tcpSocket"]["port"])}
+    if len(ports) > 1:
+        yield f"the ssh server's port is not the same everywhere: {', '.join(sorted(ports))}"
+    config = option(container["command"], "-f")
+    if find(r"^COPY docker/sshd_config (\S+)", "docker/Dockerfile.cuda") != config:
+        yield f"the image has no {config}"
+    if launcher["containers"][0]["image"] != container["image"]:
+        yield "launcher and workers have different images"
+    if spec.get("launcherCreationPolicy") != "WaitForWorkersReady":
+        yield "the launcher may come before its workers"
+    names = {variable["name"] for variable in launcher["containers"][0]["env"]}
+    if "PRTE_MCA_prte_default_hostfile" not in names:
+        yield "Open MPI 5 would not find the host file"
+
+
+def wrong_in_job(job):
+    pod = job["spec"]["template"]["spec"]
+    yield from wrong_in_pod("Job", pod)
+    container = pod["containers"][0]
+    ranks, gpus = option(container["command"], "-n"), container["resources"]["limits"]["nvidia.com/gpu"]
+    if ranks != str(gpus):
+        yield f"{ranks} ranks on {gpus} GPUs"
+    if pod["restartPolicy"] != "Never":
+        yield "podFailurePolicy needs restartPolicy: Never"
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    codes = {rule["action"]: set(rule["onExitCodes"]["values"]) for rule in rules if "onExitCodes" in rule}
+    if codes != {"FailJob": {2, 65, 70, 76, 78}, "Ignore": {75}}:
+        yield f"exit codes are not those of ddp-train: {codes}"
+    names = {rule["onExitCodes"].get("containerName") for rule in rules if "onExitCodes" in rule}
+    if names != {container["name"]}:
+        yield f"exit codes are those of {names}, and the container is {container['name']}"
+
+
+# ---- and that this finds mistakes ----
+
+
+def changed(document, *path_and_value):
+    *path, last, value = path_and_value
+    document = copy.deepcopy(document)
+    place = document
+    for key in path:
+        place = place[key]
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return document
+
+
+def planted(mpi_job, job):
+    """Mistakes that must be found: a name, the document, who finds it."""
+    worker = ("spec", "mpiReplicaSpecs", "Worker", "template", "spec")
+    launcher = ("spec", "mpiReplicaSpecs", "Launcher", "template", "spec")
+    both = lambda document: mistakes(document, MPI_JOB) or list(wrong_in_mpi_job(document))
+    alone = lambda document: mistakes(document, JOB) or list(wrong_in_job(document))
+    yield "a misspelt field", changed(mpi_job, "spec", "slotPerWorker", 4), both
+    yield "another version", changed(mpi_job, "apiVersion", "kubeflow.org/v1"), both
+    yield "an unknown policy", changed(mpi_job, "spec", "runPolicy", "cleanPodPolicy", "Done"), both
+    yield "a number as text", changed(mpi_job, "spec", "slotsPerWorker", "4"), both
+    yield "more slots than GPUs", changed(mpi_job, "spec", "slotsPerWorker", 8), both
+    yield "small shared memory", changed(mpi_job, *worker, "volumes", 0, "emptyDir", {}), both
+    yield "an unknown volume", changed(mpi_job, *worker, "containers", 0, "volumeMounts", 0, "name", "other"), both
+    yield "another user", changed(mpi_job, *worker, "containers", 0, "securityContext", "runAsUser", 0), both
+    yield "another port", changed(mpi_job, *worker, "containers", 0, "readinessProbe", "tcpSocket", "port", 22), both
+    yield "keys elsewhere", changed(mpi_job, "spec", "sshAuthMountPath", "/root/.ssh"), both
+    yield "a short end", changed(mpi_job, *launcher, "terminationGracePeriodSeconds", 30), both
+    yield "an unknown option", changed(mpi_job, *launcher, "containers", 0, "command", 1, "--grace"), both
+    yield "no resuming", changed(mpi_job, *launcher, "containers", 0, "args", 3, "--zero=1"), both
+    yield "an image without a version", changed(job, "spec", "template", "spec", "containers", 0, "image", "ddp-train"), alone
+    yield "ranks without GPUs", changed(job, "spec", "template", "spec", "containers", 0, "command", 2, "8"), alone
+    yield "a pod that starts again by itself", changed(job, "spec", "template", "spec", "restartPolicy", "OnFailure"), alone
+    yield "75 counted", changed(job, "spec", "podFailurePolicy", "rules", 1, "onExitCodes", "values", [76]), alone
+    yield "no template", changed(job, "spec", "template", None), alone
+
+
+def main():
+    documents = {}
+    failed = False
+    for path, schema, rules in [("launch/kubernetes/mpijob.yaml", MPI_JOB, wrong_in_mpi_job), ("launch/kubernetes/pod.yaml", JOB, wrong_in_job)]:
+        documents[path] = yaml.load(text(path), Loader)
+        found = mistakes(documents[path], schema) or list(rules(documents[path]))
+        for mistake in found:
+            print(f"    FAILED: {path}: {mistake}", file=sys.stderr)
+        failed = failed or bool(found)
+        print(f"    {path}")
+    if failed:
+        return 1
+    count = 0
+    for name, document, finds in planted(*documents.values()):
+        found = finds(document)
+        count += 1
+        if not found:
+            print(f"    FAILED: not found: {name}", file=sys.stderr)
+            failed = True
+    print(f"    {count} planted mistakes are found")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
