@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use self::sigterm::Caught;
 use crate::error::Cause;
 use crate::failure::{Failure, GRACE, Peer};
+use crate::stop::is_catching;
 
 /// How often the watch looks up by itself.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -135,10 +136,20 @@ fn watch(failure: &Failure, stop: &OwnedFd) {
         if let Some(lost) = lost(failure, &mut watched) {
             // At once: mpirun, which sees it too, is about to end this rank.
             failure.report(&lost);
-        } else if let Some(caught) = sigterm.take_if(|caught| ready(&[caught.wake.as_raw_fd()], Duration::ZERO)[0]) {
+        } else if let Some(caught) = sigterm.take_if(|caught| has_come(caught)) {
             return asked_to_end(failure, caught, stop);
         }
     }
+}
+
+/// Whether SIGTERM has come and nobody stops because of it, in order, when there is time.
+fn has_come(caught: &Caught) -> bool {
+    let has_come = ready(&[caught.wake.as_raw_fd()], Duration::ZERO)[0];
+    if has_come && is_catching() {
+        caught.forget();
+        return false;
+    }
+    has_come
 }
 
 /// Why the job ends, if it does, as this host or another says.

@@ -11,7 +11,7 @@ use std::ops::{Range, RangeInclusive};
 use crate::error::{Error, Result};
 
 /// Groups that may work at the same time.
-pub(super) const CHANNELS: usize = 8;
+pub(super) const CHANNELS: usize = 12;
 /// Slots of staging for each flow of pieces: one is filled while the other is emptied. A power of two, since slots are
 /// counted round by counters that wrap.
 pub(super) const DEPTH: usize = 4;

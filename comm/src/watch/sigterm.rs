@@ -2,12 +2,14 @@
 //! who died, and its own death would look like another failure. So the watch sees why it came before it does what SIGTERM
 //! does by itself.
 //!
-//! Who wants SIGTERM for something else sets a handler, before or after: then it is left alone.
+//! A program that stops when it is asked to (`stop.rs`) is told at once, and the watch does nothing but look for one who has died. Who wants
+//! SIGTERM for something else sets a handler, before or after: then it is left alone.
 
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::{signals, stop};
 
 /// What the handler writes to; -1 before it was first made. Never closed: a handler that has read this number may be about
 /// to write, and must not write into what another thread opens under the same number.
@@ -23,20 +25,27 @@ pub(super) struct Caught {
 impl Caught {
     /// Catches SIGTERM where nobody else does.
     pub(super) fn new() -> Option<Caught> {
-        if handler()? != libc::SIG_DFL {
+        if signals::current(libc::SIGTERM)? != libc::SIG_DFL {
             return None;
         }
         let wake = wake()?;
+        let caught = Caught { wake };
+        // What came before is over.
+        caught.forget();
+        signals::catch(libc::SIGTERM, on_sigterm);
+        Some(caught)
+    }
+
+    /// What has come is dealt with: waits for the next.
+    pub(super) fn forget(&self) {
         let mut count = [0u8; 8];
-        // SAFETY: reads at most the eight bytes that are there; does not wait. What came before is over.
-        unsafe { libc::read(wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-        set_handler(ours());
-        Some(Caught { wake })
+        // SAFETY: reads at most the eight bytes that are there; does not wait.
+        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 
     /// Nobody has failed: the signal was meant. Ends this process as SIGTERM does, unless somebody else handles it by now.
     pub(super) fn obey(self) {
-        let is_ours = handler() == Some(ours());
+        let is_ours = signals::current(libc::SIGTERM) == ours();
         drop(self);
         if is_ours {
             // SAFETY: sends this process a signal.
@@ -47,8 +56,8 @@ impl Caught {
 
 impl Drop for Caught {
     fn drop(&mut self) {
-        if handler() == Some(ours()) {
-            set_handler(libc::SIG_DFL);
+        if signals::current(libc::SIGTERM) == ours() {
+            signals::let_go(libc::SIGTERM);
         }
     }
 }
@@ -76,32 +85,13 @@ fn wake() -> Option<BorrowedFd<'static>> {
     Some(unsafe { BorrowedFd::borrow_raw(wake) })
 }
 
-fn ours() -> libc::sighandler_t {
-    on_sigterm as extern "C" fn(c_int) as usize
+fn ours() -> Option<libc::sighandler_t> {
+    Some(signals::address(on_sigterm))
 }
 
-/// What happens on SIGTERM now.
-fn handler() -> Option<libc::sighandler_t> {
-    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only. All zeros is a value of this plain struct, whether the call writes it or not.
-    unsafe {
-        let asked = libc::sigaction(libc::SIGTERM, std::ptr::null(), now.as_mut_ptr()) == 0;
-        asked.then(|| now.assume_init().sa_sigaction)
-    }
-}
-
-fn set_handler(handler: libc::sighandler_t) {
-    // SAFETY: all zeros is a value of this plain struct, with an empty mask. The handler is the default, or `on_sigterm`,
-    // which may run at any time on any thread: it loads an atomic, and calls only what is safe in a handler.
-    unsafe {
-        let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
-        action.sa_sigaction = handler;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGTERM, &action, std::ptr::null_mut());
-    }
-}
-
-extern "C" fn on_sigterm(_: c_int) {
+extern "C" fn on_sigterm(signal: c_int) {
+    // A program that stops when it is asked to hears of it at once: if a rank has died, it does not come far.
+    stop::note(signal);
     let (wake, one) = (WAKE.load(Ordering::SeqCst), 1u64.to_ne_bytes());
     // SAFETY: write is safe in a handler and reads the eight bytes that are there; -1 is an error without effect. The code
     // that was interrupted keeps its errno.
@@ -119,6 +109,7 @@ mod tests {
 
     #[test]
     fn a_handler_that_runs_late_writes_into_nobodys_file() {
+        let _alone = signals::testing::alone();
         let first = Caught::new().expect("nobody else catches it here");
         let descriptor = first.wake.as_raw_fd();
         assert!(Caught::new().is_none());
