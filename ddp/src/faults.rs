@@ -1,11 +1,14 @@
 //! Faults on purpose, for the tests of how a job ends. Nothing happens unless these variables are set:
 //!
 //! - `DDP_TEST_FAULT=RANK:PLACE:STEP:KIND`, a place of [`Place`], a kind of [`Kind`], as in `1:optimizer:3:kill`;
+//! - `DDP_TEST_ROWS=FILE`: each rank writes the rows of each of its batches to FILE-RANK, a line a step;
 //! - `DDP_TEST_DISAGREE=RANK:FIELD`: that rank brings another value to the handshake, as in `1:the bucket plan`.
 
+use std::fs::{File, OpenOptions};
+use std::io::Write;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use ddp_comm::Field;
@@ -19,6 +22,10 @@ pub(crate) enum Place {
     Reduction,
     Optimizer,
     Log,
+    /// Before what is saved is copied aside.
+    Snapshot,
+    /// While a checkpoint is written, beside training.
+    Save,
 }
 
 /// What happens there.
@@ -28,6 +35,8 @@ enum Kind {
     Kill,
     /// The process is stopped, as by somebody's Ctrl-Z.
     Stop,
+    /// The process is asked to stop, as by a scheduler.
+    Term,
     /// A panic.
     Panic,
     /// An error is returned.
@@ -69,12 +78,15 @@ fn parse(text: &str) -> Option<Fault> {
         "reduction" => Place::Reduction,
         "optimizer" => Place::Optimizer,
         "log" => Place::Log,
+        "snapshot" => Place::Snapshot,
+        "save" => Place::Save,
         _ => return None,
     };
     let step = part()?.parse().ok()?;
     let kind = match part()? {
         "kill" => Kind::Kill,
         "stop" => Kind::Stop,
+        "term" => Kind::Term,
         "panic" => Kind::Panic,
         "error" => Kind::Error,
         "hang" => Kind::Hang,
@@ -92,14 +104,20 @@ pub(crate) fn begin(step: u64) {
 
 /// Does what was asked for, if this is the place.
 pub(crate) fn at(place: Place) -> Result<()> {
+    at_step(place, STEP.load(Ordering::Relaxed))
+}
+
+/// As `at`, of something that belongs to step `step` whatever step is being taken.
+pub(crate) fn at_step(place: Place, step: u64) -> Result<()> {
     let Some(fault) = fault() else { return Ok(()) };
-    if fault.place != place || fault.step != STEP.load(Ordering::Relaxed) {
+    if fault.place != place || fault.step != step {
         return Ok(());
     }
     let text = format!("a fault on purpose in {place:?} of step {}", fault.step);
     match fault.kind {
         Kind::Kill => signal("KILL"),
         Kind::Stop => signal("STOP"),
+        Kind::Term => signal("TERM"),
         Kind::Panic => panic!("{text}"),
         Kind::Error => return Err(Error::Data(text)),
         Kind::Hang => loop {
@@ -116,6 +134,21 @@ fn signal(name: &str) {
     assert!(status.is_ok_and(|status| status.success()), "cannot run `{line}`");
     // The signal is on its way.
     std::thread::sleep(Duration::from_secs(1));
+}
+
+/// Writes down which rows this rank takes in a step, if that was asked for.
+pub(crate) fn rows(step: u64, rows: &[u64]) {
+    static FILE: OnceLock<Option<Mutex<File>>> = OnceLock::new();
+    let open = || {
+        let path = format!("{}-{}", std::env::var("DDP_TEST_ROWS").ok()?, ddp_comm::likely_rank());
+        let file = OpenOptions::new().append(true).create(true).open(&path);
+        Some(Mutex::new(file.unwrap_or_else(|error| panic!("cannot open {path}: {error}"))))
+    };
+    if let Some(file) = FILE.get_or_init(open) {
+        let rows: Vec<String> = rows.iter().map(u64::to_string).collect();
+        let mut file = file.lock().expect("nothing panics under this lock");
+        writeln!(file, "{step}: {}", rows.join(" ")).expect("a test has room for its rows");
+    }
 }
 
 /// Makes this rank disagree on one field, if that was asked for.

@@ -2,10 +2,13 @@
 //! (progress, reports) derives from it.
 //!
 //! Rank 0 writes it. A line is written whole or not at all: a disk that fills up leaves the lines before it as they were.
-//! A number that is none (NaN, infinite) is `null`. Times of the wall clock stand in the first and last line alone.
+//! A number that is none (NaN, infinite) is `null`. Times of the wall clock stand in the first and last line alone, and where a run goes on:
+//! then lines past the checkpoint are cut (`metrics/cut.rs`), and a line says so.
+
+mod cut;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::Write;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -93,6 +96,30 @@ pub struct EvalEvent {
     pub accuracy: Option<f64>,
 }
 
+/// A checkpoint that is whole and durable.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckpointEvent<'a> {
+    /// After this step.
+    pub step: u64,
+    /// Its folder, below the run's.
+    pub folder: &'a str,
+}
+
+/// That a run goes on.
+#[derive(Clone, Debug, Serialize)]
+pub struct ResumeEvent<'a> {
+    /// After this step.
+    pub step: u64,
+    /// The checkpoint's folder, below the run's.
+    pub from: &'a str,
+    /// With so many ranks.
+    pub ranks: usize,
+    /// What trains now, one text a rank.
+    pub devices: &'a [String],
+    /// What has changed that alters what is computed, each as `--lr 0.01 (was 0.001)`.
+    pub overridden: &'a [String],
+}
+
 /// What a run came to.
 #[derive(Clone, Debug, Serialize)]
 pub struct End<'a> {
@@ -104,7 +131,7 @@ pub struct End<'a> {
     pub steps: u64,
     /// Rows trained on, over all ranks.
     pub samples: u64,
-    /// Seconds from the first step to here, evaluation included.
+    /// Seconds from the first step to here, evaluation included: since the run was resumed, if it was.
     pub seconds: f64,
     /// Rows a second over that time; null on a simulated GPU.
     pub samples_per_s: f64,
@@ -138,9 +165,9 @@ impl Record {
         check_free(out)?;
         files::make_folder(out)?;
         let path = out.join(EVENTS_FILE);
-        let (settings, text) = (out.join(CONFIG_FILE), config.to_toml());
+        let settings = out.join(CONFIG_FILE);
         // Beside a record, even an empty one, it is a run's; else somebody's own.
-        if !path.exists() && fs::read(&settings).is_ok_and(|there| there != text.as_bytes()) {
+        if !path.exists() && fs::read(&settings).is_ok_and(|there| there != config.to_toml().as_bytes()) {
             return Err(Error::Usage(format!(
                 "--out {}: it holds a {CONFIG_FILE} that is not of a run in it, and would be overwritten. Give another folder",
                 out.display()
@@ -150,7 +177,6 @@ impl Record {
             let text = format!("--out {}: {EVENTS_FILE} in it is not a plain file. Give another folder", out.display());
             return Err(Error::Usage(text));
         }
-        // Appending: after a failed write, and with the half line cut off, the next one begins where the lines end.
         let opened = OpenOptions::new().append(true).create(true).open(&path);
         let file = opened.map_err(files::failed("make", &path))?;
         let is_empty = file.metadata().map_err(files::failed("look at", &path))?.len() == 0;
@@ -158,9 +184,7 @@ impl Record {
         if !is_empty || matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(taken(out));
         }
-        files::replace_file(&settings, |file| {
-            file.write_all(text.as_bytes()).map_err(files::failed("write", &settings))
-        })?;
+        write_settings(config)?;
         Ok(Record { file, path, length: 0, line: Vec::with_capacity(1024) })
     }
 
@@ -205,6 +229,22 @@ impl Record {
         self.write(&Tagged { event: "confusion", fields: confusion })
     }
 
+    /// Writes `{"event":"checkpoint",…}`.
+    pub fn checkpoint(&mut self, event: &CheckpointEvent<'_>) -> Result<()> {
+        self.write(&Tagged { event: "checkpoint", fields: event })
+    }
+
+    /// Writes `{"event":"resume",…}`.
+    pub fn resume(&mut self, event: &ResumeEvent<'_>) -> Result<()> {
+        #[derive(Serialize)]
+        struct Timed<'a> {
+            time_unix_s: f64,
+            #[serde(flatten)]
+            fields: &'a ResumeEvent<'a>,
+        }
+        self.write(&Tagged { event: "resume", fields: &Timed { time_unix_s: unix_s(), fields: event } })
+    }
+
     /// Writes `{"event":"placement",…}`: before the end, of a run that went well.
     pub fn placement(&mut self, audit: &Audit) -> Result<()> {
         self.write(&Tagged { event: "placement", fields: audit })
@@ -229,13 +269,26 @@ impl Record {
         serde_json::to_writer(&mut self.line, event).expect("events have texts for names and numbers for values");
         self.line.push(b'\n');
         if let Err(error) = self.file.write_all(&self.line) {
-            // Half a line would make the record unreadable; if even this fails, the first error says enough.
-            let _ = self.file.set_len(self.length);
+            self.cut_back();
             return Err(files::failed("write", &self.path)(error));
         }
         self.length += self.line.len() as u64;
         Ok(())
     }
+
+    /// Half a line would make the record unreadable. If even this fails, the first error says enough.
+    fn cut_back(&mut self) {
+        _ = self.file.set_len(self.length);
+        _ = self.file.seek(SeekFrom::Start(self.length));
+    }
+}
+
+/// The settings beside the record.
+fn write_settings(config: &Config) -> Result<()> {
+    let path = config.out.join(CONFIG_FILE);
+    files::replace_file(&path, |file| {
+        file.write_all(config.to_toml().as_bytes()).map_err(files::failed("write", &path))
+    })
 }
 
 #[derive(Serialize)]
@@ -258,8 +311,8 @@ fn taken(out: &Path) -> Error {
     let free = numbers.find_map(|number| Some(named(number)).filter(|folder| !folder.exists()));
     let free = free.unwrap_or_else(|| out.to_path_buf());
     Error::Usage(format!(
-        "--out {}: it holds a run already, and no run is overwritten. Give another folder, as in --out {}, or move that \
-         one away",
+        "--out {}: it holds a run already, and no run is overwritten. Give another folder, as in --out {}, or --resume auto to go \
+         on with that one",
         out.display(),
         free.display()
     ))

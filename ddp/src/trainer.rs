@@ -1,20 +1,27 @@
 //! The loop around the step: the log, evaluations, and the model at the end.
 
+mod desk;
+mod done;
 pub(crate) mod model;
 mod nonfinite;
+mod pulse;
+mod resuming;
+mod saving;
 mod setup;
 mod shown;
 
 use std::fmt::Display;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ddp_comm::{Field, Group, World};
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 
+use self::done::{Done, Rates};
+use self::pulse::Pulse;
+use self::saving::Saving;
 use crate::audit::{self, Share};
-use crate::checkpoint;
+use crate::checkpoint::{Best, MODEL_FILE};
 use crate::config::{Config, Plan};
 use crate::data::{InOrder, Loader, Task};
 use crate::error::{Error, Result};
@@ -26,12 +33,13 @@ use crate::progress::{Figures, Progress};
 use crate::report::evidence::{Evidence, HeldOut};
 use crate::step::{Stage, Stats, Step, StepReport};
 
-/// How long the other ranks wait for the one that saves.
-const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
-
-/// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`.
+/// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`. A run that is asked to stop saves,
+/// and ends with [`Error::Stopped`]; one that is resumed and finished already is left as it is.
 pub fn train(config: &Config, world: &World) -> Result<()> {
-    in_phase(Phase::Setup, || setup::prepare(config, world))?.run()
+    match in_phase(Phase::Setup, || setup::prepare(config, world))? {
+        Some(trainer) => trainer.run(),
+        None => Ok(()),
+    }
 }
 
 /// Checks everything that can be without training, and says what the run will take.
@@ -56,6 +64,8 @@ struct Trainer<'a> {
     /// Rank 0 alone keeps the record and shows how things are going.
     desk: Option<Desk>,
     done: Done,
+    pulse: Pulse,
+    saving: Saving,
     /// What of it was this rank's.
     share: Share,
 }
@@ -66,106 +76,31 @@ struct Desk {
     progress: Progress,
 }
 
-/// What has been done so far, and how fast.
-struct Done {
-    started: Instant,
-    steps: u64,
-    samples: u64,
-    last_loss: Option<f64>,
-    evaluation: Option<Stats>,
-    /// Since when, and how much: what is not a step does not count.
-    since: Instant,
-    steps_since: u64,
-    samples_since: u64,
-    /// What of that time the host spent waiting for rows, for reductions, and for checkpoints.
-    held_up: HeldUp,
-    /// Whether how fast it went says anything: not on a simulated GPU.
-    rates_count: bool,
-}
-
-/// Where the host waited.
-#[derive(Clone, Copy, Debug, Default)]
-struct HeldUp {
-    data: Duration,
-    reductions: Duration,
-    saving: Duration,
-}
-
-/// What steps took, in milliseconds each, since the last reading.
-struct Rates {
-    step_ms: f64,
-    samples_per_s: f64,
-    data_ms: f64,
-    reduce_ms: f64,
-    save_ms: f64,
-}
-
-impl Done {
-    fn nothing(rates_count: bool) -> Done {
-        let now = Instant::now();
-        let (steps, samples, steps_since, samples_since) = (0, 0, 0, 0);
-        let (last_loss, evaluation) = (None, None);
-        Done {
-            started: now,
-            steps,
-            samples,
-            last_loss,
-            evaluation,
-            since: now,
-            steps_since,
-            samples_since,
-            held_up: HeldUp::default(),
-            rates_count,
-        }
-    }
-
-    /// A step over so many rows.
-    fn count(&mut self, rows: u64) {
-        self.steps += 1;
-        self.samples += rows;
-        self.steps_since += 1;
-        self.samples_since += rows;
-    }
-
-    /// What steps took since the last reading; no numbers where they would say nothing.
-    fn rates(&mut self) -> Rates {
-        let elapsed_s = if self.rates_count { self.since.elapsed().as_secs_f64().max(1e-9) } else { f64::NAN };
-        let steps = self.steps_since.max(1) as f64;
-        let each = |time: Duration| if self.rates_count { time.as_secs_f64() * 1e3 / steps } else { f64::NAN };
-        let rates = Rates {
-            step_ms: elapsed_s * 1e3 / steps,
-            samples_per_s: self.samples_since as f64 / elapsed_s,
-            data_ms: each(self.held_up.data),
-            reduce_ms: each(self.held_up.reductions),
-            save_ms: each(self.held_up.saving),
-        };
-        self.restart_clock();
-        rates
-    }
-
-    fn restart_clock(&mut self) {
-        (self.since, self.steps_since, self.samples_since) = (Instant::now(), 0, 0);
-        self.held_up = HeldUp::default();
-    }
-}
-
 impl Trainer<'_> {
     /// Trains. The record's last line says how it ended, also where that was an error.
     fn run(mut self) -> Result<()> {
-        let trained = self.all_steps().and_then(|()| in_phase(Phase::Checkpoint, || self.save_together()));
+        let trained = self.all_steps().and_then(|()| self.save_last(self.plan.steps));
+        if matches!(trained, Err(Error::NonFinite(_))) {
+            // What was good is not lost because it was still being written.
+            _ = self.saving.saver.finish().and_then(|_| self.tell_saved());
+        }
         // Only of a run that went well are all ranks there to be asked.
-        let result = trained.and_then(|model| self.audit().map(|()| model));
+        let result = trained.and_then(|saved| self.audit().map(|()| saved));
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
             Err(error) => (error.to_string(), error.exit_code()),
         };
         let closed = self.close(&reason, exit_code);
         let report = self.report();
+        if let Err(Error::Stopped(_)) = &result {
+            // The first to leave ends the others, and the record has to be closed.
+            self.world.barrier()?;
+        }
         // What went wrong first is what counts.
-        let model = result?;
+        let saved = result?;
         closed?;
-        if let (Some(desk), Some(model)) = (&mut self.desk, &model) {
-            let record = self.config.out.join(EVENTS_FILE);
+        if let (Some(desk), Some(folder)) = (&mut self.desk, &saved) {
+            let (model, record) = (folder.join(MODEL_FILE), self.config.out.join(EVENTS_FILE));
             desk.progress.note(&format!("model {}, record {}", model.display(), record.display()));
             report.iter().for_each(|report| desk.progress.note(&format!("report {}", report.display())));
             desk.progress.finish();
@@ -175,34 +110,61 @@ impl Trainer<'_> {
 
     fn all_steps(&mut self) -> Result<()> {
         let (steps, eval_every) = (self.plan.steps, self.plan.eval_every);
-        for step0 in 0..steps {
+        let taken = self.done.steps;
+        if taken < steps {
+            // Who was asked to stop while it was set up.
+            self.stop_if_asked(taken, true)?;
+        }
+        for step0 in taken..steps {
             let number = step0 + 1;
             let logs = number == 1 || number == steps || number % self.config.log_every == 0;
-            let learning_rate = self.schedule.learning_rate(number);
-            let began = Instant::now();
-            let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
-            self.done.held_up.data += began.elapsed();
-            let (rows, epoch) = (batch.rows, batch.epoch);
-            self.share.count(batch);
-            self.step.run(batch, learning_rate, logs)?;
-            self.done.held_up.reductions += self.step.reducer().last_time().exposed;
-            self.done.count(rows);
-            if let Some(desk) = &self.desk {
-                desk.progress.step(number);
+            self.take_step(step0, logs)?;
+            if number == steps {
+                break;
             }
-            if logs {
-                in_phase(Phase::Log, || self.log(number, epoch, learning_rate))?;
+            let evaluates = eval_every > 0 && number % eval_every == 0;
+            let is_best = evaluates && in_phase(Phase::Evaluation, || self.evaluate(number))?;
+            let saves = self.saving_is_due(number, is_best);
+            if saves {
+                self.save(number)?;
             }
-            if eval_every > 0 && number % eval_every == 0 && number != steps {
-                in_phase(Phase::Evaluation, || self.evaluate(number))?;
-            }
+            self.stop_if_asked(number, evaluates || saves)?;
         }
-        in_phase(Phase::Evaluation, || self.evaluate(steps))
+        in_phase(Phase::Evaluation, || self.evaluate(steps)).map(drop)
+    }
+
+    /// One step, from its rows to its line in the record.
+    fn take_step(&mut self, step0: u64, logs: bool) -> Result<()> {
+        let number = step0 + 1;
+        let learning_rate = self.schedule.learning_rate(number);
+        let began = Instant::now();
+        let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
+        self.done.held_up.data += began.elapsed();
+        let (rows, epoch) = (batch.rows, batch.epoch);
+        self.share.count(batch);
+        self.step.run(batch, learning_rate, logs)?;
+        self.done.held_up.reductions += self.step.reducer().last_time().exposed;
+        self.done.count(rows);
+        faults::rows(number, self.loader.rows());
+        if let Some(desk) = &self.desk {
+            desk.progress.step(number);
+        }
+        if logs { in_phase(Phase::Log, || self.log(number, epoch, learning_rate)) } else { Ok(()) }
+    }
+
+    /// Ends the run behind step `number` if it was asked to stop and all ranks know: saved, so that it can go on. `now`: they find out also where
+    /// no beat is due.
+    fn stop_if_asked(&mut self, number: u64, now: bool) -> Result<()> {
+        match self.pulse.beat(number, now)? {
+            Some(signal) => Err(self.stop(number, signal)?),
+            None => Ok(()),
+        }
     }
 
     /// Reads what the last step found out; ends the run if it was not finite.
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
         faults::at(Place::Log)?;
+        self.tell_saved()?;
         let report: StepReport = self.step.report(true)?;
         if let Some(bad_step) = report.bad_step {
             return Err(self.explain_nonfinite(bad_step, report.own_bad_step)?);
@@ -235,10 +197,10 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Tries the model on held-out rows, over all ranks, if there are such rows.
-    fn evaluate(&mut self, number: u64) -> Result<()> {
+    /// Tries the model on held-out rows, over all ranks, if there are such rows. Whether no model before it was as good.
+    fn evaluate(&mut self, number: u64) -> Result<bool> {
         if self.held_out_rows == 0 {
-            return Ok(());
+            return Ok(false);
         }
         self.compare_replicas(number)?;
         // What the report shows is that of the last one.
@@ -252,18 +214,20 @@ impl Trainer<'_> {
         };
         self.done.evaluation = Some(stats);
         let event = EvalEvent { step: number, loss: stats.loss(), accuracy: self.accuracy() };
+        let is_best = self.done.evaluated(Best { step: number, loss: event.loss, accuracy: event.accuracy });
         if let Some(desk) = &mut self.desk {
             desk.progress.note(&format!("step {number}: on held-out rows {}", describe(&stats, event.accuracy)));
             desk.record.eval(&event)?;
         }
         evidence.map_or(Ok(()), |evidence| self.keep(evidence, number))?;
         self.done.restart_clock();
-        Ok(())
+        Ok(is_best)
     }
 
     /// Ends the run where ranks hold different models after step `number`: memory or a link that flips bits, or a mistake. Their
     /// gradients are one sum, so every bit should be the same.
     fn compare_replicas(&mut self, number: u64) -> Result<()> {
+        self.done.compared = Some(number);
         if self.world.size() == 1 {
             return Ok(());
         }
@@ -289,29 +253,6 @@ impl Trainer<'_> {
         self.done.evaluation.filter(|_| self.counts_answers()).map(|stats| stats.accuracy())
     }
 
-    /// Saves the model. Nobody goes on before it is safe, for a rank that ends early ends the job; and a large model may take
-    /// longer than ranks otherwise wait for each other.
-    fn save_together(&mut self) -> Result<Option<PathBuf>> {
-        let model = self.save()?;
-        self.world.barrier_within(SAVING_MAX.max(self.world.timeout()))?;
-        Ok(model)
-    }
-
-    /// Saves the model, on rank 0. All ranks make its values whole.
-    fn save(&mut self) -> Result<Option<PathBuf>> {
-        if self.held_out_rows == 0 {
-            // Else the last evaluation has.
-            self.compare_replicas(self.plan.steps)?;
-        }
-        self.step.gather()?;
-        self.check_values()?;
-        if self.desk.is_none() {
-            return Ok(None);
-        }
-        let parts: Vec<_> = self.step.stages().iter().map(|stage| &stage.model().params).collect();
-        checkpoint::save_model(&self.config.out, self.plan.steps, &parts).map(Some)
-    }
-
     /// Sums up what all ranks moved between devices and to each other.
     fn audit(&mut self) -> Result<()> {
         let devices: Vec<Device> = self.step.stages().iter().map(Stage::device).collect();
@@ -334,7 +275,11 @@ impl Trainer<'_> {
             steps: self.done.steps,
             samples: self.done.samples,
             seconds,
-            samples_per_s: if self.done.rates_count { self.done.samples as f64 / seconds.max(1e-9) } else { f64::NAN },
+            samples_per_s: if self.done.rates_count {
+                self.done.samples_here as f64 / seconds.max(1e-9)
+            } else {
+                f64::NAN
+            },
             loss: self.done.last_loss,
             eval_loss: self.done.evaluation.map(|stats| stats.loss()),
             accuracy,

@@ -15,6 +15,7 @@ use super::prune::{REPLACED, UNFINISHED, prune};
 use super::snapshot::Snapshot;
 use super::{MODEL_FILE, STATE_FILE, State, find, optimizer};
 use crate::error::{Error, Result};
+use crate::faults::{self, Place};
 use crate::files;
 
 /// How long network file systems may take to show on one host what another has made.
@@ -56,6 +57,7 @@ impl Writer {
     }
 
     fn attempt(&self, job: &Job, aside: &Path, folder: &Path) -> Result<()> {
+        faults::at_step(Place::Save, job.state.step)?;
         let first = |work: &dyn Fn() -> Result<()>| if self.is_first() { work() } else { Ok(()) };
         if job.state.world.optimizer_parts == 1 {
             let all = || {

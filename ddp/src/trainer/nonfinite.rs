@@ -26,7 +26,7 @@ impl Trainer<'_> {
         };
         Ok(Error::NonFinite(format!(
             "step {bad_step}: the loss or its gradient is not finite: {where_from}. The model is as it was before that \
-             step, and nothing was saved. A lower --lr, a longer --warmup-steps or --grad-clip 1 help where training \
+             step, and nothing was saved from there on. A lower --lr, a longer --warmup-steps or --grad-clip 1 help where training \
              diverged; look at those rows where it did not.",
         )))
     }
@@ -45,8 +45,8 @@ impl Trainer<'_> {
         Ok(named_rows(&losses, self.loader.rows(), classes.as_ref().map(|(targets, count)| (&targets[..], *count))))
     }
 
-    /// Refuses to save values that are not finite.
-    pub(super) fn check_values(&self) -> Result<()> {
+    /// Refuses to save values that are not finite, as they are after step `number`.
+    pub(super) fn check_values(&self, number: u64) -> Result<()> {
         let mut bad = false;
         for stage in self.step.stages() {
             let values = stage.model().params.values();
@@ -58,9 +58,8 @@ impl Trainer<'_> {
         if !bad {
             return Ok(());
         }
-        let steps = self.plan.steps;
         Err(Error::NonFinite(format!(
-            "after step {steps}: the model has values that are not finite, and is not saved. A lower --lr or --grad-clip \
+            "after step {number}: the model has values that are not finite, and is not saved. A lower --lr or --grad-clip \
              1 helps where training diverged."
         )))
     }

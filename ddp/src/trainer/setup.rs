@@ -2,22 +2,21 @@
 //! thing.
 
 use ddp_comm::{Field, World};
-use ddp_kernels::device::discover;
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 use ddp_kernels::{Device, simd, threads};
 
+use super::desk::{Beginning, open_desk, places, settled, state, versions};
 use super::model::{loss, models};
-use super::{Desk, Done, Trainer};
+use super::{Done, Pulse, Saving, Trainer, resuming};
 use crate::audit::Share;
-use crate::config::{self, Config, GraphChoice, Plan, Resident};
+use crate::checkpoint::{self, Opened, Saver};
+use crate::config::{self, Config, GraphChoice, Resident};
 use crate::data::{self, Data, DataRequest, DataSpec, InOrder, Loader, Source};
 use crate::error::{Error, Result};
 use crate::faults;
-use crate::metrics::{Record, Start};
 use crate::models::Model;
 use crate::optim::{Optimizer, Rule, Schedule};
 use crate::params::Params;
-use crate::progress::Progress;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
 use crate::report::evidence::HeldOut;
@@ -26,29 +25,32 @@ use crate::step::{Part, Stage, Step, StepOptions};
 /// Rows that go through the model at a time in evaluation.
 const EVAL_ROWS: usize = 512;
 
-pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Trainer<'a>> {
+/// None of a run that is resumed and finished already.
+pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option<Trainer<'a>>> {
+    let resumed = resuming::find(config, world)?;
+    let resumed = resumed.as_ref();
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = config::find_devices(config.device, config.devices_per_rank, config.share_gpus, world)?;
     let device = devices[0];
     config.check_device(device)?;
     let data = data::prepare(&DataRequest::of(config), world)?;
-    let plan = config.plan(&data)?;
-    let task = data.train.task().clone();
-    let full_batch = config.batch_size.min(data.train.rows());
-    if config.graph == GraphChoice::On && full_batch < world.size() as u64 {
-        let ranks = world.size();
-        return Err(Error::Usage(format!(
-            "--graph on: expected a row for each of {ranks} ranks in every batch, got batches of {full_batch}. Give a larger --batch-size, or \
-             --graph auto"
-        )));
+    let mut plan = config.plan(&data)?;
+    let mut overridden = Vec::new();
+    if let Some(Opened { state, .. }) = resumed {
+        if resuming::is_finished(config, state, &plan)? {
+            return Ok(None);
+        }
+        plan = resuming::plan(config, plan, state);
+        overridden = resuming::check(config, &plan, &data, device, state)?;
     }
-    if config.batch_size > data.train.rows() && world.rank() == 0 {
-        let (batch, rows) = (config.batch_size, data.train.rows());
-        tracing::warn!("--batch-size {batch} is more than the {rows} rows of the data: every step is a whole epoch");
-    }
+    check_batches(config, world, &data)?;
 
     let main = world.group("main")?;
-    let step = step(config, world, &data, &devices)?;
+    let mut step = step(config, world, &data, &devices)?;
+    match resumed {
+        Some(opened) => checkpoint::restore(opened, &mut step)?,
+        None => begin_from(config, &step)?,
+    }
     agree(config, world, &data, &step)?;
 
     let (rank, size) = (world.rank(), world.size());
@@ -63,25 +65,33 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
     let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
     let kept_bytes = train.bytes_on_device();
     let held_out = Source::new(data.held_out.clone(), ends);
-    let loader = Loader::from_source(train, plan.sampler, rank, size, config.micro_batch)?;
+    let mut loader = Loader::from_source(train, plan.sampler, rank, size, config.micro_batch)?;
+    loader.ends_before(plan.steps);
     let held_out = InOrder::from_source(held_out, rank, size, EVAL_ROWS)?;
     let places = places(world, &devices)?;
+    let settled = settled(config, &plan, &step, kept_bytes.is_some());
+    let state = state(&settled, world, &data, &plan, &places)?;
     let desk = if rank == 0 {
-        Some(open_desk(config, world, &data, &plan, &step, &places, kept_bytes.is_some())?)
+        let beginning = Beginning::of(config, resumed, &overridden);
+        Some(open_desk(&settled, world, &data, &plan, &step, &places, beginning)?)
     } else {
         None
     };
     if let (Some(bytes), 0) = (kept_bytes, rank) {
         tracing::info!("the training data, {:.1} MB, are kept on the GPU (--data-on-device)", bytes as f64 / 1e6);
     }
-    // Nobody trains before the record is open.
+    let resumed = resumed.map(|opened| &opened.state);
+    let done = Done::from(resumed, !config::is_simulated(device));
+    // From here on a signal is no end. Nobody trains before the record is open.
+    let pulse = Pulse::new(world, done.steps)?;
     world.barrier()?;
+    let saver = Saver::new(world, &config.out, config.keep)?;
+    let saving = Saving { saver, state, saved: resumed.map(|state| state.step) };
     let schedule = Schedule::new(config.schedule.shape(), config.lr, config.min_lr, plan.warmup_steps, plan.steps)?;
     let held_out_rows = data.held_out.rows();
-    let done = Done::nothing(!config::is_simulated(device));
-    let share = Share::default();
     let shown = HeldOut::of(&data, !matches!(config.data, DataSpec::Synthetic(_)));
-    Ok(Trainer {
+    let (task, share) = (data.train.task().clone(), Share::default());
+    Ok(Some(Trainer {
         config,
         world,
         plan,
@@ -95,8 +105,35 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Traine
         main,
         desk,
         done,
+        pulse,
+        saving,
         share,
-    })
+    }))
+}
+
+/// Refuses batches that are too small for the ranks, and warns of those that are too large for the data.
+fn check_batches(config: &Config, world: &World, data: &Data) -> Result<()> {
+    let (ranks, rows) = (world.size(), data.train.rows());
+    let full_batch = config.batch_size.min(rows);
+    if config.graph == GraphChoice::On && full_batch < ranks as u64 {
+        return Err(Error::Usage(format!(
+            "--graph on: expected a row for each of {ranks} ranks in every batch, got batches of {full_batch}. Give a larger --batch-size, or \
+             --graph auto"
+        )));
+    }
+    if config.batch_size > rows && world.rank() == 0 {
+        let batch = config.batch_size;
+        tracing::warn!("--batch-size {batch} is more than the {rows} rows of the data: every step is a whole epoch");
+    }
+    Ok(())
+}
+
+/// Puts the values of `--init-from` in the place of those that the seed has drawn, if it is given.
+fn begin_from(config: &Config, step: &Step) -> Result<()> {
+    let Some(path) = &config.init_from else { return Ok(()) };
+    let path = if path.is_dir() { path.join(checkpoint::MODEL_FILE) } else { path.clone() };
+    let parts: Vec<&Params> = step.stages().iter().map(|stage| &stage.model().params).collect();
+    checkpoint::load_model(&path, &parts)
 }
 
 /// The model in training on this rank's devices, its layers split over them if they are several.
@@ -209,90 +246,6 @@ fn shapes(params: &Params) -> String {
         format!("{} {:?}{}\n", p.name, p.shape, if p.is_trained() { "" } else { ", not trained" })
     };
     params.list().iter().map(line).collect()
-}
-
-/// The folder of this run and the first line of its record.
-fn open_desk(
-    config: &Config,
-    world: &World,
-    data: &Data,
-    plan: &Plan,
-    step: &Step,
-    devices: &[String],
-    is_kept: bool,
-) -> Result<Desk> {
-    // Every setting as it is, those that follow from the data and the machine too.
-    let is_captured = step.graphs().is_some();
-    let config = &Config {
-        graph: if is_captured { GraphChoice::On } else { GraphChoice::Off },
-        data_on_device: if is_kept { Resident::On } else { Resident::Off },
-        warmup_steps: Some(plan.warmup_steps),
-        eval_every: Some(plan.eval_every),
-        threads: Some(threads::count()),
-        ..config.clone()
-    };
-    let mut record = Record::create(config)?;
-    let device = step.model().params.device();
-    if device.is_accelerator() {
-        tell_places(world, devices);
-    }
-    let versions = versions(device);
-    let steps_per_epoch = plan.sampler.steps_per_epoch();
-    record.start(&Start {
-        config,
-        versions: &versions,
-        devices,
-        ranks: world.size(),
-        hosts: world.hosts(),
-        threads: threads::count(),
-        transport: step.reducer().group().transport(),
-        overlap: step.reducer().overlaps(),
-        buckets: step.stages().iter().map(|stage| stage.reducer().buckets().len()).sum(),
-        data: &data.description,
-        fingerprint: &data.train.fingerprint()?,
-        parameters: step.stages().iter().map(|stage| stage.model().params.count()).sum(),
-        steps: plan.steps,
-        steps_per_epoch,
-    })?;
-    Ok(Desk { record, progress: Progress::new(config.progress, plan.steps, true) })
-}
-
-/// Names and versions of what computes: this program's, and on a GPU those of CUDA's parts, as far as they tell.
-fn versions(device: Device) -> Vec<(&'static str, String)> {
-    let mut versions = vec![
-        ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
-        ("simd", format!("{:?}", simd::level()).to_lowercase()),
-    ];
-    if device.is_accelerator() {
-        let found = discover();
-        let driver = found.driver_version.map(|(major, minor)| format!("{major}.{minor}"));
-        let parts = [
-            ("cuda-driver", driver),
-            ("nvrtc", found.nvrtc.version.clone()),
-            ("cublaslt", found.cublaslt.version.clone()),
-            ("nccl", found.nccl.version.clone()),
-        ];
-        versions.extend(parts.into_iter().filter_map(|(name, version)| Some((name, version?))));
-    }
-    versions
-}
-
-/// Where each rank trains: `cpu on node7, 8 threads`, `cuda:0 NVIDIA H200 on node7, 8 threads`.
-fn places(world: &World, devices: &[Device]) -> Result<Vec<String>> {
-    let devices: Vec<String> = devices.iter().map(|&device| config::described(device)).collect();
-    let mine = format!("{} on {}, {} threads", devices.join(" and "), world.host(), threads::count());
-    let all = world.all_gather_bytes(mine.as_bytes())?;
-    Ok(all.into_iter().map(|text| String::from_utf8_lossy(&text).into_owned()).collect())
-}
-
-/// Says where the ranks train, a line each.
-fn tell_places(world: &World, places: &[String]) {
-    for (rank, place) in places.iter().enumerate() {
-        match world.size() {
-            1 => tracing::info!("training on {place}"),
-            _ => tracing::info!("rank {rank} trains on {place}"),
-        }
-    }
 }
 
 #[cfg(test)]

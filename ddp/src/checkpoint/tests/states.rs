@@ -51,7 +51,7 @@ fn what_is_not_known_is_refused_by_name() {
 
 #[test]
 fn another_format_is_refused_with_what_to_do() {
-    for format in [0, 2, 1 << 40] {
+    for format in [0, 2, 1_u64 << 40] {
         let why = with("/format", json!(format)).unwrap_err();
         assert!(why.contains(&format!("of format {format}")) && why.contains("ddp-train that wrote it"), "{why}");
     }
