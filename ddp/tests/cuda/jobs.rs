@@ -186,6 +186,53 @@ fn a_collective_that_fails_ends_all_and_says_which() {
 }
 
 #[test]
+fn a_killed_job_goes_on_to_the_losses_and_bytes_of_one_that_was_not() {
+    let Some(_gpu) = gpu() else { return };
+    let cases = [
+        (1, 1, "--graph on --dropout 0.1 --micro-batch 5 --grad-clip 1"),
+        (1, 1, "--graph off --dtype bf16"),
+        (2, 1, "--graph on --zero 1 --bucket-mb 0.01"),
+        (2, 1, "--graph on --data-on-device off --optimizer sgd"),
+        (1, 2, "--devices-per-rank 2 --dropout 0.1"),
+    ];
+    all_at_once(cases.into_iter().filter(|(ranks, devices, _)| ranks * devices <= gpus()), |(ranks, _, flags)| {
+        let words = format!("{flags} --checkpoint-every 4");
+        let expected = model_of(ranks, &words);
+        let folder = Folder::new("killed");
+        let words = format!("{UNEVEN} {words}");
+        let job = folder.ranks(ranks, &words).on_gpus();
+        let ended = job.env("DDP_TEST_FAULT", &format!("{}:log:12:kill", ranks - 1)).run();
+        assert_eq!(ended.exit_code(), Some(137), "{ended}");
+        let ended = folder.ranks(ranks, &format!("{words} --resume auto")).on_gpus().run();
+        ended.assert_well();
+        let from = folder.record().all("resume")[0]["step"].as_u64();
+        assert!(from == Some(4) || from == Some(8), "{from:?}: {ended}");
+        let got = (folder.record().losses(), model_bytes(&folder.out(), UNEVEN_STEPS));
+        assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
+    });
+}
+
+#[test]
+fn a_job_that_is_asked_to_stop_saves_and_goes_on() {
+    let Some(_gpu) = gpu() else { return };
+    let ranks = gpus().min(2);
+    // Long enough that a stop comes in the middle.
+    let words = format!("{UNEVEN} --graph on --steps 400 --log-every 1").replace("--epochs 2 --log-every 3", "");
+    let folder = Folder::new("asked");
+    let mut running = folder.ranks(ranks, &words).on_gpus().start();
+    running.wait_for(r#"{"event":"step","step":7,"#);
+    running.signal_rank(ranks - 1, "USR1");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    let stopped = number(folder.record().end().unwrap(), "steps");
+    assert!((7.0..400.0).contains(&stopped), "{ended}");
+    let steps = stopped as u64 + 5;
+    let words = words.replace("--steps 400", &format!("--steps {steps} --override"));
+    folder.ranks(ranks, &format!("{words} --resume auto")).on_gpus().run().assert_well();
+    assert_eq!(folder.record().of_steps("step").len() as u64, steps);
+}
+
+#[test]
 fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
     let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
     for graph in ["off", "on"] {

@@ -5,6 +5,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use crate::job::{Ended, Folder, QUICK};
+use crate::record::model_bytes;
 
 #[test]
 fn a_file_in_the_way_is_named() {
@@ -95,8 +96,8 @@ fn a_disk_that_is_full_from_the_start_leaves_the_folder_free() {
     folder.alone(QUICK).run().assert_well();
 }
 
-/// On a real file system of so many kB, seen by this job alone; none where that may not be made.
-fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool) -> Option<Ended> {
+/// A job on a real file system of so many kB, seen by it alone; none where that may not be made.
+fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool, words: &str) -> Option<Ended> {
     let root = std::fs::metadata("/proc/self").expect("this is Linux").uid() == 0;
     let namespace = if root { "unshare -m" } else { "unshare -rm" };
     let ranks = if under_mpirun { "mpirun --oversubscribe --bind-to none -n 2" } else { "" };
@@ -110,7 +111,7 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool) -> Option<
         exit $code"
     );
     let before = format!("export inside='{inside}'\nset -- {namespace} sh -c \"$inside\" sh \"$@\"");
-    let job = folder.in_shell(&before, &LONG.replace("OUT", "disk"));
+    let job = folder.in_shell(&before, &words.replace("OUT", "disk"));
     let ended = job.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").run();
     let made = ended.exit_code() != Some(99) && !ended.stderr.contains("unshare");
     if !made {
@@ -123,14 +124,31 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool) -> Option<
 fn a_small_disk_fills_up_in_training() {
     // A page for the settings and two for the record, which needs four.
     let folder = Folder::new("small");
-    let Some(ended) = on_a_small_disk(&folder, 12, false) else { return };
+    let Some(ended) = on_a_small_disk(&folder, 12, false, LONG) else { return };
     assert_stopped_in_training(&folder, &ended);
 }
 
 #[test]
 fn a_small_disk_fills_up_in_saving() {
     let folder = Folder::new("small");
-    let Some(ended) = on_a_small_disk(&folder, 64, cfg!(feature = "mpi")) else { return };
+    let Some(ended) = on_a_small_disk(&folder, 64, cfg!(feature = "mpi"), LONG) else { return };
     assert!(ended.stderr.contains("No space left on device"), "{ended}");
     assert_stopped_in_saving(&folder, &ended);
+}
+
+#[test]
+fn a_small_disk_that_fills_up_with_checkpoints_leaves_those_before_and_the_run_goes_on_from_them() {
+    // 600 kB each: two have room.
+    let words = format!("{LONG} --checkpoint-every 20 --keep 9 --threads 1");
+    let (folder, undisturbed) = (Folder::new("small"), Folder::new("large"));
+    let Some(ended) = on_a_small_disk(&folder, 1700, cfg!(feature = "mpi"), &words) else { return };
+    assert!(
+        ended.assert_fails(74).contains("cannot write") && ended.stderr.contains("No space left on device"),
+        "{ended}"
+    );
+    assert_eq!(folder.checkpoints(), ["step-00000020", "step-00000040"], "{ended}");
+    folder.together(&format!("{words} --resume auto")).run().assert_well();
+    undisturbed.together(&words).run().assert_well();
+    assert!(model_bytes(&folder.out(), 64) == model_bytes(&undisturbed.out(), 64));
+    assert_eq!(folder.record().of_steps("loss"), undisturbed.record().of_steps("loss"));
 }

@@ -14,13 +14,27 @@ fn record(flags: &str) -> Record {
     folder.record()
 }
 
-/// The events behind the start, as `step 1`.
+/// The events behind the start, as `step 1`, but for checkpoints: these are on record when they are durable, which may be some steps later.
 fn order(record: &Record) -> Vec<String> {
     let name = |event: &serde_json::Value| match event["event"].as_str() {
         Some(name @ ("step" | "eval")) => format!("{name} {}", event["step"]),
         name => name.unwrap_or("none").to_string(),
     };
-    record.0[1..].iter().map(name).collect()
+    record.0[1..].iter().filter(|event| event["event"] != "checkpoint").map(name).collect()
+}
+
+#[test]
+fn each_checkpoint_is_on_record_once_and_in_its_folder() {
+    let folder = Folder::new("events");
+    let words = "--data glyphs,rows=256,held-out=0 --hidden 16 --batch-size 32 --steps 10 --checkpoint-every 3 --keep 9 --out OUT";
+    folder.together(words).run().assert_well();
+    let record = folder.record();
+    let steps: Vec<f64> = record.all("checkpoint").into_iter().map(|event| number(event, "step")).collect();
+    assert_eq!(steps, [3.0, 6.0, 9.0, 10.0]);
+    for event in record.all("checkpoint") {
+        assert_eq!(fields(event).join(" "), "event step folder");
+        assert!(folder.out().join(event["folder"].as_str().unwrap()).join("manifest.json").exists(), "{event}");
+    }
 }
 
 #[test]
@@ -53,6 +67,7 @@ fn every_event_has_exactly_its_fields() {
             "step" => step,
             "eval" => "event step loss accuracy",
             "confusion" => "event step names rows predicted right counts mistakes",
+            "checkpoint" => "event step folder",
             "placement" => "event steps simulated ranks differences hints",
             _ => end,
         };

@@ -259,6 +259,44 @@ impl Running {
         }
     }
 
+    /// Waits until there is a line in the record that has `part`, or the job is over.
+    pub(crate) fn wait_for(&mut self, part: &str) {
+        let started = Instant::now();
+        let has = |folder: &Path| {
+            std::fs::read_to_string(folder.join("out/metrics.jsonl")).unwrap_or_default().contains(part)
+        };
+        while !has(&self.folder) && self.child.try_wait().expect("it is a child of this process").is_none() {
+            assert!(started.elapsed() < RUN_MAX, "{part} does not come");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal, as `TERM`, to a rank: of one that no launcher started to the process itself. Nobody hears it who has ended.
+    pub(crate) fn signal_rank(&self, rank: usize, signal: &str) {
+        let number = format!("OMPI_COMM_WORLD_RANK={rank}");
+        let has_number = |pid: &u32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|&byte| byte == 0).any(|variable| variable == number.as_bytes())
+        };
+        let pid = match self._turn {
+            Some(_) => processes_of(&self.folder).into_iter().find(has_number),
+            None => Some(self.child.id()),
+        };
+        if let Some(pid) = pid {
+            send(signal, &[pid]);
+        }
+    }
+
+    /// Sends a signal to the process that was started: of ranks to their launcher.
+    pub(crate) fn signal(&self, signal: &str) {
+        send(signal, &[self.child.id()]);
+    }
+
+    /// Whether it is not over.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        self.child.try_wait().expect("it is a child of this process").is_none()
+    }
+
     /// Ends the process that was started, not those that it started.
     #[cfg(feature = "mpi")]
     pub(crate) fn kill(&mut self) {
@@ -341,9 +379,15 @@ fn left_behind(folder: &Path) -> Vec<u32> {
 }
 
 fn kill(pids: &[u32]) {
+    send("KILL", pids);
+}
+
+fn send(signal: &str, pids: &[u32]) {
     if !pids.is_empty() {
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-        _ = Command::new("sh").args(["-c", &format!("kill -KILL {}", pids.join(" "))]).status();
+        // Who has ended meanwhile is nobody's concern.
+        let line = format!("kill -s {signal} {} 2>&-", pids.join(" "));
+        _ = Command::new("sh").args(["-c", &line]).status();
     }
 }
 

@@ -14,7 +14,9 @@ mod job;
 mod options;
 mod record;
 mod report;
+mod resuming;
 mod same;
+mod stopping;
 mod using;
 
 #[cfg(feature = "mpi")]

@@ -75,10 +75,10 @@ fn when_buckets_are_reduced_changes_nothing_and_in_what_type_does() {
 /// A convex problem, so that rounding can be followed: softmax regression by plain gradient descent. 21 steps, batches of 31
 /// rows and 24 at an epoch's end, evaluations of 31 rows.
 const DATA: &str = "synthetic:classification,rows=210,held-out=31,features=8,classes=4";
-const STEPS: usize = 21;
+pub(crate) const STEPS: usize = 21;
 const RATE: f64 = 0.05;
 
-fn convex(flags: &str) -> String {
+pub(crate) fn convex(flags: &str) -> String {
     format!(
         "--data {DATA} --hidden none --batch-size 31 --epochs 3 --optimizer sgd --momentum 0 --weight-decay 0 \
          --schedule constant --warmup-steps 0 --lr {RATE} --log-every 1 --out OUT {flags}"
@@ -102,7 +102,7 @@ fn longest_row() -> f64 {
 ///
 /// X is the norm of the longest row, W bounds that of the weights, u is a rounding, and n of them in a row change a sum by
 /// n·u of the sum of its terms' sizes (n·n·u² is left out: there is room).
-fn bound(updates: usize) -> f64 {
+pub(crate) fn bound(updates: usize) -> f64 {
     let (x, u) = (longest_row(), f64::from(f32::EPSILON) / 2.0);
     // The gradient of a row's loss is (p − y)·xᵀ, and no longer than √2·X.
     let gradient = 2f64.sqrt() * x;

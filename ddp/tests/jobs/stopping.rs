@@ -1,0 +1,167 @@
+//! Being asked to stop: by any of the signals, on any rank, at any time. All ranks save the same step, the code is 75, and the run that goes on
+//! from there comes to the bytes of one that was never stopped.
+
+use std::time::Duration;
+
+use crate::job::{Ended, Folder, Job, all_at_once};
+use crate::record::{Record, model_bytes, number};
+
+/// 400 steps of some milliseconds: a stop comes in the middle of them.
+const LONG: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --dropout 0.1 --steps 400 --log-every 1 --eval-every 50 \
+                    --checkpoint-every 0 --threads 1 --out OUT";
+const STEPS: u64 = 400;
+
+/// One process, or two ranks where there is MPI.
+const RANKS: &[usize] = if cfg!(feature = "mpi") { &[1, 2] } else { &[1] };
+
+fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
+    match ranks {
+        1 => folder.alone(words),
+        _ => folder.together(words),
+    }
+}
+
+/// What must be the same of a run that was interrupted: every step and evaluation, and the model.
+fn outcome(folder: &Folder, steps: u64) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
+    let record = folder.record();
+    let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"].map(|field| record.of_steps(field)).to_vec();
+    let evals = record.all("eval").into_iter().map(|eval| number(eval, "loss")).collect();
+    (of_steps, evals, model_bytes(&folder.out(), steps))
+}
+
+/// The step at which a job was stopped, as its last line, its record and its checkpoints say.
+#[track_caller]
+fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
+    let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
+    let (_, rest) = cause.split_once("stopped at step ").unwrap_or_else(|| panic!("{ended}"));
+    let step = rest.split(' ').next().and_then(|step| step.parse().ok()).unwrap_or_else(|| panic!("{ended}"));
+    assert!(rest.starts_with(&format!("{step} of {STEPS} by {by}, and saved in ")), "{ended}");
+    assert!(rest.ends_with("; go on with the same command and --resume auto"), "{ended}");
+    assert!(step < STEPS, "it came in the middle: {ended}");
+    assert_eq!(folder.checkpoints(), [format!("step-{step:08}")], "{ended}");
+    let record = folder.record();
+    assert_eq!(record.of_steps("step").last(), Some(&(step as f64)), "{ended}");
+    let end = record.end().unwrap_or_else(|| panic!("{record:?}"));
+    assert!(end["exit_code"] == 75 && end["steps"] == step, "{end}");
+    step
+}
+
+/// Goes on with a stopped run, and compares it with one that was not.
+#[track_caller]
+fn assert_goes_on(folder: &Folder, ranks: usize, from: u64, expected: &(Vec<Vec<f64>>, Vec<f64>, Vec<u8>)) {
+    let ended = job(folder, ranks, &format!("{LONG} --resume auto")).run();
+    ended.assert_well();
+    let record = folder.record();
+    let resumes: Vec<f64> = record.all("resume").into_iter().map(|event| number(event, "step")).collect();
+    assert_eq!(resumes, [from as f64], "{ended}");
+    assert!(outcome(folder, STEPS) == *expected, "it comes to something else, from step {from}: {ended}");
+}
+
+/// A run that nobody stops.
+fn undisturbed(ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
+    let folder = Folder::new("undisturbed");
+    job(&folder, ranks, LONG).run().assert_well();
+    outcome(&folder, STEPS)
+}
+
+#[test]
+fn a_signal_to_any_rank_stops_all_behind_the_same_step_and_nothing_is_lost() {
+    for &ranks in RANKS {
+        let expected = undisturbed(ranks);
+        let signals = [("TERM", "SIGTERM"), ("USR1", "SIGUSR1"), ("INT", "SIGINT (Ctrl-C)")];
+        let cases = (0..ranks).flat_map(|rank| signals.map(|(signal, told)| (rank, signal, told)));
+        all_at_once(cases, |(rank, signal, told)| {
+            let folder = Folder::new(&format!("{signal}-{rank}"));
+            let mut running = job(&folder, ranks, LONG).start();
+            running.wait_for(r#"{"event":"step","step":2,"#);
+            running.signal_rank(rank, signal);
+            let ended = running.wait();
+            assert_eq!(ended.exit_code(), Some(75), "{ended}");
+            let step = stopped_at(&ended, &folder, told);
+            assert_goes_on(&folder, ranks, step, &expected);
+        });
+    }
+}
+
+#[test]
+fn being_asked_again_changes_nothing_but_a_second_ctrl_c_ends_it_at_once() {
+    let folder = Folder::new("again");
+    let mut running = folder.together(LONG).start();
+    running.wait_for(r#"{"event":"step","step":2,"#);
+    for signal in ["USR1", "TERM", "TERM", "INT"] {
+        running.signal_rank(0, signal);
+    }
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    stopped_at(&ended, &folder, "SIGUSR1");
+
+    // A run that does not come to the end of its step cannot stop in order.
+    let folder = Folder::new("twice");
+    let mut running = folder.alone(LONG).env("DDP_TEST_FAULT", "0:forward:3:hang").start();
+    running.wait_for(r#"{"event":"step","step":2,"#);
+    running.signal_rank(0, "INT");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(running.goes_on(), "the first only asks");
+    running.signal_rank(0, "INT");
+    let ended = running.wait();
+    assert_eq!((ended.signal(), ended.causes().len()), (Some(2), 0), "{ended}");
+    assert_eq!(folder.checkpoints(), [""; 0]);
+}
+
+#[test]
+fn a_stop_during_an_evaluation_is_honoured_behind_it() {
+    // Nearly all the time goes into evaluations.
+    let words = LONG.replace("held-out=64", "held-out=6000").replace("--eval-every 50", "--eval-every 1");
+    let folder = Folder::new("evaluation");
+    let mut running = folder.together(&words).start();
+    running.wait_for(r#"{"event":"eval","step":2,"#);
+    running.signal_rank(0, "TERM");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    let step = stopped_at(&ended, &folder, "SIGTERM");
+    let evals: Vec<f64> = folder.record().all("eval").into_iter().map(|eval| number(eval, "step")).collect();
+    assert_eq!(evals.last(), Some(&(step as f64)), "its evaluation is on record: {evals:?}");
+}
+
+#[test]
+fn a_stop_in_the_last_step_lets_the_run_end() {
+    let folder = Folder::new("last");
+    let words = LONG.replace("--steps 400", "--steps 6");
+    let ended = folder.together(&words).env("DDP_TEST_FAULT", "0:optimizer:6:term").run();
+    ended.assert_well();
+    assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
+    assert_eq!(folder.checkpoints(), ["step-00000006"]);
+}
+
+#[test]
+fn a_stop_while_nothing_is_on_record_leaves_nothing() {
+    let folder = Folder::new("early");
+    let running = folder.alone(LONG).start();
+    running.signal_rank(0, "TERM");
+    let ended = running.wait();
+    // It may have come so late that the run had begun.
+    if ended.exit_code() != Some(75) {
+        assert_eq!(ended.signal(), Some(15), "{ended}");
+    }
+    folder.alone(&format!("{} --resume auto", LONG.replace("--steps 400", "--steps 3"))).run();
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn a_launcher_that_is_asked_to_stop_passes_it_on() {
+    let expected = undisturbed(2);
+    // SIGTERM is passed on with a deadline, which our own launcher sets.
+    all_at_once([("USR1", "SIGUSR1"), ("TERM", "SIGTERM"), ("INT", "SIGTERM")], |(signal, told)| {
+        let folder = Folder::new(&format!("mpirun-{signal}"));
+        let mut running = folder.ranks(2, LONG).env("OMPI_MCA_odls_base_sigkill_timeout", "30").start();
+        running.wait_for(r#"{"event":"step","step":2,"#);
+        running.signal(signal);
+        let ended = running.wait();
+        assert_ne!(ended.exit_code(), Some(0), "{ended}");
+        let record: Record = folder.record();
+        let step = number(record.end().unwrap_or_else(|| panic!("{record:?}: {ended}")), "steps") as u64;
+        assert_eq!(record.end().unwrap()["exit_code"], 75, "{ended}");
+        assert!(record.end().unwrap()["reason"].as_str().unwrap().contains(told), "{ended}");
+        assert_goes_on(&folder, 2, step, &expected);
+    });
+}
