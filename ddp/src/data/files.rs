@@ -14,10 +14,13 @@ pub(crate) mod gzip;
 mod idx;
 mod kind;
 mod npy;
+mod npz;
 mod parquet;
+mod safetensors;
 pub(crate) mod table;
 
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -77,10 +80,24 @@ impl Contents {
 /// The arrays of the file at `path`, of whatever format it is. `cache_dir` is where a converted copy goes if it has to be made.
 pub(crate) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     match kind(path)? {
-        Kind::Npy => npy::open(path, cache_dir),
+        Kind::Npy => npy::open(path, &path.display().to_string(), cache_dir),
+        Kind::Npz => npz::open(path, cache_dir),
         Kind::Idx => idx::open(path, &path.display().to_string()),
+        Kind::Safetensors => safetensors::open(path),
         Kind::Flat => flat::open(path),
+        Kind::Gzip => open_packed(path, cache_dir),
         other => Err(refuse(path, format!("it is {}, which has no arrays to read", other.name()))),
+    }
+}
+
+/// The array of a file that is compressed: unpacked once, then read like any other.
+fn open_packed(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
+    let unpacked = gzip::unpacked(path, cache_dir, claimed_bytes)?;
+    let file = path.display().to_string();
+    match kind(&unpacked)? {
+        Kind::Npy => npy::open(&unpacked, &file, cache_dir),
+        Kind::Idx => idx::open(&unpacked, &file),
+        other => Err(refuse(path, format!("it has {} in it: .gz of .npy, IDX and .csv is read", other.name()))),
     }
 }
 
@@ -123,7 +140,7 @@ fn refuse(path: &Path, why: impl std::fmt::Display) -> Error {
     Error::Data(format!("cannot read {}: {why}", path.display()))
 }
 
-/// A mapped file, read from some place on.
+/// A part of a mapped file, read from some place on.
 struct Reading<'a> {
     mapped: &'a Mapped,
     position: u64,
@@ -132,13 +149,17 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     fn of(mapped: &Mapped) -> Reading<'_> {
-        Reading { mapped, position: 0, end: mapped.len() }
+        Reading::part(mapped, 0..mapped.len())
+    }
+
+    fn part(mapped: &Mapped, part: Range<u64>) -> Reading<'_> {
+        Reading { mapped, position: part.start, end: part.end }
     }
 }
 
 impl Read for Reading<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = into.len().min(usize::try_from(self.end - self.position).unwrap_or(usize::MAX));
+        let count = into.len().min(usize::try_from(self.end.saturating_sub(self.position)).unwrap_or(usize::MAX));
         self.mapped.read(self.position, &mut into[..count])?;
         self.position += count as u64;
         Ok(count)

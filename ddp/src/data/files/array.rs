@@ -117,15 +117,9 @@ impl Array {
     /// The array at `place` of a mapped file that people call `file`, or what is wrong with it, in words that follow its name.
     pub(super) fn new(mapped: &Arc<Mapped>, file: &str, place: &Place<'_>) -> Result<Array, String> {
         let Place { key, offset, element, big_endian, shape } = *place;
-        let whole = Shape::new(shape)
-            .map_err(|_| format!("its shape {shape:?} has more dimensions or elements than can be read here"))?;
-        let [rows, row_shape @ ..] = shape else {
-            return Err("it is a single number: an array of rows has at least one dimension".into());
-        };
-        if whole.count() == 0 {
-            return Err(format!("it is empty: its shape is {shape:?}"));
-        }
-        let bytes = whole.count() as u64 * element.bytes() as u64;
+        Array::check_shape(shape)?;
+        let (rows, row_shape) = (shape[0], &shape[1..]);
+        let bytes = shape.iter().product::<usize>() as u64 * element.bytes() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > mapped.len()) {
             return Err(format!(
                 "its header claims {element}{shape:?} = {bytes} bytes from byte {offset} on, but the file has {} bytes: it is cut \
@@ -135,8 +129,19 @@ impl Array {
         }
         let name = if key.is_empty() { file.to_string() } else { format!("{file}#{key}") };
         let (row_shape, row_elements) = (row_shape.to_vec(), row_shape.iter().product());
-        let (mapped, key, rows) = (mapped.clone(), key.to_string(), *rows as u64);
+        let (mapped, key, rows) = (mapped.clone(), key.to_string(), rows as u64);
         Ok(Array { mapped, key, name, offset, element, big_endian, rows, row_shape, row_elements })
+    }
+
+    /// Whether this can be the shape of rows: at least one of at least one number, and no more than the machine can address.
+    pub(super) fn check_shape(shape: &[usize]) -> Result<(), String> {
+        let whole = Shape::new(shape)
+            .map_err(|_| format!("its shape {shape:?} has more dimensions or elements than can be read here"))?;
+        match shape {
+            [] => Err("it is a single number: an array of rows has at least one dimension".into()),
+            _ if whole.count() == 0 => Err(format!("it is empty: its shape is {shape:?}")),
+            _ => Ok(()),
+        }
     }
 
     /// Its name within the file; empty in files of one array without names.

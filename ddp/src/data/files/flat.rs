@@ -36,6 +36,8 @@ use crate::error::{Error, Result};
 pub(super) const MAGIC: &[u8] = b"DDPFLAT1";
 /// Where arrays may begin, and at multiples of what.
 const ALIGNMENT: u64 = 64;
+/// Where our writer puts the first array.
+pub(super) const FIRST_ARRAY: u64 = ALIGNMENT;
 /// Longer headers are refused: a hundred thousand classes of long names take about 10 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that are hashed at a time.

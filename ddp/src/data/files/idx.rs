@@ -58,6 +58,7 @@ impl Header {
     }
 }
 
+/// The array of the file at `path`, which people know as `file`.
 pub(super) fn open(path: &Path, file: &str) -> Result<Contents> {
     let mapped = map(path)?;
     let mut start = [0; 4 + 4 * RANK_MAX];

@@ -136,6 +136,3 @@ fn is_table(path: &Path) -> bool {
 fn shown(start: &[u8]) -> String {
     start[..start.len().min(8)].escape_ascii().to_string()
 }
-
-#[cfg(test)]
-mod tests;

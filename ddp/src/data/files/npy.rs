@@ -11,7 +11,7 @@ use ddp_kernels::mapped::Mapped;
 use ddp_kernels::npy::{Described, describe};
 
 use super::array::{Array, Place};
-use super::{Contents, Element, Reading, flat, map, refuse};
+use super::{Contents, Element, Reading, cache, flat, map, refuse};
 use crate::error::{Error, Result};
 
 /// Rows are turned round in blocks of about so many bytes.
@@ -68,9 +68,9 @@ pub(super) fn place<'a>(header: &'a Header, key: &'a str, start: u64) -> Place<'
     Place { key, offset: start + header.data_start, element, big_endian, shape: header.shape.dims() }
 }
 
-pub(super) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
+/// The array of the file at `path`, which people know as `file`.
+pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<Contents> {
     let mapped = map(path)?;
-    let file = path.display().to_string();
     let header = header(Reading::of(&mapped)).map_err(|why| refuse(path, why))?;
     let (claimed, shape) = (bytes(&header), header.shape);
     if claimed != mapped.len() {
@@ -85,15 +85,17 @@ pub(super) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     }
     if is_scattered(&header) {
         // Checked before a copy is made.
-        Array::new(&mapped, &file, &place(&header, "", 0)).map_err(|why| refuse(path, why))?;
-        let _ = cache_dir;
-        return Err(refuse(
-            path,
-            "it is in Fortran order, in which rows are scattered. Save it by rows: np.save(path, np.ascontiguousarray(a))",
-        ));
+        Array::new(&mapped, file, &place(&header, "", 0)).map_err(|why| refuse(path, why))?;
+        let made = cache::converted(path, cache_dir, "npy, by rows", |made| {
+            flat::write(made, |writer| {
+                by_rows(&mapped, 0, &header, "", writer)?;
+                Ok(flat::About { source: Some(file.to_string()), ..flat::About::default() })
+            })
+        })?;
+        return flat::open_as(&made, file);
     }
     let mut contents = Contents::default();
-    contents.add(&mapped, &file, &place(&header, "", 0));
+    contents.add(&mapped, file, &place(&header, "", 0));
     contents.checked(path)
 }
 
