@@ -2,14 +2,26 @@
 //!
 //! A dataset has rows of one shape, and for each row a target. It hands out any rows, in any order, and remembers nothing
 //! of what it handed out: the order is the sampler's.
+//!
+//! Files of people: `choose.rs` finds them and what in them is what, `files.rs` reads one, `opened.rs` puts them together (`stack.rs`,
+//! `labels.rs`), `scan.rs` looks at all rows before training, `dataset.rs` hands rows out; `prepare.rs` is the way through all of it.
 
+pub(crate) mod agree;
+mod choose;
+mod dataset;
 pub(crate) mod files;
 pub mod glyphs;
+mod labels;
 pub mod loader;
 mod mix;
 mod normalize;
+mod opened;
+mod prepare;
 pub mod sampler;
+mod scan;
 pub mod spec;
+mod split;
+mod stack;
 pub mod synthetic;
 
 use std::fmt;
@@ -171,6 +183,22 @@ pub struct Trained {
 }
 
 impl DataRequest {
+    /// The data that `spec` names as they are.
+    pub fn new(spec: DataSpec) -> DataRequest {
+        DataRequest {
+            data: spec,
+            labels: None,
+            val_data: None,
+            val_labels: None,
+            val_split: 0.0,
+            seed: 0,
+            task: None,
+            normalize: Normalize::None,
+            cache_dir: None,
+            trained: None,
+        }
+    }
+
     /// As a run asks.
     pub fn of(config: &Config) -> DataRequest {
         DataRequest {
@@ -189,29 +217,13 @@ impl DataRequest {
 }
 
 /// Opens what is asked for, on all ranks of `world` together: what is wrong with it is one error, the same on all.
-pub fn prepare(request: &DataRequest, _world: &World) -> Result<Data> {
-    open(&request.data)
+pub fn prepare(request: &DataRequest, world: &World) -> Result<Data> {
+    prepare::prepare(request, world)
 }
 
-/// Opens the data that `spec` names.
+/// Opens the data that `spec` names as they are, for a process alone.
 pub fn open(spec: &DataSpec) -> Result<Data> {
-    let (train, held_out): (Arc<dyn Dataset>, Arc<dyn Dataset>) = match spec {
-        DataSpec::Glyphs(spec) => (Arc::new(glyphs::Glyphs::train(spec)), Arc::new(glyphs::Glyphs::held_out(spec))),
-        DataSpec::Synthetic(spec) => {
-            let (train, held_out) = synthetic::Synthetic::pair(spec);
-            (Arc::new(train), Arc::new(held_out))
-        }
-        DataSpec::Files(files) => return Err(Error::Internal(format!("reading {} is not there yet", files.path))),
-    };
-    let description = format!(
-        "{}: {} rows to train on, {} held out, {:?} features each, {}",
-        spec.name(),
-        train.rows(),
-        held_out.rows(),
-        train.row_shape(),
-        train.task()
-    );
-    Ok(Data { train, held_out, description, normalization: None, columns: None })
+    prepare(&DataRequest::new(spec.clone()), &World::single()?)
 }
 
 /// Rows that `sampled_hash` looks at.

@@ -92,7 +92,7 @@ impl DataSpec {
                 SyntheticKind::Regression => "synthetic:regression",
                 SyntheticKind::RowNumber => "synthetic:row-number",
             },
-            DataSpec::Files(_) => "files",
+            DataSpec::Files(_) => "the files",
         }
     }
 }
@@ -193,11 +193,16 @@ impl FilesSpec {
         if text.is_empty() || name == "glyphs" || name.starts_with("synthetic:") {
             return None;
         }
+        Some(FilesSpec::split(text))
+    }
+
+    /// Path and part: what is behind the last `#`.
+    pub(crate) fn split(text: &str) -> FilesSpec {
         let (path, part) = match text.rsplit_once('#') {
             Some((path, part)) if !path.is_empty() && !part.is_empty() => (path, Some(part.to_string())),
             _ => (text, None),
         };
-        Some(FilesSpec { path: path.to_string(), part })
+        FilesSpec { path: path.to_string(), part }
     }
 }
 

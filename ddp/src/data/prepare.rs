@@ -1,0 +1,563 @@
+//! From what is asked for to data that are ready: files opened, looked at, split and normalized; all ranks together, so that whatever is
+//! wrong is one error for all, before anything is trained.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ddp_comm::{Field, World};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+
+use super::dataset::{FileData, NoRows, Side, Watch, nonfinite};
+use super::files::{Array, Element, cache};
+use super::labels::Labels;
+use super::normalize::Normalized;
+use super::opened::{self, Ask, LabelSource, Opened};
+use super::scan::{self, Kept, Rows};
+use super::spec::FilesSpec;
+use super::split::Split;
+use super::stack::Stack;
+use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Targets, Task, Trained, agree, choose};
+use crate::config::Normalize;
+use crate::error::{Error, Result};
+
+/// Opens what is asked for, on all ranks of `world` together.
+pub(super) fn prepare(request: &DataRequest, world: &World) -> Result<Data> {
+    // Ranks that are asked for different things would wait for each other at different places.
+    let asked = Field::must_match("the configuration", request.text(), "Start every rank with the same flags.");
+    world.handshake(&[asked])?;
+    request.check()?;
+    match &request.data {
+        DataSpec::Files(spec) => of_files(request, spec, world),
+        _ => built_in(request, world),
+    }
+}
+
+impl DataRequest {
+    /// What all ranks have to be asked for alike, a line a flag.
+    fn text(&self) -> String {
+        let DataRequest { data, labels, val_data, val_labels, val_split, seed, task, normalize, .. } = self;
+        let given = [
+            ("data", Some(format!("\"{data}\""))),
+            ("labels", labels.as_ref().map(|labels| format!("{labels:?}"))),
+            ("val-data", val_data.as_ref().map(|data| format!("\"{data}\""))),
+            ("val-labels", val_labels.as_ref().map(|labels| format!("{labels:?}"))),
+            ("val-split", (*val_split != 0.0).then(|| val_split.to_string())),
+            ("seed", (*val_split != 0.0).then(|| seed.to_string())),
+            ("task", task.map(|task| format!("{task:?}"))),
+            ("normalize", Some(format!("{normalize:?}"))),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some(format!("{name} = {}\n", value?))).collect()
+    }
+
+    /// Refuses flags that cannot be together.
+    fn check(&self) -> Result<()> {
+        let refuse = |flag: &str, text: String| Err(Error::Usage(format!("{flag}: {text}")));
+        if let (Some(data), true) = (&self.val_data, self.val_split > 0.0) {
+            let text = format!("either --val-data or --val-split. Leave --val-data {data} out, or --val-split");
+            return refuse(&format!("--val-split {}", self.val_split), format!("expected {text}"));
+        }
+        if let (Some(labels), None) = (&self.val_labels, &self.val_data) {
+            let text = "expected --val-data, whose labels they are. Give both, or leave it out".to_string();
+            return refuse(&format!("--val-labels {labels}"), text);
+        }
+        if let Some(data @ (DataSpec::Glyphs(_) | DataSpec::Synthetic(_))) = &self.val_data {
+            let text = "expected files. Built-in data have held-out rows of their own, as many as held-out=N says in --data";
+            return refuse(&format!("--val-data {}", data.name()), text.into());
+        }
+        if matches!(self.data, DataSpec::Files(_)) {
+            return Ok(());
+        }
+        let given = [
+            ("--labels", self.labels.is_some()),
+            ("--val-data", self.val_data.is_some()),
+            ("--val-split", self.val_split > 0.0),
+            ("--task", self.task.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((flag, _)) => {
+                let name = self.data.name();
+                let text = format!("expected files as --data, and {name} is built in: it has its labels and its held-out rows");
+                refuse(flag, format!("{text}. Leave {flag} out"))
+            }
+        }
+    }
+
+    fn cache_dir(&self) -> Option<&Path> {
+        self.cache_dir.as_deref()
+    }
+}
+
+/// The most bytes of generated features that are made to find their moments.
+const GENERATED_BYTES_MAX: u64 = 256 << 20;
+
+/// Data that are built in.
+fn built_in(request: &DataRequest, world: &World) -> Result<Data> {
+    let (train, held_out): (Arc<dyn Dataset>, Arc<dyn Dataset>) = match &request.data {
+        DataSpec::Glyphs(spec) => {
+            (Arc::new(super::glyphs::Glyphs::train(spec)), Arc::new(super::glyphs::Glyphs::held_out(spec)))
+        }
+        DataSpec::Synthetic(spec) => {
+            let (train, held_out) = super::synthetic::Synthetic::pair(spec);
+            (Arc::new(train), Arc::new(held_out))
+        }
+        DataSpec::Files(spec) => return of_files(request, spec, world),
+    };
+    let normalization = match &request.trained {
+        Some(trained) => {
+            check_trained(trained, &request.data, train.row_shape(), train.task())?;
+            trained.normalization.clone()
+        }
+        None if request.normalize == Normalize::None => None,
+        None => {
+            let found = scan::features(&Generated(&*train), &|_| true, world, GENERATED_BYTES_MAX)?;
+            Normalization::of(request.normalize, &found.moments)
+        }
+    };
+    let normalized = |of: Arc<dyn Dataset>| -> Arc<dyn Dataset> {
+        match &normalization {
+            None => of,
+            Some(by) => Arc::new(Normalized { of, by: by.clone() }),
+        }
+    };
+    let (train, held_out) = (normalized(train), normalized(held_out));
+    let description = describe(request.data.name(), &*train, &*held_out);
+    Ok(Data { train, held_out, description, normalization, columns: None })
+}
+
+/// Rows of a dataset, for looking at their features.
+struct Generated<'a>(&'a dyn Dataset);
+
+impl Rows for Generated<'_> {
+    fn rows(&self) -> u64 {
+        self.0.rows()
+    }
+
+    fn width(&self) -> usize {
+        self.0.row_shape().iter().product()
+    }
+
+    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
+        let rows: Vec<u64> = (first..first + (into.len() / self.width()) as u64).collect();
+        match self.0.task() {
+            Task::Classification { .. } => self.0.gather(&rows, into, Targets::Classes(&mut vec![0; rows.len()])),
+            Task::Regression { outputs } => {
+                self.0.gather(&rows, into, Targets::Values(&mut vec![0.0; rows.len() * outputs]))
+            }
+        }
+    }
+}
+
+/// Files that are open, with their labels as what they are.
+struct Source {
+    flag: &'static str,
+    opened: Opened,
+    labels: Option<Labels>,
+    /// What classes are called, where labels are texts.
+    names: Option<Vec<String>>,
+}
+
+impl Source {
+    /// All ranks: opens and converts, one rank of a host first.
+    fn open(ask: &Ask<'_>, request: &DataRequest, task: Option<&Task>, world: &World) -> Result<Source> {
+        agree::in_turn(world, || {
+            let mut opened = opened::open(ask)?;
+            opened.features.element()?;
+            let files = opened.labels.take();
+            let (labels, names) = match (files, task) {
+                (None, _) => (None, None),
+                (Some(files), Some(task)) => (Some(Labels::of_task(files, task)?), None),
+                (Some(files), None) => {
+                    let (labels, names) = Labels::new(files, request.task)?;
+                    (Some(labels), names)
+                }
+            };
+            Ok(Source { flag: ask.flag, opened, labels, names })
+        })
+    }
+
+    fn features(&self) -> &Stack {
+        &self.opened.features
+    }
+
+    /// What is to be learned, once the classes are counted.
+    fn task(&self, kept: &Kept) -> Result<Task> {
+        let labels = self.labels.as_ref().ok_or_else(|| Error::Internal("a run without labels".into()))?;
+        if !labels.are_classes() {
+            return Ok(Task::Regression { outputs: labels.width() });
+        }
+        let classes = self.names.as_ref().map_or(kept.counts.len(), Vec::len);
+        if classes < 2 {
+            let place = labels.stack().arrays()[0].name();
+            return Err(Error::Data(format!(
+                "{place}: expected labels of at least 2 classes, got {classes} in all {} rows. There is nothing to tell apart: give other \
+                 --labels, or --task regression",
+                labels.rows()
+            )));
+        }
+        let numbered = || (0..classes).map(|class| class.to_string()).collect();
+        Ok(Task::Classification { classes, names: self.names.clone().unwrap_or_else(numbered) })
+    }
+}
+
+/// Data in files.
+fn of_files(request: &DataRequest, spec: &FilesSpec, world: &World) -> Result<Data> {
+    let trained = request.trained.as_ref();
+    let ask = Ask {
+        flag: "--data",
+        spec,
+        labels_flag: "--labels",
+        labels: match trained {
+            Some(trained) if !trained.needs_labels => LabelSource::Unwanted,
+            _ => label_source(request.labels.as_deref(), None),
+        },
+        columns: trained.and_then(|trained| trained.columns.clone()),
+        cache_dir: request.cache_dir(),
+        to_evaluate: trained.is_some(),
+    };
+    let source = Source::open(&ask, request, trained.map(|trained| &trained.task), world)?;
+    match trained {
+        Some(trained) => to_use(request, trained, source, world),
+        None => to_train(request, source, world),
+    }
+}
+
+/// Where labels are, by what was written. `array_else`: the name of an array that they have elsewhere.
+fn label_source(text: Option<&str>, array_else: Option<&str>) -> LabelSource {
+    match text {
+        None => LabelSource::Default { array_else: array_else.map(str::to_string) },
+        Some(text) => match text.strip_prefix('#') {
+            Some(name) => LabelSource::Named(name.to_string()),
+            None => match FilesSpec::split(text) {
+                spec if choose::is_file(&spec.path) => LabelSource::Files(spec),
+                _ => LabelSource::Named(text.to_string()),
+            },
+        },
+    }
+}
+
+/// Rows for a model that is trained already.
+fn to_use(request: &DataRequest, trained: &Trained, source: Source, world: &World) -> Result<Data> {
+    let width = source.features().width();
+    check_width(trained, &source)?;
+    let known = match &trained.task {
+        Task::Classification { classes, .. } => Some(*classes),
+        Task::Regression { .. } => None,
+    };
+    if let Some(labels) = &source.labels {
+        bad_label(scan::labels(labels, known, world)?)?;
+    }
+    let columns = source.opened.columns.clone().or_else(|| trained.columns.clone());
+    let normalization = trained.normalization.clone();
+    let checks = source.features().element()?.is_float();
+    let side = Side::All;
+    let Source { opened, labels, .. } = source;
+    let train = FileData {
+        features: Arc::new(opened.features),
+        labels: labels.map(Arc::new),
+        side,
+        shape: [width],
+        task: trained.task.clone(),
+        normalization: normalization.clone(),
+        checks,
+        labels_hash: 0,
+        watch: Arc::new(Watch::over(opened.watched)),
+    };
+    let held_out = NoRows { shape: vec![width], task: trained.task.clone() };
+    let description = format!("{}: {} rows, [{width}] features each, {}", request.data, train.rows(), train.task());
+    Ok(Data { train: Arc::new(train), held_out: Arc::new(held_out), description, normalization, columns })
+}
+
+/// Rows to train on, and those to evaluate on.
+fn to_train(request: &DataRequest, source: Source, world: &World) -> Result<Data> {
+    let rows = source.features().rows();
+    let split = (request.val_split > 0.0).then(|| Split::new(rows, request.val_split, request.seed)).transpose()?;
+    let training_rows = split.as_ref().map_or(rows, Split::training_rows);
+    if training_rows < world.size() as u64 {
+        return Err(Error::Data(format!(
+            "--data {}: expected at least a row to train on for each of {} ranks, got {training_rows}. Start fewer ranks, or give more data",
+            request.data,
+            world.size()
+        )));
+    }
+    let element = source.features().element()?;
+    let kept = look(&source, None, split.as_ref(), request, world)?;
+    let task = source.task(&kept)?;
+    let normalization = match (request.normalize, element, &kept.found) {
+        (Normalize::Unit, Element::U8, _) => Some(Normalization::of_bytes()),
+        (how, _, Some(found)) => Normalization::of(how, &found.moments),
+        _ => None,
+    };
+    if world.rank() == 0 {
+        warn_of(request, &source, element, &kept, &task);
+    }
+    let val_source = match &request.val_data {
+        Some(DataSpec::Files(spec)) => Some(open_val(request, spec, &source, &task, world)?),
+        _ => None,
+    };
+    let val_kept = val_source.as_ref().map(|val| look(val, Some(&task), None, request, world)).transpose()?;
+
+    let columns = source.opened.columns.clone();
+    let name = request.data.to_string();
+    let sides = match split {
+        None => (Side::All, None),
+        Some(split) => (Side::TrainedOn(split.clone()), Some(Side::HeldOut(split))),
+    };
+    let train = data_of(source, &kept, sides.0, &task, &normalization);
+    let held_out: Arc<dyn Dataset> = match (sides.1, val_source.zip(val_kept)) {
+        (Some(side), _) => Arc::new(FileData {
+            features: train.features.clone(),
+            labels: train.labels.clone(),
+            side,
+            shape: train.shape,
+            task: task.clone(),
+            normalization: normalization.clone(),
+            watch: train.watch.clone(),
+            ..train
+        }),
+        (None, Some((val, kept))) => Arc::new(data_of(val, &kept, Side::All, &task, &normalization)),
+        (None, None) => Arc::new(NoRows { shape: train.shape.to_vec(), task }),
+    };
+    let description = describe(&name, &train, &*held_out);
+    Ok(Data { train: Arc::new(train), held_out, description, normalization, columns })
+}
+
+fn data_of(
+    source: Source,
+    kept: &Kept,
+    side: Side,
+    task: &Task,
+    normalization: &Option<Normalization>,
+) -> FileData {
+    let Source { opened, labels, .. } = source;
+    let counts: Vec<u8> = kept.counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+    let names = match task {
+        Task::Classification { names, .. } => names.join("\n"),
+        Task::Regression { .. } => String::new(),
+    };
+    FileData {
+        shape: [opened.features.width()],
+        features: Arc::new(opened.features),
+        labels: labels.map(Arc::new),
+        side,
+        task: task.clone(),
+        normalization: normalization.clone(),
+        checks: kept.found.as_ref().is_some_and(|found| !found.is_complete),
+        labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),
+        watch: Arc::new(Watch::over(opened.watched)),
+    }
+}
+
+/// Opens `--val-data`, whose rows have to be such as those that are trained on.
+fn open_val(request: &DataRequest, spec: &FilesSpec, train: &Source, task: &Task, world: &World) -> Result<Source> {
+    let labels = match (&request.val_labels, label_source(request.labels.as_deref(), None)) {
+        (Some(labels), _) => label_source(Some(labels), None),
+        (None, LabelSource::Files(_)) => {
+            return Err(Error::Usage(format!(
+                "--val-data {}: expected --val-labels, since --labels names files of their own. Give the labels of these rows",
+                spec.path
+            )));
+        }
+        (None, LabelSource::Named(name)) if train.opened.columns.is_none() => label_source(None, Some(&name)),
+        (None, as_trained) => as_trained,
+    };
+    let ask = Ask {
+        flag: "--val-data",
+        spec,
+        labels_flag: "--val-labels",
+        labels,
+        columns: train.opened.columns.clone(),
+        cache_dir: request.cache_dir(),
+        to_evaluate: true,
+    };
+    let val = Source::open(&ask, request, Some(task), world)?;
+    let (expected, got) = (train.features().width(), val.features().width());
+    if expected != got {
+        return Err(Error::Data(format!(
+            "{}: expected {expected} features a row, as in {}, got {got}. Give rows of the same shape as --val-data",
+            val.features().arrays()[0].name(),
+            train.features().arrays()[0].name()
+        )));
+    }
+    let is_trained_on = |array: &&Array| train.features().arrays().iter().any(|trained| is_same(trained, array));
+    if let Some(other) = val.features().arrays().iter().find(is_trained_on)
+        && world.rank() == 0
+    {
+        tracing::warn!("--val-data {}: {} is trained on too: it says nothing of new rows", spec.path, other.name());
+    }
+    Ok(val)
+}
+
+/// Whether two arrays are the same bytes of the same file.
+fn is_same(a: &Array, b: &Array) -> bool {
+    a.mapped().identity() == b.mapped().identity() && a.name() == b.name()
+}
+
+/// What there is to say of data that can be trained on.
+fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept, task: &Task) {
+    let data = &request.data;
+    if element == Element::U8 && request.normalize == Normalize::None {
+        tracing::warn!("--data {data}: features are bytes up to 255, and models learn better from 0 to 1: --normalize unit");
+    }
+    if let Some(found) = kept.found.as_ref().filter(|found| !found.is_complete) {
+        tracing::warn!(
+            "--data {data}: more than {} GB of features: {} rows spread over all were looked at before training; the others are \
+             looked at as they are trained on",
+            scan::BYTES_MAX >> 30,
+            found.moments.count
+        );
+    }
+    if let Task::Classification { names, .. } = task {
+        let absent: Vec<&str> =
+            names.iter().enumerate().filter(|(class, _)| kept.counts.get(*class).is_none_or(|&count| count == 0)).map(|(_, name)| &**name).collect();
+        if !absent.is_empty() && source.names.is_none() {
+            let shown = absent[..absent.len().min(8)].join(", ");
+            let more = if absent.len() > 8 { " …" } else { "" };
+            tracing::warn!(
+                "--data {data}: of {} classes {} have no rows: {shown}{more}. Are classes numbered from 0 on without gaps?",
+                names.len(),
+                absent.len()
+            );
+        }
+    }
+}
+
+/// Looks at all labels, and at features as far as something can be wrong with them or is wanted of them. On all ranks together; what was found
+/// before is taken from the cache.
+fn look(source: &Source, known: Option<&Task>, split: Option<&Split>, request: &DataRequest, world: &World) -> Result<Kept> {
+    let labels = source.labels.as_ref().ok_or_else(|| Error::Internal("nothing to learn".into()))?;
+    let element = source.features().element()?;
+    let is_trained_on = known.is_none();
+    let wants_moments = is_trained_on
+        && match request.normalize {
+            Normalize::None => false,
+            Normalize::Unit => element != Element::U8,
+            Normalize::Standard => true,
+        };
+    let looks_at_features = wants_moments || element.is_float();
+    let file = kept_file(source, known, split, looks_at_features, request);
+    if let Some(kept) = agreed(file.as_deref().and_then(Kept::read), world)? {
+        return Ok(kept);
+    }
+    let classes = match known {
+        Some(Task::Classification { classes, .. }) => Some(*classes),
+        _ => None,
+    };
+    let counts = bad_label(scan::labels(labels, classes, world)?)?;
+    let mut found = None;
+    if looks_at_features {
+        let features = source.features();
+        let side = |row| split.is_none_or(|split| split.is_trained_on(row));
+        let result = scan::features(features, &side, world, scan::BYTES_MAX)?;
+        if let Some((row, column)) = result.bad {
+            return Err(nonfinite(features, row, column as usize, source.opened.columns.as_deref()));
+        }
+        found = Some(result);
+    }
+    let kept = Kept { counts, found };
+    if let (Some(file), 0) = (file, world.local_rank()) {
+        // Without it the next start reads everything again, and that is all.
+        if let Err(error) = kept.write(&file) {
+            tracing::debug!("{}: what was found in it is not kept: {error}", source.flag);
+        }
+    }
+    Ok(kept)
+}
+
+/// What is less than this is looked at again each time.
+const KEPT_BYTES_MIN: u64 = 32 << 20;
+
+/// Where what is found is kept: none where there is little to read, or nowhere to keep it.
+fn kept_file(
+    source: &Source,
+    known: Option<&Task>,
+    split: Option<&Split>,
+    looks_at_features: bool,
+    request: &DataRequest,
+) -> Option<PathBuf> {
+    let labels = source.labels.as_ref()?;
+    let arrays = || source.features().arrays().iter().chain(labels.stack().arrays());
+    let bytes: u64 = arrays().map(|array| array.mapped().len()).sum();
+    if bytes < KEPT_BYTES_MIN {
+        return None;
+    }
+    let mut key = format!(
+        "{}\n{:?}\n{:?}\n{looks_at_features} {} {}\n",
+        labels.coding_text(),
+        known.map(Task::outputs),
+        split.map(|_| (request.val_split.to_bits(), request.seed)),
+        scan::BYTES_MAX,
+        source.features().rows()
+    );
+    for array in arrays() {
+        key.push_str(&format!("{} {:?} {:?}\n", array.key(), array.element(), array.mapped().identity()));
+    }
+    let folder = cache::folder(&source.opened.first, request.cache_dir()).ok()?;
+    Some(folder.join(format!("looked-at-{:032x}", xxh3_128(key.as_bytes()))))
+}
+
+/// What all ranks have found kept, if it is the same.
+fn agreed(kept: Option<Kept>, world: &World) -> Result<Option<Kept>> {
+    let mine = kept.as_ref().map(|kept| xxh3_128(&kept.to_bytes()).to_le_bytes().to_vec()).unwrap_or_default();
+    let all = world.all_gather_bytes(&mine)?;
+    Ok(kept.filter(|_| all.iter().all(|hash| *hash == mine)))
+}
+
+/// The counts, unless a label cannot be.
+fn bad_label(summary: scan::LabelSummary) -> Result<Vec<u64>> {
+    match summary.bad {
+        None => Ok(summary.counts),
+        Some((_, why)) => Err(Error::Data(why)),
+    }
+}
+
+/// Built-in data for a model that is trained already.
+fn check_trained(trained: &Trained, data: &DataSpec, shape: &[usize], task: &Task) -> Result<()> {
+    let count = |shape: &[usize]| shape.iter().product::<usize>();
+    if count(shape) != count(&trained.row_shape) || *task != trained.task {
+        return Err(Error::Data(format!(
+            "--data {data}: expected rows of {} features for {}, as the model was trained on, got {} for {task}. Give other data",
+            count(&trained.row_shape),
+            trained.task,
+            count(shape)
+        )));
+    }
+    check_normalization(trained)
+}
+
+fn check_normalization(trained: &Trained) -> Result<()> {
+    let width = trained.row_shape.iter().product();
+    match &trained.normalization {
+        Some(normalization) if !normalization.fits(width) => Err(Error::Data(format!(
+            "the model's normalization: expected one number or {width} of them, got {} and {}. The checkpoint is damaged",
+            normalization.shift.len(),
+            normalization.scale.len()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Files for a model that is trained already.
+fn check_width(trained: &Trained, source: &Source) -> Result<()> {
+    let (expected, got) = (trained.row_shape.iter().product::<usize>(), source.features().width());
+    if expected != got {
+        return Err(Error::Data(format!(
+            "{}: expected {expected} features a row, as the model was trained on, got {got}. Give rows of that shape",
+            source.features().arrays()[0].name()
+        )));
+    }
+    check_normalization(trained)
+}
+
+fn describe(name: &str, train: &dyn Dataset, held_out: &dyn Dataset) -> String {
+    format!(
+        "{name}: {} rows to train on, {} held out, {:?} features each, {}",
+        train.rows(),
+        held_out.rows(),
+        train.row_shape(),
+        train.task()
+    )
+}
+
+#[cfg(test)]
+mod tests;

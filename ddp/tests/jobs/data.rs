@@ -1,0 +1,406 @@
+//! People's files: whatever kind they are of, the same rows train the same model, on one rank and on several; and whatever is
+//! wrong with them ends all ranks with 65, said once, with the file and the place in it.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::job::{Ended, Folder, Running, all_at_once};
+use crate::made::{self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz};
+use crate::record::model_bytes;
+
+/// A run of 18 steps over the files.
+const TRAIN: &str = "--hidden 8 --batch-size 10 --epochs 3 --log-every 1 --lr 0.01 --out OUT --data";
+
+fn number(class: usize) -> String {
+    class.to_string()
+}
+
+fn text(class: usize) -> String {
+    CLASSES[class].to_string()
+}
+
+fn write(folder: &Folder, name: &str, bytes: Vec<u8>) {
+    let path = folder.path().join(name);
+    fs::create_dir_all(path.parent().expect("it is in a folder")).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+/// The same rows in files of every kind: what is written, and what stands behind `--data`.
+fn kinds() -> Vec<(&'static str, Vec<(&'static str, Vec<u8>)>, &'static str)> {
+    let all = 0..ROWS;
+    let y = || npy("<i8", &[ROWS], &classes(all.clone(), i64_le));
+    let x = |descr: &str, data: Vec<u8>| npy(descr, &[ROWS, FEATURES], &data);
+    let x_f32 = || x("<f4", features(all.clone(), f32_le));
+    let idx_x = || idx(&[ROWS, 2, 3], &features(all.clone(), |number| [number]));
+    let idx_y = || idx(&[ROWS], &classes(all.clone(), |number| [number]));
+    vec![
+        ("npy f32", vec![("x.npy", x_f32()), ("y.npy", y())], "x.npy --labels y.npy"),
+        (
+            "npy f64",
+            vec![("x.npy", x("<f8", features(all.clone(), |n| f64::from(n).to_le_bytes()))), ("y.npy", y())],
+            "x.npy --labels y.npy",
+        ),
+        ("npy i64", vec![("x.npy", x("<i8", features(all.clone(), i64_le))), ("y.npy", y())], "x.npy --labels y.npy"),
+        (
+            "npy i16 of the other byte order",
+            vec![("x.npy", x(">i2", features(all.clone(), |n| i16::from(n).to_be_bytes()))), ("y.npy", y())],
+            "x.npy --labels y.npy",
+        ),
+        (
+            "npy u8, labels as f32",
+            vec![
+                ("x.npy", x("|u1", features(all.clone(), |n| [n]))),
+                ("y.npy", npy("<f4", &[ROWS, 1], &classes(all.clone(), f32_le))),
+            ],
+            "x.npy --labels y.npy --task classification",
+        ),
+        ("npz", vec![("d.npz", npz(&[("x", x_f32()), ("y", y())], false))], "d.npz"),
+        (
+            "npz, packed, by names",
+            vec![("d.npz", npz(&[("other", y()), ("in", x_f32()), ("out", y())], true))],
+            "d.npz#in --labels #out",
+        ),
+        ("csv", vec![("d.csv", csv(all.clone(), number))], "d.csv"),
+        ("csv of texts, packed", vec![("d.csv.gz", gz(&csv(all.clone(), text)))], "d.csv.gz --labels kind"),
+        (
+            "idx",
+            vec![("t-images-idx3-ubyte", idx_x()), ("t-labels-idx1-ubyte", idx_y())],
+            "t-images-idx3-ubyte",
+        ),
+        (
+            "idx, packed",
+            vec![("t-images-idx3-ubyte.gz", gz(&idx_x())), ("t-labels-idx1-ubyte.gz", gz(&idx_y()))],
+            "t-images-idx3-ubyte.gz",
+        ),
+        ("safetensors", vec![("d.safetensors", made::tensors(all.clone()))], "d.safetensors"),
+        (
+            "shards in a folder",
+            [0..13, 13..14, 14..ROWS]
+                .into_iter()
+                .zip(["shards/a.safetensors", "shards/b.safetensors", "shards/c.safetensors"])
+                .map(|(rows, name)| (name, made::tensors(rows)))
+                .collect(),
+            "shards",
+        ),
+        (
+            "shards by a pattern, whose labels are in one file",
+            [0..30, 30..ROWS]
+                .into_iter()
+                .zip(["x-0.npy", "x-1.npy"])
+                .map(|(rows, name)| (name, npy("<f4", &[rows.len(), FEATURES], &features(rows, f32_le))))
+                .chain([("y.npy", y())])
+                .collect(),
+            "x-*.npy --labels y.npy",
+        ),
+        (
+            "shards of texts, of which none has all classes",
+            vec![
+                ("a.csv", csv(0..2, text)),
+                ("b.csv", csv(2..3, text)),
+                ("c.csv", csv(3..ROWS, text)),
+            ],
+            "*.csv",
+        ),
+    ]
+}
+
+#[test]
+fn the_same_rows_in_files_of_every_kind_give_the_same_model() {
+    let model = |name: &str, files: &[(&str, Vec<u8>)], data: &str| {
+        let folder = Folder::new("kind");
+        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        folder.alone(&format!("{TRAIN} {data}")).run().assert_well();
+        let losses = folder.record().losses();
+        assert!(losses[losses.len() - 1] < losses[0] / 2.0, "{name}: it learns: {losses:?}");
+        model_bytes(&folder.out(), 18)
+    };
+    let kinds = kinds();
+    let (name, files, data) = &kinds[0];
+    let first = model(name, files, data);
+    all_at_once(&kinds[1..], |(name, files, data)| assert!(model(name, files, data) == first, "{name}"));
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn two_ranks_read_the_same_rows_as_one_from_files_of_every_kind() {
+    // Without updates a loss is that of the rows of its step alone. Outputs of the hidden layer are sums of 7 terms below 255 each,
+    // those of the last of 9 below 7 · 255: each rounds by u = 6e-8 of that a term, and a loss moves at most twice as far
+    // as an output. So two ways of adding are no further apart than 4 · 9 · 9 · 7 · 255 · u.
+    let bound = 4.0 * 9.0 * 9.0 * 7.0 * 255.0 * f64::from(f32::EPSILON) / 2.0;
+    let words = TRAIN.replace("--lr 0.01", "--lr 0");
+    all_at_once(kinds(), |(name, files, data)| {
+        let folder = Folder::new("two");
+        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        let losses = |job: Ended, out: &str| {
+            job.assert_well();
+            crate::record::Record::read(&folder.path().join(out)).of_steps("loss")
+        };
+        let one = losses(folder.alone(&format!("{words} {data}").replace("OUT", "one")).run(), "one");
+        let two = losses(folder.ranks(2, &format!("{words} {data}").replace("OUT", "two")).run(), "two");
+        assert_eq!(one.len(), 18);
+        assert!(one.windows(2).any(|pair| (pair[0] - pair[1]).abs() > 4.0 * bound), "steps differ: {one:?}");
+        for (one, two) in one.iter().zip(&two) {
+            assert!((one - two).abs() <= bound, "{name}: {one} and {two}, {bound}");
+        }
+    });
+}
+
+#[test]
+fn numbers_are_learned_where_labels_are_numbers() {
+    let folder = Folder::new("numbers");
+    let (x, y) = (features(0..ROWS, f32_le), features(0..ROWS, f32_le));
+    write(&folder, "d.npz", npz(&[
+        ("x", npy("<f4", &[ROWS, FEATURES], &x)),
+        ("y", npy("<f4", &[ROWS, FEATURES], &y)),
+        ("count", npy("<i8", &[ROWS], &classes(0..ROWS, i64_le))),
+    ], false));
+    for (flags, told) in [
+        ("--normalize unit", "regression of 6 numbers"),
+        ("--labels #count --task regression --normalize standard", "regression of 1 number"),
+    ] {
+        let out = format!("out{}", told.len());
+        folder.alone(&format!("{TRAIN} d.npz {flags}").replace("OUT", &out)).run().assert_well();
+        let record = crate::record::Record::read(&folder.path().join(out));
+        let data = record.start()["data"].to_string();
+        assert!(data.contains(told) && data.contains("d.npz: 60 rows to train on, 0 held out, [6] features"), "{data}");
+    }
+}
+
+#[test]
+fn rows_are_kept_for_evaluation_or_come_from_files_of_their_own() {
+    for (flags, told, rows) in [
+        ("--val-split 0.25", "45 rows to train on, 15 held out", 15),
+        ("--val-data test.csv", "60 rows to train on, 9 held out", 9),
+        ("--val-data x.npy --val-labels y.npy", "60 rows to train on, 9 held out", 9),
+        ("--val-split 0.25 --normalize standard --drop-last", "45 rows to train on, 15 held out", 15),
+    ] {
+        let folder = Folder::new("held-out");
+        write(&folder, "d.csv", csv(0..ROWS, text));
+        // Nothing but cats: classes are those of the rows that are trained on.
+        let cats: Vec<usize> = (0..ROWS).filter(|index| made::row(*index).1 == 0).take(9).collect();
+        let lines = cats.iter().map(|&index| String::from_utf8(csv(index..index + 1, text)).unwrap());
+        let test: String = lines.enumerate().map(|(line, text)| text.lines().skip(usize::from(line > 0)).map(|line| format!("{line}\n")).collect::<String>()).collect();
+        write(&folder, "test.csv", test.into_bytes());
+        let x = cats.iter().flat_map(|&index| features(index..index + 1, f32_le)).collect::<Vec<u8>>();
+        write(&folder, "x.npy", npy("<f4", &[9, FEATURES], &x));
+        write(&folder, "y.npy", npy("<i8", &[9], &[0; 72]));
+        let ended = folder.alone(&format!("{TRAIN} d.csv {flags}")).run();
+        if flags.contains("x.npy") {
+            // Numbers are no texts.
+            assert!(ended.assert_fails(65).contains("the label 0 is none of the 3 classes"), "{ended}");
+            continue;
+        }
+        ended.assert_well();
+        let record = folder.record();
+        assert!(record.start()["data"].to_string().contains(told), "{}", record.start());
+        let eval = record.all("eval")[0];
+        assert_eq!(eval["rows"], rows, "{eval}");
+    }
+}
+
+/// Files that cannot be trained on: what is written, what stands behind `--data`, the exit code, and what the message must name.
+fn bad() -> Vec<(Vec<(&'static str, Vec<u8>)>, &'static str, i32, &'static [&'static str])> {
+    let x = |rows: usize| npy("<f4", &[rows, 2], &(0..rows * 2).flat_map(|n| (n as f32).to_le_bytes()).collect::<Vec<u8>>());
+    let y = |labels: &[i64]| npy("<i8", &[labels.len()], &labels.iter().flat_map(|l| l.to_le_bytes()).collect::<Vec<u8>>());
+    let x_of = |numbers: &[f64]| npy("<f8", &[numbers.len() / 2, 2], &numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
+    let table = |text: &str| vec![("d.csv", text.as_bytes().to_vec())];
+    let xy = |x: Vec<u8>, y: Vec<u8>| vec![("x.npy", x), ("y.npy", y)];
+    const XY: &str = "x.npy --labels y.npy";
+    vec![
+        (vec![], "absent.npy --labels y.npy", 74, &["cannot open absent.npy", "--data"]),
+        (vec![], "absent-*.npy --labels y.npy", 74, &["cannot open absent-*.npy", "no file matches"]),
+        (vec![("x.npy", x(4))], "x.npy --labels y.npy", 74, &["cannot open y.npy", "--labels"]),
+        (vec![("x.npy", x(4))], "x.npy", 2, &["--data x.npy: expected labels", "--labels FILE"]),
+        (vec![("d/readme.txt", vec![])], "d", 65, &["--data d: expected files that end in", ".npy"]),
+        (vec![("d/a.npy", x(4)), ("d/b.csv", b"a,b\n1,2\n".to_vec())], "d", 65, &["a.npy", "b.csv", "one kind"]),
+        (xy(x(4), y(&[0, 1, 0])), XY, 65, &["y.npy", "each of the 4 rows", "got 3"]),
+        (xy(x(4), y(&[0, 1, -3, 0])), XY, 65, &["y.npy, row 2", "-3", "below 0"]),
+        (xy(x(4), y(&[0, 1, 70_000, 0])), XY, 65, &["y.npy, row 2", "70000", "less than 65536"]),
+        (xy(x(4), y(&[0, 0, 0, 0])), XY, 65, &["y.npy", "at least 2 classes"]),
+        (
+            xy(x(4), npy("<f4", &[4], &[0.0f32, 1.0, 1.5, 2.0].map(f32::to_le_bytes).concat())),
+            "x.npy --labels y.npy --task classification",
+            65,
+            &["y.npy, row 2", "1.5 is no whole number"],
+        ),
+        (xy(x(4), npy("<i8", &[4, 2], &[0; 64])), XY, 65, &["y.npy", "one label for each row", "argmax"]),
+        (
+            xy(x(4), npy("<f4", &[4], &[0.0f32, f32::INFINITY, f32::NAN, 2.0].map(f32::to_le_bytes).concat())),
+            XY,
+            65,
+            &["y.npy, row 1", "inf"],
+        ),
+        (xy(x_of(&[0.0, 1.0, 2.0, f64::NAN, 4.0, f64::NAN]), y(&[0, 1, 0])), XY, 65, &["x.npy, row 1, feature 1", "NaN"]),
+        (xy(x_of(&[0.0, 1.0, 2.0, 3.0, 1e300, 5.0]), y(&[0, 1, 0])), XY, 65, &["x.npy, row 2, feature 0", "beyond what f32 holds"]),
+        (xy(x(1), y(&[0])), XY, 65, &["x.npy"]),
+        (vec![("x.npy", x(4)[..100].to_vec()), ("y.npy", y(&[0, 1, 0, 1]))], XY, 65, &["x.npy"]),
+        (xy(npy("|O", &[4], &[0; 32]), y(&[0, 1, 0, 1])), XY, 65, &["x.npy", "object"]),
+        (xy(npy("<f4", &[1 << 40, 1 << 20], &[0; 64]), y(&[0, 1])), XY, 65, &["x.npy"]),
+        (vec![("m.pt", b"PK\x03\x04 pickle".to_vec())], "m.pt", 65, &["m.pt"]),
+        (
+            vec![("a.npy", x(4)), ("b.npy", npy("<f4", &[2, 3], &[0; 24])), ("y.npy", y(&[0, 1, 0, 1, 0, 1]))],
+            "[ab].npy --labels y.npy",
+            65,
+            &["b.npy: expected rows of shape [2], as in a.npy, got [3]"],
+        ),
+        (
+            vec![("d.npz", npz(&[("x", x(4)), ("z", y(&[0, 1, 0, 1]))], false))],
+            "d.npz",
+            2,
+            &["--data d.npz: expected labels", "z []"],
+        ),
+        (vec![("d.npz", npz(&[("x", x(4)), ("y", y(&[0, 1, 0, 1]))], false))], "d.npz#w", 65, &["d.npz", "\"w\"", "x [2], y []"]),
+        (table("a,b,kind\n1,2,0\n3,,1\n"), "d.csv", 65, &["d.csv", "line 3", "b"]),
+        (table("a,b,kind\n1,2,0\n3,4,1\nx,4,1\n"), "d.csv", 65, &["d.csv", "a", "x"]),
+        (table("a,b,kind\n1,2,0\n3,nan,1\n"), "d.csv", 65, &["d.csv", "line 3", "b", "nan"]),
+        (table("a,b,kind\n1,2,0\n3,4\n"), "d.csv", 65, &["d.csv", "line 3"]),
+        (table("a,b,kind\n"), "d.csv", 65, &["d.csv"]),
+        (table(""), "d.csv", 65, &["d.csv"]),
+        (table("a,b,kind\n1,2,0\n3,4,1\n"), "d.csv --labels sort", 65, &["d.csv", "sort"]),
+        (table("a,a,kind\n1,2,0\n3,4,1\n"), "d.csv", 65, &["d.csv", "a"]),
+        (table("a,kind\n1,x\n3,y\n"), "d.csv --task regression", 65, &["d.csv", "texts", "--task regression"]),
+        (
+            vec![("d.csv", b"a,kind\n1,x\n3,y\n".to_vec()), ("v.csv", b"a,kind\n1,x\n3,z\n".to_vec())],
+            "d.csv --val-data v.csv",
+            65,
+            &["v.csv", "row 1", "\"z\" is none of the 2 classes"],
+        ),
+        (
+            vec![("d.csv", b"a,b,kind\n1,2,x\n3,4,y\n".to_vec()), ("v.csv", b"a,kind\n1,x\n3,y\n".to_vec())],
+            "d.csv --val-data v.csv",
+            65,
+            &["v.csv", "b"],
+        ),
+    ]
+}
+
+#[test]
+fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
+    all_at_once(bad(), |(files, data, code, named)| {
+        let folder = Folder::new("bad");
+        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        let ended = folder.alone(&format!("{TRAIN} {data}")).run();
+        assert_names(&ended, code, data, named);
+        assert!(!folder.out().exists(), "nothing was begun: {ended}");
+    });
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
+    all_at_once(bad(), |(files, data, code, named)| {
+        let folder = Folder::new("bad-ranks");
+        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        let ended = folder.ranks(3, &format!("{TRAIN} {data}")).run();
+        // Three ranks and fewer rows: that may be said first.
+        assert_names(&ended, code, data, named);
+        assert!(!folder.out().exists(), "nothing was begun: {ended}");
+    });
+}
+
+#[track_caller]
+fn assert_names(ended: &Ended, code: i32, data: &str, named: &[&str]) {
+    let cause = ended.assert_fails(code);
+    let missing: Vec<_> = named.iter().filter(|part| !cause.contains(**part)).collect();
+    assert!(missing.is_empty(), "--data {data}: {missing:?} is not in: {ended}");
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn fewer_rows_than_ranks_are_refused() {
+    let folder = Folder::new("few");
+    write(&folder, "d.csv", csv(0..3, number));
+    let cause = folder.ranks(4, &format!("{TRAIN} d.csv")).run();
+    let cause = cause.assert_fails(65);
+    assert!(cause.contains("d.csv") && cause.contains("each of 4 ranks, got 3"), "{cause}");
+    folder.ranks(3, &format!("{TRAIN} d.csv --batch-size 3")).run().assert_well();
+}
+
+#[test]
+fn flags_of_files_and_of_built_in_data_are_not_mixed() {
+    for (words, named) in [
+        ("--labels y", &["--labels: expected files as --data, and glyphs is built in"][..]),
+        ("--val-split 0.1", &["--val-split: expected files as --data"]),
+        ("--task regression", &["--task: expected files as --data"]),
+        ("--val-data x.npy", &["--val-data: expected files as --data"]),
+        ("--data d.csv --val-data d.csv --val-split 0.1", &["--val-split 0.1: expected either --val-data or --val-split"]),
+        ("--data d.csv --val-labels y.npy", &["--val-labels y.npy: expected --val-data"]),
+        ("--data d.csv --val-data glyphs", &["--val-data glyphs: expected files", "held-out=N"]),
+        ("--data d.csv --labels y.npy --val-data v.csv", &["cannot open y.npy"]),
+    ] {
+        let folder = Folder::new("mixed");
+        write(&folder, "d.csv", csv(0..ROWS, number));
+        let code = if named[0].starts_with("cannot") { 74 } else { 2 };
+        assert_names(&folder.alone(&format!("{words} --out OUT")).run(), code, words, named);
+    }
+}
+
+/// A run that goes on until something ends it: some milliseconds a step.
+fn endless(folder: &Folder, is_on_ranks: bool) -> Running {
+    let rows = 20_000;
+    let x: Vec<u8> = (0..rows * 64).flat_map(|n| ((n * 7919 % 1000) as f32 / 1000.0).to_le_bytes()).collect();
+    let y: Vec<u8> = (0..rows as i64).flat_map(|n| (n % 3).to_le_bytes()).collect();
+    write(folder, "x.npy", npy("<f4", &[rows, 64], &x));
+    write(folder, "y.npy", npy("<i8", &[rows], &y));
+    let words = "--data x.npy --labels y.npy --hidden 64 --batch-size 64 --steps 100000000 --log-every 1 --out OUT";
+    let job = if is_on_ranks { folder.together(words) } else { folder.alone(words) };
+    let running = job.start();
+    let started = Instant::now();
+    while !fs::read_to_string(folder.out().join("metrics.jsonl")).is_ok_and(|text| text.contains(r#""step":2,"#)) {
+        assert!(started.elapsed() < Duration::from_secs(50), "step 2 does not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    running
+}
+
+#[test]
+fn a_file_that_changes_underneath_ends_the_run() {
+    for is_on_ranks in [false, true] {
+        let folder = Folder::new("changed");
+        let running = endless(&folder, is_on_ranks);
+        let mut file = OpenOptions::new().write(true).open(folder.path().join("x.npy")).unwrap();
+        file.write_all(b"\x93NUMPY").unwrap();
+        drop(file);
+        let ended = running.wait();
+        let cause = ended.assert_fails(65);
+        assert!(cause.contains("x.npy was written to while it is in use"), "{ended}");
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_short_underneath_ends_the_run() {
+    for is_on_ranks in [false, true] {
+        let folder = Folder::new("cut");
+        let running = endless(&folder, is_on_ranks);
+        OpenOptions::new().write(true).open(folder.path().join("x.npy")).unwrap().set_len(100_000).unwrap();
+        let ended = running.wait();
+        let cause = ended.assert_fails(65);
+        assert!(cause.contains("x.npy"), "{ended}");
+    }
+}
+
+#[test]
+fn files_larger_than_memory_are_trained_on() {
+    let folder = Folder::new("large");
+    // 40 GB that no disk has to hold: where nothing was written there are zeros.
+    let rows: usize = 10_000_000;
+    let sparse = |name: &str, header: Vec<u8>, data: u64| {
+        let path = folder.path().join(name);
+        fs::write(&path, &header).unwrap();
+        OpenOptions::new().write(true).open(path).unwrap().set_len(header.len() as u64 + data).unwrap();
+    };
+    sparse("x.npy", made::npy_header("|u1", &[rows, 4000]), rows as u64 * 4000);
+    sparse("y.npy", made::npy_header("<f4", &[rows]), rows as u64 * 4);
+    // Half a GB of memory of its own: mapped files are none.
+    let limit = "ulimit -d 500000";
+    let words = "--data x.npy --labels y.npy --val-split 0.00001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";
+    folder.in_shell(limit, words).run().assert_well();
+    let record = folder.record();
+    assert!(record.start()["data"].to_string().contains("9999900 rows to train on, 100 held out"), "{}", record.start());
+    assert_eq!(record.of_steps("step").len(), 20);
+    // The limit is one: the same in memory is refused.
+    let words = words.replace("x.npy --labels y.npy --val-split 0.00001", "synthetic:regression,features=40000").replace("--hidden 8", "--hidden 10000");
+    let ended = folder.in_shell(limit, &words.replace("OUT", "OUT-2")).run();
+    assert!(ended.exit_code() == Some(71), "{ended}");
+}
