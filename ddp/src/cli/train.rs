@@ -42,12 +42,14 @@ pub struct Flags {
     #[arg(long, value_name = "NAMES", help_heading = MODEL)]
     pub freeze: Option<List<String>>,
 
-    /// What to train on: glyphs, synthetic:classification, synthetic:regression or synthetic:row-number, with options
-    /// behind it, as in glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
-    /// [default: glyphs,rows=20000,held-out=2000,seed=0]
+    /// What to train on: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy and IDX also .gz), a folder of
+    /// files or a pattern, with #NAME behind it for one of several arrays. Or built in: glyphs, synthetic:classification,
+    /// synthetic:regression or synthetic:row-number, with options behind it, as in glyphs,rows=50000 (rows, held-out, seed;
+    /// features, classes or outputs, noise) [default: glyphs,rows=20000,held-out=2000,seed=0]
     #[arg(long, value_name = "SPEC", help_heading = DATA, value_parser = spec)]
     pub data: Option<DataSpec>,
-    /// What is to be learned from files: a column of --data by its name, or another file [default: by --data's format]
+    /// What is to be learned from files: a column or an array of --data by its name, or another file [default: a table's last column;
+    /// y beside x, labels beside features or images, and the like]
     #[arg(long, value_name = "SPEC", help_heading = DATA)]
     pub labels: Option<String>,
     /// Files to evaluate on, as --data [default: none]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_comm::{Field, World};
+use ddp_kernels::{Device, memory};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::dataset::{FileData, NoRows, Side, Watch, nonfinite};
@@ -71,7 +72,8 @@ impl DataRequest {
             ("--labels", self.labels.is_some()),
             ("--val-data", self.val_data.is_some()),
             ("--val-split", self.val_split > 0.0),
-            ("--task", self.task.is_some()),
+            // A model that is trained says it of all data.
+            ("--task", self.task.is_some() && self.trained.is_none()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),
@@ -329,6 +331,7 @@ fn data_of(
     task: &Task,
     normalization: &Option<Normalization>,
 ) -> FileData {
+    read_in_any_order(source.features());
     let Source { opened, labels, .. } = source;
     let counts: Vec<u8> = kept.counts.iter().flat_map(|count| count.to_le_bytes()).collect();
     let names = match task {
@@ -345,6 +348,14 @@ fn data_of(
         checks: kept.found.as_ref().is_some_and(|found| !found.is_complete),
         labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),
         watch: Arc::new(Watch::over(opened.watched)),
+    }
+}
+
+/// Tells the system that rows of files larger than memory are read in any order from now on: to read ahead would be to read for nothing.
+fn read_in_any_order(features: &Stack) {
+    let bytes = features.arrays().iter().fold(0u64, |sum, array| sum.saturating_add(array.mapped().len()));
+    if bytes > memory::free_bytes(Device::Cpu) as u64 {
+        features.arrays().iter().for_each(|array| array.mapped().random_order(true));
     }
 }
 
