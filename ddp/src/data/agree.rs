@@ -43,7 +43,12 @@ pub(crate) fn in_turn<T>(world: &World, open: impl Fn() -> Result<T>) -> Result<
 enum Told {
     Usage(String),
     Data(String),
-    Io { action: String, path: PathBuf, source: String, way_out: String },
+    Io {
+        action: String,
+        path: PathBuf,
+        source: String,
+        way_out: String,
+    },
     /// One that says itself why all have to end.
     Other,
 }

@@ -134,7 +134,11 @@ pub(crate) fn labels_beside(path: &Path) -> Option<PathBuf> {
         None => format!("{name}.gz"),
     };
     let names = [labels.clone(), packed(&labels)];
-    names.into_iter().filter(|labels| *labels != name).map(|labels| path.with_file_name(labels)).find(|path| path.exists())
+    names
+        .into_iter()
+        .filter(|labels| *labels != name)
+        .map(|labels| path.with_file_name(labels))
+        .find(|path| path.exists())
 }
 
 /// Names that go together: of features, and of their labels. Case does not matter; `_train` and the like may follow both.

@@ -136,8 +136,7 @@ fn of_table(ask: &Ask<'_>, path: &Path, has_label_files: bool) -> Result<Part> {
         }
         _ => None,
     };
-    let request =
-        TableRequest { label: label.as_deref(), features: features.as_deref(), cache_dir: ask.cache_dir };
+    let request = TableRequest { label: label.as_deref(), features: features.as_deref(), cache_dir: ask.cache_dir };
     let mut contents = table::open(path, &request)?;
     let labels = match label {
         Some(_) => Some(FileLabels { array: array_of(&contents, path, "labels")?, names: contents.classes.take() }),
@@ -191,7 +190,9 @@ fn labels_of(ask: &Ask<'_>, path: &Path, part: Option<&str>) -> Result<FileLabel
 fn array_of(contents: &Contents, path: &Path, key: &str) -> Result<Array> {
     match contents.find(key) {
         Ok(Some(array)) => Ok(array.clone()),
-        Ok(None) => Err(Error::Data(format!("{}: expected columns of {key}, and it has none. Name others", path.display()))),
+        Ok(None) => {
+            Err(Error::Data(format!("{}: expected columns of {key}, and it has none. Name others", path.display())))
+        }
         Err(why) => Err(Error::Data(format!("{}: {why}", path.display()))),
     }
 }
@@ -207,7 +208,12 @@ fn check_rows(ask: &Ask<'_>, features: &Stack, labels: &[FileLabels], has_label_
     if has_label_files {
         let got = labels.iter().map(|labels| labels.array.rows()).sum();
         if got != features.rows() {
-            return Err(wrong(labels[0].array.name(), got, &format!("{} {}", ask.flag, ask.spec.path), features.rows()));
+            return Err(wrong(
+                labels[0].array.name(),
+                got,
+                &format!("{} {}", ask.flag, ask.spec.path),
+                features.rows(),
+            ));
         }
         return Ok(());
     }

@@ -62,7 +62,8 @@ impl DataRequest {
             return refuse(&format!("--val-labels {labels}"), text);
         }
         if let Some(data @ (DataSpec::Glyphs(_) | DataSpec::Synthetic(_))) = &self.val_data {
-            let text = "expected files. Built-in data have held-out rows of their own, as many as held-out=N says in --data";
+            let text =
+                "expected files. Built-in data have held-out rows of their own, as many as held-out=N says in --data";
             return refuse(&format!("--val-data {}", data.name()), text.into());
         }
         if matches!(self.data, DataSpec::Files(_)) {
@@ -79,7 +80,9 @@ impl DataRequest {
             None => Ok(()),
             Some((flag, _)) => {
                 let name = self.data.name();
-                let text = format!("expected files as --data, and {name} is built in: it has its labels and its held-out rows");
+                let text = format!(
+                    "expected files as --data, and {name} is built in: it has its labels and its held-out rows"
+                );
                 refuse(flag, format!("{text}. Leave {flag} out"))
             }
         }
@@ -324,13 +327,7 @@ fn to_train(request: &DataRequest, source: Source, world: &World) -> Result<Data
     Ok(Data { train: Arc::new(train), held_out, description, normalization, columns })
 }
 
-fn data_of(
-    source: Source,
-    kept: &Kept,
-    side: Side,
-    task: &Task,
-    normalization: &Option<Normalization>,
-) -> FileData {
+fn data_of(source: Source, kept: &Kept, side: Side, task: &Task, normalization: &Option<Normalization>) -> FileData {
     read_in_any_order(source.features());
     let Source { opened, labels, .. } = source;
     let counts: Vec<u8> = kept.counts.iter().flat_map(|count| count.to_le_bytes()).collect();
@@ -408,7 +405,9 @@ fn is_same(a: &Array, b: &Array) -> bool {
 fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept, task: &Task) {
     let data = &request.data;
     if element == Element::U8 && request.normalize == Normalize::None {
-        tracing::warn!("--data {data}: features are bytes up to 255, and models learn better from 0 to 1: --normalize unit");
+        tracing::warn!(
+            "--data {data}: features are bytes up to 255, and models learn better from 0 to 1: --normalize unit"
+        );
     }
     if let Some(found) = kept.found.as_ref().filter(|found| !found.is_complete) {
         tracing::warn!(
@@ -419,8 +418,12 @@ fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept
         );
     }
     if let Task::Classification { names, .. } = task {
-        let absent: Vec<&str> =
-            names.iter().enumerate().filter(|(class, _)| kept.counts.get(*class).is_none_or(|&count| count == 0)).map(|(_, name)| &**name).collect();
+        let absent: Vec<&str> = names
+            .iter()
+            .enumerate()
+            .filter(|(class, _)| kept.counts.get(*class).is_none_or(|&count| count == 0))
+            .map(|(_, name)| &**name)
+            .collect();
         if !absent.is_empty() && source.names.is_none() {
             let shown = absent[..absent.len().min(8)].join(", ");
             let more = if absent.len() > 8 { " …" } else { "" };
@@ -435,7 +438,13 @@ fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept
 
 /// Looks at all labels, and at features as far as something can be wrong with them or is wanted of them. On all ranks together; what was found
 /// before is taken from the cache.
-fn look(source: &Source, known: Option<&Task>, split: Option<&Split>, request: &DataRequest, world: &World) -> Result<Kept> {
+fn look(
+    source: &Source,
+    known: Option<&Task>,
+    split: Option<&Split>,
+    request: &DataRequest,
+    world: &World,
+) -> Result<Kept> {
     let labels = source.labels.as_ref().ok_or_else(|| Error::Internal("nothing to learn".into()))?;
     let element = source.features().element()?;
     let is_trained_on = known.is_none();

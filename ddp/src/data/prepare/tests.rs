@@ -235,7 +235,8 @@ fn labels_are_what_they_look_like_or_what_the_task_says() {
     let scratch = Scratch::new();
     let world = World::single().unwrap();
     let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0], &[3.0]]);
-    let fractions = |numbers: &[f32]| npy(&scratch, "y.npy", "<f4", &[numbers.len()], &bytes(numbers, f32::to_le_bytes));
+    let fractions =
+        |numbers: &[f32]| npy(&scratch, "y.npy", "<f4", &[numbers.len()], &bytes(numbers, f32::to_le_bytes));
     let task = |y: &Path, task| {
         let request = DataRequest { task, ..request(&x, Some(y)) };
         prepare(&request, &world).map(|data| data.train.task().to_string()).map_err(|error| error.to_string())
