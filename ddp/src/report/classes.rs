@@ -20,6 +20,11 @@ fn part(of: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| of as f64 / whole as f64)
 }
 
+/// `96.7`, for a column of them.
+fn hundredths(part: Option<f64>) -> String {
+    part.map_or_else(|| "–".to_string(), |part| format!("{:.1}", part * 100.0))
+}
+
 /// The table of all classes, or lists of the worst.
 pub(super) fn confusion(confusion: &Confusion) -> String {
     let (rows, right) = (
@@ -55,21 +60,23 @@ fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
     };
     let row = |truth: usize| {
         let cells: String = classes.clone().map(|predicted| cell(truth, predicted)).collect();
-        let recall = percent(part(confusion.right[truth], confusion.rows[truth]));
+        let recall = hundredths(part(confusion.right[truth], confusion.rows[truth]));
         format!("<tr><th scope=\"row\">{}</th>{cells}<td class=\"sum\">{recall}</td></tr>", names[truth])
     };
     let rows: String = classes.clone().map(row).collect();
     let precision = |class: usize| {
-        format!("<td class=\"sum\">{}</td>", percent(part(confusion.right[class], confusion.predicted[class])))
+        format!("<td class=\"sum\">{}</td>", hundredths(part(confusion.right[class], confusion.predicted[class])))
     };
     let precisions: String = classes.map(precision).collect();
     let table = format!(
-        "<table class=\"heat\"><caption>A row is a class, a column what its rows are taken for. Recall: the part of a class that is found. \
-         Precision: the part of what is taken for a class that is of it.</caption><thead><tr><th scope=\"col\">class</th>{columns}\
-         <th scope=\"col\" class=\"sum\">recall</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">precision</th>{precisions}\
+        "<table class=\"heat\"><thead><tr><th scope=\"col\">class</th>{columns}\
+         <th scope=\"col\" class=\"sum\">recall, %</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">precision, %</th>{precisions}\
          <td></td></tr></tfoot></table>"
     );
-    scrolling("Which classes are taken for which", &table)
+    // Outside of the table, which may be wider than the screen.
+    let about = "A row is a class, a column what its rows are taken for. Recall: the part of a class that is found. Precision: the part of what is \
+                 taken for a class that is of it.";
+    scrolling("Which classes are taken for which", &table) + &format!("<p class=\"note\">{about}</p>")
 }
 
 fn lists(confusion: &Confusion) -> String {

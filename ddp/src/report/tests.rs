@@ -103,7 +103,7 @@ fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
         "0.6.0",
         "<h2 id=\"classes-title\">",
         "cat",
-        "96.67 %",
+        "96.7",
     ];
     assert_in_order(&page, &order);
     assert!(!page.contains("imulated"), "these are real");
