@@ -15,6 +15,8 @@ pub mod doctor;
 pub mod error;
 mod faults;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod inspect;
 pub mod metrics;
 pub mod models;

@@ -22,6 +22,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ddp_kernels::mapped::free_bytes;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -190,6 +191,16 @@ pub(super) fn reading(path: &Path) -> impl FnOnce(io::Error) -> Error {
 pub(super) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_path_buf();
     move |source| Error::Io { action: "write", path, source, way_out: WAY_OUT.into() }
+}
+
+/// Whether the disk that `to` is written on has room for so many bytes. It is not filled up for want of asking.
+pub(super) fn check_room(to: &Path, bytes: u64) -> Result<()> {
+    let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
+    if free < bytes {
+        let text = format!("it takes {bytes} bytes on its disk, and {free} are free");
+        return Err(writing(to)(io::Error::new(ErrorKind::StorageFull, text)));
+    }
+    Ok(())
 }
 
 /// The folders to look in, best first.

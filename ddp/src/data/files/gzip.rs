@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use ddp_kernels::mapped::free_bytes;
 use flate2::read::MultiGzDecoder;
 
 use super::cache::{self, Wanted, reading, writing};
@@ -97,7 +96,7 @@ fn unpack(path: &Path, to: &Path, claimed: fn(&[u8]) -> Result<Option<u64>, Stri
             "its header claims {total} bytes, more than gzip can pack into its {packed_bytes}. It is damaged or a gzip bomb"
         )));
     }
-    check_room(to, total)?;
+    cache::check_room(to, total)?;
     let mut out = File::create_new(to).map_err(writing(to))?;
     out.write_all(&start[..start.len().min(usize::try_from(total).unwrap_or(usize::MAX))]).map_err(writing(to))?;
     let (mut got, mut buffer) = (start.len() as u64, vec![0; 1 << 20]);
@@ -142,16 +141,6 @@ fn read_header(
             return Err(bad(format!("what is packed in it ends within its header, after {before} bytes")));
         }
     }
-}
-
-/// Whether the disk that `to` is to lie on has room for it.
-fn check_room(to: &Path, bytes: u64) -> Result<()> {
-    let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
-    if free < bytes {
-        let text = format!("it takes {bytes} bytes, and {free} are free");
-        return Err(writing(to)(io::Error::new(ErrorKind::StorageFull, text)));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -9,10 +9,8 @@ mod labels;
 use std::io;
 use std::path::Path;
 
-use ddp_kernels::mapped::free_bytes;
-
 use self::labels::Labels;
-use super::cache::{self, writing};
+use super::cache;
 use super::csv::{Problem, Record, Records, number};
 use super::{Contents, Element, Kind, flat, gzip, kind, parquet, refuse};
 use crate::error::{Error, Result};
@@ -216,7 +214,7 @@ impl<'a> Rows<'a> {
     fn write_piece(&mut self) -> Result<()> {
         let bytes = 4 * self.features.len() as u64;
         if self.bytes_before_asking < bytes {
-            check_room(self.to)?;
+            cache::check_room(self.to, ROOM_BYTES)?;
             self.bytes_before_asking = ROOM_BYTES.max(bytes);
         }
         self.bytes_before_asking -= bytes;
@@ -240,16 +238,6 @@ impl<'a> Rows<'a> {
         let names = columns.features.iter().map(|&column| columns.names[column].clone()).collect();
         Ok(flat::About { classes, columns: Some(names), source: Some(columns.path.display().to_string()) })
     }
-}
-
-/// A disk is not filled up to its last byte.
-fn check_room(to: &Path) -> Result<()> {
-    let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
-    if free < ROOM_BYTES {
-        let text = format!("only {free} bytes are free on its disk");
-        return Err(writing(to)(io::Error::new(io::ErrorKind::StorageFull, text)));
-    }
-    Ok(())
 }
 
 fn convert_csv(columns: &mut Columns<'_>, tabs: bool, out: &mut flat::Writer) -> Result<flat::About> {
@@ -331,5 +319,7 @@ fn listed(names: &[String]) -> String {
     if more == 0 { some.join(", ") } else { format!("{} and {more} more", some.join(", ")) }
 }
 
+#[cfg(test)]
+mod limits;
 #[cfg(test)]
 mod tests;

@@ -294,3 +294,6 @@ fn half_number(bits: u16) -> f64 {
     };
     if bits >> 15 == 1 { -size } else { size }
 }
+
+#[cfg(test)]
+mod tests;
