@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::report::evidence::Confusion;
+use crate::tensorboard::EventFile;
 
 /// The file of events.
 pub const EVENTS_FILE: &str = "metrics.jsonl";
@@ -155,6 +156,8 @@ pub struct Record {
     /// Of the whole lines so far.
     length: u64,
     line: Vec<u8>,
+    /// The same curves for TensorBoard.
+    curves: Option<EventFile>,
 }
 
 impl Record {
@@ -185,7 +188,13 @@ impl Record {
             return Err(taken(out));
         }
         write_settings(config)?;
-        Ok(Record { file, path, length: 0, line: Vec::with_capacity(1024) })
+        Ok(Record { file, path, length: 0, line: Vec::with_capacity(1024), curves: None })
+    }
+
+    /// Writes the curves of `step` and `eval` for TensorBoard as well, in the run's folder. `next_step` is the first that is written.
+    pub fn draw_curves(&mut self, out: &Path, next_step: u64) -> Result<()> {
+        self.curves = Some(EventFile::create(out, next_step)?);
+        Ok(())
     }
 
     /// Writes `{"event":"start",…}`.
@@ -216,11 +225,23 @@ impl Record {
 
     /// Writes `{"event":"step",…}`.
     pub fn step(&mut self, event: &StepEvent) -> Result<()> {
+        if let Some(curves) = &mut self.curves {
+            let StepEvent { loss, lr, grad_norm, samples_per_s, step_ms, data_ms, .. } = *event;
+            let grad_norm = ("train/grad_norm", grad_norm.unwrap_or(f64::NAN));
+            let rates =
+                [("speed/samples_per_s", samples_per_s), ("speed/step_ms", step_ms), ("speed/data_ms", data_ms)];
+            let [rate, step, data] = rates;
+            curves.scalars(event.step, &[("train/loss", loss), ("train/lr", lr), grad_norm, rate, step, data])?;
+        }
         self.write(&Tagged { event: "step", fields: event })
     }
 
     /// Writes `{"event":"eval",…}`.
     pub fn eval(&mut self, event: &EvalEvent) -> Result<()> {
+        if let Some(curves) = &mut self.curves {
+            let accuracy = ("eval/accuracy", event.accuracy.unwrap_or(f64::NAN));
+            curves.scalars(event.step, &[("eval/loss", event.loss), accuracy])?;
+        }
         self.write(&Tagged { event: "eval", fields: event })
     }
 

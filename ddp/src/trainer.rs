@@ -2,6 +2,7 @@
 
 mod desk;
 mod done;
+mod dry_run;
 pub(crate) mod model;
 mod nonfinite;
 mod pulse;
@@ -10,7 +11,6 @@ mod saving;
 mod setup;
 mod shown;
 
-use std::fmt::Display;
 use std::time::Instant;
 
 use ddp_comm::{Field, Group, World};
@@ -18,6 +18,7 @@ use ddp_kernels::Device;
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 
 use self::done::{Done, Rates};
+pub use self::dry_run::dry_run;
 use self::pulse::Pulse;
 use self::saving::Saving;
 use crate::audit::{self, Share};
@@ -40,11 +41,6 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
         Some(trainer) => trainer.run(),
         None => Ok(()),
     }
-}
-
-/// Checks everything that can be without training, and says what the run will take.
-pub fn dry_run(_config: &Config, _world: &World, _say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
-    Err(Error::Internal("--dry-run is not there yet".into()))
 }
 
 /// A training run, on one rank.

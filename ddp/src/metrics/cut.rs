@@ -54,7 +54,7 @@ impl Record {
         }
         write_settings(config)?;
         file.seek(SeekFrom::Start(kept.bytes)).map_err(files::failed("write", &path))?;
-        let record = Record { file, path, length: kept.bytes, line: Vec::with_capacity(1024) };
+        let record = Record { file, path, length: kept.bytes, line: Vec::with_capacity(1024), curves: None };
         Ok((record, kept.has_start))
     }
 }

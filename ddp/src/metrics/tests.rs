@@ -144,7 +144,7 @@ fn a_config_file_of_somebody_elses_is_left_alone() {
 fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
     let full = OpenOptions::new().append(true).open("/dev/full");
     let Ok(file) = full else { return eprintln!("skipped: no /dev/full") };
-    let mut record = Record { file, path: "out/metrics.jsonl".into(), length: 0, line: Vec::new() };
+    let mut record = Record { file, path: "out/metrics.jsonl".into(), length: 0, line: Vec::new(), curves: None };
     let error = record.step(&step(1, 1.0)).unwrap_err();
     assert_eq!(error.exit_code(), 74);
     let text = error.to_string();

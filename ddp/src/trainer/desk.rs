@@ -107,6 +107,10 @@ pub(super) fn open_desk(
     if !has_start {
         start(&mut record, config, world, data, plan, step, devices)?;
     }
+    if config.tensorboard {
+        let taken = if let Beginning::From(opened, _) = beginning { opened.state.step } else { 0 };
+        record.draw_curves(&config.out, taken + 1)?;
+    }
     let progress = Progress::new(config.progress, plan.steps, true);
     match beginning {
         Beginning::New => {}

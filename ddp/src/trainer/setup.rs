@@ -1,7 +1,7 @@
 //! Everything before the first step: data, model, the folder of the run, and the ranks' agreement that they are at the same
 //! thing.
 
-use ddp_comm::{Field, World};
+use ddp_comm::{Field, Group, World};
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 use ddp_kernels::{Device, simd, threads};
 
@@ -10,7 +10,7 @@ use super::model::{loss, models};
 use super::{Done, Pulse, Saving, Trainer, resuming};
 use crate::audit::Share;
 use crate::checkpoint::{self, Opened, Saver};
-use crate::config::{self, Config, GraphChoice, Resident};
+use crate::config::{self, Config, GraphChoice, Plan, Resident};
 use crate::data::{self, Data, DataRequest, DataSpec, InOrder, Loader, Source};
 use crate::error::{Error, Result};
 use crate::faults;
@@ -25,10 +25,34 @@ use crate::step::{Part, Stage, Step, StepOptions};
 /// Rows that go through the model at a time in evaluation.
 const EVAL_ROWS: usize = 512;
 
+/// All that takes steps, before there is a folder for what comes of them.
+pub(super) struct Assembled {
+    /// From where a run goes on.
+    resumed: Option<Opened>,
+    overridden: Vec<String>,
+    pub(super) devices: Vec<Device>,
+    pub(super) data: Data,
+    pub(super) plan: Plan,
+    pub(super) main: Group,
+    pub(super) step: Step,
+    pub(super) loader: Loader,
+    pub(super) held_out: InOrder,
+    /// What the data take that are kept on a GPU.
+    kept_bytes: Option<usize>,
+    /// Where each rank trains.
+    pub(super) places: Vec<String>,
+}
+
+impl Assembled {
+    /// Steps that are done.
+    pub(super) fn taken(&self) -> u64 {
+        self.resumed.as_ref().map_or(0, |opened| opened.state.step)
+    }
+}
+
 /// None of a run that is resumed and finished already.
-pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option<Trainer<'a>>> {
+pub(super) fn assemble(config: &Config, world: &World) -> Result<Option<Assembled>> {
     let resumed = resuming::find(config, world)?;
-    let resumed = resumed.as_ref();
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = config::find_devices(config.device, config.devices_per_rank, config.share_gpus, world)?;
     let device = devices[0];
@@ -36,7 +60,7 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option
     let data = data::prepare(&DataRequest::of(config), world)?;
     let mut plan = config.plan(&data)?;
     let mut overridden = Vec::new();
-    if let Some(Opened { state, .. }) = resumed {
+    if let Some(Opened { state, .. }) = &resumed {
         if resuming::is_finished(config, state, &plan)? {
             return Ok(None);
         }
@@ -47,7 +71,7 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option
 
     let main = world.group("main")?;
     let mut step = step(config, world, &data, &devices)?;
-    match resumed {
+    match &resumed {
         Some(opened) => checkpoint::restore(opened, &mut step)?,
         None => begin_from(config, &step)?,
     }
@@ -69,6 +93,15 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option
     loader.ends_before(plan.steps);
     let held_out = InOrder::from_source(held_out, rank, size, EVAL_ROWS)?;
     let places = places(world, &devices)?;
+    Ok(Some(Assembled { resumed, overridden, devices, data, plan, main, step, loader, held_out, kept_bytes, places }))
+}
+
+/// None of a run that is resumed and finished already.
+pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option<Trainer<'a>>> {
+    let Some(assembled) = assemble(config, world)? else { return Ok(None) };
+    let Assembled { resumed, overridden, devices, data, plan, main, step, loader, held_out, kept_bytes, places } =
+        assembled;
+    let (resumed, rank, device) = (resumed.as_ref(), world.rank(), devices[0]);
     let settled = settled(config, &plan, &step, kept_bytes.is_some());
     let state = state(&settled, world, &data, &plan, &places)?;
     let desk = if rank == 0 {
