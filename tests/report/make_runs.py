@@ -67,7 +67,8 @@ def main():
     steps = lambda first, last, every=1: [step(number) for number in range(first, last + 1, every)]
     evals = [{"event": "eval", "step": number, "loss": 0.2 + 100 / number, "accuracy": 1 - 20 / number} for number in range(100, 1001, 100)]
     checkpoints = [{"event": "checkpoint", "step": number} for number in range(100, 1001, 100)]
-    resume = {"event": "resume", "step": 400, "from": "step-00000400", "ranks": 3, "overridden": ["lr"]}
+    resume = {"event": "resume", "step": 400, "from": "step-00000400", "ranks": 3, "devices": ["cpu on a, 1 threads"] * 3,
+              "overridden": ["--lr 0.002 (was 0.001)"]}
     write(folder / "resumed", [start(), *steps(1, 400), *checkpoints, resume, *steps(401, 1000), *evals, placement(False), thirty_classes(), end()])
     write(folder / "stopped", [start(steps=5000), *steps(1, 700, 10), end(reason="stopped by SIGTERM after step 700: go on with --resume auto", exit_code=75)])
     write(folder / "failed", [start(), *steps(1, 30), step(31, loss=None, grad_norm=None),

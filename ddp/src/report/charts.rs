@@ -136,9 +136,8 @@ impl Charts {
         let steps = Scale::exactly(if first < 0.05 * last { 0.0 } else { first }, last);
         let resumes = run.resumes.iter().map(|resume| {
             let ranks = resume.ranks.map_or(String::new(), |ranks| format!(" on {}", plural(ranks, "rank")));
-            let changed: Vec<String> = resume.overridden.iter().take(12).map(|name| shortened(name, 40)).collect();
-            let changed =
-                if changed.is_empty() { String::new() } else { format!(", with another {}", changed.join(", ")) };
+            let changed: Vec<String> = resume.overridden.iter().take(12).map(|name| shortened(name, 100)).collect();
+            let changed = if changed.is_empty() { String::new() } else { format!(", with {}", changed.join(", ")) };
             (resume.step, format!("went on after step {}{ranks}{changed}", count(resume.step)))
         });
         let resumes = resumes.take(RESUMES_MAX).collect();

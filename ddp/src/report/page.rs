@@ -163,9 +163,9 @@ fn figures(run: &Run) -> String {
     if let Some(rate) = end.and_then(|end| end.samples_per_s).filter(|rate| rate.is_finite()) {
         add("Samples a second", figure(Some(rate)), "over all ranks, evaluations included");
     }
-    if run.seconds.is_some() && !run.is_simulated() {
-        let parts = if run.resumes.is_empty() { "" } else { "all its parts together" };
-        add("Time", duration(run.seconds), parts);
+    if let Some(seconds) = end.and_then(|end| end.seconds).filter(|_| !run.is_simulated()) {
+        let since = run.resumes.last().map(|resume| format!("since it went on, after step {}", count(resume.step)));
+        add("Time", duration(Some(seconds)), &since.unwrap_or_default());
     }
     add(
         "Steps",
@@ -177,7 +177,7 @@ fn figures(run: &Run) -> String {
     } else {
         String::new()
     };
-    add("Ranks", format!("{}{hosts}", count(run.start.world.ranks)), &kinds_of_devices(run));
+    add("Ranks", format!("{}{hosts}", count(run.ranks())), &kinds_of_devices(run));
     if let Some(parameters) = run.start.parameters {
         add("Parameters", count(parameters), "");
     }
@@ -187,8 +187,7 @@ fn figures(run: &Run) -> String {
 /// `2 × NVIDIA H200`, `4 × cpu`: devices without their numbers and hosts.
 fn kinds_of_devices(run: &Run) -> String {
     let mut kinds: Vec<(String, u64)> = Vec::new();
-    for device in run.start.devices.iter().flat_map(|devices| devices.split(" on ").next().unwrap_or("").split(" and "))
-    {
+    for device in run.devices().iter().flat_map(|devices| devices.split(" on ").next().unwrap_or("").split(" and ")) {
         let kind = match device.split_once(' ') {
             Some((place, name)) if place.starts_with("cuda:") => name,
             _ => device,

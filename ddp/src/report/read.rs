@@ -36,8 +36,6 @@ pub(super) struct Run {
     pub(super) confusion: Option<Confusion>,
     /// How it ended; none of a run that has not, or was killed.
     pub(super) end: Option<EndLine>,
-    /// Over all parts of a run that was stopped and went on.
-    pub(super) seconds: Option<f64>,
     /// Lines that are no events.
     pub(super) lines_passed_over: u64,
     pub(super) samples: Option<Samples>,
@@ -94,6 +92,9 @@ pub(super) struct EvalLine {
 pub(super) struct ResumeLine {
     pub(super) step: u64,
     pub(super) ranks: Option<u64>,
+    /// Those it went on with; nothing of a record that does not say.
+    #[serde(default)]
+    pub(super) devices: Vec<String>,
     #[serde(default)]
     pub(super) overridden: Vec<String>,
 }
@@ -241,12 +242,7 @@ impl Run {
             "checkpoint" => self.checkpoints.push(of::<CheckpointLine>(line)?.step),
             "placement" => self.placement = Some(of(line)?),
             "confusion" => self.confusion = Some(of::<Confusion>(line).filter(Confusion::is_sound)?),
-            "end" => {
-                let end: EndLine = of(line)?;
-                let seconds = end.seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
-                self.seconds = seconds.map_or(self.seconds, |seconds| Some(self.seconds.unwrap_or(0.0) + seconds));
-                self.end = Some(end);
-            }
+            "end" => self.end = Some(of(line)?),
             _ => {}
         }
         Some(false)
@@ -273,9 +269,20 @@ impl Run {
         }
     }
 
+    /// What it trained on, by rank: at the end, if that has changed.
+    pub(super) fn devices(&self) -> &[String] {
+        let later = self.resumes.last().map(|resume| &resume.devices).filter(|devices| !devices.is_empty());
+        later.unwrap_or(&self.start.devices)
+    }
+
+    /// On how many ranks: at the end, if that has changed.
+    pub(super) fn ranks(&self) -> u64 {
+        self.resumes.last().and_then(|resume| resume.ranks).unwrap_or(self.start.world.ranks)
+    }
+
     /// Whether it trained on GPUs that are simulated, whose times say nothing.
     pub(super) fn is_simulated(&self) -> bool {
         self.placement.as_ref().is_some_and(|placement| placement.simulated)
-            || self.start.devices.iter().any(|device| device.contains("Simulated"))
+            || self.devices().iter().any(|device| device.contains("Simulated"))
     }
 }

@@ -240,19 +240,18 @@ pub(super) fn versions(run: &Run) -> String {
         vec![("data".to_string(), start.data.clone()), ("fingerprint".to_string(), start.fingerprint.clone())];
     let world = &start.world;
     let parts =
-        [plural(world.ranks, "rank"), plural(world.hosts, "host"), format!("{} each", plural(world.threads, "thread"))];
+        [plural(run.ranks(), "rank"), plural(world.hosts, "host"), format!("{} each", plural(world.threads, "thread"))];
     rows.push(("ranks".to_string(), parts.join(", ")));
     let overlap = if world.overlap { "reduced while backward runs" } else { "reduced after backward" };
-    if world.ranks > 1 {
+    if run.ranks() > 1 {
         rows.push((
             "gradients".to_string(),
             format!("{} in {}, {overlap}", plural(world.buckets, "bucket"), world.transport),
         ));
-        // Ranks of the same kind in a line.
-        for (rank, device) in start.devices.iter().enumerate().take(RANKS_MAX) {
+        for (rank, device) in run.devices().iter().enumerate().take(RANKS_MAX) {
             rows.push((format!("rank {rank}"), device.clone()));
         }
-    } else if let Some(device) = start.devices.first() {
+    } else if let Some(device) = run.devices().first() {
         rows.push(("device".to_string(), device.clone()));
     }
     for (name, version) in &start.versions {
@@ -267,5 +266,5 @@ pub(super) fn versions(run: &Run) -> String {
     };
     let rows: String = rows.iter().filter(|(_, value)| !value.is_empty()).map(row).collect();
     scrolling("Versions", &format!("<table><tbody>{rows}</tbody></table>"))
-        + &left_out(start.devices.len(), RANKS_MAX, "rank")
+        + &left_out(run.devices().len(), RANKS_MAX, "rank")
 }

@@ -57,7 +57,7 @@ fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
     let mut lines = vec![start()];
     lines.extend((1..=20).map(step));
     lines.push(json!({"event": "checkpoint", "step": 10}));
-    lines.push(json!({"event": "resume", "step": 10, "from": "step-00000010", "ranks": 2, "overridden": ["lr"]}));
+    lines.push(json!({"event": "resume", "step": 10, "from": "step-00000010", "ranks": 3, "devices": ["cpu on a", "cpu on a", "cpu on b"], "overridden": ["--lr 0.5 (was 0.1)"]}));
     lines.push(json!({"event": "eval", "step": 20, "loss": 0.25, "accuracy": 0.975}));
     lines.push(json!({"event": "confusion", "step": 20, "names": ["cat", "dog"], "rows": [30, 10], "predicted": [29, 11], "right": [29, 10],
                       "counts": [[29, 1], [0, 10]], "mistakes": [[0, 1, 1]]}));
@@ -79,7 +79,7 @@ fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
         "990.0",
         "1 min 01 s",
         "2,560 samples",
-        "2 × cpu",
+        "3 × cpu",
         "1,234,567",
         "id=\"chart-loss\"",
         "id=\"chart-accuracy\"",
@@ -87,7 +87,7 @@ fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
         "id=\"chart-norm\"",
         "id=\"chart-rate\"",
         "id=\"chart-time\"",
-        "went on after step 10 on 2 ranks, with another lr",
+        "went on after step 10 on 3 ranks, with --lr 0.5 (was 0.1)",
         ">checkpoint<",
         "<h2 id=\"transfers-title\">",
         "4.0 KiB",
@@ -120,7 +120,10 @@ fn how_a_run_ended_is_said() {
         ),
         (vec![], "The record ends after step 20"),
         (vec![end("stopped", 75), json!({"event": "resume", "step": 20})], "The record ends after step 20"),
-        (vec![end("stopped", 75), json!({"event": "resume", "step": 20}), step(21), end("done", 0)], "2 min 02 s"),
+        (
+            vec![end("stopped", 75), json!({"event": "resume", "step": 20}), step(21), end("done", 0)],
+            "since it went on, after step 20",
+        ),
     ];
     for (last, text) in cases {
         let page = report(&[vec![start(), step(20)], last].concat());
