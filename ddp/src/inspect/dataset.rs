@@ -1,5 +1,7 @@
 //! Data: how many rows of what, their classes and ranges, and whether training would take them. Reads all rows once.
 
+use std::path::Path;
+
 use ddp_comm::World;
 use serde_json::{Value, json};
 
@@ -8,6 +10,7 @@ use super::checkpoint::task;
 use super::sheet::{Sheet, some_of, table};
 use crate::cli::InspectFlags;
 use crate::config::Normalize;
+use crate::data::files::{self, Array, Kind};
 use crate::data::{self, Data, DataRequest, DataSpec, Dataset, Targets, Task};
 use crate::error::{Error, Result};
 
@@ -34,6 +37,13 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
     let spec: DataSpec = flags.path.parse().map_err(|error: Error| renamed(error, flags))?;
     let mut sheet = Sheet::new(format!("data {spec}"));
     let mut json = json!({ "kind": "data", "path": flags.path });
+    if let DataSpec::Files(files) = &spec
+        && Path::new(&files.path).is_file()
+    {
+        let (text, arrays) = contents(Path::new(&files.path), flags)?;
+        sheet.add("holds", text);
+        json["arrays"] = arrays;
+    }
     let request = DataRequest {
         data: spec,
         labels: flags.labels.clone(),
@@ -60,6 +70,23 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
     };
     json["is_sound"] = json!(trouble.is_none());
     Ok(Found { sheet, json, trouble })
+}
+
+/// The arrays of a file, whatever training would make of them.
+fn contents(path: &Path, flags: &InspectFlags) -> Result<(String, Value)> {
+    if matches!(files::kind(path)?, Kind::Csv | Kind::Parquet | Kind::Gzip) {
+        return Ok((String::new(), Value::Null));
+    }
+    let contents = files::open(path, flags.cache_dir.as_deref())?;
+    let shape = |array: &Array| [&[array.rows() as usize], array.row_shape()].concat();
+    let key = |key: &str| if key.is_empty() { "one array".to_string() } else { key.to_string() };
+    let array = |array: &Array| vec![key(array.key()), array.element().to_string(), format!("{:?}", shape(array))];
+    let mut lines: Vec<Vec<String>> = contents.arrays.iter().map(array).collect();
+    lines.extend(contents.others.iter().map(|(name, why)| vec![key(name), format!("not usable: {why}")]));
+    let array = |array: &Array| json!({ "key": array.key(), "element": array.element().name(), "shape": shape(array), "is_usable": true });
+    let other = |(key, why): &(String, String)| json!({ "key": key, "is_usable": false, "why": why });
+    let arrays = contents.arrays.iter().map(array).chain(contents.others.iter().map(other)).collect();
+    Ok((table(&lines), arrays))
 }
 
 /// What is wrong with the words is not wrong with `--data`.
