@@ -7,7 +7,7 @@
 //! `labels.rs`), `scan.rs` looks at all rows before training, `dataset.rs` hands rows out; `prepare.rs` is the way through all of it.
 
 pub(crate) mod agree;
-mod choose;
+pub(crate) mod choose;
 mod dataset;
 pub(crate) mod files;
 pub mod glyphs;

@@ -15,7 +15,9 @@ Examples:
   ddp-train inspect train.csv --labels species            data: would training take them?
   ddp-train inspect digits.npz#x_train --json
 
-All of the data is read, and nothing is changed, but for data that cannot be mapped: those are converted once and kept, as training does.
+All of the data is read, and nothing is changed, but for data that cannot be mapped: those are converted once and kept, as \
+training does.
+
 Exit codes: 0 all is well, 65 something is damaged or would be refused, 74 it cannot be read.";
 
 /// The flags of `inspect`.

@@ -15,9 +15,9 @@ Examples:
   ddp-train eval --checkpoint out/checkpoints/step-00000790 --data glyphs --json
   mpirun -n 4 ddp-train eval --checkpoint out --data test.csv --labels species
 
-Rows are normalised, columns chosen and classes named as in training; the loss is that of training, with its class weights
-and label smoothing. What comes out is the same on any number of ranks. Of data that are built in (glyphs, synthetic:…) the
-held-out rows are used, if there are any.";
+Rows are normalised, columns chosen and classes named as in training; the loss is that of training, with its class weights and \
+label smoothing. What comes out is the same on any number of ranks. Of data that are built in (glyphs, synthetic:…) the held-out \
+rows are used, if there are any.";
 
 /// What stands below the help of `predict`.
 pub(super) const PREDICT_EXAMPLES: &str = "\
@@ -26,11 +26,14 @@ Examples:
   ddp-train predict --checkpoint out --data new.npy --out answers.npy --probabilities
   mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
 
-A .csv has the columns row (from 0), prediction and probability, and `p:CLASS` and `logit:CLASS` for each class where they are
-asked for; of a model that gives numbers, row and prediction (prediction:0, prediction:1 … where there are several). A .npy
-holds the number of each row's class as i64, or with --probabilities or --logits f32 [rows, classes]; of a model that gives numbers
-f32 [rows, numbers]. The file is the same on any number of ranks. Of data that are built in (glyphs, synthetic:…) the held-out
-rows are used, if there are any. Labels are not needed.";
+A .csv has the columns row (from 0), prediction and probability, and p:CLASS and logit:CLASS for each class where they are asked \
+for; of a model that gives numbers, row and prediction (prediction:0, prediction:1 … where there are several).
+
+A .npy holds the number of each row's class as i64, or with --probabilities or --logits f32 [rows, classes]; of a model that gives \
+numbers f32 [rows, numbers].
+
+The file is the same on any number of ranks. Labels are not needed. Of data that are built in (glyphs, synthetic:…) the held-out \
+rows are used, if there are any.";
 
 /// What both have.
 #[derive(Args, Clone, Debug, PartialEq)]

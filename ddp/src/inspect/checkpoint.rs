@@ -50,14 +50,9 @@ fn sheet(folder: &Path, state: &State, tensors: &Tensors, files: &[(String, u64)
     let mut sheet = Sheet::new(format!("checkpoint {}: whole, every checksum is right", folder.display()));
     let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);
     let position = &state.position;
-    sheet.add(
-        "step",
-        format!(
-            "{step} of {steps}, {samples} rows trained on; next batch {} of epoch {}",
-            position.in_epoch + 1,
-            position.epoch + 1
-        ),
-    );
+    let next = format!("; next batch {} of epoch {}", position.in_epoch + 1, position.epoch + 1);
+    let next = if step < steps { next } else { String::new() };
+    sheet.add("step", format!("{step} of {steps}, {samples} rows trained on{next}"));
     match (&state.last, &state.best) {
         (None, _) => sheet.add("evaluation", "none so far"),
         (Some(last), best) => {
@@ -111,7 +106,7 @@ fn rows(state: &State) -> String {
 fn optimizer(state: &State) -> String {
     let config = &state.config;
     let rule = match config.optimizer {
-        Optimizer::Adamw { beta1, beta2, eps } => format!("adamw (beta1 {beta1}, beta2 {beta2}, eps {eps})"),
+        Optimizer::Adamw { beta1, beta2, eps } => format!("adamw (beta1 {beta1}, beta2 {beta2}, eps {eps:?})"),
         Optimizer::Sgd { momentum } => format!("sgd (momentum {momentum})"),
     };
     let parts = match state.world.optimizer_parts {

@@ -1,6 +1,6 @@
 //! Data: how many rows of what, their classes and ranges, and whether training would take them. Reads all rows once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ddp_comm::World;
 use serde_json::{Value, json};
@@ -10,6 +10,7 @@ use super::checkpoint::task;
 use super::sheet::{Sheet, some_of, table};
 use crate::cli::InspectFlags;
 use crate::config::Normalize;
+use crate::data::choose;
 use crate::data::files::{self, Array, Kind};
 use crate::data::{self, Data, DataRequest, DataSpec, Dataset, Targets, Task};
 use crate::error::{Error, Result};
@@ -18,6 +19,8 @@ use crate::error::{Error, Result};
 const ROWS_AT_A_TIME: u64 = 1024;
 /// Classes and features that are listed for people.
 const SHOWN: usize = 20;
+/// Lines about files.
+const LINES_SHOWN: usize = 24;
 
 /// What the rows come to.
 #[derive(Debug)]
@@ -37,12 +40,10 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
     let spec: DataSpec = flags.path.parse().map_err(|error: Error| renamed(error, flags))?;
     let mut sheet = Sheet::new(format!("data {spec}"));
     let mut json = json!({ "kind": "data", "path": flags.path });
-    if let DataSpec::Files(files) = &spec
-        && Path::new(&files.path).is_file()
-    {
-        let (text, arrays) = contents(Path::new(&files.path), flags)?;
-        sheet.add("holds", text);
-        json["arrays"] = arrays;
+    if let DataSpec::Files(spec) = &spec {
+        let (text, files) = contents(&choose::files(&spec.path, "PATH")?, flags)?;
+        sheet.add("files", text);
+        json["files"] = files;
     }
     let request = DataRequest {
         data: spec,
@@ -62,6 +63,8 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
             sheet.add("training", "would take them");
             None
         }
+        // What cannot be read is neither good nor bad data.
+        Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => {
             sheet.add("training", format!("would refuse them: {error}"));
             json["refused"] = json!(error.to_string());
@@ -72,21 +75,41 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
     Ok(Found { sheet, json, trouble })
 }
 
-/// The arrays of a file, whatever training would make of them.
-fn contents(path: &Path, flags: &InspectFlags) -> Result<(String, Value)> {
-    if matches!(files::kind(path)?, Kind::Csv | Kind::Parquet | Kind::Gzip) {
-        return Ok((String::new(), Value::Null));
+/// What is in the files, whatever training would make of it.
+fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> {
+    let mut lines = Vec::new();
+    let mut json = Vec::new();
+    for path in files {
+        let bytes = std::fs::metadata(path).map_err(crate::files::failed("read", path))?.len();
+        let (mut arrays, told) = arrays_of(path, flags)?;
+        lines.push(vec![path.display().to_string(), format!("{bytes} bytes")]);
+        lines.append(&mut arrays);
+        json.push(json!({ "path": path, "bytes": bytes, "holds": told }));
+    }
+    let left_out = lines.len().saturating_sub(LINES_SHOWN);
+    lines.truncate(LINES_SHOWN);
+    let more =
+        if left_out > 0 { format!("\nand {left_out} lines more, all of which --json has") } else { String::new() };
+    Ok((table(&lines) + &more, json.into()))
+}
+
+/// A line an array, or one for the columns of a table; and the same as JSON.
+fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
+    if choose::is_table(path) || matches!(files::kind(path)?, Kind::Csv | Kind::Parquet) {
+        let columns = files::table::columns(path)?;
+        let line = vec![format!("  {} columns: {}", columns.len(), some_of(&columns))];
+        return Ok((vec![line], json!({ "columns": columns })));
     }
     let contents = files::open(path, flags.cache_dir.as_deref())?;
     let shape = |array: &Array| [&[array.rows() as usize], array.row_shape()].concat();
-    let key = |key: &str| if key.is_empty() { "one array".to_string() } else { key.to_string() };
-    let array = |array: &Array| vec![key(array.key()), array.element().to_string(), format!("{:?}", shape(array))];
-    let mut lines: Vec<Vec<String>> = contents.arrays.iter().map(array).collect();
+    let key = |key: &str| if key.is_empty() { "  its array".to_string() } else { format!("  {key}") };
+    let line = |array: &Array| vec![key(array.key()), format!("{} {:?}", array.element(), shape(array))];
+    let mut lines: Vec<Vec<String>> = contents.arrays.iter().map(line).collect();
     lines.extend(contents.others.iter().map(|(name, why)| vec![key(name), format!("not usable: {why}")]));
     let array = |array: &Array| json!({ "key": array.key(), "element": array.element().name(), "shape": shape(array), "is_usable": true });
     let other = |(key, why): &(String, String)| json!({ "key": key, "is_usable": false, "why": why });
-    let arrays = contents.arrays.iter().map(array).chain(contents.others.iter().map(other)).collect();
-    Ok((table(&lines), arrays))
+    let arrays: Value = contents.arrays.iter().map(array).chain(contents.others.iter().map(other)).collect();
+    Ok((lines, json!({ "arrays": arrays })))
 }
 
 /// What is wrong with the words is not wrong with `--data`.

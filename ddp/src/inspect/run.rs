@@ -170,7 +170,12 @@ impl Story {
         let world = &start["world"];
         sheet.add(
             "ranks",
-            format!("{}, {} threads each, {}", world["ranks"], world["threads"], text(&start["versions"]["ddp-train"])),
+            format!(
+                "{}, {} threads each, ddp-train {}",
+                world["ranks"],
+                world["threads"],
+                text(&start["versions"]["ddp-train"])
+            ),
         );
         sheet.add("parameters", start["parameters"].to_string());
         if let Some(step) = &self.step {

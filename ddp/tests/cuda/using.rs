@@ -61,8 +61,8 @@ fn gpus_say_what_the_cpu_says_and_any_number_of_them_the_same() {
     }
 }
 
-/// How far two logits may be apart, one computed in f32, the other in numbers with the unit roundoff `unit`: features are from 0 to 1, so a hidden number
-/// is at most the sum of its weights' magnitudes, and off by `unit` for its features, its weights and itself, and by f32's for each of 784 additions; a logit in
+/// How far two logits may be apart, one computed in f32, the other in numbers with the unit roundoff `unit`: a hidden number is at most the sum of its
+/// weights' magnitudes times those of its features, and off by `unit` for its features, its weights and itself, and by f32's for each of 784 additions; a logit in
 /// the same way.
 fn bound(folder: &Folder, unit: f64) -> f64 {
     let model = model(&folder.out(), 16);
@@ -74,7 +74,7 @@ fn bound(folder: &Folder, unit: f64) -> f64 {
         };
         weight.chunks(shape[1]).zip(bias).map(row).collect()
     };
-    let hidden = largest_row("0.weight", "0.bias", &[1.0; 784]);
+    let hidden = largest_row("0.weight", "0.bias", &largest_features());
     let off: Vec<f64> = hidden.iter().map(|size| size * (4.0 * unit + 2.0 * 785.0 * f32_unit)).collect();
     let (second, biases) = (&model["2.weight"].1, vec![0f32; 10]);
     let carried = second
@@ -83,4 +83,13 @@ fn bound(folder: &Folder, unit: f64) -> f64 {
         .map(|(row, _)| row.iter().zip(&off).map(|(w, off)| f64::from(w.abs()) * off).sum::<f64>());
     let own = largest_row("2.weight", "2.bias", &hidden);
     carried.zip(own).map(|(carried, size)| carried + size * (4.0 * unit + 2.0 * 17.0 * f32_unit)).fold(0.0, f64::max)
+}
+
+/// Each feature's largest magnitude over the rows.
+fn largest_features() -> Vec<f64> {
+    let rows = ddp::data::open(&DATA[7..].parse().unwrap()).unwrap().held_out;
+    let numbers: Vec<u64> = (0..rows.rows()).collect();
+    let (mut x, mut classes) = (vec![0.0; numbers.len() * 784], vec![0; numbers.len()]);
+    rows.gather(&numbers, &mut x, ddp::data::Targets::Classes(&mut classes)).unwrap();
+    (0..784).map(|feature| x.chunks(784).map(|row| f64::from(row[feature].abs())).fold(0.0, f64::max)).collect()
 }

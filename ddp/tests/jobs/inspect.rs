@@ -151,12 +151,58 @@ fn data_that_are_built_in_tell_their_classes_and_ranges() {
     assert_eq!((&json["is_sound"], &json["row_shape"]), (&true.into(), &json!([784])));
     let rows: u64 = json["classes"].as_array().unwrap().iter().map(|class| class["rows"].as_u64().unwrap()).sum();
     assert_eq!((rows, json["classes"].as_array().unwrap().len()), (100, 10));
-    let (least, largest) = (json["features"]["least"].as_f64().unwrap(), json["features"]["largest"].as_f64().unwrap());
-    assert!(least >= 0.0 && largest <= 1.0 && least < largest, "{json}");
+    let feature = |which: &str| json["features"][which].as_f64().unwrap();
+    assert!(feature("least") < feature("mean") && feature("mean") < feature("largest"), "{json}");
     assert_has(
         &told(&folder, "synthetic:regression,rows=50"),
         &["50 of shape [64]", "regression of 1 number, from ", "would take them"],
     );
     let ended = folder.alone("inspect glyphs,rows=x").run();
     assert!(ended.assert_fails(2).contains("glyphs,rows=x: rows is \"x\""), "{ended}");
+}
+
+#[test]
+fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
+    let folder = Folder::new("inspect-files");
+    let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    put("flowers.csv", "length,width,kind\n1,2,wide\n3,-1.5,long\n5,6,wide\n2,2,wide\n");
+    let (json, ended) = seen(&folder, "flowers.csv --labels kind");
+    ended.assert_well();
+    assert_eq!(json["files"][0]["holds"]["columns"], json!(["length", "width", "kind"]));
+    assert_eq!(json["classes"], json!([{ "name": "long", "rows": 1 }, { "name": "wide", "rows": 3 }]));
+    assert_eq!((&json["rows"], &json["columns"]), (&4.into(), &json!(["length", "width"])));
+    assert_eq!((&json["features"]["least"], &json["features"]["largest"]), (&json!(-1.5), &json!(6.0)));
+    assert_has(
+        &told(&folder, "flowers.csv"),
+        &["3 columns: length, width, kind", "4 of shape [2]", "wide  3 rows", "would take them"],
+    );
+    assert_has(
+        &told(&folder, "flowers.csv --labels width --task regression --cache-dir kept"),
+        &["regression of 1 number, from -1.5 to 6.0"],
+    );
+    assert!(folder.path().join("kept").is_dir());
+
+    let save = |name: &str, values: &[u8], shape: &[usize]| {
+        let tensor = ddp_kernels::Tensor::from_slice(values, shape, ddp_kernels::Device::Cpu).unwrap();
+        tensor.save_npy(folder.path().join(name)).unwrap();
+    };
+    save("x.npy", &[0, 7, 255, 3, 9, 9, 1, 2], &[2, 2, 2]);
+    save("y.npy", &[1, 0], &[2]);
+    let (json, ended) = seen(&folder, "x.npy --labels y.npy");
+    ended.assert_well();
+    assert_eq!(
+        json["files"][0]["holds"]["arrays"][0],
+        json!({ "key": "", "element": "u8", "shape": [2, 2, 2], "is_usable": true })
+    );
+    assert_has(&told(&folder, "x.npy --labels y.npy"), &["u8 [2, 2, 2]", "2 of shape [4]", "from 0.0 to 255.0"]);
+
+    // What training would refuse is said in its words, behind what can be said.
+    put("bad.csv", "length,width,kind\n1,2,wide\n3,thin,long\n");
+    let (json, ended) = seen(&folder, "bad.csv --labels kind");
+    assert_eq!((ended.exit_code(), &json["is_sound"]), (Some(65), &false.into()), "{ended}");
+    let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
+    assert_has(cause, &["bad.csv", "thin", "width"]);
+    assert_eq!(json["refused"].as_str().map(|why| cause.contains(why)), Some(true), "{ended}");
+    let ended = folder.alone("inspect nothing.csv").run();
+    assert!(ended.assert_fails(74).contains("nothing.csv"), "{ended}");
 }
