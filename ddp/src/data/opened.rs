@@ -101,8 +101,11 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     Ok(Opened { features, labels, columns, watched, first: paths[0].clone() })
 }
 
+/// A file of labels, and which array or column of it.
+type LabelFile = (PathBuf, Option<String>);
+
 /// The files that hold labels alone, each with the array or column: none where labels are in the files of the features.
-fn label_files(ask: &Ask<'_>, paths: &[PathBuf]) -> Result<Option<Vec<(PathBuf, Option<String>)>>> {
+fn label_files(ask: &Ask<'_>, paths: &[PathBuf]) -> Result<Option<Vec<LabelFile>>> {
     match &ask.labels {
         LabelSource::Files(spec) => {
             let files = choose::files(&spec.path, ask.labels_flag)?;

@@ -1,23 +1,27 @@
 //! From what is asked for to data that are ready: files opened, looked at, split and normalized; all ranks together, so that whatever is
 //! wrong is one error for all, before anything is trained.
 
-use std::path::{Path, PathBuf};
+mod built_in;
+mod look;
+
+use std::path::Path;
 use std::sync::Arc;
 
 use ddp_comm::{Field, World};
 use ddp_kernels::{Device, memory};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::dataset::{FileData, NoRows, Side, Watch, nonfinite};
-use super::files::{Array, Element, cache};
+use self::built_in::built_in;
+use self::look::{bad_label, look};
+use super::dataset::{FileData, NoRows, Side, Watch};
+use super::files::{Array, Element};
 use super::labels::Labels;
-use super::normalize::Normalized;
 use super::opened::{self, Ask, LabelSource, Opened};
-use super::scan::{self, Kept, Rows};
+use super::scan::{self, Kept};
 use super::spec::FilesSpec;
 use super::split::Split;
 use super::stack::Stack;
-use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Targets, Task, Trained, agree, choose};
+use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Task, Trained, agree, choose};
 use crate::config::Normalize;
 use crate::error::{Error, Result};
 
@@ -90,66 +94,6 @@ impl DataRequest {
 
     fn cache_dir(&self) -> Option<&Path> {
         self.cache_dir.as_deref()
-    }
-}
-
-/// The most bytes of generated features that are made to find their moments.
-const GENERATED_BYTES_MAX: u64 = 256 << 20;
-
-/// Data that are built in.
-fn built_in(request: &DataRequest, world: &World) -> Result<Data> {
-    let (train, held_out): (Arc<dyn Dataset>, Arc<dyn Dataset>) = match &request.data {
-        DataSpec::Glyphs(spec) => {
-            (Arc::new(super::glyphs::Glyphs::train(spec)), Arc::new(super::glyphs::Glyphs::held_out(spec)))
-        }
-        DataSpec::Synthetic(spec) => {
-            let (train, held_out) = super::synthetic::Synthetic::pair(spec);
-            (Arc::new(train), Arc::new(held_out))
-        }
-        DataSpec::Files(spec) => return of_files(request, spec, world),
-    };
-    let normalization = match &request.trained {
-        Some(trained) => {
-            check_trained(trained, &request.data, train.row_shape(), train.task())?;
-            trained.normalization.clone()
-        }
-        None if request.normalize == Normalize::None => None,
-        None => {
-            let found = scan::features(&Generated(&*train), &|_| true, world, GENERATED_BYTES_MAX)?;
-            Normalization::of(request.normalize, &found.moments)
-        }
-    };
-    let normalized = |of: Arc<dyn Dataset>| -> Arc<dyn Dataset> {
-        match &normalization {
-            None => of,
-            Some(by) => Arc::new(Normalized { of, by: by.clone() }),
-        }
-    };
-    let (train, held_out) = (normalized(train), normalized(held_out));
-    let description = describe(request.data.name(), &*train, &*held_out);
-    Ok(Data { train, held_out, description, normalization, columns: None })
-}
-
-/// Rows of a dataset, for looking at their features.
-struct Generated<'a>(&'a dyn Dataset);
-
-impl Rows for Generated<'_> {
-    fn rows(&self) -> u64 {
-        self.0.rows()
-    }
-
-    fn width(&self) -> usize {
-        self.0.row_shape().iter().product()
-    }
-
-    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        let rows: Vec<u64> = (first..first + (into.len() / self.width()) as u64).collect();
-        match self.0.task() {
-            Task::Classification { .. } => self.0.gather(&rows, into, Targets::Classes(&mut vec![0; rows.len()])),
-            Task::Regression { outputs } => {
-                self.0.gather(&rows, into, Targets::Values(&mut vec![0.0; rows.len() * outputs]))
-            }
-        }
     }
 }
 
@@ -434,115 +378,6 @@ fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept
             );
         }
     }
-}
-
-/// Looks at all labels, and at features as far as something can be wrong with them or is wanted of them. On all ranks together; what was found
-/// before is taken from the cache.
-fn look(
-    source: &Source,
-    known: Option<&Task>,
-    split: Option<&Split>,
-    request: &DataRequest,
-    world: &World,
-) -> Result<Kept> {
-    let labels = source.labels.as_ref().ok_or_else(|| Error::Internal("nothing to learn".into()))?;
-    let element = source.features().element()?;
-    let is_trained_on = known.is_none();
-    let wants_moments = is_trained_on
-        && match request.normalize {
-            Normalize::None => false,
-            Normalize::Unit => element != Element::U8,
-            Normalize::Standard => true,
-        };
-    let looks_at_features = wants_moments || element.is_float();
-    let file = kept_file(source, known, split, looks_at_features, request);
-    if let Some(kept) = agreed(file.as_deref().and_then(Kept::read), world)? {
-        return Ok(kept);
-    }
-    let classes = match known {
-        Some(Task::Classification { classes, .. }) => Some(*classes),
-        _ => None,
-    };
-    let counts = bad_label(scan::labels(labels, classes, world)?)?;
-    let mut found = None;
-    if looks_at_features {
-        let features = source.features();
-        let side = |row| split.is_none_or(|split| split.is_trained_on(row));
-        let result = scan::features(features, &side, world, scan::BYTES_MAX)?;
-        if let Some((row, column)) = result.bad {
-            return Err(nonfinite(features, row, column as usize, source.opened.columns.as_deref()));
-        }
-        found = Some(result);
-    }
-    let kept = Kept { counts, found };
-    if let (Some(file), 0) = (file, world.local_rank()) {
-        // Without it the next start reads everything again, and that is all.
-        if let Err(error) = kept.write(&file) {
-            tracing::debug!("{}: what was found in it is not kept: {error}", source.flag);
-        }
-    }
-    Ok(kept)
-}
-
-/// What is less than this is looked at again each time.
-const KEPT_BYTES_MIN: u64 = 32 << 20;
-
-/// Where what is found is kept: none where there is little to read, or nowhere to keep it.
-fn kept_file(
-    source: &Source,
-    known: Option<&Task>,
-    split: Option<&Split>,
-    looks_at_features: bool,
-    request: &DataRequest,
-) -> Option<PathBuf> {
-    let labels = source.labels.as_ref()?;
-    let arrays = || source.features().arrays().iter().chain(labels.stack().arrays());
-    let bytes: u64 = arrays().map(|array| array.mapped().len()).sum();
-    if bytes < KEPT_BYTES_MIN {
-        return None;
-    }
-    let mut key = format!(
-        "{}\n{:?}\n{:?}\n{looks_at_features} {} {}\n",
-        labels.coding_text(),
-        known.map(Task::outputs),
-        split.map(|_| (request.val_split.to_bits(), request.seed)),
-        scan::BYTES_MAX,
-        source.features().rows()
-    );
-    for array in arrays() {
-        key.push_str(&format!("{} {:?} {:?}\n", array.key(), array.element(), array.mapped().identity()));
-    }
-    let folder = cache::folder(&source.opened.first, request.cache_dir()).ok()?;
-    Some(folder.join(format!("looked-at-{:032x}", xxh3_128(key.as_bytes()))))
-}
-
-/// What all ranks have found kept, if it is the same.
-fn agreed(kept: Option<Kept>, world: &World) -> Result<Option<Kept>> {
-    let mine = kept.as_ref().map(|kept| xxh3_128(&kept.to_bytes()).to_le_bytes().to_vec()).unwrap_or_default();
-    let all = world.all_gather_bytes(&mine)?;
-    Ok(kept.filter(|_| all.iter().all(|hash| *hash == mine)))
-}
-
-/// The counts, unless a label cannot be.
-fn bad_label(summary: scan::LabelSummary) -> Result<Vec<u64>> {
-    match summary.bad {
-        None => Ok(summary.counts),
-        Some((_, why)) => Err(Error::Data(why)),
-    }
-}
-
-/// Built-in data for a model that is trained already.
-fn check_trained(trained: &Trained, data: &DataSpec, shape: &[usize], task: &Task) -> Result<()> {
-    let count = |shape: &[usize]| shape.iter().product::<usize>();
-    if count(shape) != count(&trained.row_shape) || *task != trained.task {
-        return Err(Error::Data(format!(
-            "--data {data}: expected rows of {} features for {}, as the model was trained on, got {} for {task}. Give other data",
-            count(&trained.row_shape),
-            trained.task,
-            count(shape)
-        )));
-    }
-    check_normalization(trained)
 }
 
 fn check_normalization(trained: &Trained) -> Result<()> {

@@ -113,6 +113,29 @@ fn the_same_rows_in_files_of_every_kind_give_the_same_model() {
     all_at_once(&kinds[1..], |(name, files, data)| assert!(model(name, files, data) == first, "{name}"));
 }
 
+#[test]
+fn a_table_is_converted_once_and_what_it_became_is_a_file_of_data_too() {
+    let folder = Folder::new("cache");
+    write(&folder, "d.csv", csv(0..ROWS, text));
+    let run = |data: &str, out: &str| {
+        folder.alone(&format!("{TRAIN} {data} --cache-dir cache").replace("OUT", out)).run().assert_well();
+        model_bytes(&folder.path().join(out), 18)
+    };
+    let converted = || -> Vec<_> {
+        folder
+            .tree()
+            .into_iter()
+            .filter(|file| file.0.to_string_lossy().ends_with(".bin"))
+            .map(|file| (file.0, file.2))
+            .collect()
+    };
+    let first = run("d.csv", "one");
+    let made = converted();
+    assert!(made.len() == 1 && made[0].0.starts_with(folder.path().join("cache")), "{made:?}");
+    assert!(run("d.csv", "two") == first && converted() == made, "it is found again, and not made anew");
+    assert!(run(&made[0].0.display().to_string(), "three") == first);
+}
+
 #[cfg(feature = "mpi")]
 #[test]
 fn two_ranks_read_the_same_rows_as_one_from_files_of_every_kind() {

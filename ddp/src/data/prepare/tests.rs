@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::config::TaskKind;
+use crate::data::Targets;
 use crate::data::agree::testing::ranks;
 use crate::files::testing::Scratch;
 
@@ -247,4 +248,44 @@ fn labels_are_what_they_look_like_or_what_the_task_says() {
     let y = whole(&scratch, "z.npy", &[0, 1, 3]);
     assert_eq!(task(&y, None).unwrap(), "classification into 4 classes");
     assert_eq!(task(&y, Some(TaskKind::Regression)).unwrap(), "regression of 1 number");
+}
+
+#[test]
+#[ignore = "a measurement for people: prints microseconds"]
+fn how_long_gathering_takes() {
+    const ROWS: usize = 20_000;
+    const PIXELS: usize = 784;
+    let scratch = Scratch::new();
+    let grey: Vec<u8> = (0..ROWS * PIXELS).map(|index| (index * 31 % 251) as u8).collect();
+    let wide: Vec<u8> = grey.iter().flat_map(|&grey| f32::from(grey).to_le_bytes()).collect();
+    let y = whole(&scratch, "y.npy", &(0..ROWS as i64).map(|row| row % 10).collect::<Vec<_>>());
+    let bytes = request(&npy(&scratch, "bytes.npy", "|u1", &[ROWS, PIXELS], &grey), Some(&y));
+    let floats = request(&npy(&scratch, "floats.npy", "<f4", &[ROWS, PIXELS], &wide), Some(&y));
+    let glyphs = DataRequest::new("glyphs".parse().unwrap());
+    let normalized = |request: &DataRequest, normalize| DataRequest { normalize, ..request.clone() };
+    for (name, request) in [
+        ("glyphs", &glyphs),
+        ("bytes", &bytes),
+        ("bytes, unit", &normalized(&bytes, Normalize::Unit)),
+        ("f32", &floats),
+        ("f32, standard", &normalized(&floats, Normalize::Standard)),
+    ] {
+        let data = prepare(request, &World::single().unwrap()).unwrap().train;
+        let order = crate::data::Sampler::new(ROWS as u64, 128, 0, false).unwrap().permutation(0);
+        let batches: Vec<Vec<u64>> =
+            (0..150).map(|batch| (0..128).map(|row| order.row(batch * 128 + row)).collect()).collect();
+        let (mut x, mut classes) = (vec![0.0; 128 * PIXELS], vec![0; 128]);
+        let mut times_us: Vec<f64> = Vec::new();
+        for _ in 0..3 {
+            for rows in &batches {
+                let started = std::time::Instant::now();
+                data.gather(rows, &mut x, Targets::Classes(&mut classes)).unwrap();
+                times_us.push(started.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        // The first round draws glyphs, and brings pages.
+        let mut later = times_us.split_off(batches.len());
+        later.sort_by(f64::total_cmp);
+        println!("{name}: {:.1} us for 128 rows of {PIXELS}, the median of {}", later[later.len() / 2], later.len());
+    }
 }
