@@ -29,8 +29,10 @@ use crate::error::{Error, Result};
 pub(crate) const BYTES_MAX: u64 = 8 << 30;
 /// The numbers of a block: as f32 they stay in a core's cache while they are looked at twice.
 const BLOCK_NUMBERS: usize = 1 << 16;
-/// The fewest rows of a block, where a row alone is larger than that: merging has to cost less than adding.
+/// The fewest rows of a block where rows are larger than that, since merging has to cost less than adding; unless a block would then have
+/// more numbers than the second of these.
 const BLOCK_ROWS_MIN: usize = 8;
+const BLOCK_NUMBERS_MAX: usize = 1 << 22;
 /// Segments where there is room for them: as many as can be shared evenly by most numbers of ranks.
 const SEGMENTS: u64 = 240;
 /// The most bytes of moments of all segments together.
@@ -68,12 +70,13 @@ struct Plan {
 
 impl Plan {
     fn new(rows: u64, width: usize, bytes_max: u64) -> Plan {
-        let block_rows = (BLOCK_NUMBERS / width.max(1)).max(BLOCK_ROWS_MIN) as u64;
+        let least = BLOCK_ROWS_MIN.min(BLOCK_NUMBERS_MAX / width).max(1);
+        let block_rows = (BLOCK_NUMBERS / width).max(least) as u64;
         let blocks = rows.div_ceil(block_rows);
         let block_bytes = block_rows * width as u64 * 4;
-        let taken = blocks.min((bytes_max / block_bytes.max(1)).max(1));
+        let taken = blocks.min((bytes_max / block_bytes).max(1));
         let moments_bytes = Moments::bytes(width) as u64;
-        let segments = SEGMENTS.min(taken).min((SEGMENTS_BYTES / moments_bytes).max(8));
+        let segments = SEGMENTS.min(taken).min((SEGMENTS_BYTES / moments_bytes).max(1));
         Plan { rows, block_rows, blocks, taken, segments }
     }
 

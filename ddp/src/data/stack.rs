@@ -6,6 +6,9 @@ use super::files::{Array, Element};
 use super::scan::Rows;
 use crate::error::{Error, Result};
 
+/// The most numbers of a row: as many as the widest layer has.
+const WIDTH_MAX: usize = 1 << 24;
+
 /// Arrays whose rows have one shape, one after another.
 #[derive(Debug)]
 pub(crate) struct Stack {
@@ -36,7 +39,14 @@ impl Stack {
                 .ok_or_else(|| Error::Data(format!("{}: more rows than can be counted", array.name())))?;
             starts.push(rows);
         }
-        let width = first.row_shape().iter().product();
+        let width = first.row_elements();
+        if width > WIDTH_MAX {
+            return Err(Error::Data(format!(
+                "{}: expected at most {WIDTH_MAX} numbers a row, got {width} (shape {:?}). The first dimension counts rows",
+                first.name(),
+                first.row_shape()
+            )));
+        }
         Ok(Stack { arrays, starts, width })
     }
 

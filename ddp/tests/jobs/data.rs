@@ -278,6 +278,12 @@ fn bad() -> Vec<(Vec<(&'static str, Vec<u8>)>, &'static str, i32, &'static [&'st
         (vec![("x.npy", x(4)[..100].to_vec()), ("y.npy", y(&[0, 1, 0, 1]))], XY, 65, &["x.npy"]),
         (xy(npy("|O", &[4], &[0; 32]), y(&[0, 1, 0, 1])), XY, 65, &["x.npy", "object"]),
         (xy(npy("<f4", &[1 << 40, 1 << 20], &[0; 64]), y(&[0, 1])), XY, 65, &["x.npy"]),
+        (
+            xy(npy("|u1", &[2, 1 << 25], &vec![0; 1 << 26]), y(&[0, 1])),
+            XY,
+            65,
+            &["x.npy: expected at most 16777216 numbers a row", "got 33554432"],
+        ),
         (vec![("m.pt", b"PK\x03\x04 pickle".to_vec())], "m.pt", 65, &["m.pt"]),
         (
             vec![("a.npy", x(4)), ("b.npy", npy("<f4", &[2, 3], &[0; 24])), ("y.npy", y(&[0, 1, 0, 1, 0, 1]))],

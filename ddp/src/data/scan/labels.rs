@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 /// The most classes: labels that go beyond are hardly classes.
 pub(crate) const CLASSES_MAX: usize = 1 << 16;
-/// Labels that are read at a time.
-const BLOCK_ROWS: u64 = 1 << 13;
+/// Numbers that are read at a time.
+const BLOCK_NUMBERS: u64 = 1 << 13;
 /// Pieces that labels are cut into: counts are the same however they are added.
 const SEGMENTS: u64 = 64;
 
@@ -38,14 +38,15 @@ impl LabelSummary {
 /// Looks at all labels, on all ranks of `world` together. Where `known` classes are known, others cannot be.
 pub(crate) fn labels(labels: &Labels, known: Option<usize>, world: &World) -> Result<LabelSummary> {
     let rows = labels.rows();
-    let segments = SEGMENTS.min(rows.div_ceil(BLOCK_ROWS)).max(1);
+    let block_rows = (BLOCK_NUMBERS / labels.width() as u64).max(1);
+    let segments = SEGMENTS.min(rows.div_ceil(block_rows)).max(1);
     let mine = share(&(0..segments), world.rank(), world.size());
     let found = in_segments(mine, |segment| {
         let rows = share(&(0..rows), segment as usize, segments as usize);
         let mut summary = LabelSummary::default();
         let mut first = rows.start;
         while first < rows.end && summary.bad.is_none() {
-            let end = (first + BLOCK_ROWS).min(rows.end);
+            let end = (first + block_rows).min(rows.end);
             if labels.are_classes() {
                 look_at_classes(labels, first..end, known, &mut summary)?;
             } else {
