@@ -28,6 +28,8 @@ pub(super) struct Chart {
     /// Whether series are parts that lie on each other and make one.
     is_stacked: bool,
     has_log: bool,
+    /// Whether heights begin at 0.
+    is_from_zero: bool,
     /// Over the whole width.
     is_wide: bool,
     series: Vec<Series>,
@@ -76,6 +78,7 @@ impl Charts {
             form,
             is_stacked: false,
             has_log: false,
+            is_from_zero: false,
             is_wide: false,
             series,
         };
@@ -91,7 +94,16 @@ impl Charts {
                 Form::Percent,
                 vec![dots("held out", 1, held_out(&|line| line.accuracy))],
             ),
-            chart("lr", "Learning rate", "", Form::Plain, vec![curve("learning rate", 2, of_steps(&|line| line.lr))]),
+            Chart {
+                is_from_zero: true,
+                ..chart(
+                    "lr",
+                    "Learning rate",
+                    "",
+                    Form::Plain,
+                    vec![curve("learning rate", 2, of_steps(&|line| line.lr))],
+                )
+            },
             Chart {
                 has_log: true,
                 ..chart(
@@ -274,7 +286,10 @@ impl Charts {
         for (index, chart) in self.charts.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             let (kind, form) = (if chart.is_stacked { "stack" } else { "lines" }, chart.form.name());
-            json += &format!("{comma}{{\"id\":\"{}\",\"kind\":\"{kind}\",\"form\":\"{form}\",\"series\":[", chart.id);
+            json += &format!(
+                "{comma}{{\"id\":\"{}\",\"kind\":\"{kind}\",\"form\":\"{form}\",\"zero\":{},\"series\":[",
+                chart.id, chart.is_from_zero
+            );
             for (index, series) in chart.series.iter().enumerate() {
                 let Series { name, colour, has_dots, points, told_ms, .. } = series;
                 let comma = if index > 0 { "," } else { "" };
@@ -305,7 +320,7 @@ impl Chart {
                 let scale = Scale::around(low, high);
                 Scale::exactly(scale.low().max(0.0), scale.high().min(1.0))
             }
-            Some((low, high)) => Scale::around(low, high),
+            Some((low, high)) => Scale::around(if self.is_from_zero { low.min(0.0) } else { low }, high),
             None => Scale::exactly(0.0, 1.0),
         }
     }

@@ -18,8 +18,10 @@ impl Scale {
     /// From a round number below these values to one above. From 0 on where that leaves most of the height to the curve.
     pub(super) fn around(low: f64, high: f64) -> Scale {
         let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
-        let half = if high == 0.0 { 1.0 } else { high.abs() / 20.0 };
-        let (low, high) = if high > low { (low, high) } else { (low - half, high + half) };
+        // Values that are almost one: their differences would need more digits than an axis has room for.
+        let least = if high == 0.0 && low == 0.0 { 2.0 } else { low.abs().max(high.abs()) / 100.0 };
+        let more = (least / 2.0 - (high / 2.0 - low / 2.0)).max(0.0);
+        let (low, high) = (low - more, high + more);
         let step = tick_step(low, high, TICKS_MAX);
         let (below, above) = ((low / step).floor() * step, (high / step).ceil() * step);
         if below.is_finite() && above.is_finite() && above > below {

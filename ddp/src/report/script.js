@@ -123,11 +123,10 @@
         });
       }
       if (least > most) { [low, high] = [0, 1]; return; }
-      if (!isLog && least > 0 && least < 0.5 * most) least = 0;
-      if (most === least) {
-        const half = isLog ? 0.5 : Math.abs(most) / 20 || 1;
-        [least, most] = [least - half, most + half];
-      }
+      if (!isLog && least > 0 && (chart.zero || least < 0.5 * most)) least = 0;
+      const room = isLog ? 1 : Math.max(Math.abs(least), Math.abs(most)) / 100 || 2;
+      const more = Math.max(0, room / 2 - (most / 2 - least / 2));
+      if (!isLog || most === least) [least, most] = [least - more, most + more];
       if (isLog) { [low, high] = [least - 0.04 * (most - least), most + 0.04 * (most - least)]; return; }
       const step = tickStep(least, most, 5);
       const ends = [Math.floor(least / step) * step, Math.ceil(most / step) * step];
