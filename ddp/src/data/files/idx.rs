@@ -60,18 +60,18 @@ impl Header {
 
 /// The array of the file at `path`, which people know as `file`.
 pub(super) fn open(path: &Path, file: &str) -> Result<Contents> {
-    let mapped = map(path)?;
+    let (mapped, shown) = (map(path)?, Path::new(file));
     let mut start = [0; 4 + 4 * RANK_MAX];
     let start = &mut start[..mapped.len().min(4 + 4 * RANK_MAX as u64) as usize];
-    mapped.read(0, start).map_err(|error| refuse(path, error))?;
-    let header = Header::parse(start).map_err(|why| refuse(path, why))?;
+    mapped.read(0, start).map_err(|error| refuse(shown, error))?;
+    let header = Header::parse(start).map_err(|why| refuse(shown, why))?;
     let header =
-        header.ok_or_else(|| refuse(path, format!("it ends within its header: it has {} bytes", mapped.len())))?;
+        header.ok_or_else(|| refuse(shown, format!("it ends within its header: it has {} bytes", mapped.len())))?;
     let Header { element, shape } = &header;
     if header.bytes() != Some(mapped.len()) {
         let claimed = header.bytes().map_or("more bytes than there can be".into(), |bytes| format!("{bytes} bytes"));
         return Err(refuse(
-            path,
+            shown,
             format!(
                 "its header claims {element}{shape:?}, {claimed} with the header, but the file has {}",
                 mapped.len()
@@ -81,5 +81,5 @@ pub(super) fn open(path: &Path, file: &str) -> Result<Contents> {
     let mut contents = Contents::default();
     let place = Place { key: "", offset: header.data_start(), element: *element, big_endian: true, shape };
     contents.add(&mapped, file, &place);
-    contents.checked(path)
+    contents.checked(shown)
 }

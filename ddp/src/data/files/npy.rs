@@ -70,13 +70,13 @@ pub(super) fn place<'a>(header: &'a Header, key: &'a str, start: u64) -> Place<'
 
 /// The array of the file at `path`, which people know as `file`.
 pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<Contents> {
-    let mapped = map(path)?;
-    let header = header(Reading::of(&mapped)).map_err(|why| refuse(path, why))?;
+    let (mapped, shown) = (map(path)?, Path::new(file));
+    let header = header(Reading::of(&mapped)).map_err(|why| refuse(shown, why))?;
     let (claimed, shape) = (bytes(&header), header.shape);
     if claimed != mapped.len() {
         let Stored { element, .. } = header.stored;
         return Err(refuse(
-            path,
+            shown,
             format!(
                 "its header claims {element}{shape} = {claimed} bytes with the header, but the file has {}",
                 mapped.len()
@@ -85,7 +85,7 @@ pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<
     }
     if is_scattered(&header) {
         // Checked before a copy is made.
-        Array::new(&mapped, file, &place(&header, "", 0)).map_err(|why| refuse(path, why))?;
+        Array::new(&mapped, file, &place(&header, "", 0)).map_err(|why| refuse(shown, why))?;
         let made = cache::converted(path, cache_dir, "npy, by rows", |made| {
             flat::write(made, |writer| {
                 by_rows(&mapped, 0, &header, "", writer)?;
@@ -96,7 +96,7 @@ pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<
     }
     let mut contents = Contents::default();
     contents.add(&mapped, file, &place(&header, "", 0));
-    contents.checked(path)
+    contents.checked(shown)
 }
 
 /// Appends the array whose header is at `start` of `mapped`, in Fortran order, to `writer` by rows and in little-endian: element

@@ -59,7 +59,7 @@ fn check(array: &Array, element: &str, expected: &Value) {
     array.read_f32(1, &mut two).unwrap();
     assert_eq!(two.map(f32::to_bits), f32s[4..].iter().map(|x| x.to_bits()).collect::<Vec<_>>()[..], "{about}");
     if element == "u64" {
-        array.read_i64(1, &mut i64s[..8]).unwrap();
+        array.read_i64(1, &mut i64s[..4]).unwrap();
         assert_eq!(i64s[0], exact[4].as_i64().unwrap());
     }
 }
@@ -187,8 +187,7 @@ fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
         ("a.csv.gz", b"\x1f\x8b\x08", Kind::Csv),
         ("a.data", b"PAR1....", Kind::Parquet),
         ("a-idx1-ubyte", b"\x01", Kind::Idx),
-        // A table may begin with anything that is text.
-        ("b.csv", b"\0\0\x08\x09", Kind::Idx),
+        ("b.csv", b"\0\0\x08\x03", Kind::Idx),
     ] {
         assert_eq!(kind(&file(&scratch, name, bytes)).unwrap(), kind_of, "{name}");
     }
@@ -206,7 +205,10 @@ fn every_truncation_is_refused_and_names_the_file() {
         for length in 0..whole.len() {
             refused(&file(&scratch, name, &whole[..length]));
         }
-        refused(&file(&scratch, name, &[&whole[..], b"\0"].concat()));
+        // An archive is found from its end, and may have anything around it.
+        if !name.ends_with(".npz") {
+            refused(&file(&scratch, name, &[&whole[..], b"\0"].concat()));
+        }
     }
 }
 
@@ -229,12 +231,12 @@ fn every_changed_byte_gives_no_more_numbers_than_the_file_has_or_is_refused() {
         let whole = fs::read(golden(name)).unwrap();
         let cache = scratch.path().join("cache");
         let most = read_all(&golden(name), &cache).unwrap();
-        // What is packed is compared with a checksum, and each change of the rest would convert it again.
-        let step = if name == "packed.npz" { 7 } else { 1 };
-        for position in (0..whole.len()).step_by(step) {
-            for value in
-                [0, 1, 0x7f, 0x80, 0xff, whole[position] ^ 1, whole[position] ^ 0x40, whole[position].wrapping_add(1)]
-            {
+        // Each change of what has to be converted is converted and made durable again: fewer of them.
+        let is_converted = matches!(name, "packed.npz" | "columns.npy");
+        for position in (0..whole.len()).step_by(if is_converted { 7 } else { 1 }) {
+            let byte = whole[position];
+            let values = [byte ^ 1, 0xff, 0, 1, 0x7f, 0x80, byte ^ 0x40, byte.wrapping_add(1)];
+            for &value in &values[..if is_converted { 2 } else { 8 }] {
                 let mut changed = whole.clone();
                 changed[position] = value;
                 let path = file(&scratch, name, &changed);

@@ -156,7 +156,7 @@ fn headers_that_lie_with_a_right_checksum_are_refused() {
         ("\"offset\":64", "\"offset\":65", "begins at byte 65: expected a multiple of 64"),
         ("\"offset\":64", "\"offset\":128", "overlap"),
         ("\"offset\":64", "\"offset\":192", "overlap"),
-        ("\"offset\":64", "\"offset\":18446744073709551552", "beyond any file"),
+        ("\"offset\":64", "\"offset\":18446744073709551552", "up to byte 18446744073709551568, but the file has"),
         ("\"features\"", "\"labels\"", "labels comes twice"),
         ("\"source\"", "\"sauce\"", "cannot be understood: unknown field `sauce`"),
         ("{\"arrays\"", "[\"arrays\"", "cannot be understood"),
