@@ -4,8 +4,6 @@
 //! allocated for it; what is wrong is one error that names the file, exit code 65. Pickled objects are never read. What cannot be mapped as it is
 //! (compressed, or with columns where rows are read) is converted once into the cache.
 
-#![allow(dead_code)] // until datasets are made of files
-
 pub(crate) mod array;
 pub(crate) mod cache;
 mod csv;

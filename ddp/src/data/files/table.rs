@@ -200,6 +200,7 @@ impl<'a> Rows<'a> {
     }
 
     /// How many rows have ended.
+    #[cfg(feature = "parquet")]
     pub(super) fn count(&self) -> u64 {
         self.rows
     }

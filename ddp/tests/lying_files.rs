@@ -1,0 +1,123 @@
+//! Headers that lie about sizes: refused without allocating what they claim. A test program of its own, because it counts every
+//! allocation of the process.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ddp::fuzzing;
+
+/// The largest allocation since it was last set to 0.
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: hands every call on to the system's allocator with the same arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        LARGEST.fetch_max(new_size, Ordering::Relaxed);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.realloc(pointer, layout, new_size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Pieces and tables of the readers are smaller, and what the headers below claim is much larger.
+const ALLOWED_BYTES: usize = 2 << 20;
+
+/// Refused, and with small allocations alone.
+fn refused(ending: &str, bytes: &[u8], claim: &str) {
+    LARGEST.store(0, Ordering::Relaxed);
+    let read = if ending == ".bin" { fuzzing::flat(bytes) } else { fuzzing::arrays(&format!("a{ending}"), bytes) };
+    let largest = LARGEST.load(Ordering::Relaxed);
+    assert!(read.is_err(), "{ending} with {claim} was read");
+    assert!(largest <= ALLOWED_BYTES, "{ending} with {claim}: {largest} bytes at once");
+}
+
+fn npy(shape: &str, fortran_order: bool, bytes: usize) -> Vec<u8> {
+    let order = if fortran_order { "True" } else { "False" };
+    let mut text = format!("{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}");
+    text.push_str(&" ".repeat(117 - text.len()));
+    [b"\x93NUMPY\x01\x00v\x00", text.as_bytes(), b"\n", &vec![0; bytes]].concat()
+}
+
+/// A golden file with these bytes at some places.
+fn golden(name: &str, changes: &[(usize, &[u8])]) -> Vec<u8> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/data").join(name);
+    let mut bytes = std::fs::read(path).unwrap();
+    for (place, change) in changes {
+        bytes[*place..place + change.len()].copy_from_slice(change);
+    }
+    bytes
+}
+
+// One test, since the count is of the whole process.
+#[test]
+fn what_a_header_claims_is_not_allocated() {
+    for shape in ["(1000000000,)", "(100000, 100000)", "(1, 9000000000)", "(4294967296, 4294967296)"] {
+        for fortran_order in [false, true] {
+            refused(".npy", &npy(shape, fortran_order, 64), shape);
+        }
+    }
+    refused(".npy", b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "a header of 4 GiB");
+    for dims in [[0x40, 0, 0, 0], [0xff, 0xff, 0xff, 0xff]] {
+        for place in [4, 8, 12] {
+            refused("-idx3-ubyte", &golden("f64-idx3-ubyte", &[(place, &dims)]), "a large dimension");
+        }
+    }
+    for length in [u64::MAX, 1 << 40, 1 << 30, 1 << 24] {
+        refused(".safetensors", &golden("all.safetensors", &[(0, &length.to_le_bytes())]), "a long header");
+        refused(
+            ".bin",
+            &[&[0; 8][..], &64u64.to_le_bytes(), &length.to_le_bytes(), &[0; 200]].concat(),
+            "a long header",
+        );
+    }
+    let tensor = r#"{"x":{"dtype":"F32","shape":[1000000000,1000000000],"data_offsets":[0,4000000000000000000]}}"#;
+    let bytes = [&(tensor.len() as u64).to_le_bytes()[..], tensor.as_bytes(), &[0; 64]].concat();
+    refused(".safetensors", &bytes, "a large tensor");
+    let flat = r#"{"arrays":[{"name":"x","element":"f64","shape":[1000000000,1000000],"offset":192}]}"#;
+    let mut bytes =
+        [&[0; 8][..], &64u64.to_le_bytes(), &(flat.len() as u64).to_le_bytes(), &[0; 40], flat.as_bytes()].concat();
+    bytes.resize(256, 0);
+    refused(".bin", &bytes, "a large array");
+    lying_archives();
+}
+
+/// Every four bytes of an archive's directory and of its end as large numbers, in turn.
+fn lying_archives() {
+    for name in ["mixed.npz", "packed.npz"] {
+        let whole = golden(name, &[]);
+        let directory = whole.windows(4).position(|window| window == b"PK\x01\x02").unwrap();
+        for place in directory..whole.len() - 4 {
+            for value in [[0xff; 4], [0, 0, 0, 0x40]] {
+                let changed = golden(name, &[(place, &value)]);
+                LARGEST.store(0, Ordering::Relaxed);
+                let read = fuzzing::arrays("a.npz", &changed);
+                let largest = LARGEST.load(Ordering::Relaxed);
+                assert!(
+                    largest <= ALLOWED_BYTES,
+                    "{name} with byte {place} changed: {largest} bytes at once, {read:?}"
+                );
+            }
+        }
+    }
+}
