@@ -128,7 +128,8 @@ impl Held {
         Ok(Ok(held))
     }
 
-    fn add(&mut self, file: usize, header: &Header) -> Result<(), String> {
+    /// Adds what file number `file` has.
+    pub(super) fn add(&mut self, file: usize, header: &Header) -> Result<(), String> {
         let pieces: Vec<Named> = match header.metadata.get(PIECES) {
             None => Vec::new(),
             Some(text) => serde_json::from_str(text).map_err(|error| format!("its pieces cannot be read: {error}"))?,
@@ -188,8 +189,11 @@ fn place(entry: &Entry, named: Option<&Named>) -> Result<((String, String), usiz
 fn check_whole(pieces: &[HeldPiece], count: usize) -> Result<(), String> {
     let mut next = 0usize;
     for piece in pieces {
-        if piece.start != next || piece.length > count - next {
+        if piece.start != next {
             return Err(format!("has elements from {} on where {next} of {count} come next", piece.start));
+        }
+        if piece.length > count - next {
+            return Err(format!("has more than the {count} elements of the parameter"));
         }
         next += piece.length;
     }

@@ -24,7 +24,10 @@ pub(super) fn goes(steps: &BTreeSet<u64>, newest: u64, keep: u64, best: Option<u
     let older = steps.iter().copied().filter(|&step| step < newest).rev();
     // The newest is one of them.
     let keep = usize::try_from(keep.max(1) - 1).unwrap_or(usize::MAX);
-    older.skip(keep).filter(|step| Some(*step) != best).collect()
+    let mut gone: Vec<u64> = older.skip(keep).filter(|step| Some(*step) != best).collect();
+    // The oldest first: what an error leaves is the newer.
+    gone.reverse();
+    gone
 }
 
 /// Removes the checkpoints that need not stay.

@@ -25,19 +25,20 @@ pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
         let way_out = "Give the flags the run was begun with (--optimizer, --momentum, --freeze)";
         Error::Data(format!("cannot go on from {folder}: its optimizer's moments are of another run: {why}. {way_out}"))
     };
-    let held = Held::read(opened.optimizer_files())?.map_err(refuse)?;
     let stages = step.stages();
-    for stage in stages {
-        check_dtype(&stage.model().params)?;
-    }
+    let parts: Vec<&Params> = stages.iter().map(|stage| &stage.model().params).collect();
+    parts.iter().try_for_each(|params| check_dtype(params))?;
+    let model_file = opened.model_file();
+    let model = ModelFile::open(&model_file, &parts)?;
+    let held = Held::read(opened.optimizer_files())?.map_err(refuse)?;
     let wanted = stages.iter().flat_map(|stage| {
         let trained = stage.model().params.list().iter().filter(|parameter| parameter.is_trained());
         let names = stage.optimizer().rule().moment_names();
         trained.flat_map(move |p| names.iter().map(move |name| (p.name.as_str(), *name, p.range.len())))
     });
     held.check(wanted).map_err(refuse)?;
-    restore_values(opened, step)?;
-    in_phase(Phase::Checkpoint, || step.stages().iter().try_for_each(|stage| restore_moments(&held, stage)))
+    model.load(&parts)?;
+    in_phase(Phase::Checkpoint, || stages.iter().try_for_each(|stage| restore_moments(&held, stage)))
 }
 
 /// Values alone, for a run whose optimizer begins anew. All ranks.

@@ -6,7 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ddp::config::{GraphChoice, Precision};
+use ddp::checkpoint::{Position, ScheduleState, State, WorldState};
+use ddp::config::{Config, GraphChoice, Precision};
 use ddp::data::{Dataset, Loader, Sampler, Targets, Task};
 use ddp::models::{Mlp, Model};
 use ddp::nn::{CrossEntropy, Loss, Mse};
@@ -242,6 +243,27 @@ impl Case {
         };
         let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: 5, graph: self.graph };
         Step::new(model, loss, optimizer, group, &options)
+    }
+}
+
+/// What goes into a checkpoint besides tensors: of a run of `ranks` ranks on such rows, after `step` steps.
+pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
+    State {
+        format: 1,
+        program: "a test".into(),
+        step,
+        samples: 11 * step,
+        config: Config::default(),
+        position: Position { seed: 7, epoch: 0, in_epoch: step, rows: rows.rows, batch: 11, drop_last: false },
+        schedule: ScheduleState { steps: 100, warmup_steps: 10, learning_rate: 0.1 + 0.2 },
+        world: WorldState { ranks, optimizer_parts: 1, devices: vec!["cpu".into(); ranks] },
+        task: rows.task.clone(),
+        row_shape: rows.features.clone(),
+        normalization: None,
+        columns: None,
+        fingerprint: "rows".into(),
+        best: None,
+        last: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Training in bf16 and TF32: near the CPU's f32 within derived bounds, equal where numbers are exact, and what is kept in f32 really is.
 
-use ddp::checkpoint;
+use ddp::checkpoint::{self, Saver};
 use ddp::config::{GraphChoice, Precision};
 use ddp::data::{Loader, Sampler};
 use ddp::models::{Mlp, Model};
@@ -8,7 +8,7 @@ use ddp::nn::Mse;
 use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
 use ddp::step::{Part, Step, StepOptions};
-use ddp_comm::Group;
+use ddp_comm::{Group, World};
 use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor, memory};
 
@@ -229,6 +229,33 @@ fn a_checkpoint_holds_the_masters_and_gives_them_back() {
         }
     }
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_bf16_run_goes_on_from_a_checkpoint_to_the_same_bits() {
+    let Some(gpu) = gpu() else { return };
+    let setup = bf16(Setup::new("glyphs,rows=50,held-out=0"));
+    let out = std::env::temp_dir().join(format!("ddp-precision-run-{}", std::process::id()));
+    let world = World::single().unwrap();
+    let mut saver = Saver::new(&world, &out, 3).unwrap();
+    let rows = crate::common::Case::regression(50, crate::common::uniform).data;
+    let mut first = setup.start(gpu.device, GraphChoice::Auto).unwrap();
+    for step0 in 0..12 {
+        if step0 == 5 {
+            saver.save(&mut first.step, crate::common::state(1, &rows, 5)).unwrap();
+        }
+        first.take(step0, 0.01, false).unwrap();
+    }
+    saver.finish().unwrap();
+    let mut other = setup.start(gpu.device, GraphChoice::Auto).unwrap();
+    checkpoint::restore(&checkpoint::newest(&out).unwrap().0.unwrap(), &mut other.step).unwrap();
+    check_copies(&other.step.model().params);
+    (5..12).for_each(|step0| other.take(step0, 0.01, false).unwrap());
+    let (first, other) = (&first.step, &other.step);
+    assert!(bits(first.model().params.values()) == bits(other.model().params.values()));
+    let moments = first.optimizer().moments().zip(other.optimizer().moments());
+    moments.for_each(|((name, first), (_, other))| assert!(bits(first) == bits(other), "{name}"));
+    std::fs::remove_dir_all(&out).unwrap();
 }
 
 #[test]

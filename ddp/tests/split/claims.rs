@@ -22,7 +22,7 @@ use ddp_kernels::ops::{Activation, Gelu};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{places, turn};
-use crate::common::{Rows, on_ranks, uniform};
+use crate::common::{Rows, on_ranks, state, uniform};
 
 /// Where the parts of each rank lie.
 #[derive(Clone, Debug)]
@@ -257,6 +257,46 @@ fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
             std::fs::remove_dir_all(&folder).unwrap();
             Ok(())
         });
+    }
+}
+
+#[test]
+fn split_models_go_on_from_checkpoints_of_the_whole_and_the_other_way() {
+    let Some(_turn) = turn() else { return };
+    for (number, place) in places().into_iter().enumerate() {
+        for (zero, from_split) in [(false, true), (false, false), (true, true), (true, false)] {
+            if zero && place.ranks == 1 {
+                continue;
+            }
+            let recipe = Recipe { zero, frozen: "2.", clip_norm: 0.25, ..Recipe::regression() };
+            let out = std::env::temp_dir().join(format!("ddp-split-run-{}-{number}", std::process::id()));
+            let run = |split: bool, goes_on: bool| {
+                on_ranks(place.ranks, Some(7), |world| {
+                    let devices = &place.devices[world.rank()];
+                    let devices = if split { &devices[..] } else { &devices[..1] };
+                    let (mut step, mut loader) = (recipe.step(devices, world)?, recipe.loader(devices, world)?);
+                    let mut saver = checkpoint::Saver::new(world, &out, 1)?;
+                    if goes_on {
+                        let opened = checkpoint::newest(&out)?.0.expect("a checkpoint");
+                        checkpoint::restore(&opened, &mut step)?;
+                    }
+                    for step0 in if goes_on { 4..8 } else { 0..8 } {
+                        if step0 == 4 && !goes_on {
+                            saver.save(&mut step, state(world.size(), &recipe.data, 4))?;
+                        }
+                        step.run(loader.load(step0)?, RATE, false)?;
+                    }
+                    saver.finish()?;
+                    step.gather()?;
+                    Ok((values(&step)?, moments(&step)?))
+                })
+            };
+            let whole = run(from_split, false);
+            let text = format!("{place:?}, ZeRO {zero}, from parts {from_split}");
+            assert!(run(!from_split, true) == whole, "{text}");
+            assert!(run(from_split, true) == whole, "{text}, to the same");
+            std::fs::remove_dir_all(&out).unwrap();
+        }
     }
 }
 

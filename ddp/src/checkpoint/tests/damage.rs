@@ -157,7 +157,7 @@ fn a_forged_optimizer_that_the_manifest_fits_is_refused_before_anything_changes(
         (piece("18446744073709551615", 2, "0.bias"), "come next"),
         (piece("-1", 2, "0.bias"), "pieces cannot be read"),
         (piece("0", 3, "0.bias"), "and its piece 3 elements"),
-        (piece("0", 2, "2.bias"), "2.bias.exp_avg has elements from 0 on"),
+        (piece("0", 2, "2.bias"), "2.bias.exp_avg has elements from 0 on where 2 of 3 come next"),
         (json.replace(metadata, r#"{"pieces":"["}"#), "pieces cannot be read"),
         (json.replace("0.bias.exp_avg\"", "0.bias.exp_bvg\""), "it lacks 0.bias.exp_avg; it has 0.bias.exp_bvg"),
         (json.replace("0.bias.exp_avg\"", "bias\""), "bias is no moment"),

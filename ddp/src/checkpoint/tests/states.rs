@@ -1,8 +1,9 @@
 //! Claims about `state.json` and `manifest.json` as files of somebody else's.
 
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::state;
+use super::{Scratch, save, state};
 use crate::checkpoint::manifest::{FileEntry, Manifest};
 use crate::checkpoint::{Best, State};
 use crate::data::Task;
@@ -78,7 +79,7 @@ fn numbers_that_cannot_be_are_refused_by_name() {
         ("/task", json!({"regression": {"outputs": 0}}), "task"),
         ("/task", json!({"classification": {"classes": 3, "names": ["a"]}}), "task"),
         ("/normalization", json!({"shift": [0.0, 0.0], "scale": [1.0, 1.0]}), "(2, 2) numbers for 5 features"),
-        ("/normalization", json!({"shift": [0.0], "scale": [1e39]}), "not finite"),
+        ("/normalization", json!({"shift": [0.0], "scale": [1e39]}), "out of range"),
         ("/columns", json!(["a"]), "1 columns for 5 features"),
         ("/schedule/learning_rate", json!(-1.0), "schedule"),
         ("/schedule/warmup_steps", json!(101), "schedule"),
@@ -105,4 +106,26 @@ fn a_manifest_has_one_form_only() {
         Manifest::parse(other.as_bytes()).unwrap_err();
     }
     assert!(Manifest::parse(&b"[".repeat(100_000)).unwrap_err().contains("cannot be read"));
+}
+
+/// What a fuzzer does, for a moment: `ddp/fuzz` goes on for as long as one likes.
+#[test]
+fn changed_bytes_never_panic() {
+    let scratch = Scratch::new();
+    save(scratch.path(), &[1]);
+    let folder = crate::checkpoint::folder(scratch.path(), 1);
+    let files: Vec<Vec<u8>> =
+        std::fs::read_dir(folder).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect();
+    let change = (
+        0usize..files.len(),
+        any::<proptest::sample::Index>(),
+        0usize..9,
+        proptest::collection::vec(any::<u8>(), 0..9),
+    );
+    proptest!(ProptestConfig::with_cases(2000), |((file, at, gone, new) in change)| {
+        let mut bytes = files[file].clone();
+        let at = at.index(bytes.len());
+        bytes.splice(at..(at + gone).min(files[file].len()), new);
+        crate::checkpoint::read_as_anything(&bytes);
+    });
 }
