@@ -59,7 +59,6 @@ fn other_format(got: impl Into<u64>, known: u32) -> String {
 
 /// Reads `bytes` as each of the files of a checkpoint, for the fuzzer: whatever they are, nothing panics, and nothing is allocated because they
 /// claim it.
-#[cfg(test)]
 pub(crate) fn read_as_anything(bytes: &[u8]) {
     let _ = State::parse(bytes);
     let _ = manifest::Manifest::parse(bytes);

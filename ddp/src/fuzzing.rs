@@ -117,6 +117,11 @@ pub fn unpacked(bytes: &[u8]) -> Result<u64> {
     })
 }
 
+/// Reads bytes as each of the files of a checkpoint.
+pub fn checkpoint(bytes: &[u8]) {
+    crate::checkpoint::read_as_anything(bytes);
+}
+
 /// Reads all numbers of an array; any that is not finite is a mistake of the conversion.
 fn finite_numbers(array: &Array) -> Result<usize> {
     let mut row = vec![0.0; array.row_shape().iter().product()];
