@@ -219,7 +219,7 @@ fn writable(folders: &[PathBuf]) -> Result<&PathBuf> {
     let mut first_error = None;
     for folder in folders {
         let tried = fs::create_dir_all(folder).and_then(|()| new_folder(folder, ".unfinished-trial"));
-        match tried.and_then(|trial| fs::remove_dir(trial)) {
+        match tried.and_then(fs::remove_dir) {
             Ok(()) => return Ok(folder),
             Err(error) => {
                 tracing::info!("nothing can be kept in {}: {error}", folder.display());
@@ -300,7 +300,7 @@ impl Marks {
     /// Whether the last change is so long ago that another one would show.
     fn settled(&self) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(self.changed.0).is_ok_and(|changed_s| now.as_secs() >= changed_s + SETTLED.as_secs() + 1)
+        u64::try_from(self.changed.0).is_ok_and(|changed_s| now.as_secs() > changed_s + SETTLED.as_secs())
     }
 }
 

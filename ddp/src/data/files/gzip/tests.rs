@@ -65,7 +65,7 @@ fn a_claim_that_cannot_be_true_is_refused_before_anything_is_written() {
 
 #[test]
 fn damaged_gzip_is_bad_data() {
-    let whole = packed(&idx(3000, &(0..3000u32).map(|i| (i * i >> 3) as u8).collect::<Vec<_>>()));
+    let whole = packed(&idx(3000, &(0..3000u32).map(|i| ((i * i) >> 3) as u8).collect::<Vec<_>>()));
     for end in [2, 12, whole.len() / 2, whole.len() - 1] {
         assert_refused(&whole[..end], "gzip -t");
     }
