@@ -55,9 +55,9 @@ fn assert_survives(ranks: usize, rank: usize, place: &str, flags: &str, expected
     let step = if matches!(place, "snapshot" | "save") { 9 } else { 8 };
     let ended = job(&folder, ranks, &words).env("DDP_TEST_FAULT", &format!("{rank}:{place}:{step}:kill")).run();
     assert!(ended.exit_code() == Some(137) || ended.signal() == Some(9), "{ended}");
-    // The checkpoint before the one that was being made at the latest is there.
+    // The checkpoint before the one that was being made at the latest is there; and where another rank writes, that one too.
     let newest = *saved(&folder).last().unwrap_or(&0);
-    assert!([3, 6].contains(&newest), "{newest}: {ended}");
+    assert!([3, 6].contains(&newest) || (place == "save" && rank == 1 && newest == 9), "{newest}: {ended}");
     let ended = job(&folder, ranks, &format!("{words} --resume auto")).run();
     ended.assert_well();
     let resume = folder.record().all("resume")[0].clone();
@@ -343,7 +343,9 @@ fn what_a_crash_leaves_at_the_end_of_the_record_is_cut() {
         let text = std::fs::read_to_string(&record).unwrap();
         std::fs::write(&record, format!("{text}{tail}")).unwrap();
         folder.alone(&seven("--steps 8 --resume auto")).run().assert_well();
-        assert!(outcome(&folder, 8) == expected, "{tail:?}");
+        let (of_steps, evals, bytes) = outcome(&folder, 8);
+        // The run of 7 steps was over, and evaluated once more.
+        assert!(of_steps == expected.0 && bytes == expected.2 && evals.len() == expected.1.len() + 1, "{tail:?}");
     }
     // A record that was lost begins anew.
     let folder = seven_steps("lost");

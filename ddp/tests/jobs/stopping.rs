@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::job::{Ended, Folder, Job, all_at_once};
-use crate::record::{Record, model_bytes, number};
+use crate::record::{model_bytes, number};
 
 /// 400 steps of some milliseconds: a stop comes in the middle of them.
 const LONG: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --dropout 0.1 --steps 400 --log-every 1 --eval-every 50 \
@@ -148,20 +148,33 @@ fn a_stop_while_nothing_is_on_record_leaves_nothing() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn a_launcher_that_is_asked_to_stop_passes_it_on() {
+fn a_launcher_that_is_told_by_sigusr1_passes_it_on_and_ends_with_75() {
     let expected = undisturbed(2);
-    // SIGTERM is passed on with a deadline, which our own launcher sets.
-    all_at_once([("USR1", "SIGUSR1"), ("TERM", "SIGTERM"), ("INT", "SIGTERM")], |(signal, told)| {
+    let folder = Folder::new("mpirun");
+    let mut running = folder.ranks(2, LONG).start();
+    running.wait_for(r#"{"event":"step","step":2,"#);
+    running.signal("USR1");
+    let ended = running.wait();
+    assert_eq!(ended.exit_code(), Some(75), "{ended}");
+    let step = stopped_at(&ended, &folder, "SIGUSR1");
+    assert_goes_on(&folder, 2, step, &expected);
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
+    // Open MPI 4 sends SIGTERM so many seconds after it was told to end, and SIGKILL as many later; its code is its own.
+    let words = LONG.replace("--steps 400", "--steps 1000000");
+    all_at_once(["TERM", "INT"], |signal| {
         let folder = Folder::new(&format!("mpirun-{signal}"));
-        let mut running = folder.ranks(2, LONG).env("OMPI_MCA_odls_base_sigkill_timeout", "30").start();
+        let mut running = folder.ranks(2, &words).env("OMPI_MCA_odls_base_sigkill_timeout", "4").start();
         running.wait_for(r#"{"event":"step","step":2,"#);
         running.signal(signal);
         let ended = running.wait();
         assert_ne!(ended.exit_code(), Some(0), "{ended}");
-        let record: Record = folder.record();
-        let step = number(record.end().unwrap_or_else(|| panic!("{record:?}: {ended}")), "steps") as u64;
-        assert_eq!(record.end().unwrap()["exit_code"], 75, "{ended}");
-        assert!(record.end().unwrap()["reason"].as_str().unwrap().contains(told), "{ended}");
-        assert_goes_on(&folder, 2, step, &expected);
+        let record = folder.record();
+        let end = record.end().unwrap_or_else(|| panic!("{record:?}: {ended}"));
+        assert!(end["exit_code"] == 75 && end["reason"].as_str().unwrap().contains("by SIGTERM"), "{end}: {ended}");
+        assert_eq!(folder.checkpoints(), [format!("step-{:08}", end["steps"].as_u64().unwrap())], "{ended}");
     });
 }
