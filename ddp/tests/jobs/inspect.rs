@@ -166,6 +166,7 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
     let folder = Folder::new("inspect-files");
     let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     put("flowers.csv", "length,width,kind\n1,2,wide\n3,-1.5,long\n5,6,wide\n2,2,wide\n");
+    put("sizes.csv", "length,width\n1,2\n3,-1.5\n5,6\n");
     let (json, ended) = seen(&folder, "flowers.csv --labels kind");
     ended.assert_well();
     assert_eq!(json["files"][0]["holds"]["columns"], json!(["length", "width", "kind"]));
@@ -177,7 +178,7 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
         &["3 columns: length, width, kind", "4 of shape [2]", "wide  3 rows", "would take them"],
     );
     assert_has(
-        &told(&folder, "flowers.csv --labels width --task regression --cache-dir kept"),
+        &told(&folder, "sizes.csv --labels width --task regression --cache-dir kept"),
         &["regression of 1 number, from -1.5 to 6.0"],
     );
     assert!(folder.path().join("kept").is_dir());

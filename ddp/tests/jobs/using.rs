@@ -261,13 +261,13 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "eval --checkpoint OUT --data synthetic:classification,rows=64,features=8",
         65,
-        &["[8]", "[784]", "as the model has"],
+        &["expected rows of 784 features", "got 8 for", "as the model"],
     ),
     ("eval --checkpoint OUT --data synthetic:regression,rows=64,features=784", 65, &["regression", "10 classes"]),
     (
         "eval --checkpoint OUT --data synthetic:classification,rows=64,features=784,classes=3",
         65,
-        &["the classes", "as the model has"],
+        &["into 10 classes", "into 3 classes", "as the model"],
     ),
     ("predict --checkpoint OUT --data glyphs", 2, &["--out"]),
     (
