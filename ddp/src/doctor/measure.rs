@@ -118,10 +118,12 @@ fn peer(from: Device, to: Device) -> Result<String> {
     let source = Tensor::zeros(&[count], DType::F32, from)?;
     let target = Tensor::zeros(&[count], DType::F32, to)?;
     let took = fastest(|| {
-        (synchronize(from)?, synchronize(to)?);
+        synchronize(from)?;
+        synchronize(to)?;
         let began = Instant::now();
         announced("doctor", || target.copy_from(&source))?;
-        (synchronize(from)?, synchronize(to)?);
+        synchronize(from)?;
+        synchronize(to)?;
         Ok(began.elapsed())
     })?;
     Ok(format!("{from} to {to}: {}", rate(source.bytes(), took, from)))
