@@ -467,17 +467,34 @@ mod tests {
     }
 
     #[test]
-    fn two_slots_take_turns_so_that_a_batch_outlives_the_next_one() {
+    fn two_slots_take_turns_so_that_the_next_batch_can_be_gathered_beside_this_one() {
         let data = numbered(100, 0);
         let sampler = Sampler::new(100, 10, 0, false).unwrap();
-        let mut loader = Loader::new(data.train, sampler, 0, 1, None, Device::Cpu).unwrap();
+        let mut loader = Loader::new(data.train.clone(), sampler, 0, 1, None, Device::Cpu).unwrap();
         let first = loader.load(0).unwrap().x.clone();
         let before = rows_of(&first);
-        let second = loader.load(1).unwrap().x.clone();
+        // The second is gathered by now, or is being.
+        std::thread::sleep(std::time::Duration::from_millis(20));
         assert_eq!(rows_of(&first), before);
+        let second = loader.load(1).unwrap().x.clone();
         assert!(!first.shares_memory_with(&second));
-        let third = loader.load(2).unwrap().x.clone();
-        assert!(first.shares_memory_with(&third));
+        assert!(first.shares_memory_with(&loader.load(2).unwrap().x));
+    }
+
+    #[test]
+    fn a_batch_that_was_gathered_ahead_is_the_one_that_was_asked_for() {
+        let data = numbered(1000, 0);
+        let sampler = Sampler::new(1000, 32, 7, false).unwrap();
+        let mut ahead = Loader::new(data.train.clone(), sampler, 0, 2, None, Device::Cpu).unwrap();
+        for step in 0..70 {
+            let expected = {
+                let mut alone = Loader::new(data.train.clone(), sampler, 0, 2, None, Device::Cpu).unwrap();
+                alone.ends_before(step);
+                rows_of(&alone.load(step).unwrap().x)
+            };
+            let batch = rows_of(&ahead.load(step).unwrap().x);
+            assert_eq!((&batch, ahead.rows()), (&expected, &expected[..]), "step {step}");
+        }
     }
 
     #[test]

@@ -26,8 +26,11 @@ fn write(folder: &Folder, name: &str, bytes: Vec<u8>) {
     fs::write(path, bytes).unwrap();
 }
 
+/// Files by their names, with what is in them.
+type Files = Vec<(&'static str, Vec<u8>)>;
+
 /// The same rows in files of every kind: what is written, and what stands behind `--data`.
-fn kinds() -> Vec<(&'static str, Vec<(&'static str, Vec<u8>)>, &'static str)> {
+fn kinds() -> Vec<(&'static str, Files, &'static str)> {
     let all = 0..ROWS;
     let y = || npy("<i8", &[ROWS], &classes(all.clone(), i64_le));
     let x = |descr: &str, data: Vec<u8>| npy(descr, &[ROWS, FEATURES], &data);
@@ -227,7 +230,7 @@ fn rows_are_kept_for_evaluation_or_come_from_files_of_their_own() {
 }
 
 /// Files that cannot be trained on: what is written, what stands behind `--data`, the exit code, and what the message must name.
-fn bad() -> Vec<(Vec<(&'static str, Vec<u8>)>, &'static str, i32, &'static [&'static str])> {
+fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
     let x = |rows: usize| {
         npy("<f4", &[rows, 2], &(0..rows * 2).flat_map(|n| (n as f32).to_le_bytes()).collect::<Vec<u8>>())
     };
