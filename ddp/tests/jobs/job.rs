@@ -287,6 +287,7 @@ impl Running {
         }
     }
 
+    #[cfg(feature = "mpi")]
     /// Sends a signal to the process that was started: of ranks to their launcher.
     pub(crate) fn signal(&self, signal: &str) {
         send(signal, &[self.child.id()]);

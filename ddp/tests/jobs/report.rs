@@ -1,5 +1,6 @@
 //! `OUT/report.html`: made at the end of every run, and again from what the run left.
 
+#[cfg(feature = "mpi")]
 use serde_json::Value;
 
 use crate::job::{Folder, QUICK};

@@ -3,8 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::job::{Ended, Folder, Job, all_at_once};
+#[cfg(feature = "mpi")]
+use crate::job::all_at_once;
+use crate::job::{Ended, Folder, Job};
 use crate::record::{model_bytes, number};
+#[cfg(feature = "mpi")]
 use crate::same::{STEPS as CONVEX_STEPS, bound, convex};
 
 /// 20 steps, over epochs of 6 and a short batch; checkpoints behind 3, 6, 9 …
