@@ -108,7 +108,9 @@ impl Header {
         }
         let mut first = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut first)?;
-        if first.starts_with(b"PK\x03\x04") || first.starts_with(b"\x80") {
+        // A pickle's protocol is followed by an instruction, a length below 65536 by zeros.
+        let is_pickle = matches!(first, [0x80, 2..=5, 1..=255, ..]);
+        if first.starts_with(b"PK\x03\x04") || is_pickle {
             let text = "it is a file of torch.save, whose format can run programs, and is not read. Convert it with \
                         safetensors.torch.save_file(torch.load(…, weights_only=True), …)";
             return Ok(Err(text.into()));

@@ -12,10 +12,10 @@ use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::setup::{self, Assembled};
-use crate::config::{Config, Plan, is_simulated};
+use crate::config::{Config, Plan, Resume, is_simulated};
 use crate::error::{Error, Result};
-use crate::process;
 use crate::step::Step;
+use crate::{metrics, process};
 
 /// How long the steps of the trial may take, and how many they are at least and at most.
 const TRIAL: Duration = Duration::from_secs(1);
@@ -29,6 +29,9 @@ pub fn dry_run(config: &Config, world: &World, say: &mut dyn FnMut(&dyn Display)
     let Some(mut run) = in_phase(Phase::Setup, || setup::assemble(config, world))? else {
         return say(&format!("{}: the run is finished already, and nothing would be done", config.out.display()));
     };
+    if config.resume == Resume::Never && world.rank() == 0 {
+        metrics::check_free(&config.out)?;
+    }
     let taken = run.taken();
     let left = run.plan.steps.saturating_sub(taken);
     let memory = Memory::of(&run.step);
