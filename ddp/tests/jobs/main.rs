@@ -10,6 +10,7 @@ mod command_line;
 mod data;
 mod disk;
 mod events;
+mod face;
 mod inspect;
 mod job;
 mod made;
