@@ -206,7 +206,8 @@ fn a_killed_job_goes_on_to_the_losses_and_bytes_of_one_that_was_not() {
         let ended = folder.ranks(ranks, &format!("{words} --resume auto")).on_gpus().run();
         ended.assert_well();
         let from = folder.record().all("resume")[0]["step"].as_u64();
-        assert!(from == Some(4) || from == Some(8), "{from:?}: {ended}");
+        // Every fourth step is saved, and the ninth, whose evaluation is the first and so the best.
+        assert!([4, 8, 9].map(Some).contains(&from), "{from:?}: {ended}");
         let got = (folder.record().losses(), model_bytes(&folder.out(), UNEVEN_STEPS));
         assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
     });
