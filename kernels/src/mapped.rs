@@ -157,15 +157,20 @@ impl fmt::Debug for Mapped {
 
 /// Refuses what is not an ordinary file, saying what it is.
 fn check_ordinary(metadata: &Metadata) -> io::Result<()> {
+    refusal(metadata).map_or(Ok(()), |refusal| Err(io::Error::new(ErrorKind::InvalidInput, refusal)))
+}
+
+/// What a file is that is not an ordinary one, as words for an error.
+pub(crate) fn refusal(metadata: &Metadata) -> Option<String> {
     let kind = metadata.file_type();
     let what = match kind {
-        _ if kind.is_file() => return Ok(()),
+        _ if kind.is_file() => return None,
         _ if kind.is_dir() => "a directory",
         _ if kind.is_fifo() => "a pipe (FIFO)",
         _ if kind.is_socket() => "a socket",
         _ => "a device",
     };
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {what}; expected an ordinary file")))
+    Some(format!("it is {what}; expected an ordinary file"))
 }
 
 /// The pages of a file. Read only, shared with whoever writes to it.

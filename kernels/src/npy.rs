@@ -10,7 +10,7 @@ mod replace;
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::panic::Location;
 use std::path::Path;
 
@@ -126,15 +126,7 @@ fn open_regular(path: &Path) -> Result<(File, u64)> {
 
 /// Refuses what is not an ordinary file, saying what it is.
 fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
-    let kind = metadata.file_type();
-    let what = match kind {
-        _ if kind.is_file() => return Ok(()),
-        _ if kind.is_dir() => "a directory",
-        _ if kind.is_fifo() => "a pipe (FIFO)",
-        _ if kind.is_socket() => "a socket",
-        _ => "a device",
-    };
-    Err(bad(path, format!("it is {what}; expected an ordinary file")))
+    crate::mapped::refusal(metadata).map_or(Ok(()), |refusal| Err(bad(path, refusal)))
 }
 
 fn bad(path: &Path, problem: String) -> Error {

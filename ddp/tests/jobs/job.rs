@@ -271,7 +271,8 @@ impl Running {
         }
     }
 
-    /// Sends a signal, as `TERM`, to a rank: of one that no launcher started to the process itself. Nobody hears it who has ended.
+    /// Sends a signal, as `TERM`, to a rank, and waits until it has been delivered: of one that no launcher started to the
+    /// process itself. Nobody hears it who has ended.
     pub(crate) fn signal_rank(&self, rank: usize, signal: &str) {
         let number = format!("OMPI_COMM_WORLD_RANK={rank}");
         let has_number = |pid: &u32| {
@@ -284,6 +285,11 @@ impl Running {
         };
         if let Some(pid) = pid {
             send(signal, &[pid]);
+            // Signals that wait together come in any order: the kernel lets the last one in first.
+            let started = Instant::now();
+            while has_pending_signals(pid) && started.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 
@@ -390,6 +396,13 @@ fn send(signal: &str, pids: &[u32]) {
         let line = format!("kill -s {signal} {} 2>&-", pids.join(" "));
         _ = Command::new("sh").args(["-c", &line]).status();
     }
+}
+
+/// Whether signals wait for a process as a whole; none do for one that is gone.
+fn has_pending_signals(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    pending.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
 }
 
 /// What is new in /dev/shm and in nobody's hands: what others of this machine work with does not count.
