@@ -61,7 +61,7 @@ impl Folder {
 
     /// One process, with these words behind the program's name.
     pub(crate) fn alone(&self, words: &str) -> Job {
-        self.job(Command::new(program()), words, false)
+        self.job(hearing_ctrl_c(), words, false)
     }
 
     /// One process that a shell becomes after `before`.
@@ -396,6 +396,19 @@ fn send(signal: &str, pids: &[u32]) {
         let line = format!("kill -s {signal} {} 2>&-", pids.join(" "));
         _ = Command::new("sh").args(["-c", &line]).status();
     }
+}
+
+/// The program, as one that hears Ctrl-C. What a script starts in the background ignores it, and so would all that these tests start;
+/// ranks hear it in any case, as their launcher sees to it.
+fn hearing_ctrl_c() -> Command {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    if ignored.is_none_or(|set| set & (1 << (2 - 1)) == 0) {
+        return Command::new(program());
+    }
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(program());
+    command
 }
 
 /// Whether signals wait for a process as a whole; none do for one that is gone.
