@@ -1,4 +1,4 @@
-"""Checks launch/kubernetes/*.yaml; started by tests/launch/kubernetes.
+"""Checks launch/kubernetes/*.yaml; started by tests/launch/kubernetes. What a worker does before it stops is run, on stand-ins for ranks.
 
 The schema knows the fields that our files use, and of the objects around them all that Kubernetes 1.31 and the MPI operator's v2beta1 have beside
 them, as far as it is easily mistyped there: a field it does not know is a mistake, as it is for `kubectl apply --validate=strict`. It is
@@ -6,8 +6,11 @@ written down here from the documentation of both; a cluster has the last word.
 """
 
 import copy
+import os
 import re
+import subprocess
 import sys
+import tempfile
 
 import jsonschema
 import yaml
@@ -43,6 +46,7 @@ PROBE = thing(
     successThreshold=POSITIVE, failureThreshold=POSITIVE,
 )
 SECURITY = dict(runAsUser=COUNT, runAsGroup=COUNT, runAsNonRoot=FLAG, seccompProfile=named(TEXT))
+HOOK = thing(["exec"], exec=thing(["command"], command=many(TEXT)))
 CONTAINER = thing(
     ["name", "image"],
     name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"},
@@ -62,6 +66,7 @@ CONTAINER = thing(
     readinessProbe=PROBE,
     livenessProbe=PROBE,
     startupProbe=PROBE,
+    lifecycle=thing(postStart=HOOK, preStop=HOOK),
 )
 VOLUME = thing(
     ["name"],
@@ -209,11 +214,34 @@ def wrong_in_mpi_job(job):
         yield f"the image has no {config}"
     if launcher["containers"][0]["image"] != container["image"]:
         yield "launcher and workers have different images"
+    yield from wrong_in_ending(spec, launcher, worker)
     if spec.get("launcherCreationPolicy") != "WaitForWorkersReady":
         yield "the launcher may come before its workers"
     names = {variable["name"] for variable in launcher["containers"][0]["env"]}
     if "PRTE_MCA_prte_default_hostfile" not in names:
         yield "Open MPI 5 would not find the host file"
+
+
+def wrong_in_ending(spec, launcher, worker):
+    """What of a worker's end would cost the work since the last checkpoint, or the worker."""
+    if spec["mpiReplicaSpecs"]["Worker"].get("restartPolicy") != "OnFailure":
+        yield "a worker whose ssh server has ended would never come back"
+    hook = stop_hook(worker)
+    if "kill -USR1" not in hook:
+        yield "a worker that is told to end does not ask its ranks to save"
+        return
+    program = os.path.basename(launcher["containers"][0]["args"][0])
+    if f"'({program})'" not in hook:
+        yield f"a worker that is told to end does not look for {program}"
+    waits = int(re.search(r"second < (\d+)", hook).group(1))
+    grace = worker.get("terminationGracePeriodSeconds", 30)
+    if not int(option(launcher["containers"][0]["command"], "--grace-s", 60)) <= waits <= grace - 5:
+        yield f"a worker waits {waits} s for its ranks, and is killed after {grace}"
+
+
+def stop_hook(pod):
+    command = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+    return command[2] if command[:2] == ["bash", "-c"] else ""
 
 
 def wrong_in_job(job):
@@ -269,11 +297,56 @@ def planted(mpi_job, job):
     yield "a short end", changed(mpi_job, *launcher, "terminationGracePeriodSeconds", 30), both
     yield "an unknown option", changed(mpi_job, *launcher, "containers", 0, "command", 1, "--grace"), both
     yield "no resuming", changed(mpi_job, *launcher, "containers", 0, "args", 3, "--zero=1"), both
+    yield "a worker that stays away", changed(mpi_job, "spec", "mpiReplicaSpecs", "Worker", "restartPolicy", "Never"), both
+    yield "ranks that nobody asks to save", changed(mpi_job, *worker, "containers", 0, "lifecycle", None), both
+    yield "a hook without a command", changed(mpi_job, *worker, "containers", 0, "lifecycle", "preStop", "exec", {}), both
+    yield "a worker killed as its ranks save", changed(mpi_job, *worker, "terminationGracePeriodSeconds", 60), both
+    yield "ranks of another name", changed(mpi_job, *launcher, "containers", 0, "args", 0, "my-train"), both
     yield "an image without a version", changed(job, "spec", "template", "spec", "containers", 0, "image", "ddp-train"), alone
     yield "ranks without GPUs", changed(job, "spec", "template", "spec", "containers", 0, "command", 2, "8"), alone
     yield "a pod that starts again by itself", changed(job, "spec", "template", "spec", "restartPolicy", "OnFailure"), alone
     yield "75 counted", changed(job, "spec", "podFailurePolicy", "rules", 1, "onExitCodes", "values", [76]), alone
     yield "no template", changed(job, "spec", "template", None), alone
+
+
+# ---- what a worker does before it stops ----
+
+# In a /proc of its own: two ranks, one of which is slow to save, and a process that is none of theirs.
+SCENE = """
+cd "$1"
+cat >ddp-train <<'RANK'
+#!/bin/bash
+trap 'sleep "$1"; echo saved >>"notes-$$"; exit 75' USR1
+echo ready >"notes-$$"
+while :; do sleep 0.1; done
+RANK
+sed 's/^trap.*/trap "echo disturbed >>bystander" USR1/' ddp-train >ddp-trainer
+chmod +x ddp-train ddp-trainer
+./ddp-train 0 &
+./ddp-train 2.5 &
+./ddp-trainer &
+while [ "$(cat notes-* 2>/dev/null | grep -c ready)" != 3 ]; do sleep 0.1; done
+"${@:2}" || echo "it ends with $?"
+echo "at its end $(cat notes-* | grep -c saved) have saved"
+cat bystander 2>/dev/null
+began=$SECONDS
+"${@:2}" || echo "without ranks it ends with $?"
+[ $((SECONDS - began)) -lt 2 ] || echo 'without ranks it waits'
+"""
+
+
+def ranks_save_before_a_worker_stops(job):
+    """The very command of the file. None where it cannot be tried, else what was wrong."""
+    pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+    command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    alone = ["unshare", *([] if os.getuid() == 0 else ["--user", "--map-root-user"]), "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        # /bin/bash by name, else stand-ins would be called "bash".
+        done = subprocess.run([*alone, "/bin/bash", "-c", SCENE, "scene", folder, *command], capture_output=True, text=True, timeout=60, check=False)
+    said = (done.stdout + done.stderr).strip()
+    return "" if said == "at its end 2 have saved" else said or "nothing was said"
 
 
 def main():
@@ -288,6 +361,14 @@ def main():
         print(f"    {path}")
     if failed:
         return 1
+    wrong = ranks_save_before_a_worker_stops(documents["launch/kubernetes/mpijob.yaml"])
+    if wrong:
+        print(f"    FAILED: before a worker stops its ranks save: {wrong}", file=sys.stderr)
+        failed = True
+    elif wrong is None:
+        print("    skipped: what a worker does before it stops: this machine lets nobody make namespaces")
+    else:
+        print("    before a worker stops its ranks save")
     count = 0
     for name, document, finds in planted(*documents.values()):
         found = finds(document)
