@@ -5,6 +5,7 @@
 //! hosts (`mpi.rs`).
 
 pub mod collective;
+mod ending;
 pub mod error;
 mod failure;
 pub mod gpus;
@@ -29,6 +30,7 @@ mod watch;
 pub mod world;
 
 pub use collective::{Collective, Operation, Reduce};
+pub use ending::Ending;
 pub use error::{Error, Result};
 pub use gpus::GpuTable;
 pub use group::Group;

@@ -74,9 +74,14 @@ pub struct Stops(());
 impl Stops {
     /// The signal that has asked this process to stop, if one has: the first.
     pub fn asked(&self) -> Option<Signal> {
-        let number = ASKED.load(Ordering::SeqCst);
-        Signal::ALL.into_iter().find(|signal| signal.number() == number)
+        asked()
     }
+}
+
+/// The first signal that has come while somebody wanted to know.
+pub(crate) fn asked() -> Option<Signal> {
+    let number = ASKED.load(Ordering::SeqCst);
+    Signal::ALL.into_iter().find(|signal| signal.number() == number)
 }
 
 impl World {

@@ -29,6 +29,7 @@ pub use self::find::{PassedOver, best, newest};
 pub use self::manifest::{FileEntry, MANIFEST_FILE, Opened, open};
 pub use self::model::{load_model, write_model};
 pub use self::restore::{restore, restore_values};
+pub(crate) use self::saver::SAVING_MAX;
 pub use self::saver::Saver;
 pub use self::state::{Best, Position, STATE_FILE, ScheduleState, State, WorldState};
 use crate::error::Result;

@@ -1,6 +1,7 @@
 //! Faults on purpose, for the tests of how a job ends. Nothing happens unless these variables are set:
 //!
 //! - `DDP_TEST_FAULT=RANK:PLACE:STEP:KIND`, a place of [`Place`], a kind of [`Kind`], as in `1:optimizer:3:kill`;
+//!   several with commas between;
 //! - `DDP_TEST_ROWS=FILE`: each rank writes the rows of each of its batches to FILE-RANK, a line a step;
 //! - `DDP_TEST_DISAGREE=RANK:FIELD`: that rank brings another value to the handshake, as in `1:the bucket plan`.
 
@@ -18,6 +19,8 @@ use crate::error::{Error, Result};
 /// Where in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
+    /// Before the data are read: step 0.
+    Setup,
     Forward,
     Reduction,
     Optimizer,
@@ -56,17 +59,19 @@ struct Fault {
 /// The step that is being taken, where there is a fault to come.
 static STEP: AtomicU64 = AtomicU64::new(0);
 
-fn fault() -> Option<&'static Fault> {
-    static FAULT: OnceLock<Option<Fault>> = OnceLock::new();
-    let read = || {
-        let text = std::env::var("DDP_TEST_FAULT").ok()?;
-        let fault = parse(&text);
+/// Those of this rank.
+fn faults() -> &'static [Fault] {
+    static FAULTS: OnceLock<Vec<Fault>> = OnceLock::new();
+    let read = |text: &str| {
+        let fault = parse(text);
         if fault.is_none() {
             tracing::warn!("DDP_TEST_FAULT={text} is not RANK:PLACE:STEP:KIND, and is ignored");
         }
         fault.filter(|fault| fault.rank == ddp_comm::likely_rank())
     };
-    FAULT.get_or_init(read).as_ref()
+    FAULTS.get_or_init(|| {
+        std::env::var("DDP_TEST_FAULT").map_or(Vec::new(), |text| text.split(',').filter_map(read).collect())
+    })
 }
 
 fn parse(text: &str) -> Option<Fault> {
@@ -74,6 +79,7 @@ fn parse(text: &str) -> Option<Fault> {
     let mut part = || parts.next();
     let rank = part()?.parse().ok()?;
     let place = match part()? {
+        "setup" => Place::Setup,
         "forward" => Place::Forward,
         "reduction" => Place::Reduction,
         "optimizer" => Place::Optimizer,
@@ -97,7 +103,7 @@ fn parse(text: &str) -> Option<Fault> {
 
 /// Step `step` begins.
 pub(crate) fn begin(step: u64) {
-    if fault().is_some() {
+    if !faults().is_empty() {
         STEP.store(step, Ordering::Relaxed);
     }
 }
@@ -109,10 +115,7 @@ pub(crate) fn at(place: Place) -> Result<()> {
 
 /// As `at`, of something that belongs to step `step` whatever step is being taken.
 pub(crate) fn at_step(place: Place, step: u64) -> Result<()> {
-    let Some(fault) = fault() else { return Ok(()) };
-    if fault.place != place || fault.step != step {
-        return Ok(());
-    }
+    let Some(fault) = faults().iter().find(|fault| fault.place == place && fault.step == step) else { return Ok(()) };
     let text = format!("a fault on purpose in {place:?} of step {}", fault.step);
     match fault.kind {
         Kind::Kill => signal("KILL"),

@@ -285,6 +285,11 @@ impl Record {
         self.file.sync_all().map_err(files::failed("make durable", &self.path))
     }
 
+    /// Another handle of the file, and its path: who has it can make the record durable, and holds its lock too.
+    pub fn handle(&self) -> Result<(File, &Path)> {
+        Ok((self.file.try_clone().map_err(files::failed("open", &self.path))?, &self.path))
+    }
+
     fn write(&mut self, event: &impl Serialize) -> Result<()> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, event).expect("events have texts for names and numbers for values");

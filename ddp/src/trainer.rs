@@ -11,7 +11,7 @@ mod saving;
 mod setup;
 mod shown;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ddp_comm::{Field, Group, World};
 use ddp_kernels::Device;
@@ -34,10 +34,18 @@ use crate::progress::{Figures, Progress};
 use crate::report::evidence::{Evidence, HeldOut};
 use crate::step::{Stage, Stats, Step, StepReport};
 
+/// How long the record and the report may hold up the word of what went wrong.
+const CLOSING_MAX: Duration = Duration::from_secs(10);
+
 /// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`. A run that is asked to stop saves,
-/// and ends with [`Error::Stopped`]; one that is resumed and finished already is left as it is.
+/// and ends with [`Error::Stopped`]; asked before its first step it ends the process at once, as [`World::fail`] does. One that is resumed and
+/// finished already is left as it is.
+///
+/// Behind an error other than [`Error::Stopped`] and [`Error::NonFinite`] the process is expected to end: threads of the run may still wait for a
+/// disk or for another rank, so its memory, and the lock of its folder, are kept until then.
 pub fn train(config: &Config, world: &World) -> Result<()> {
-    match in_phase(Phase::Setup, || setup::prepare(config, world))? {
+    let stops = world.catch_stop();
+    match in_phase(Phase::Setup, || setup::prepare(config, world, stops))? {
         Some(trainer) => trainer.run(),
         None => Ok(()),
     }
@@ -57,11 +65,12 @@ struct Trainer<'a> {
     shown: HeldOut,
     step: Step,
     main: Group,
+    /// Dropped before the record, whose lock keeps others out of the folder.
+    saving: Saving,
     /// Rank 0 alone keeps the record and shows how things are going.
     desk: Option<Desk>,
     done: Done,
     pulse: Pulse,
-    saving: Saving,
     /// What of it was this rank's.
     share: Share,
 }
@@ -86,13 +95,22 @@ impl Trainer<'_> {
             Ok(_) => ("done".to_string(), 0),
             Err(error) => (error.to_string(), error.exit_code()),
         };
+        let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
+        let has_failed = result.is_err() && !all_know;
+        // What made it fail, as a disk that is stuck, may hold up these as well.
+        let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
         let closed = self.close(&reason, exit_code);
         let report = self.report();
-        if let Err(Error::Stopped(_)) = &result {
-            // The first to leave ends the others, and the record has to be closed.
-            self.world.barrier()?;
+        drop(ending);
+        if has_failed {
+            // Threads of it may wait for what never comes: the cause has to be told before anybody waits for them, and the process ends then.
+            std::mem::forget(self);
+            return result.map(drop);
         }
-        // What went wrong first is what counts.
+        if all_know {
+            // The first to leave ends the others, and the record has to be closed. What went wrong first is what counts.
+            _ = self.world.barrier();
+        }
         let saved = result?;
         closed?;
         if let (Some(desk), Some(folder)) = (&mut self.desk, &saved) {

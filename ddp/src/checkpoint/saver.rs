@@ -1,7 +1,10 @@
 //! Checkpoints while training goes on: `save` copies what there is to a snapshot, and a thread of its own writes that.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,11 +21,13 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::step::Step;
 
-/// How long the other ranks wait for one that writes: a large model to a slow disk takes its time.
-const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
+/// How long anybody waits for what is being written: a large model to a slow disk takes its time.
+pub(crate) const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
+/// How often somebody who waits hears what for.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// One a rank: all ranks make the same calls, at the same steps. Its thread has a group of its own, "saving". Dropped, it waits for what is being
-/// written.
+/// written, but no longer than ranks wait for each other.
 #[derive(Debug)]
 pub struct Saver {
     rank: usize,
@@ -33,7 +38,14 @@ pub struct Saver {
     thread: Option<JoinHandle<()>>,
     /// Made for the first checkpoint; the thread has it while it writes.
     snapshot: Option<Snapshot>,
-    is_writing: bool,
+    /// The step that is being written, and since when.
+    writing: Option<(u64, Instant)>,
+    /// What has to be durable before a checkpoint is, with its path.
+    record: Option<(Arc<File>, PathBuf)>,
+    /// How long it waits when it is dropped, and at most otherwise.
+    patience: Duration,
+    patience_max: Duration,
+    checkpoints: PathBuf,
     last: Option<PathBuf>,
     /// Durable, and not yet told of.
     written: Vec<(u64, PathBuf)>,
@@ -55,7 +67,7 @@ impl Saver {
         let group = world.group("saving")?.with_timeout(SAVING_MAX.max(world.timeout()));
         let checkpoints = find::checkpoints(out);
         exchange::all(&group, if rank == 0 && checkpoints.is_dir() { clean(&checkpoints) } else { Ok(()) })?;
-        let writer = Writer { checkpoints, keep, group };
+        let writer = Writer { checkpoints: checkpoints.clone(), keep, group };
         let (jobs, to_write) = mpsc::channel();
         let (written, done) = mpsc::channel();
         let thread =
@@ -68,11 +80,21 @@ impl Saver {
             done,
             thread: Some(thread),
             snapshot: None,
-            is_writing: false,
+            writing: None,
+            record: None,
+            patience: world.timeout(),
+            patience_max: SAVING_MAX.max(world.timeout()),
+            checkpoints,
             last: None,
             written: Vec::new(),
             held_up: Duration::ZERO,
         })
+    }
+
+    /// What is in `record` when a checkpoint is saved will be durable before that checkpoint is. A lock that is on the file lasts as long as anything
+    /// is being written.
+    pub fn write_behind(&mut self, record: File, path: &Path) {
+        self.record = Some((Arc::new(record), path.to_path_buf()));
     }
 
     /// All ranks, at the same step: copies values and moments aside (rank 0 the model; under ZeRO-1 every rank its moments, else rank 0), and lets
@@ -99,8 +121,9 @@ impl Saver {
         };
         snapshot.fill(step)?;
         let jobs = self.jobs.as_ref().expect("it is not dropped");
-        jobs.send(Job { snapshot, state }).map_err(|_| ended())?;
-        self.is_writing = true;
+        let step = state.step;
+        jobs.send(Job { snapshot, state, record: self.record.clone() }).map_err(|_| ended())?;
+        self.writing = Some((step, Instant::now()));
         Ok(())
     }
 
@@ -133,15 +156,41 @@ impl Saver {
     }
 
     fn wait(&mut self) -> Result<()> {
-        if !self.is_writing {
-            return Ok(());
-        }
-        let done = self.done.recv().map_err(|_| ended())?;
+        let Some((step, began)) = self.writing else { return Ok(()) };
+        let waits_since = Instant::now();
+        let done = loop {
+            match self.done.recv_timeout(SAID_EVERY.min(self.patience_max)) {
+                Ok(done) => break done,
+                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
+                Err(RecvTimeoutError::Timeout) if waits_since.elapsed() >= self.patience_max => {
+                    return Err(self.stuck(step));
+                }
+                Err(RecvTimeoutError::Timeout) => self.say_what_for(step, began),
+            }
+        };
         self.take(done)
     }
 
+    fn say_what_for(&self, step: u64, began: Instant) {
+        if self.rank == 0 {
+            let (folder, seconds) = (self.checkpoints.join(find::name(step)), began.elapsed().as_secs());
+            tracing::warn!(
+                "waiting for {}, which has been being written for {seconds} s: is its disk stuck?",
+                folder.display()
+            );
+        }
+    }
+
+    fn stuck(&self, step: u64) -> Error {
+        let waited = format!("it was not done after {} s", self.patience_max.as_secs());
+        files::failed("write", &self.checkpoints.join(find::name(step)))(std::io::Error::new(
+            ErrorKind::TimedOut,
+            waited,
+        ))
+    }
+
     fn take(&mut self, done: Done) -> Result<()> {
-        self.is_writing = false;
+        self.writing = None;
         self.snapshot = Some(done.snapshot);
         let folder = done.folder?;
         self.last = Some(folder.clone());
@@ -155,7 +204,7 @@ fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>)
     in_phase(Phase::Checkpoint, || {
         for job in jobs {
             let folder = writer.write(&job);
-            let Job { snapshot, state } = job;
+            let Job { snapshot, state, .. } = job;
             // Nobody listens where the saver is being dropped.
             let _ = done.send(Done { step: state.step, snapshot, folder });
         }
@@ -169,6 +218,13 @@ fn ended() -> Error {
 impl Drop for Saver {
     fn drop(&mut self) {
         self.jobs = None;
+        if let Some((step, _)) = self.writing
+            && matches!(self.done.recv_timeout(self.patience), Err(RecvTimeoutError::Timeout))
+        {
+            let folder = self.checkpoints.join(find::name(step));
+            tracing::warn!("{} is still being written, and is not waited for any longer", folder.display());
+            return;
+        }
         if let Some(thread) = self.thread.take() {
             // Its panic has been told of.
             let _ = thread.join();

@@ -3,8 +3,9 @@
 //! Rank 0 makes the folder and writes the model; whoever has moments writes them; rank 0 looks whether it sees all files, and writes the state and, last,
 //! the manifest. Whatever fails on any rank is the error of all.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
@@ -26,6 +27,8 @@ const SEEN_MAX: Duration = Duration::from_secs(5);
 pub(super) struct Job {
     pub(super) snapshot: Snapshot,
     pub(super) state: State,
+    /// What has to be durable before, on the rank that keeps it.
+    pub(super) record: Option<(Arc<File>, PathBuf)>,
 }
 
 /// Who writes.
@@ -102,6 +105,9 @@ impl Writer {
             if !is_seen(|| fs::metadata(&path).is_ok_and(|metadata| metadata.len() == entry.bytes)) {
                 return Err(not_seen(&path));
             }
+        }
+        if let Some((record, path)) = &job.record {
+            record.sync_data().map_err(files::failed("make durable", path))?;
         }
         let state = &job.state;
         let contents = files::write_file(&aside.join(STATE_FILE), |output| output.write(&state.to_bytes()))?;

@@ -35,11 +35,10 @@ pub(super) struct Pulse {
 }
 
 impl Pulse {
-    /// From now on signals that ask to stop are heard. `taken`: how many steps there were already. All ranks call it.
-    pub(super) fn new(world: &World, taken: u64) -> Result<Pulse> {
+    /// Of what `stops` hears. `taken`: how many steps there were already. All ranks call it.
+    pub(super) fn new(world: &World, stops: Stops, taken: u64) -> Result<Pulse> {
         let group = if world.size() > 1 { Some(world.group("pulse")?) } else { None };
         let word = Tensor::zeros(&[2], DType::F64, Device::Cpu)?.named("pulse");
-        let stops = world.catch_stop();
         Ok(Pulse { stops, group, word, next: taken + 1, interval: 1, last: (Instant::now(), taken) })
     }
 
@@ -111,7 +110,7 @@ mod tests {
         let worlds = World::threads(3, Some(7), Duration::from_secs(60)).unwrap();
         let heard: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let run = |world: World| {
-                let mut pulse = Pulse::new(&world, 10).unwrap();
+                let mut pulse = Pulse::new(&world, world.catch_stop(), 10).unwrap();
                 let mut beats = vec![];
                 for step in 11..200 {
                     std::thread::sleep(Duration::from_millis(world.rank() as u64));

@@ -4,19 +4,16 @@
 //! the end. It is written beside training (`checkpoint::Saver`); the record says so once it is durable.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ddp_comm::Signal;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::Trainer;
-use crate::checkpoint::{Position, Saver, ScheduleState, State};
+use crate::checkpoint::{Position, SAVING_MAX, Saver, ScheduleState, State};
 use crate::error::{Error, Result};
 use crate::faults::{self, Place};
 use crate::metrics::CheckpointEvent;
-
-/// How long the other ranks wait for the one that saves.
-const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
 
 /// What saves a run.
 #[derive(Debug)]

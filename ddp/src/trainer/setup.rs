@@ -1,7 +1,7 @@
 //! Everything before the first step: data, model, the folder of the run, and the ranks' agreement that they are at the same
 //! thing.
 
-use ddp_comm::{Field, Group, World};
+use ddp_comm::{Field, Group, Signal, Stops, World};
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 use ddp_kernels::{Device, simd, threads};
 
@@ -13,7 +13,7 @@ use crate::checkpoint::{self, Opened, Saver};
 use crate::config::{self, Config, GraphChoice, Plan, Resident};
 use crate::data::{self, Data, DataRequest, DataSpec, InOrder, Loader, Source};
 use crate::error::{Error, Result};
-use crate::faults;
+use crate::faults::{self, Place};
 use crate::models::Model;
 use crate::optim::{Optimizer, Rule, Schedule};
 use crate::params::Params;
@@ -53,6 +53,7 @@ impl Assembled {
 /// None of a run that is resumed and finished already.
 pub(super) fn assemble(config: &Config, world: &World) -> Result<Option<Assembled>> {
     let resumed = resuming::find(config, world)?;
+    faults::at_step(Place::Setup, 0)?;
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = config::find_devices(config.device, config.devices_per_rank, config.share_gpus, world)?;
     let device = devices[0];
@@ -97,8 +98,15 @@ pub(super) fn assemble(config: &Config, world: &World) -> Result<Option<Assemble
 }
 
 /// None of a run that is resumed and finished already.
-pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option<Trainer<'a>>> {
-    let Some(assembled) = assemble(config, world)? else { return Ok(None) };
+pub(super) fn prepare<'a>(config: &'a Config, world: &'a World, stops: Stops) -> Result<Option<Trainer<'a>>> {
+    // Reading data may take long, and nothing is lost meanwhile.
+    let ending =
+        world.fail_when_asked(&stops, stopped(Signal::User1).exit_code(), |signal| stopped(signal).to_string())?;
+    let assembled = assemble(config, world)?;
+    drop(ending);
+    // Nobody changes what is in the folder while another rank may still end the job.
+    world.barrier()?;
+    let Some(assembled) = assembled else { return Ok(None) };
     let Assembled { resumed, overridden, devices, data, plan, main, step, loader, held_out, kept_bytes, places } =
         assembled;
     let (resumed, rank, device) = (resumed.as_ref(), world.rank(), devices[0]);
@@ -115,10 +123,14 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option
     }
     let resumed = resumed.map(|opened| &opened.state);
     let done = Done::from(resumed, !config::is_simulated(device));
-    // From here on a signal is no end. Nobody trains before the record is open.
-    let pulse = Pulse::new(world, done.steps)?;
+    let pulse = Pulse::new(world, stops, done.steps)?;
+    // Nobody trains before the record is open.
     world.barrier()?;
-    let saver = Saver::new(world, &config.out, config.keep)?;
+    let mut saver = Saver::new(world, &config.out, config.keep)?;
+    if let Some(desk) = &desk {
+        let (record, path) = desk.record.handle()?;
+        saver.write_behind(record, path);
+    }
     let saving = Saving { saver, state, saved: resumed.map(|state| state.step) };
     let schedule = Schedule::new(config.schedule.shape(), config.lr, config.min_lr, plan.warmup_steps, plan.steps)?;
     let held_out_rows = data.held_out.rows();
@@ -142,6 +154,13 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World) -> Result<Option
         saving,
         share,
     }))
+}
+
+/// How a run ends that is asked to stop before it has begun.
+fn stopped(signal: Signal) -> Error {
+    Error::Stopped(format!(
+        "stopped by {signal} while the run was set up, before any step: nothing is lost; go on with the same command and --resume auto"
+    ))
 }
 
 /// Refuses batches that are too small for the ranks, and warns of those that are too large for the data.

@@ -293,6 +293,15 @@ impl Running {
         }
     }
 
+    /// Waits until all its ranks, so many, listen to signals that ask to stop.
+    pub(crate) fn wait_until_it_listens(&self, ranks: usize) {
+        let started = Instant::now();
+        while processes_of(&self.folder).into_iter().filter(|&pid| catches_usr1(pid)).count() < ranks {
+            assert!(started.elapsed() < RUN_MAX, "{ranks} ranks do not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     #[cfg(feature = "mpi")]
     /// Sends a signal to the process that was started: of ranks to their launcher.
     pub(crate) fn signal(&self, signal: &str) {
@@ -416,6 +425,14 @@ fn has_pending_signals(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     pending.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
+}
+
+/// Whether a process of ours, and not its launcher, has a handler for SIGUSR1.
+fn catches_usr1(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim).unwrap_or_default();
+    let caught = u64::from_str_radix(field("SigCgt:"), 16).unwrap_or(0);
+    field("Name:") == "ddp-train" && caught & (1 << (10 - 1)) != 0
 }
 
 /// What is new in /dev/shm and in nobody's hands: what others of this machine work with does not count.

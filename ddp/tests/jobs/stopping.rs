@@ -1,7 +1,7 @@
 //! Being asked to stop: by any of the signals, on any rank, at any time. All ranks save the same step, the code is 75, and the run that goes on
 //! from there comes to the bytes of one that was never stopped.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::job::{Ended, Folder, Job, all_at_once};
 use crate::record::{model_bytes, number};
@@ -135,15 +135,66 @@ fn a_stop_in_the_last_step_lets_the_run_end() {
 
 #[test]
 fn a_stop_while_nothing_is_on_record_leaves_nothing() {
+    let expected = undisturbed(1);
     let folder = Folder::new("early");
     let running = folder.alone(LONG).start();
     running.signal_rank(0, "TERM");
     let ended = running.wait();
-    // It may have come so late that the run had begun.
+    // It may have come before anybody listened.
     if ended.exit_code() != Some(75) {
         assert_eq!(ended.signal(), Some(15), "{ended}");
     }
-    folder.alone(&format!("{} --resume auto", LONG.replace("--steps 400", "--steps 3"))).run();
+    folder.alone(&format!("{LONG} --resume auto")).run().assert_well();
+    assert!(outcome(&folder, STEPS) == expected, "{ended}");
+}
+
+#[test]
+fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
+    let words = LONG.replace("--steps 400", "--schedule constant --warmup-steps 0 --steps 6");
+    let cases =
+        RANKS.iter().flat_map(|&ranks| [("USR1", "SIGUSR1"), ("TERM", "SIGTERM")].map(|signal| (ranks, signal)));
+    all_at_once(cases, |(ranks, (signal, told))| {
+        let folder = Folder::new(&format!("setup-{ranks}-{signal}"));
+        let hang = (0..ranks).map(|rank| format!("{rank}:setup:0:hang")).collect::<Vec<_>>().join(",");
+        let stop = |words: &str| {
+            let running = job(&folder, ranks, words).env("DDP_TEST_FAULT", &hang).start();
+            running.wait_until_it_listens(ranks);
+            running.signal_rank(ranks - 1, signal);
+            let ended = running.wait();
+            let cause = ended.assert_fails(75);
+            assert!(cause.contains(&format!("stopped by {told} while the run was set up, before any step")), "{ended}");
+            assert!(cause.contains("--resume auto"), "{ended}");
+        };
+        // A new run, and one that goes on.
+        let before = folder.tree();
+        stop(&words);
+        assert!(folder.tree() == before);
+        job(&folder, ranks, &words).run().assert_well();
+        let before = folder.tree();
+        let longer = words.replace("--steps 6", "--steps 8 --resume auto");
+        stop(&longer);
+        assert!(folder.tree() == before);
+        job(&folder, ranks, &longer).run().assert_well();
+        assert_eq!(folder.checkpoints(), ["step-00000006", "step-00000008"]);
+    });
+}
+
+#[test]
+fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
+    let words = LONG.replace("--checkpoint-every 0", "--checkpoint-every 10 --timeout-s 4");
+    // Where the write is stuck, and where there is an error.
+    let cases = RANKS.iter().flat_map(|&ranks| [(ranks, 0), (ranks, ranks - 1)]);
+    all_at_once(cases, |(ranks, rank)| {
+        let folder = Folder::new(&format!("stuck-{ranks}-{rank}"));
+        let started = Instant::now();
+        let fault = format!("0:save:10:hang,{rank}:forward:15:error");
+        let ended = job(&folder, ranks, &words).env("DDP_TEST_FAULT", &fault).run();
+        assert!(ended.assert_fails(65).contains("a fault on purpose in Forward of step 15"), "{ended}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}: {ended}", started.elapsed());
+        assert!(!folder.checkpoints().contains(&"step-00000010".to_string()), "{ended}");
+        // Nothing holds the folder any more.
+        job(&folder, ranks, &format!("{words} --resume auto")).run().assert_well();
+    });
 }
 
 #[cfg(feature = "mpi")]
