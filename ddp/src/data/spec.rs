@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -196,10 +197,14 @@ impl FilesSpec {
         Some(FilesSpec::split(text))
     }
 
-    /// Path and part: what is behind the last `#`.
+    /// Path and part: what is behind the last `#`, unless that is in the name of the file or of a folder above it.
     pub(crate) fn split(text: &str) -> FilesSpec {
+        let is_pattern = |path: &str| path.contains(['*', '?', '[']);
+        let is_there = |path: &str| is_pattern(path) || Path::new(path).exists();
         let (path, part) = match text.rsplit_once('#') {
-            Some((path, part)) if !path.is_empty() && !part.is_empty() => (path, Some(part.to_string())),
+            Some((path, part)) if path.is_empty() || part.is_empty() => (text, None),
+            Some((path, part)) if part.contains('/') && (is_pattern(part) || !is_there(path)) => (text, None),
+            Some((path, part)) if !Path::new(text).exists() => (path, Some(part.to_string())),
             _ => (text, None),
         };
         FilesSpec { path: path.to_string(), part }
@@ -298,6 +303,7 @@ impl From<DataSpec> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::testing::Scratch;
 
     #[test]
     fn a_spec_reads_back_as_it_prints() {
@@ -313,6 +319,32 @@ mod tests {
             let spec: DataSpec = text.parse().unwrap();
             assert_eq!(spec.to_string().parse::<DataSpec>().unwrap(), spec, "{spec}");
             assert!(text.split(',').all(|part| spec.to_string().split(',').any(|printed| printed == part)), "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_path_may_have_the_sign_that_stands_before_a_part() {
+        let scratch = Scratch::new();
+        let folder = scratch.path().join("M#1");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::create_dir(scratch.path().join("M")).unwrap();
+        std::fs::write(folder.join("a#b.csv"), "").unwrap();
+        std::fs::write(folder.join("d.npz"), "").unwrap();
+        for (name, part) in [
+            ("", None),
+            ("/a#b.csv", None),
+            ("/a#b.csv", Some("x")),
+            ("/d.npz", Some("encoder/x")),
+            ("/d.npz", None),
+            ("/*.npz", None),
+            ("/*.npz", Some("encoder/x")),
+        ] {
+            let path = format!("{}{name}", folder.display());
+            let text = part.map_or(path.clone(), |part| format!("{path}#{part}"));
+            assert_eq!(FilesSpec::split(&text), FilesSpec { path, part: part.map(String::from) }, "{text}");
+        }
+        for (text, part) in [("absent.npz#x", Some("x")), ("absent#1/d.csv", None), ("#x", None), ("a.npz#", None)] {
+            assert_eq!(FilesSpec::split(text).part.as_deref(), part, "{text}");
         }
     }
 
