@@ -244,6 +244,7 @@ impl Config {
     /// What the run is in steps, over these data. Checks the flags that depend on them.
     pub fn plan(&self, data: &Data) -> Result<Plan> {
         self.check_task(data.train.task())?;
+        self.check_rows(data.train.rows())?;
         let sampler = Sampler::new(data.train.rows(), self.batch_size, self.seed, self.drop_last)?;
         let per_epoch = sampler.steps_per_epoch();
         let steps = match self.length {
@@ -262,6 +263,18 @@ impl Config {
         let eval_every = self.eval_every.unwrap_or(per_epoch);
         let checkpoint_every = self.checkpoint_every.unwrap_or(per_epoch);
         Ok(Plan { sampler, steps, warmup_steps, eval_every, checkpoint_every })
+    }
+
+    /// Refuses files that have less than one batch, where nothing but whole batches is trained on.
+    fn check_rows(&self, rows: u64) -> Result<()> {
+        let (DataSpec::Files(_), true) = (&self.data, self.drop_last && rows < self.batch_size) else { return Ok(()) };
+        Err(Error::Data(format!(
+            "--data {}: expected at least {} rows to train on, one --batch-size, since --drop-last leaves out what is less, got {rows}. Give \
+             --batch-size {} or less, or more data, or leave --drop-last out",
+            self.data,
+            self.batch_size,
+            rows.max(1)
+        )))
     }
 
     /// Whether the parameter called `name` is left as it is: `--freeze 0` is layer 0 and all in it, `0.bias` one parameter.
