@@ -95,7 +95,8 @@ pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
         let names = table::columns(path)?;
         let read = |label: Option<&String>| {
             let label = label.map(String::as_str);
-            let contents = table::open(path, &table::TableRequest { label, features: None, cache_dir: Some(folder) })?;
+            let contents =
+                table::open(path, &table::TableRequest { label, cache_dir: Some(folder), ..Default::default() })?;
             contents.arrays.iter().map(finite_numbers).sum::<Result<usize>>()
         };
         match (read(None), read(names.last())) {

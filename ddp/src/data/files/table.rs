@@ -29,6 +29,8 @@ pub(crate) struct TableRequest<'a> {
     pub(crate) label: Option<&'a str>,
     /// The columns of features, in this order; `None`: all others, as they stand.
     pub(crate) features: Option<&'a [String]>,
+    /// Whether labels are texts even where all could be numbers.
+    pub(crate) labels_are_texts: bool,
     /// Where the converted table is kept, if not in the usual place.
     pub(crate) cache_dir: Option<&'a Path>,
 }
@@ -47,8 +49,11 @@ enum Format {
 pub(crate) fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
     let format = Format::of(path)?;
     // What the text says decides what is made: the columns in their order.
-    let asked =
+    let mut asked =
         serde_json::json!({ "label": request.label, "features": request.features, "format": format!("{format:?}") });
+    if request.labels_are_texts {
+        asked["labels are texts"] = true.into();
+    }
     let made = cache::converted(path, request.cache_dir, &format!("table {asked}"), |to| {
         flat::write(to, |out| {
             let mut columns = Columns { path, to, request, names: Vec::new(), features: Vec::new(), label: None };
@@ -183,7 +188,7 @@ impl<'a> Rows<'a> {
         if feature_columns > 0 {
             out.begin("features", Element::F32, &[feature_columns])?;
         }
-        let labels = columns.label.map(|_| Labels::beside(columns.to)).transpose()?;
+        let labels = columns.label.map(|_| Labels::beside(columns.to, columns.request.labels_are_texts)).transpose()?;
         let features = Vec::with_capacity(PIECE_COUNT + feature_columns);
         Ok(Rows { out, to: columns.to, features, feature_columns, labels, rows: 0, bytes_before_asking: 0 })
     }

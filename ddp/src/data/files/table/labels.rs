@@ -41,14 +41,14 @@ pub(in super::super) struct Labels {
 }
 
 impl Labels {
-    /// None yet; they lie on the disk where `to` is written.
-    pub(super) fn beside(to: &Path) -> Result<Labels> {
+    /// None yet; they lie on the disk where `to` is written. `are_texts`: whatever they look like.
+    pub(super) fn beside(to: &Path, are_texts: bool) -> Result<Labels> {
         let path = to.with_extension("labels");
         let file = File::options().read(true).write(true).create_new(true).open(&path).map_err(writing(&path))?;
         // It lives as long as it is open.
         std::fs::remove_file(&path).map_err(writing(&path))?;
         let aside = BufWriter::with_capacity(1 << 18, file);
-        Ok(Labels { aside, path, rows: 0, codes: Some(HashMap::new()), any_text: false, all_whole: true })
+        Ok(Labels { aside, path, rows: 0, codes: Some(HashMap::new()), any_text: are_texts, all_whole: true })
     }
 
     /// The label of the next row, as a cell.
@@ -74,7 +74,8 @@ impl Labels {
         if !value.is_finite() {
             return Err(Problem::NotFinite);
         }
-        self.put(Some(value), NO_CODE)
+        let code = if self.any_text { self.code(value.to_string().as_bytes())? } else { NO_CODE };
+        self.put(Some(value), code)
     }
 
     /// The label of the next row, of a column of texts.

@@ -96,7 +96,7 @@ fn a_disk_that_is_full_leaves_nothing() {
     let cache = folder.join(".ddp-cache");
     let request = TableRequest { label: Some("kind"), ..Default::default() };
     assert_full(open(&folder.join("features.csv"), &request), &cache);
-    let request = TableRequest { label: Some("y"), features: Some(&[]), cache_dir: None };
+    let request = TableRequest { label: Some("y"), features: Some(&[]), ..Default::default() };
     assert_full(open(&folder.join("labels.csv"), &request), &cache);
     assert_full(gzip::unpacked(&folder.join("array.gz"), None, claimed_bytes), &cache);
 }

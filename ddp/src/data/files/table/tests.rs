@@ -28,7 +28,7 @@ impl Table {
 
     fn with(&self, label: Option<&str>, features: Option<&[&str]>) -> Result<Contents> {
         let features: Option<Vec<String>> = features.map(|names| names.iter().map(|name| name.to_string()).collect());
-        open(&self.path, &TableRequest { label, features: features.as_deref(), cache_dir: None })
+        open(&self.path, &TableRequest { label, features: features.as_deref(), ..Default::default() })
     }
 
     fn labelled(&self, label: &str) -> Result<Contents> {

@@ -78,7 +78,7 @@ impl Table {
     }
 
     fn open(&self, label: Option<&str>) -> Result<Contents> {
-        open_table(&self.path, &TableRequest { label, features: None, cache_dir: None })
+        open_table(&self.path, &TableRequest { label, ..Default::default() })
     }
 
     #[track_caller]
