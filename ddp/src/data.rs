@@ -140,6 +140,18 @@ pub struct Data {
     pub normalization: Option<Normalization>,
     /// What features are called, in their order, where their columns have names.
     pub columns: Option<Vec<String>>,
+    /// What labels are called, where they have a name.
+    pub label: Option<LabelName>,
+}
+
+/// What labels are called: those of other files for the same model are most likely called the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LabelName {
+    /// The column of a table.
+    Column(String),
+    /// The array of a file that has several.
+    Array(String),
 }
 
 /// What is asked for: which data, and how they are to be taken.
@@ -178,6 +190,8 @@ pub struct Trained {
     pub normalization: Option<Normalization>,
     /// What features are called, in their order, where their columns had names.
     pub columns: Option<Vec<String>>,
+    /// What labels are called, where they had a name.
+    pub label: Option<LabelName>,
     /// Whether rows need labels; without them every target is 0.
     pub needs_labels: bool,
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::manifest::{damaged, read_small};
 use crate::config::Config;
-use crate::data::{Normalization, Task};
+use crate::data::{LabelName, Normalization, Task};
 use crate::error::Result;
 
 /// The file of a checkpoint that holds its state.
@@ -53,6 +53,8 @@ pub struct State {
     pub normalization: Option<Normalization>,
     /// What features are called, in their order, of data whose columns have names.
     pub columns: Option<Vec<String>>,
+    /// What labels are called, where they have a name.
+    pub label: Option<LabelName>,
     /// That of the training data.
     pub fingerprint: String,
     /// The evaluation with the least loss so far.

@@ -276,6 +276,7 @@ fn state(step: u64) -> State {
         row_shape: vec![5],
         normalization: None,
         columns: None,
+        label: None,
         fingerprint: "rows".into(),
         best: None,
         last: None,

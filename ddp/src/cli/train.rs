@@ -48,14 +48,14 @@ pub struct Flags {
     /// features, classes or outputs, noise) [default: glyphs,rows=20000,held-out=2000,seed=0]
     #[arg(long, value_name = "SPEC", help_heading = DATA, value_parser = spec)]
     pub data: Option<DataSpec>,
-    /// What is to be learned from files: a column or an array of --data by its name, or another file [default: a table's last column;
-    /// y beside x, labels beside features or images, and the like]
+    /// What is to be learned from files: a column or an array of --data by its name, or another file [default: the last column of the
+    /// first table; y beside x, labels beside features or images, and the like]
     #[arg(long, value_name = "SPEC", help_heading = DATA)]
     pub labels: Option<String>,
     /// Files to evaluate on, as --data [default: none]
     #[arg(long, value_name = "SPEC", help_heading = DATA, value_parser = spec)]
     pub val_data: Option<DataSpec>,
-    /// Their labels, where these are not a column as in --data [default: as --labels]
+    /// Their labels, where these are not called as those of --data [default: as they are]
     #[arg(long, value_name = "SPEC", help_heading = DATA)]
     pub val_labels: Option<String>,
     /// Part of the rows of --data to keep for evaluation, chosen by --seed; instead of --val-data [default: 0]

@@ -73,7 +73,7 @@ pub struct EvalFlags {
     /// What both have.
     #[command(flatten)]
     pub using: UsingFlags,
-    /// Where the labels are, as for training [default: the column it learned from, of data with columns]
+    /// Where the labels are, as for training [default: what it learned from, by its name]
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
     /// One line of JSON in place of text

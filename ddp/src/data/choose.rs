@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use glob::MatchOptions;
+
 use super::files::Contents;
 use crate::error::{Error, Result};
 
@@ -13,8 +15,33 @@ const ENDINGS: [&str; 9] = ["npy", "npz", "csv", "tsv", "parquet", "safetensors"
 const WAY_OUT: &str = "Give a file, a folder of files or a pattern, or one of the built-in data: glyphs, \
                        synthetic:classification, synthetic:regression";
 
+/// Words in names that say what rows are for: of files with words of two kinds not all are for the same.
+const PURPOSES: [&[&str]; 3] =
+    [&["train", "training"], &["test", "testing", "t10k"], &["val", "valid", "validation", "dev", "eval"]];
+
 /// The files that `path` means, sorted by name: one file, those of a folder, or those that match a pattern.
 pub(crate) fn files(path: &str, flag: &str) -> Result<Vec<PathBuf>> {
+    let found = any_files(path, flag)?;
+    let is_packed_too = |packed: &&PathBuf| unpacked(packed).is_some_and(|plain| found.binary_search(&plain).is_ok());
+    match found.iter().find(is_packed_too) {
+        None => Ok(found),
+        Some(packed) => Err(Error::Data(format!(
+            "{flag} {path}: expected every row once, got {} beside {}, which differ by .gz alone: most likely one is the other, packed. \
+             Remove one of them, or give a pattern that only one matches",
+            name_of(&packed.with_extension("")),
+            packed.display()
+        ))),
+    }
+}
+
+/// The name of a packed file without its `.gz`.
+fn unpacked(path: &Path) -> Option<PathBuf> {
+    let is_packed = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gz"));
+    is_packed.then(|| path.with_extension(""))
+}
+
+/// As `files`, whether or not some have the same rows.
+fn any_files(path: &str, flag: &str) -> Result<Vec<PathBuf>> {
     let failed = |source| Error::Io {
         action: "open",
         path: path.into(),
@@ -26,7 +53,9 @@ pub(crate) fn files(path: &str, flag: &str) -> Result<Vec<PathBuf>> {
         Ok(_) => Ok(vec![path.into()]),
         Err(error) if !path.contains(['*', '?', '[']) => Err(failed(error)),
         Err(_) => {
-            let names = glob::glob(path).map_err(|error| {
+            // As in a shell: what is hidden has to be asked for.
+            let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
+            let names = glob::glob_with(path, options).map_err(|error| {
                 Error::Usage(format!("{flag} {path}: the pattern cannot be read: {error}. {WAY_OUT}"))
             })?;
             let mut found = Vec::new();
@@ -67,10 +96,12 @@ fn in_folder(folder: &Path, flag: &str) -> Result<Vec<PathBuf>> {
         found.retain(|path| !is_idx(path) || !name_of(path).contains("labels"));
     }
     let Some(first) = found.first() else {
+        let named = format!(", or '#{}' if it is the name of a column or an array", folder.display());
         return Err(Error::Data(format!(
-            "{flag} {}: expected files that end in one of .{}, and the folder has none. Give another folder",
+            "{flag} {}: expected files that end in one of .{}, and the folder has none. Give another folder{}",
             folder.display(),
-            ENDINGS.join(", .")
+            ENDINGS.join(", ."),
+            if flag.ends_with("labels") { named } else { String::new() }
         )));
     };
     if let Some(other) = found.iter().find(|path| ending(path) != ending(first)) {
@@ -82,18 +113,37 @@ fn in_folder(folder: &Path, flag: &str) -> Result<Vec<PathBuf>> {
             folder.display()
         )));
     }
-    let starts = |start: &str| found.iter().find(|path| is_idx(path) && name_of(path).starts_with(start));
-    if let (Some(train), Some(test)) = (starts("train-"), starts("t10k-")) {
-        return Err(Error::Usage(format!(
-            "{flag} {}: expected files that are all to be trained on, got {} beside {}. Give --data {} --val-data {}",
+    match different_purposes(&found) {
+        None => Ok(found),
+        Some((one, other)) => Err(Error::Usage(format!(
+            "{flag} {}: expected files that are all for the same, got {} beside {}. Give {flag} {}{}, or a pattern that takes both",
             folder.display(),
-            name_of(test),
-            name_of(train),
-            train.display(),
-            test.display()
-        )));
+            name_of(other),
+            name_of(one),
+            one.display(),
+            match flag {
+                "--data" | "--labels" => format!(" (in training with --val-{} {})", &flag[2..], other.display()),
+                _ => String::new(),
+            }
+        ))),
     }
-    Ok(found)
+}
+
+/// Two files whose names say that they are for different things, to train on if there is one before others.
+fn different_purposes(found: &[PathBuf]) -> Option<(&Path, &Path)> {
+    let of = |wanted: usize| found.iter().find(|path| purpose(path) == Some(wanted)).map(PathBuf::as_path);
+    let mut some = (0..PURPOSES.len()).filter_map(of);
+    Some((some.next()?, some.next()?))
+}
+
+/// Which of `PURPOSES` a file is for, if its name says so.
+fn purpose(path: &Path) -> Option<usize> {
+    let name = name_of(path).to_ascii_lowercase();
+    let words = name.split(|character: char| !character.is_ascii_alphanumeric());
+    let of = |word: &str| PURPOSES.iter().position(|words| words.contains(&word.trim_end_matches(char::is_numeric)));
+    let mut purposes = words.filter_map(of);
+    let first = purposes.next()?;
+    purposes.all(|other| other == first).then_some(first)
 }
 
 fn name_of(path: &Path) -> String {
@@ -117,9 +167,9 @@ pub(crate) fn is_table(path: &Path) -> bool {
     matches!(ending(path), Some("csv" | "tsv" | "parquet"))
 }
 
-/// Whether this names a file, and not a column or an array.
-pub(crate) fn is_file(path: &str) -> bool {
-    ending(Path::new(path)).is_some() || Path::new(path).exists()
+/// Whether this ends as files of data do.
+pub(crate) fn has_ending(path: &str) -> bool {
+    ending(Path::new(path)).is_some()
 }
 
 /// The file of labels beside a file of images, as IDX files are named: `train-images-idx3-ubyte` has `train-labels-idx1-ubyte`.
@@ -164,8 +214,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) features: Option<&'a str>,
     /// The name of the labels.
     pub(crate) labels: Option<&'a str>,
-    /// What the labels may be called where no name goes with that of the features.
-    pub(crate) labels_else: Option<&'a str>,
+    /// What labels are called in other files of this kind.
+    pub(crate) labels_elsewhere: Option<&'a str>,
     /// Whether labels are looked for without a name.
     pub(crate) looks_for_labels: bool,
     /// Whether the rows are to be evaluated on.
@@ -188,11 +238,8 @@ pub(crate) fn arrays(contents: &Contents, file: &Path, wanted: Wanted<'_>) -> Re
     let labels = match wanted.labels {
         Some(name) => Some(find(name)?),
         None if wanted.looks_for_labels => {
-            let paired = pairs(&keys, sides).find(|pair| pair.0 == features).map(|(_, labels)| labels);
-            match (paired, wanted.labels_else) {
-                (None, Some(name)) => Some(find(name)?),
-                (paired, _) => paired,
-            }
+            let elsewhere = wanted.labels_elsewhere.and_then(|name| of_name_elsewhere(&keys, keys[features], name));
+            elsewhere.or_else(|| pairs(&keys, sides).find(|pair| pair.0 == features).map(|(_, labels)| labels))
         }
         None => None,
     };
@@ -213,6 +260,18 @@ fn pairs<'a>(keys: &'a [&str], sides: [&'static str; 7]) -> impl Iterator<Item =
 fn first_of(keys: &[&str], sides: [&str; 7], of: fn((&'static str, &'static str)) -> &'static str) -> Option<usize> {
     let names = sides.iter().flat_map(|side| PAIRS.into_iter().map(move |pair| (of(pair), *side)));
     names.into_iter().find_map(|(name, side)| keys.iter().position(|key| is(key, name, side)))
+}
+
+/// The labels of these features in a file of `keys`, where those of other files are called `name`: `count_test` goes with `x_test` as
+/// `count_train` does with `x_train`.
+fn of_name_elsewhere(keys: &[&str], features: &str, name: &str) -> Option<usize> {
+    let side = |key: &str| {
+        TO_TRAIN.into_iter().filter(|side| key.to_ascii_lowercase().ends_with(side)).max_by_key(|side| side.len())
+    };
+    let (own, of_features) = (side(name)?, side(features)?);
+    let wanted = format!("{}{of_features}", &name[..name.len() - own.len()]);
+    let position = |wanted: &str| keys.iter().position(|key| key.eq_ignore_ascii_case(wanted));
+    position(&wanted).or_else(|| position(name).filter(|_| own.is_empty()))
 }
 
 fn is(key: &str, name: &str, side: &str) -> bool {

@@ -32,14 +32,14 @@ enum Coding {
     Fractions,
     /// Texts are: of each file, the class of each of its codes.
     Texts { classes: Vec<Vec<i64>>, names: Vec<Vec<String>> },
-    /// Whole numbers are the names of classes.
+    /// Numbers without a fraction are the names of classes.
     Named(BTreeMap<i64, i64>),
     /// They are what is learned.
     Values,
 }
 
 /// What stands for a label that is no class.
-const NO_CLASS: i64 = -1;
+const NO_CLASS: i64 = i64::MIN;
 
 impl Labels {
     /// Labels as they look, or as `task` says; and the names of classes where they have some of their own.
@@ -76,14 +76,12 @@ impl Labels {
                 if texts.is_some() {
                     return Labels::of_texts(files, |text| names.iter().position(|name| name == text));
                 }
-                let are_numbers = names.iter().enumerate().all(|(class, name)| *name == class.to_string());
-                let coding = if files.iter().any(|file| file.array.element().is_float()) {
+                let coding = if are_texts(task) {
+                    Coding::Named(numbers_of(names, files[0].array.name())?)
+                } else if files.iter().any(|file| file.array.element().is_float()) {
                     Coding::Fractions
-                } else if are_numbers {
-                    Coding::Whole
                 } else {
-                    let named = names.iter().enumerate();
-                    Coding::Named(named.filter_map(|(class, name)| Some((name.parse().ok()?, class as i64))).collect())
+                    Coding::Whole
                 };
                 Labels::with(files, coding)
             }
@@ -152,11 +150,10 @@ impl Labels {
     pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
         for (file, row, range) in self.stack.pieces(first, into.len()) {
             let (array, into) = (&self.stack.arrays()[file], &mut into[range]);
-            if let Coding::Fractions = self.coding {
-                read_fractions(array, row, into)?;
-                continue;
+            match array.element().is_float() {
+                true => read_fractions(array, row, into)?,
+                false => array.read_i64(row, into)?,
             }
-            array.read_i64(row, into)?;
             match &self.coding {
                 Coding::Texts { classes, .. } => {
                     let classes = &classes[file];
@@ -225,6 +222,30 @@ impl Labels {
     }
 }
 
+/// Whether the classes of a model are texts. Without such they are called 0, 1, 2 …
+pub(crate) fn are_texts(task: &Task) -> bool {
+    match task {
+        Task::Classification { names, .. } => names.iter().enumerate().any(|(class, name)| *name != class.to_string()),
+        Task::Regression { .. } => false,
+    }
+}
+
+/// The classes whose names are whole numbers, by these: for labels of the array `place`, which are numbers.
+fn numbers_of(names: &[String], place: &str) -> Result<BTreeMap<i64, i64>> {
+    let mut classes = BTreeMap::new();
+    for (class, name) in names.iter().enumerate() {
+        let Ok(number) = name.parse::<i64>() else { continue };
+        if let Some(other) = classes.insert(number, class as i64) {
+            return Err(Error::Data(format!(
+                "{place}: expected texts as labels, got numbers, and the model's classes {:?} and {name:?} are the same number. Give a table, \
+                 in which they stand as texts",
+                names[other as usize]
+            )));
+        }
+    }
+    Ok(classes)
+}
+
 /// The texts of all files together, sorted by their bytes; nothing where labels are numbers.
 fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
     let with = files.iter().find(|file| file.names.is_some());
@@ -232,7 +253,7 @@ fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
     match (with, without) {
         (None, _) => Ok(None),
         (Some(with), Some(without)) => Err(Error::Data(format!(
-            "{}: expected texts as labels, as in {}, got numbers. All files of one --data have labels of one kind",
+            "{}: expected texts as labels, as in {}, got numbers. Give labels of one kind: all in tables, or all numbers",
             without.array.name(),
             with.array.name()
         ))),

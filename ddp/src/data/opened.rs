@@ -1,13 +1,17 @@
 //! Opening what `--data` and `--labels` name: files of one kind, one after another, as one stack of features and one of labels.
 //!
 //! Of tables (csv, tsv, parquet) a column is the label; of files with several arrays one of them is; a file of one array needs a
-//! second file, which IDX files have beside them.
+//! second file, which IDX files have beside them. What columns and the label are called in the first file they are called in all.
+
+mod labels;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 
+use self::labels::Labelled;
+use super::LabelName;
 use super::choose::{self, Wanted};
 use super::files::table::{self, TableRequest};
 use super::files::{self, Array, Contents};
@@ -19,12 +23,10 @@ use crate::error::{Error, Result};
 /// Where labels are.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum LabelSource {
-    /// Where the format has them; where it has none, in the array of this name.
-    Default { array_else: Option<String> },
-    /// In the column or array of this name.
-    Named(String),
-    /// In other files.
-    Files(FilesSpec),
+    /// Where the format has them.
+    Default,
+    /// Where this says, as people write it: `#NAME`, the name of a column or an array, or files.
+    Given(String),
     /// Nobody asks.
     Unwanted,
 }
@@ -40,6 +42,10 @@ pub(crate) struct Ask<'a> {
     pub(crate) labels: LabelSource,
     /// The columns that are features, in this order, where that is known.
     pub(crate) columns: Option<Vec<String>>,
+    /// What labels are called where nobody says, where that is known.
+    pub(crate) label: Option<LabelName>,
+    /// Whether labels are texts where they are in a table, even where all could be numbers.
+    pub(crate) labels_are_texts: bool,
     pub(crate) cache_dir: Option<&'a Path>,
     pub(crate) to_evaluate: bool,
 }
@@ -50,116 +56,167 @@ pub(crate) struct Opened {
     pub(crate) features: Stack,
     pub(crate) labels: Option<Vec<FileLabels>>,
     pub(crate) columns: Option<Vec<String>>,
+    /// What labels are called in the first file of them.
+    pub(crate) label: Option<LabelName>,
+    /// Whether `--labels` names files of their own.
+    pub(crate) has_given_label_files: bool,
     /// The files that people gave and that are read in place: their change is everybody's business.
     pub(crate) watched: Vec<Arc<Mapped>>,
     /// The first of them, for whatever is kept beside them.
     pub(crate) first: PathBuf,
 }
 
+/// Where labels are, once it is known whether a name is that of files.
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    Default,
+    /// In the column or array of this name.
+    Named(String),
+    /// In files of their own; the second: which array or column of each.
+    Files(Vec<PathBuf>, Option<String>),
+    /// In files beside those of the features, one each.
+    Beside(Vec<PathBuf>),
+    Unwanted,
+}
+
 /// One file of `--data`.
 struct Part {
     features: Array,
-    labels: Option<FileLabels>,
+    labels: Option<Labelled>,
     columns: Option<Vec<String>>,
 }
 
 /// Opens all of it. Nothing but headers is read, unless files have to be converted first.
 pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     let paths = choose::files(&ask.spec.path, ask.flag)?;
-    let label_files = label_files(ask, &paths)?;
+    let source = labels::source(ask, &paths)?;
     let mut ask = ask.clone();
-    let mut parts: Vec<Part> = Vec::with_capacity(paths.len());
-    for path in &paths {
+    let mut features = Vec::with_capacity(paths.len());
+    let mut labels: Vec<Labelled> = Vec::new();
+    let mut columns = None;
+    for (index, path) in paths.iter().enumerate() {
         let part = match choose::is_table(path) {
-            true => of_table(&ask, path, label_files.is_some())?,
-            false => of_arrays(&ask, path, label_files.is_some())?,
+            true => of_table(&ask, path, &source)?,
+            false => of_arrays(&ask, path, &source)?,
         };
-        // The columns of the first file are those of all.
-        if ask.columns.is_none() {
-            ask.columns.clone_from(&part.columns);
+        if index == 0 {
+            columns.clone_from(&part.columns);
         }
-        parts.push(part);
-    }
-    let columns = parts[0].columns.clone();
-    let mut labels = Vec::new();
-    let mut features = Vec::new();
-    for part in parts {
+        // The columns of the first file are those of all, and so is the label.
+        ask.columns = ask.columns.or(part.columns);
+        ask.label = part.labels.as_ref().and_then(|labels| labels.name.clone()).or(ask.label);
         features.push(part.features);
         labels.extend(part.labels);
     }
-    let watched = features.iter().filter(|array| paths.iter().any(|path| path == array.mapped().path()));
-    let mut watched: Vec<Arc<Mapped>> = watched.map(|array| array.mapped().clone()).collect();
-    let features = Stack::new(features)?;
-    let has_label_files = label_files.is_some();
-    if let Some(files) = label_files {
-        labels = files.iter().map(|(path, part)| labels_of(&ask, path, part.as_deref())).collect::<Result<_>>()?;
-        let in_place = labels.iter().filter(|labels| files.iter().any(|file| file.0 == labels.array.mapped().path()));
-        watched.extend(in_place.map(|labels| labels.array.mapped().clone()));
+    if let Source::Files(files, part) = &source {
+        labels = labels::of_files(&mut ask, files, part.as_deref())?;
+    } else if let Source::Beside(files) = &source {
+        labels = labels::of_files(&mut ask, files, None)?;
     }
-    check_rows(&ask, &features, &labels, has_label_files)?;
-    let labels = (ask.labels != LabelSource::Unwanted).then_some(labels);
-    Ok(Opened { features, labels, columns, watched, first: paths[0].clone() })
+    labels::check_rows(&ask, &source, &features, &labels)?;
+    labels::agree_on_texts(&ask, &mut labels)?;
+    let arrays = features.iter().chain(labels.iter().map(|labels| &labels.of_file.array));
+    let given = |array: &&Array| paths.iter().chain(source.files()).any(|path| path == array.mapped().path());
+    let watched = arrays.filter(given).map(|array| array.mapped().clone()).collect();
+    let label = labels.first().and_then(|labels| labels.name.clone());
+    let labels = labels.into_iter().map(|labels| labels.of_file).collect();
+    Ok(Opened {
+        features: Stack::new(features)?,
+        labels: (source != Source::Unwanted).then_some(labels),
+        columns,
+        label,
+        has_given_label_files: matches!(source, Source::Files(..)),
+        watched,
+        first: paths[0].clone(),
+    })
 }
 
-/// A file of labels, and which array or column of it.
-type LabelFile = (PathBuf, Option<String>);
-
-/// The files that hold labels alone, each with the array or column: none where labels are in the files of the features.
-fn label_files(ask: &Ask<'_>, paths: &[PathBuf]) -> Result<Option<Vec<LabelFile>>> {
-    match &ask.labels {
-        LabelSource::Files(spec) => {
-            let files = choose::files(&spec.path, ask.labels_flag)?;
-            Ok(Some(files.into_iter().map(|path| (path, spec.part.clone())).collect()))
+impl Source {
+    /// The files of labels alone.
+    fn files(&self) -> &[PathBuf] {
+        match self {
+            Source::Files(files, _) | Source::Beside(files) => files,
+            _ => &[],
         }
-        LabelSource::Default { .. } => {
-            let beside: Vec<_> = paths.iter().filter_map(|path| Some((choose::labels_beside(path)?, None))).collect();
-            Ok((beside.len() == paths.len()).then_some(beside))
-        }
-        LabelSource::Named(_) | LabelSource::Unwanted => Ok(None),
     }
 }
 
 /// A table: its columns, but for the label.
-fn of_table(ask: &Ask<'_>, path: &Path, has_label_files: bool) -> Result<Part> {
-    let named = ask.spec.part.as_ref().map(|part| part.split(',').map(|name| name.trim().to_string()).collect());
-    let features: Option<Vec<String>> = ask.columns.clone().or(named);
-    let label = match &ask.labels {
-        LabelSource::Named(name) => Some(name.clone()),
-        LabelSource::Default { .. } if !has_label_files => {
-            let columns = table::columns(path)?;
-            let is_feature = |name: &String| features.iter().flatten().any(|feature| feature == name);
-            let last = columns.into_iter().rev().find(|name| !is_feature(name));
-            Some(last.ok_or_else(|| {
-                Error::Data(format!(
-                    "{}: expected a column with labels beside the features, and it has none. Give {} FILE",
-                    path.display(),
-                    ask.labels_flag
-                ))
-            })?)
-        }
+fn of_table(ask: &Ask<'_>, path: &Path, source: &Source) -> Result<Part> {
+    let features = feature_columns(ask)?;
+    let label = match source {
+        Source::Named(name) => Some(name.clone()),
+        Source::Default => Some(labels::default_column(ask, path, features.as_deref())?),
         _ => None,
     };
-    let request = TableRequest { label: label.as_deref(), features: features.as_deref(), cache_dir: ask.cache_dir };
+    if let Some(label) = label.as_ref().filter(|&label| features.iter().flatten().any(|feature| feature == label)) {
+        return Err(Error::Usage(format!(
+            "{} {label}: expected a column that is no feature, got one of the features of {}: whoever sees the label has nothing to learn. Give \
+             another label, or leave it out of the features, as in {} {}#a,b",
+            ask.labels_flag,
+            path.display(),
+            ask.flag,
+            ask.spec.path
+        )));
+    }
+    let (label_name, features) = (label.as_deref(), features.as_deref());
+    let request = TableRequest { label: label_name, features, cache_dir: ask.cache_dir, ..Default::default() };
     let mut contents = table::open(path, &request)?;
     let labels = match label {
-        Some(_) => Some(FileLabels { array: array_of(&contents, path, "labels")?, names: contents.classes.take() }),
+        Some(label) => {
+            let of_file = FileLabels { array: array_of(&contents, path, "labels")?, names: contents.classes.take() };
+            Some(Labelled { of_file, path: path.into(), name: Some(LabelName::Column(label)) })
+        }
         None => None,
     };
     let features = array_of(&contents, path, "features")?;
     Ok(Part { features, labels, columns: contents.columns })
 }
 
-/// A file of arrays.
-fn of_arrays(ask: &Ask<'_>, path: &Path, has_label_files: bool) -> Result<Part> {
-    let contents = files::open(path, ask.cache_dir)?;
-    let (labels, labels_else) = match &ask.labels {
-        LabelSource::Named(name) => (Some(name.as_str()), None),
-        LabelSource::Default { array_else } => (None, array_else.as_deref()),
-        _ => (None, None),
+/// The columns of a table that are features, in their order; nothing where all are but the label.
+fn feature_columns(ask: &Ask<'_>) -> Result<Option<Vec<String>>> {
+    let named = ask.spec.part.as_ref();
+    let named: Option<Vec<String>> = named.map(|part| part.split(',').map(|name| name.trim().to_string()).collect());
+    let (Some(known), Some(named)) = (&ask.columns, &named) else { return Ok(ask.columns.clone().or(named)) };
+    let sorted = |names: &[String]| {
+        let mut names = names.to_vec();
+        names.sort_unstable();
+        names
     };
-    let looks_for_labels = !has_label_files && matches!(ask.labels, LabelSource::Default { .. });
+    if sorted(known) == sorted(named) {
+        return Ok(Some(known.clone()));
+    }
+    Err(Error::Usage(format!(
+        "{} {1}#{2}: expected the columns that the model is trained on, got others: {3}. Leave #{2} out: they are found by their names",
+        ask.flag,
+        ask.spec.path,
+        named.join(","),
+        difference(known, named)
+    )))
+}
+
+/// How two lists of columns differ, of which there may be many.
+fn difference(expected: &[String], got: &[String]) -> String {
+    match expected.iter().zip(got).position(|(expected, got)| expected != got) {
+        Some(index) => format!("column {} is {:?}, expected {:?}", index + 1, got[index], expected[index]),
+        None => format!("there are {}, expected {}", got.len(), expected.len()),
+    }
+}
+
+/// A file of arrays.
+fn of_arrays(ask: &Ask<'_>, path: &Path, source: &Source) -> Result<Part> {
+    let contents = files::open(path, ask.cache_dir)?;
+    let labels = match source {
+        Source::Named(name) => Some(name.as_str()),
+        _ => None,
+    };
+    let labels_elsewhere = match &ask.label {
+        Some(LabelName::Array(name)) => Some(name.as_str()),
+        _ => None,
+    };
+    let looks_for_labels = *source == Source::Default;
     let features = ask.spec.part.as_deref();
-    let wanted = Wanted { features, labels, labels_else, looks_for_labels, to_evaluate: ask.to_evaluate };
+    let wanted = Wanted { features, labels, labels_elsewhere, looks_for_labels, to_evaluate: ask.to_evaluate };
     let (features, labels) = choose::arrays(&contents, path, wanted)?;
     if labels.is_none() && looks_for_labels {
         return Err(Error::Usage(format!(
@@ -171,22 +228,28 @@ fn of_arrays(ask: &Ask<'_>, path: &Path, has_label_files: bool) -> Result<Part> 
         )));
     }
     let Contents { arrays, classes, columns, .. } = contents;
-    let labels = labels.map(|index| FileLabels { array: arrays[index].clone(), names: classes });
-    Ok(Part { features: arrays[features].clone(), labels, columns })
+    let labels = labels.map(|index| Labelled {
+        of_file: FileLabels { array: arrays[index].clone(), names: classes },
+        path: path.into(),
+        name: array_name(&arrays[index]),
+    });
+    let features = arrays[features].clone();
+    // Of another array they are not the names.
+    let columns = columns.filter(|columns| columns.len() == features.row_elements());
+    match (&ask.columns, &columns) {
+        (Some(expected), Some(got)) if expected != got => Err(Error::Data(format!(
+            "{}: expected the columns that the model is trained on, in their order, got others: {}. Columns of a .bin are taken as they lie: \
+             save them in that order, or give a table, whose columns are found by their names",
+            path.display(),
+            difference(expected, got)
+        ))),
+        _ => Ok(Part { features, labels, columns }),
+    }
 }
 
-/// A file of labels alone.
-fn labels_of(ask: &Ask<'_>, path: &Path, part: Option<&str>) -> Result<FileLabels> {
-    if !choose::is_table(path) {
-        let contents = files::open(path, ask.cache_dir)?;
-        let index = choose::labels_alone(&contents, path, part, ask.to_evaluate)?;
-        return Ok(FileLabels { array: contents.arrays[index].clone(), names: contents.classes });
-    }
-    let columns = table::columns(path)?;
-    let last = columns.last().map(String::as_str);
-    let request = TableRequest { label: part.or(last), features: Some(&[]), cache_dir: ask.cache_dir };
-    let contents = table::open(path, &request)?;
-    Ok(FileLabels { array: array_of(&contents, path, "labels")?, names: contents.classes })
+/// What an array is called, if its file has names.
+fn array_name(array: &Array) -> Option<LabelName> {
+    (!array.key().is_empty()).then(|| LabelName::Array(array.key().to_string()))
 }
 
 /// The features or labels of a table that was converted.
@@ -198,32 +261,4 @@ fn array_of(contents: &Contents, path: &Path, key: &str) -> Result<Array> {
         }
         Err(why) => Err(Error::Data(format!("{}: {why}", path.display()))),
     }
-}
-
-/// As many labels as rows: file by file where they are in the same files, else in all.
-fn check_rows(ask: &Ask<'_>, features: &Stack, labels: &[FileLabels], has_label_files: bool) -> Result<()> {
-    let wrong = |labels: &str, got: u64, features: &str, rows: u64| {
-        Error::Data(format!(
-            "{labels}: expected a label for each of the {rows} rows of {features}, got {got}. Give the labels of these rows, in \
-             their order"
-        ))
-    };
-    if has_label_files {
-        let got = labels.iter().map(|labels| labels.array.rows()).sum();
-        if got != features.rows() {
-            return Err(wrong(
-                labels[0].array.name(),
-                got,
-                &format!("{} {}", ask.flag, ask.spec.path),
-                features.rows(),
-            ));
-        }
-        return Ok(());
-    }
-    for (labels, features) in labels.iter().zip(features.arrays()) {
-        if labels.array.rows() != features.rows() {
-            return Err(wrong(labels.array.name(), labels.array.rows(), features.name(), features.rows()));
-        }
-    }
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! From what is asked for to data that are ready: files opened, looked at, split and normalized; all ranks together, so that whatever is
 //! wrong is one error for all, before anything is trained.
 
+mod alike;
 mod built_in;
 mod look;
 
@@ -11,17 +12,18 @@ use ddp_comm::{Field, World};
 use ddp_kernels::{Device, memory};
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::alike::check_alike;
 use self::built_in::built_in;
 use self::look::{bad_label, look};
 use super::dataset::{FileData, NoRows, Side, Watch};
 use super::files::{Array, Element};
-use super::labels::Labels;
+use super::labels::{Labels, are_texts};
 use super::opened::{self, Ask, LabelSource, Opened};
 use super::scan::{self, Kept};
 use super::spec::FilesSpec;
 use super::split::Split;
 use super::stack::Stack;
-use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Task, Trained, agree, choose};
+use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Task, Trained, agree};
 use crate::config::Normalize;
 use crate::error::{Error, Result};
 
@@ -107,9 +109,9 @@ struct Source {
 }
 
 impl Source {
-    /// All ranks: opens and converts, one rank of a host first.
+    /// All ranks: opens and converts, one rank of a host first. From then on all know that they have files of the same kind and size.
     fn open(ask: &Ask<'_>, request: &DataRequest, task: Option<&Task>, world: &World) -> Result<Source> {
-        agree::in_turn(world, || {
+        let source = agree::in_turn(world, || {
             let mut opened = opened::open(ask)?;
             opened.features.element()?;
             let files = opened.labels.take();
@@ -122,7 +124,9 @@ impl Source {
                 }
             };
             Ok(Source { flag: ask.flag, opened, labels, names })
-        })
+        })?;
+        check_alike(&source, &ask.spec.path, world)?;
+        Ok(source)
     }
 
     fn features(&self) -> &Stack {
@@ -158,9 +162,11 @@ fn of_files(request: &DataRequest, spec: &FilesSpec, world: &World) -> Result<Da
         labels_flag: "--labels",
         labels: match trained {
             Some(trained) if !trained.needs_labels => LabelSource::Unwanted,
-            _ => label_source(request.labels.as_deref(), None),
+            _ => label_source(request.labels.as_ref()),
         },
         columns: trained.and_then(|trained| trained.columns.clone()),
+        label: trained.and_then(|trained| trained.label.clone()),
+        labels_are_texts: trained.is_some_and(|trained| are_texts(&trained.task)),
         cache_dir: request.cache_dir(),
         to_evaluate: trained.is_some(),
     };
@@ -171,18 +177,9 @@ fn of_files(request: &DataRequest, spec: &FilesSpec, world: &World) -> Result<Da
     }
 }
 
-/// Where labels are, by what was written. `array_else`: the name of an array that they have elsewhere.
-fn label_source(text: Option<&str>, array_else: Option<&str>) -> LabelSource {
-    match text {
-        None => LabelSource::Default { array_else: array_else.map(str::to_string) },
-        Some(text) => match text.strip_prefix('#') {
-            Some(name) => LabelSource::Named(name.to_string()),
-            None => match FilesSpec::split(text) {
-                spec if choose::is_file(&spec.path) => LabelSource::Files(spec),
-                _ => LabelSource::Named(text.to_string()),
-            },
-        },
-    }
+/// Where labels are, by what was written.
+fn label_source(text: Option<&String>) -> LabelSource {
+    text.map_or(LabelSource::Default, |text| LabelSource::Given(text.clone()))
 }
 
 /// Rows for a model that is trained already.
@@ -197,6 +194,7 @@ fn to_use(request: &DataRequest, trained: &Trained, source: Source, world: &Worl
         bad_label(scan::labels(labels, known, world)?)?;
     }
     let columns = source.opened.columns.clone().or_else(|| trained.columns.clone());
+    let label = source.opened.label.clone();
     let normalization = trained.normalization.clone();
     let checks = source.features().element()?.is_float();
     let side = Side::All;
@@ -214,7 +212,7 @@ fn to_use(request: &DataRequest, trained: &Trained, source: Source, world: &Worl
     };
     let held_out = NoRows { shape: vec![width], task: trained.task.clone() };
     let description = format!("{}: {} rows, [{width}] features each, {}", request.data, train.rows(), train.task());
-    Ok(Data { train: Arc::new(train), held_out: Arc::new(held_out), description, normalization, columns })
+    Ok(Data { train: Arc::new(train), held_out: Arc::new(held_out), description, normalization, columns, label })
 }
 
 /// Rows to train on, and those to evaluate on.
@@ -246,7 +244,7 @@ fn to_train(request: &DataRequest, source: Source, world: &World) -> Result<Data
     };
     let val_kept = val_source.as_ref().map(|val| look(val, Some(&task), None, request, world)).transpose()?;
 
-    let columns = source.opened.columns.clone();
+    let (columns, label) = (source.opened.columns.clone(), source.opened.label.clone());
     let name = request.data.to_string();
     let sides = match split {
         None => (Side::All, None),
@@ -268,7 +266,7 @@ fn to_train(request: &DataRequest, source: Source, world: &World) -> Result<Data
         (None, None) => Arc::new(NoRows { shape: train.shape.to_vec(), task }),
     };
     let description = describe(&name, &train, &*held_out);
-    Ok(Data { train: Arc::new(train), held_out, description, normalization, columns })
+    Ok(Data { train: Arc::new(train), held_out, description, normalization, columns, label })
 }
 
 fn data_of(source: Source, kept: &Kept, side: Side, task: &Task, normalization: &Option<Normalization>) -> FileData {
@@ -302,23 +300,20 @@ fn read_in_any_order(features: &Stack) {
 
 /// Opens `--val-data`, whose rows have to be such as those that are trained on.
 fn open_val(request: &DataRequest, spec: &FilesSpec, train: &Source, task: &Task, world: &World) -> Result<Source> {
-    let labels = match (&request.val_labels, label_source(request.labels.as_deref(), None)) {
-        (Some(labels), _) => label_source(Some(labels), None),
-        (None, LabelSource::Files(_)) => {
-            return Err(Error::Usage(format!(
-                "--val-data {}: expected --val-labels, since --labels names files of their own. Give the labels of these rows",
-                spec.path
-            )));
-        }
-        (None, LabelSource::Named(name)) if train.opened.columns.is_none() => label_source(None, Some(&name)),
-        (None, as_trained) => as_trained,
-    };
+    if request.val_labels.is_none() && train.opened.has_given_label_files {
+        return Err(Error::Usage(format!(
+            "--val-data {}: expected --val-labels, since --labels names files of their own. Give the labels of these rows",
+            spec.path
+        )));
+    }
     let ask = Ask {
         flag: "--val-data",
         spec,
         labels_flag: "--val-labels",
-        labels,
+        labels: label_source(request.val_labels.as_ref()),
         columns: train.opened.columns.clone(),
+        label: train.opened.label.clone(),
+        labels_are_texts: are_texts(task),
         cache_dir: request.cache_dir(),
         to_evaluate: true,
     };

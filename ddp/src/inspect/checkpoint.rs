@@ -10,7 +10,7 @@ use super::model::Tensors;
 use super::sheet::{Sheet, some_of, table};
 use crate::checkpoint::{self, Best, MODEL_FILE, State};
 use crate::config::{Activation, Config, Optimizer};
-use crate::data::{Normalization, Task};
+use crate::data::{LabelName, Normalization, Task};
 use crate::error::Result;
 use crate::files;
 
@@ -34,6 +34,7 @@ pub(super) fn found(folder: &Path) -> Result<Found> {
         "row_shape": state.row_shape,
         "normalization": state.normalization,
         "columns": state.columns,
+        "label": state.label,
         "position": state.position,
         "schedule": state.schedule,
         "world": state.world,
@@ -93,6 +94,9 @@ fn rows(state: &State) -> String {
     let mut text = format!("of shape {:?}", state.row_shape);
     if let Some(columns) = &state.columns {
         text += &format!(", the columns {}", some_of(columns));
+    }
+    if let Some(LabelName::Column(name) | LabelName::Array(name)) = &state.label {
+        text += &format!(", labelled by {name}");
     }
     match &state.normalization {
         None => text + "; taken as they are",

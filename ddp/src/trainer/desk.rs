@@ -58,6 +58,7 @@ pub(super) fn state(settled: &Config, world: &World, data: &Data, plan: &Plan, d
         row_shape: data.train.row_shape().to_vec(),
         normalization: data.normalization.clone(),
         columns: data.columns.clone(),
+        label: data.label.clone(),
         fingerprint: data.train.fingerprint()?,
         best: None,
         last: None,

@@ -73,11 +73,12 @@ fn rows(config: &UseConfig, world: &World, state: &State, needs_labels: bool) ->
         row_shape: state.row_shape.clone(),
         normalization: state.normalization.clone(),
         columns: state.columns.clone(),
+        label: state.label.clone(),
         needs_labels,
     };
     let request = DataRequest {
         data: config.using.data.clone(),
-        labels: config.labels.clone().or_else(|| label_column(config, state).filter(|_| needs_labels)),
+        labels: config.labels.clone(),
         val_data: None,
         val_labels: None,
         val_split: 0.0,
@@ -92,13 +93,6 @@ fn rows(config: &UseConfig, world: &World, state: &State, needs_labels: bool) ->
     let rows = if data.held_out.rows() > 0 { data.held_out } else { data.train };
     check_rows(&config.using.data, &*rows, state)?;
     Ok(rows)
-}
-
-/// The column that the model learned from, where data have columns: of another table it is most likely the same.
-fn label_column(config: &UseConfig, state: &State) -> Option<String> {
-    let is_file = matches!(config.using.data, DataSpec::Files(_));
-    let column = state.config.labels.clone().filter(|_| is_file && state.columns.is_some())?;
-    (!column.contains('#') && !std::path::Path::new(&column).exists()).then_some(column)
 }
 
 /// Refuses rows that the model was not made for.

@@ -261,6 +261,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
         row_shape: rows.features.clone(),
         normalization: None,
         columns: None,
+        label: None,
         fingerprint: "rows".into(),
         best: None,
         last: None,

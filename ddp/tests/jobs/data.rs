@@ -249,6 +249,42 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
         (vec![("x.npy", x(4))], "x.npy", 2, &["--data x.npy: expected labels", "--labels FILE"]),
         (vec![("d/readme.txt", vec![])], "d", 65, &["--data d: expected files that end in", ".npy"]),
         (vec![("d/a.npy", x(4)), ("d/b.csv", b"a,b\n1,2\n".to_vec())], "d", 65, &["a.npy", "b.csv", "one kind"]),
+        (
+            vec![("d/a.csv", b"a,kind\n1,0\n2,1\n".to_vec()), ("d/a.csv.gz", gz(b"a,kind\n1,0\n2,1\n"))],
+            "d",
+            65,
+            &["--data d: expected every row once, got a.csv beside d/a.csv.gz", "Remove one"],
+        ),
+        (
+            ["d/t-images-idx3-ubyte", "d/t-images-idx3-ubyte.gz", "d/t-labels-idx1-ubyte"]
+                .map(|name| (name, idx(&[2], &[0, 1])))
+                .to_vec(),
+            "d/t-images*",
+            65,
+            &["got t-images-idx3-ubyte beside d/t-images-idx3-ubyte.gz"],
+        ),
+        (
+            vec![("d/flowers-train.csv", vec![]), ("d/flowers_test.csv", vec![]), ("d/more.csv", vec![])],
+            "d",
+            2,
+            &[
+                "--data d: expected files that are all for the same",
+                "Give --data d/flowers-train.csv",
+                "--val-data d/flowers_test.csv",
+            ],
+        ),
+        (
+            vec![("d/validation-0.npy", vec![]), ("d/t10k-0.npy", vec![])],
+            "d",
+            2,
+            &["got validation-0.npy beside t10k-0.npy. Give --data d/t10k-0.npy"],
+        ),
+        (
+            table("a,b,kind\n1,2,0\n3,4,1\n"),
+            "d.csv --drop-last",
+            65,
+            &["--data d.csv: expected at least 10 rows", "--drop-last", "got 2", "--batch-size 2 or less"],
+        ),
         (xy(x(4), y(&[0, 1, 0])), XY, 65, &["y.npy", "each of the 4 rows", "got 3"]),
         (xy(x(4), y(&[0, 1, -3, 0])), XY, 65, &["y.npy, row 2", "-3", "below 0"]),
         (xy(x(4), y(&[0, 1, 70_000, 0])), XY, 65, &["y.npy, row 2", "70000", "less than 65536"]),
@@ -328,6 +364,58 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             &["v.csv", "b"],
         ),
     ]
+}
+
+#[test]
+fn a_pattern_takes_no_hidden_files_and_a_column_is_meant_before_a_folder() {
+    let folder = Folder::new("hidden");
+    write(&folder, "d/a.csv", csv(0..ROWS, number));
+    write(&folder, "d/.old.csv", csv(0..ROWS, number));
+    write(&folder, "kind/what.txt", Vec::new());
+    folder.alone(&format!("{TRAIN} d/*.csv --labels kind")).run().assert_well();
+    let data = folder.record().start()["data"].to_string();
+    assert!(data.contains("60 rows to train on") && data.contains("into 3 classes"), "{data}");
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_whose_files_differ_say_in_what() {
+    let x = |rows: usize, width: usize, bad: Option<usize>| {
+        let number = |at: usize| if bad == Some(at / width) { f32::NAN } else { at as f32 };
+        npy("<f4", &[rows, width], &(0..rows * width).flat_map(|at| number(at).to_le_bytes()).collect::<Vec<u8>>())
+    };
+    let y = |rows: usize| npy("|u1", &[rows], &(0..rows).map(|row| row as u8 % 2).collect::<Vec<u8>>());
+    let bytes = npy("|u1", &[40, 3], &[1; 120]);
+    let floats = npy("<f4", &[40], &(0..40).flat_map(|row| (row as f32 / 2.0).to_le_bytes()).collect::<Vec<u8>>());
+    let table = |text: &str| vec![("d.csv", text.as_bytes().to_vec())];
+    let xy = |x: Vec<u8>, y: Vec<u8>| vec![("x.npy", x), ("y.npy", y)];
+    const XY: &str = "x.npy --labels y.npy";
+    let here = || xy(x(40, 3, None), y(40));
+    let cases: [(&str, Files, Files, i32, &[&str]); 6] = [
+        (XY, here(), xy(x(60, 3, Some(50)), y(60)), 78, &["the number of rows of --data x.npy", "has 60", "has 40"]),
+        (XY, here(), xy(x(40, 4, None), y(40)), 78, &["the number of features of --data x.npy", "has 4", "has 3"]),
+        (XY, here(), xy(bytes, y(40)), 78, &["the type of features of --data x.npy", "has u8", "has f32"]),
+        (XY, here(), xy(x(40, 3, None), floats), 78, &["the labels of --data x.npy", "has 1 numbers", "has classes"]),
+        (
+            "d.csv",
+            table("a,b,kind\n1,2,0\n3,4,1\n"),
+            table("b,a,kind\n1,2,0\n3,4,1\n"),
+            78,
+            &["the columns of --data d.csv", "has b", "has a"],
+        ),
+        // What one of them alone has, who looked at that row, is said by all as it says it.
+        (XY, here(), xy(x(40, 3, Some(5)), y(40)), 65, &["x.npy, row 5, feature 0: NaN is no finite number"]),
+    ];
+    all_at_once(cases, |(data, first, second, code, named)| {
+        let folder = Folder::new("differ");
+        for (place, files) in [("first", first), ("second", second)] {
+            files.into_iter().for_each(|(name, bytes)| write(&folder, &format!("{place}/{name}"), bytes));
+        }
+        let words = format!("{TRAIN} {data} --normalize none");
+        let ended = folder.in_folders(&["first", "second"], &words).run();
+        assert_names(&ended, code, data, named);
+        assert!(!folder.out().exists(), "nothing was begun: {ended}");
+    });
 }
 
 #[test]

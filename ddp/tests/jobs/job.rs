@@ -80,24 +80,32 @@ impl Folder {
     /// Ranks under `mpirun`: so many with these words, so many with those.
     #[cfg(feature = "mpi")]
     pub(crate) fn each(&self, parts: &[(usize, &str)]) -> Job {
-        self.under_mpirun("--bind-to none", parts)
+        let parts: Vec<_> = parts.iter().map(|(count, words)| (format!("-n {count}"), *words)).collect();
+        self.under_mpirun("--bind-to none", &parts)
+    }
+
+    /// Ranks under `mpirun`, one in each of these folders below this one, all with these words.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn in_folders(&self, names: &[&str], words: &str) -> Job {
+        let place = |name: &&str| (format!("-n 1 -wdir {}", self.0.join(name).display()), words);
+        self.under_mpirun("--bind-to none", &names.iter().map(place).collect::<Vec<_>>())
     }
 
     /// Ranks under `mpirun`, as it binds them by itself.
     #[cfg(feature = "mpi")]
     pub(crate) fn bound_ranks(&self, count: usize, words: &str) -> Job {
-        self.under_mpirun("", &[(count, words)])
+        self.under_mpirun("", &[(format!("-n {count}"), words)])
     }
 
     #[cfg(feature = "mpi")]
-    fn under_mpirun(&self, options: &str, parts: &[(usize, &str)]) -> Job {
+    fn under_mpirun(&self, options: &str, parts: &[(String, &str)]) -> Job {
         let mut command = Command::new("mpirun");
         command.arg("--oversubscribe").args(options.split_whitespace());
-        for (index, (count, words)) in parts.iter().enumerate() {
+        for (index, (place, words)) in parts.iter().enumerate() {
             if index > 0 {
                 command.arg(":");
             }
-            command.args(["-n", &count.to_string(), &program()]).args(self.words(words));
+            command.args(place.split_whitespace()).arg(program()).args(self.words(words));
         }
         // Test machines are often containers, in which everybody is root.
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");

@@ -385,6 +385,16 @@ fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
         straight["classes"].as_array().unwrap().iter().map(|class| class["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["long, thin", "small", "wide"]);
 
+    // Also where nobody has named it: it was the last column then.
+    let words = words.replace(" --labels kind", "").replace("--val-labels kind", "").replace("OUT", "OUT-default");
+    folder.together(&words).run().assert_well();
+    let use_default = use_it.replace("OUT", "OUT-default");
+    let mut unnamed = evaluated(folder.alone(&format!("eval {use_default} --data turned.csv --json")));
+    for same in ["data", "checkpoint"] {
+        unnamed[same] = straight[same].clone();
+    }
+    assert_eq!(unnamed, straight);
+
     // No labels are needed, and columns of another order, or more of them, change nothing.
     put("new.csv", &flowers(&["width", "note", "length"], 200, 100));
     for data in ["test", "turned", "new"] {

@@ -45,7 +45,7 @@ pub(super) fn built_in(request: &DataRequest, world: &World) -> Result<Data> {
     };
     let (train, held_out) = (normalized(train), normalized(held_out));
     let description = describe(request.data.name(), &*train, &*held_out);
-    Ok(Data { train, held_out, description, normalization, columns: None })
+    Ok(Data { train, held_out, description, normalization, columns: None, label: None })
 }
 
 /// Rows of a dataset, for looking at their features.

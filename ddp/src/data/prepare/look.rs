@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::Source;
 use crate::config::Normalize;
+use crate::data::agree;
 use crate::data::dataset::nonfinite;
 use crate::data::files::{Element, cache};
 use crate::data::scan::{self, Kept};
@@ -48,7 +49,7 @@ pub(super) fn look(
         let side = |row| split.is_none_or(|split| split.is_trained_on(row));
         let result = scan::features(features, &side, world, scan::BYTES_MAX)?;
         if let Some((row, column)) = result.bad {
-            return Err(nonfinite(features, row, column as usize, source.opened.columns.as_deref()));
+            return Err(bad_feature(source, row, column as usize, world));
         }
         found = Some(result);
     }
@@ -60,6 +61,19 @@ pub(super) fn look(
         }
     }
     Ok(kept)
+}
+
+/// The error of a feature that is no finite number, on all ranks: as a rank says it that has one there, should files differ.
+fn bad_feature(source: &Source, row: u64, column: usize, world: &World) -> Error {
+    let mine = source.features().number(row, column);
+    let mine = match mine.map(|number| number as f32) {
+        Ok(number) if number.is_finite() => Ok(()),
+        Ok(_) => Err(nonfinite(source.features(), row, column, source.opened.columns.as_deref())),
+        Err(error) => Err(error),
+    };
+    let changed =
+        || Error::Data(format!("{}: it has changed while it was read. Start again", source.features().place(row)));
+    agree::all(world, mine).err().unwrap_or_else(changed)
 }
 
 /// What is less than this is looked at again each time.

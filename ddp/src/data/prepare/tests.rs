@@ -1,12 +1,14 @@
 //! The way from files to data, on one rank and on several: the same rows, the same numbers to the bit, the same errors.
 
+mod names;
+
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 
 use super::*;
 use crate::config::TaskKind;
-use crate::data::Targets;
 use crate::data::agree::testing::ranks;
+use crate::data::{LabelName, Targets};
 use crate::files::testing::Scratch;
 
 fn npy(scratch: &Scratch, name: &str, descr: &str, shape: &[usize], data: &[u8]) -> PathBuf {
@@ -134,6 +136,7 @@ fn trained() -> Trained {
         row_shape: vec![2],
         normalization: Some(Normalization { shift: vec![1.0, 2.0], scale: vec![2.0, 0.5] }),
         columns: Some(vec!["a".into(), "b".into()]),
+        label: Some(LabelName::Column("kind".into())),
         needs_labels: true,
     }
 }
