@@ -7,8 +7,9 @@
 //! train.csv-KEY/features.bin    what was made; KEY is xxh3-128 of the source's content and of the request
 //!               entry.json      its size and checksum, and how it lay on the disk when that was last checked
 //! .seen-KEY                     a source by its path: its KEY as long as size, times and inode are these
-//! .lock-KEY                     held by whoever makes an entry; others wait
-//! .unfinished-KEY-…             an entry in the making, renamed when all of it is on the disk
+//! .lock-KEY                     held by whoever makes an entry, and a byte longer every second as long as its process lives; others wait
+//! .unfinished-KEY-HOLDER-…      an entry in the making, renamed when all of it is on the disk; HOLDER is the kernel whose lock its maker
+//!                               has, or "unlocked" where the file system has none or the one who has it seems to have stopped
 //! ```
 //!
 //! An entry is believed if it lies as it lay when its checksum was right, and is checked anew where it does not. Times within two
@@ -20,6 +21,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ddp_kernels::mapped::free_bytes;
@@ -36,8 +39,14 @@ pub(super) const ENTRY: &str = "entry.json";
 const WAY_OUT: &str = "Check the folder's permissions and the space left on its disk, or give another with --cache-dir";
 /// A time as close as this to the present may be that of two different contents.
 const SETTLED: Duration = Duration::from_secs(2);
-/// For so long the maker of an entry may seem to do nothing before a waiting process makes it too.
+/// So often whoever makes an entry shows that it lives.
+const PULSE: Duration = Duration::from_secs(1);
+/// For so long the maker of an entry may show no life before a waiting process makes it too.
 const STALLED: Duration = Duration::from_secs(60);
+/// What nobody has written to for so long is left over, whoever made it.
+const LEFT: Duration = Duration::from_secs(6 * 3600);
+/// In the place of a kernel's name: made without a lock.
+const UNLOCKED: &str = "unlocked";
 
 /// What is wanted of a file.
 pub(super) struct Wanted<'a> {
@@ -89,12 +98,13 @@ pub(super) fn find_or_make(
         return Ok(found);
     }
     let folder = writable(folders)?;
-    let _lock = Lock::wait(folder, &key, wanted.source);
+    let lock = Lock::wait(folder, &key, wanted.source, STALLED);
     if let Some(found) = wanted.find(folder, &key) {
         return Ok(found);
     }
-    remove_left_over(folder, &key);
-    let made = wanted.make(folder, &key, &before, make)?;
+    let holder = if lock.is_some() { kernel() } else { UNLOCKED.into() };
+    remove_left_over(folder, &key, lock.as_ref());
+    let made = wanted.make(folder, &key, &holder, &before, make)?;
     remember(folder, &seen, &before, &key);
     Ok(made)
 }
@@ -149,10 +159,11 @@ impl Wanted<'_> {
         &self,
         folder: &Path,
         key: &str,
+        holder: &str,
         before: &Marks,
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<PathBuf> {
-        let aside = new_folder(folder, &format!(".unfinished-{key}")).map_err(writing(folder))?;
+        let aside = new_folder(folder, &unfinished(key, holder)).map_err(writing(folder))?;
         let entry = self.entry(folder, key);
         let attempt = (|| {
             let path = aside.join(self.name);
@@ -197,7 +208,7 @@ pub(super) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
 pub(super) fn check_room(to: &Path, bytes: u64) -> Result<()> {
     let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
     if free < bytes {
-        let text = format!("it takes {bytes} bytes on its disk, and {free} are free");
+        let text = format!("it takes up to {bytes} bytes on its disk, and {free} are free");
         return Err(writing(to)(io::Error::new(ErrorKind::StorageFull, text)));
     }
     Ok(())
@@ -254,20 +265,43 @@ fn remove(entry: &Path, folder: &Path) {
     }
 }
 
-/// Removes what processes that were killed have left of this entry. For whoever has its lock.
-fn remove_left_over(folder: &Path, key: &str) {
-    for path in unfinished(folder, key) {
-        let _ = fs::remove_dir_all(path);
+/// Removes what processes that were killed have left: of this entry what was made under the lock that is held now, and whatever nobody has
+/// written to for hours. All else may be in the making: locks are not seen everywhere, and whoever makes an entry without one has none to show.
+fn remove_left_over(folder: &Path, key: &str, lock: Option<&Lock>) {
+    let own = lock.map(|_| unfinished(key, &kernel()) + "-");
+    for (name, path) in entries(folder) {
+        let was_ours = own.as_ref().is_some_and(|own| name.starts_with(own));
+        let key = name.strip_prefix(".unfinished-").and_then(|rest| rest.split('-').next());
+        if was_ours || key.is_some_and(is_key) && untouched(&path) > LEFT {
+            let _ = fs::remove_dir_all(path);
+        }
     }
 }
 
-fn unfinished(folder: &Path, key: &str) -> Vec<PathBuf> {
-    let beginning = format!(".unfinished-{key}");
+/// How the names of an entry's folders begin while it is made.
+fn unfinished(key: &str, holder: &str) -> String {
+    format!(".unfinished-{key}-{holder}")
+}
+
+/// What stands for the kernel that runs now: whoever has another one, on another host or before a restart, may not see the same locks.
+fn kernel() -> String {
+    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut hash = Xxh3::new();
+    hash.update(&boot);
+    format!("{:016x}", hash.digest())
+}
+
+/// What is in a folder, by name: nothing of what cannot be read.
+fn entries(folder: &Path) -> impl Iterator<Item = (String, PathBuf)> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&beginning))
-        .map(|entry| entry.path())
-        .collect()
+    entries.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))
+}
+
+/// How long ago somebody has written to a folder or to a file in it; no time at all where that cannot be told.
+fn untouched(folder: &Path) -> Duration {
+    let all = entries(folder).map(|(_, path)| path).chain([folder.to_path_buf()]);
+    let ages = all.map(|path| fs::metadata(path).and_then(|about| about.modified()).ok()?.elapsed().ok());
+    ages.map(Option::unwrap_or_default).min().unwrap_or_default()
 }
 
 /// How a file lies on the disk: as long as this is the same, nobody has written to it.
@@ -359,7 +393,7 @@ impl Seen {
         File::open(path).ok()?.take(1 << 16).read_to_string(&mut text).ok()?;
         let seen: Seen = serde_json::from_str(&text).ok()?;
         // It becomes part of a path.
-        (seen.key.len() == 32 && seen.key.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(seen)
+        is_key(&seen.key).then_some(seen)
     }
 }
 
@@ -369,6 +403,10 @@ fn remember(folder: &Path, seen: &str, marks: &Marks, key: &str) {
     if marks.settled() && Seen::read(&path).is_none_or(|seen| seen.marks != *marks || seen.key != key) {
         let _ = replace(&path, &Seen { marks: marks.clone(), key: key.to_string() });
     }
+}
+
+fn is_key(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Puts a small file in the place of `path`.
@@ -405,31 +443,31 @@ fn hash_of(path: &Path) -> io::Result<[u8; 16]> {
 /// Held while an entry is made, so that others wait for it and do not make it too. It ends with its process.
 struct Lock {
     path: PathBuf,
-    _file: File,
+    /// The thread that shows life, which ends when nobody can tell it anything any more. It keeps the file open, and so the lock.
+    pulse: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Lock {
-    /// Waits until nobody makes the entry. `None` where the file system has no locks, or whoever makes it seems to have stopped: then it is
-    /// made twice, which costs time alone.
-    fn wait(folder: &Path, key: &str, source: &Path) -> Option<Lock> {
+    /// Waits until nobody makes the entry. `None` where the file system has no locks, or whoever has it shows no life for as long as
+    /// `stalled`: then it is made twice, which costs time alone.
+    fn wait(folder: &Path, key: &str, source: &Path, stalled: Duration) -> Option<Lock> {
         let path = folder.join(format!(".lock-{key}"));
         let (begun, mut said) = (Instant::now(), false);
-        let (mut size, mut grown) = (0, Instant::now());
+        let (mut length, mut beaten) = (0, Instant::now());
         loop {
-            match Lock::attempt(&path) {
-                Ok(Some(lock)) => return Some(lock),
-                Ok(None) => {}
+            let now = match Lock::attempt(&path) {
+                Ok(Attempt::Held(lock)) => return Some(lock),
+                Ok(Attempt::Taken(length)) => length,
                 Err(_) => return None,
-            }
+            };
             if !said && begun.elapsed() > Duration::from_secs(2) {
                 tracing::info!("waiting for another process that converts {}", source.display());
                 said = true;
             }
-            let now = size_of_unfinished(folder, key);
-            if now != size {
-                (size, grown) = (now, Instant::now());
+            if now != length {
+                (length, beaten) = (now, Instant::now());
             }
-            if grown.elapsed() > STALLED {
+            if beaten.elapsed() > stalled {
                 tracing::warn!(
                     "whoever holds {} seems to have stopped: {} is converted here too",
                     path.display(),
@@ -437,33 +475,57 @@ impl Lock {
                 );
                 return None;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
     }
 
-    fn attempt(path: &Path) -> io::Result<Option<Lock>> {
+    fn attempt(path: &Path) -> io::Result<Attempt> {
         let file = File::options().write(true).create(true).truncate(false).open(path)?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::WouldBlock) => return Ok(Attempt::Taken(file.metadata()?.len())),
             Err(TryLockError::Error(error)) => return Err(error),
         }
         // Whoever had it has removed its name: another process may have the lock of a file of the same name.
         let same = fs::metadata(path).is_ok_and(|named| file.metadata().is_ok_and(|held| held.ino() == named.ino()));
-        Ok(same.then(|| Lock { path: path.to_path_buf(), _file: file }))
+        if !same {
+            return Ok(Attempt::Taken(0));
+        }
+        Ok(Attempt::Held(Lock { path: path.to_path_buf(), pulse: Some(beat(file)?) }))
     }
+}
+
+/// What came of trying to have a lock.
+enum Attempt {
+    Held(Lock),
+    /// Somebody else has it, and its file is so long.
+    Taken(u64),
+}
+
+/// Makes a file a byte longer now and then, until the other end is gone. Its length is seen by other hosts sooner than its contents or times, and
+/// however long the process takes to write, to make durable or to read.
+fn beat(file: File) -> io::Result<(mpsc::Sender<()>, JoinHandle<()>)> {
+    let (stop, stopped) = mpsc::channel();
+    let thread = thread::Builder::new().name("cache pulse".into()).spawn(move || {
+        let mut length = file.metadata().map_or(0, |about| about.len());
+        while stopped.recv_timeout(PULSE) == Err(RecvTimeoutError::Timeout) {
+            length += 1;
+            // Where that fails others may make the entry too.
+            let _ = file.set_len(length);
+        }
+    })?;
+    Ok((stop, thread))
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
         // While it is still held: from then on nobody who opens the name finds this file.
         let _ = fs::remove_file(&self.path);
+        if let Some((stop, thread)) = self.pulse.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
     }
-}
-
-fn size_of_unfinished(folder: &Path, key: &str) -> u64 {
-    let files = unfinished(folder, key).into_iter().flat_map(fs::read_dir).flatten().flatten();
-    files.filter_map(|file| file.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 #[cfg(test)]

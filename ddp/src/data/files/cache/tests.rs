@@ -44,6 +44,20 @@ impl Bench {
         self.made.load(Ordering::Relaxed)
     }
 
+    /// The key of its capitals.
+    fn key(&self) -> String {
+        let wanted = Wanted { source: &self.source(), name: "data.bin", request: "capitals" };
+        wanted.key(&hash_of(&self.source()).unwrap())
+    }
+
+    /// What somebody is making, or has left.
+    fn half_made(&self, holder: &str) -> PathBuf {
+        let path = self.cache().join(format!("{}-1-0", unfinished(&self.key(), holder)));
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("data.bin"), "half").unwrap();
+        path
+    }
+
     /// Lets the source look as if it had been there for an hour, which it has for those who only ask when it was modified.
     fn set_modified(&self, when: SystemTime) {
         File::options().write(true).open(self.source()).unwrap().set_modified(when).unwrap();
@@ -177,22 +191,58 @@ fn several_at_once_make_it_once() {
     assert_eq!((bench.times_made(), bench.left_over()), (1, vec![]));
 }
 
-#[test]
-fn who_comes_second_without_a_lock_keeps_what_is_there() {
-    let bench = Bench::new("abc");
-    let wanted = Wanted { source: &bench.source(), name: "data.bin", request: "capitals" };
-    let mut first = None;
-    // While it is made, another one is done with it.
-    let second = find_or_make(&[bench.cache()], &wanted, |to| {
-        let key = wanted.key(&hash_of(&bench.source()).unwrap());
-        let marks = Marks::of_source(&bench.source()).unwrap();
-        let path = wanted.make(&bench.cache(), &key, &marks, |to| bench.make_capitals(to)).unwrap();
-        first = Some((path.clone(), written(&path)));
+/// Two at once, the second of which begins and ends while the first one makes it.
+fn one_within_another(bench: &Bench) -> (PathBuf, PathBuf) {
+    let mut inner = None;
+    let outer = converted(&bench.source(), None, "capitals", |to| {
+        fs::write(to, "half").unwrap();
+        inner = Some(bench.capitals("capitals"));
+        assert_eq!(fs::read(to).unwrap(), b"half", "what is in the making is nobody else's");
         bench.make_capitals(to)
     });
-    let second = second.unwrap();
-    assert_eq!(first, Some((second.clone(), written(&second))));
-    assert_eq!((bench.times_made(), bench.left_over()), (2, vec![]));
+    (inner.unwrap(), outer.unwrap())
+}
+
+#[test]
+fn without_locks_nobody_takes_anothers_away() {
+    let bench = Bench::new("abc");
+    // As on file systems without locks: the lock cannot even be opened.
+    fs::create_dir_all(bench.cache().join(format!(".lock-{}", bench.key()))).unwrap();
+    let (inner, outer) = one_within_another(&bench);
+    assert_eq!((&inner, bench.times_made()), (&outer, 2));
+    assert_eq!(fs::read(outer).unwrap(), b"ABC");
+}
+
+#[test]
+fn who_waited_in_vain_keeps_what_is_there() {
+    let bench = Bench::new("abc");
+    fs::create_dir_all(bench.cache()).unwrap();
+    let path = bench.cache().join(format!(".lock-{}", bench.key()));
+    let stopped = File::create(path).unwrap();
+    stopped.try_lock().unwrap();
+    let source = bench.source();
+    let begun = Instant::now();
+    assert!(Lock::wait(&bench.cache(), &bench.key(), &source, Duration::from_millis(300)).is_none());
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    let half = bench.half_made(&kernel());
+    remove_left_over(&bench.cache(), &bench.key(), None);
+    assert!(half.exists());
+}
+
+#[test]
+fn who_makes_an_entry_shows_life_whatever_it_waits_for() {
+    let bench = Bench::new("abc");
+    fs::create_dir_all(bench.cache()).unwrap();
+    let (cache, key, source) = (bench.cache(), bench.key(), bench.source());
+    let held = Lock::wait(&cache, &key, &source, STALLED).unwrap();
+    thread::scope(|scope| {
+        // It writes nothing for twice as long as others would wait for one that shows no life.
+        let waits = scope.spawn(|| Lock::wait(&cache, &key, &source, 4 * PULSE).is_some());
+        thread::sleep(8 * PULSE);
+        assert!(!waits.is_finished(), "it was taken for one that has stopped");
+        drop(held);
+        assert!(waits.join().unwrap(), "then the lock is free");
+    });
 }
 
 #[test]
@@ -223,14 +273,20 @@ fn a_failure_leaves_nothing() {
 #[test]
 fn what_killed_processes_left_is_removed() {
     let bench = Bench::new("abc");
-    let key = Wanted { source: &bench.source(), name: "data.bin", request: "capitals" };
-    let key = key.key(&hash_of(&bench.source()).unwrap());
-    let left = bench.cache().join(format!(".unfinished-{key}-1-0"));
-    fs::create_dir_all(&left).unwrap();
-    fs::write(left.join("data.bin"), "half").unwrap();
-    fs::write(bench.cache().join(format!(".lock-{key}")), "").unwrap();
+    let ours = bench.half_made(&kernel());
+    // Others may be at it still: on another host, or without a lock.
+    let others = [bench.half_made("0123456789abcdef"), bench.half_made(UNLOCKED)];
+    fs::write(bench.cache().join(format!(".lock-{}", bench.key())), "").unwrap();
     bench.capitals("capitals");
-    assert_eq!((bench.times_made(), bench.left_over()), (1, vec![]));
+    assert_eq!((bench.times_made(), ours.exists()), (1, false));
+    assert!(others.iter().all(|other| other.exists()));
+    // Long after nobody has written to it, it is left over, whoever made it and for whatever.
+    let long_ago = SystemTime::now() - 2 * LEFT;
+    for path in [others[0].join("data.bin"), others[0].clone(), others[1].join("data.bin")] {
+        File::open(path).unwrap().set_modified(long_ago).unwrap();
+    }
+    bench.capitals("something else");
+    assert_eq!((others[0].exists(), others[1].exists()), (false, true), "all of it has to be old");
 }
 
 #[test]
