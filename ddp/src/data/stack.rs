@@ -7,7 +7,7 @@ use super::scan::Rows;
 use crate::error::{Error, Result};
 
 /// The most numbers of a row: as many as the widest layer has.
-const WIDTH_MAX: usize = 1 << 24;
+pub(crate) const WIDTH_MAX: usize = 1 << 24;
 
 /// Arrays whose rows have one shape, one after another.
 #[derive(Debug)]
@@ -128,9 +128,14 @@ impl Stack {
     /// One number as it is in the file, as nearly as f64 has it: for messages.
     pub(crate) fn number(&self, row: u64, column: usize) -> Result<f64> {
         let mut numbers = vec![0f64; self.width];
-        let (index, row) = self.find(row);
-        self.arrays[index].read_f64(row, &mut numbers)?;
+        self.read_f64(row, &mut numbers)?;
         Ok(numbers[column])
+    }
+
+    /// One row as it is in the file, as nearly as f64 has it.
+    pub(crate) fn read_f64(&self, row: u64, into: &mut [f64]) -> Result<()> {
+        let (index, row) = self.find(row);
+        self.arrays[index].read_f64(row, into)
     }
 }
 

@@ -12,6 +12,7 @@ use ddp_kernels::npy::{Described, describe};
 
 use super::array::{Array, Place};
 use super::{Contents, Element, Reading, cache, flat, map, refuse};
+use crate::data::stack::WIDTH_MAX;
 use crate::error::{Error, Result};
 
 /// Rows are turned round in blocks of about so many bytes.
@@ -84,9 +85,11 @@ pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<
         ));
     }
     if is_scattered(&header) {
-        // Checked before a copy is made.
+        // Checked before a copy is made, and before all of it is read to find one that was made before.
         Array::new(&mapped, file, &place(&header, "", 0)).map_err(|why| refuse(shown, why))?;
+        check_width(&header).map_err(|why| refuse(shown, why))?;
         let made = cache::converted(path, cache_dir, "npy, by rows", |made| {
+            cache::check_room(made, claimed)?;
             flat::write(made, |writer| {
                 by_rows(&mapped, 0, &header, "", writer)?;
                 Ok(flat::About { source: Some(file.to_string()), ..flat::About::default() })
@@ -97,6 +100,18 @@ pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<
     let mut contents = Contents::default();
     contents.add(&mapped, file, &place(&header, "", 0));
     contents.checked(shown)
+}
+
+/// Whether rows are such as can be trained on: of others not even one is put together.
+pub(super) fn check_width(header: &Header) -> Result<(), String> {
+    let row_shape = header.shape.dims().get(1..).unwrap_or_default();
+    // Its elements, with those of all rows, are no more than can be addressed.
+    match row_shape.iter().product::<usize>() {
+        width if width <= WIDTH_MAX => Ok(()),
+        width => Err(format!(
+            "expected at most {WIDTH_MAX} numbers a row, got {width} (shape {row_shape:?}). The first dimension counts rows"
+        )),
+    }
 }
 
 /// Appends the array whose header is at `start` of `mapped`, in Fortran order, to `writer` by rows and in little-endian: element

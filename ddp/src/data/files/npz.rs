@@ -60,7 +60,7 @@ pub(super) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
             Ok(header) if member.method == CompressionMethod::Stored && !npy::is_scattered(&header) => {
                 contents.add(&mapped, &file, &npy::place(&header, &member.key, member.start));
             }
-            Ok(header) => match Array::check_shape(header.shape.dims()) {
+            Ok(header) => match Array::check_shape(header.shape.dims()).and_then(|()| npy::check_width(&header)) {
                 Err(why) => contents.others.push((member.key, why)),
                 Ok(()) => converted.push((member, header)),
             },
