@@ -245,16 +245,18 @@ impl Array {
             largest.set(largest.get().max(byte));
             number(byte)
         })?;
-        match largest.get() {
-            0 | 1 => Ok(()),
-            other => {
-                let rows = first_row..first_row + (into.len() / self.row_elements) as u64;
-                Err(Error::Data(format!(
-                    "{}: rows {rows:?} of bools have the byte {other}: expected 0 or 1",
-                    self.name
-                )))
-            }
+        if largest.get() <= 1 {
+            return Ok(());
         }
+        let mut bytes = vec![0; into.len()];
+        self.each(first_row, &mut bytes, |[byte]| byte)?;
+        let index = bytes.iter().position(|&byte| byte > 1).unwrap_or(0);
+        let (row, number) = (first_row + (index / self.row_elements) as u64, index % self.row_elements);
+        Err(Error::Data(format!(
+            "{}, row {row}, number {number}: expected a bool, the byte 0 or 1, got {}. The file is damaged, or its elements are \
+             no bools: save it as uint8",
+            self.name, bytes[index]
+        )))
     }
 
     fn failed(&self, error: &std::io::Error) -> Error {

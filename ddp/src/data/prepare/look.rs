@@ -33,7 +33,8 @@ pub(super) fn look(
             Normalize::Unit => element != Element::U8,
             Normalize::Standard => true,
         };
-    let looks_at_features = wants_moments || element.is_float();
+    // Of these some bytes are no numbers that can be trained on.
+    let looks_at_features = wants_moments || element.is_float() || element == Element::Bool;
     let file = kept_file(source, known, split, looks_at_features, request);
     if let Some(kept) = agreed(file.as_deref().and_then(Kept::read), world)? {
         return Ok(kept);

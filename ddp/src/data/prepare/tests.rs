@@ -202,6 +202,16 @@ fn a_number_that_is_not_finite_is_found_when_a_model_reads_it() {
 }
 
 #[test]
+fn a_byte_that_is_no_bool_is_found_before_training() {
+    let scratch = Scratch::new();
+    let x = npy(&scratch, "x.npy", "|b1", &[3, 2], &[0, 1, 1, 0, 1, 2]);
+    let y = whole(&scratch, "y.npy", &[0, 1, 0]);
+    let error = prepare(&request(&x, Some(&y)), &World::single().unwrap()).unwrap_err();
+    let text = error.to_string();
+    assert!(error.exit_code() == 65 && text.contains("x.npy, row 2, number 1: expected a bool"), "{text}");
+}
+
+#[test]
 fn what_was_found_is_kept_for_files_as_they_are() {
     let scratch = Scratch::new();
     let world = World::single().unwrap();
