@@ -43,17 +43,19 @@ const ENDINGS: [(&str, Kind); 14] = [
 pub(super) const PICKLE: &str = "it is a pickle (as of torch.save), which can run programs when it is read, and is not read here. Save its arrays: \
                       numpy.savez(path, x=x.numpy(), y=y.numpy())";
 
+const MATLAB: &str =
+    "it is a MATLAB file, which is not read here. Save its arrays with numpy.savez(path, **scipy.io.loadmat(…))";
+
 /// Beginnings of files that are no data for us, and what to say of them.
-const REFUSED: [(&[u8], &str); 6] = [
+const REFUSED: [(&[u8], &str); 7] = [
     (
         b"\x89HDF\r\n",
         "it is HDF5, which is not read here. Save its arrays: numpy.savez(path, x=file['x'][:], y=file['y'][:])",
     ),
     (b"ARROW1\0\0", "it is an Arrow (Feather) file, which is not read here. Save it as .parquet or .csv"),
-    (
-        b"MATLAB ",
-        "it is a MATLAB file, which is not read here. Save its arrays with numpy.savez(path, **scipy.io.loadmat(…))",
-    ),
+    // Longer than the names of columns that a table may begin with.
+    (b"MATLAB 5.0 MAT-", MATLAB),
+    (b"MATLAB 7.3 MAT-", MATLAB),
     (b"\x89PNG", "it is one picture. Put all of them into one array: numpy.savez(path, x=images, y=labels)"),
     (b"\xff\xd8\xff", "it is one picture. Put all of them into one array: numpy.savez(path, x=images, y=labels)"),
     (b"SQLite format 3", "it is a database. Save the table as .csv or .parquet"),
@@ -73,13 +75,14 @@ impl Kind {
         }
     }
 
-    /// By its first bytes.
-    fn of_bytes(start: &[u8], bytes: u64) -> Option<Kind> {
+    /// By its first bytes, and where a text could begin so, by the last eight as well.
+    fn of_bytes(start: &[u8], end: &[u8; 8], bytes: u64) -> Option<Kind> {
         match start {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Kind::Npy),
             [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Kind::Npz),
             [0x1f, 0x8b, ..] => Some(Kind::Gzip),
-            [b'P', b'A', b'R', b'1', ..] => Some(Kind::Parquet),
+            // A column may be called so.
+            [b'P', b'A', b'R', b'1', ..] if footer_fits(end, bytes) => Some(Kind::Parquet),
             _ if start.starts_with(super::flat::MAGIC) => Some(Kind::Flat),
             // The length of the header, which has to be in the file, and its first bracket.
             [length @ .., b'{'] if length.len() == 8 && header_fits(length, bytes) => Some(Kind::Safetensors),
@@ -99,13 +102,22 @@ fn header_fits(length: &[u8], bytes: u64) -> bool {
     length <= bytes
 }
 
+/// Whether a file ends as Parquet does: with the length of what describes it, and the letters that it began with.
+fn footer_fits(end: &[u8; 8], bytes: u64) -> bool {
+    let [a, b, c, d, letters @ ..] = *end;
+    letters == *b"PAR1" && u64::from(u32::from_le_bytes([a, b, c, d])) + 12 <= bytes
+}
+
 /// What the file at `path` is.
 pub(crate) fn kind(path: &Path) -> Result<Kind> {
     let mapped = map(path)?;
     let (mut start, bytes) = ([0; 16], mapped.len());
     let start = &mut start[..bytes.min(16) as usize];
     mapped.read(0, start).map_err(|error| refuse(path, error))?;
-    let start = &*start;
+    let (start, mut end) = (&*start, [0; 8]);
+    if bytes >= 8 {
+        mapped.read(bytes - 8, &mut end).map_err(|error| refuse(path, error))?;
+    }
     if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
         return Err(refuse(path, why));
     }
@@ -114,7 +126,7 @@ pub(crate) fn kind(path: &Path) -> Result<Kind> {
     }
     let ending = path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     let named_pickle = matches!(ending.as_str(), "pt" | "pth" | "pkl" | "pickle");
-    match Kind::of_bytes(&start[..start.len().min(9)], bytes) {
+    match Kind::of_bytes(&start[..start.len().min(9)], &end, bytes) {
         // What torch.save writes is a zip archive with a pickle in it.
         Some(Kind::Npz) | None if named_pickle => return Err(refuse(path, PICKLE)),
         Some(Kind::Gzip) => return Ok(if is_table(path) { Kind::Csv } else { Kind::Gzip }),

@@ -138,6 +138,7 @@ fn what_is_no_array_of_numbers_is_refused_with_the_way_out() {
         ("any.pkl", b"\x80\x04K\x03.", "it is a pickle"),
         ("no.ending", b"\x80\x04K\x03.", "it is a pickle"),
         ("a.h5", b"\x89HDF\r\n\x1a\n and so on", "it is HDF5"),
+        ("a.mat", b"MATLAB 5.0 MAT-file, Platform: GLNXA64", "it is a MATLAB file"),
         ("a.feather", b"ARROW1\0\0 and so on", "it is an Arrow (Feather) file"),
         ("a.png", b"\x89PNG\r\n\x1a\n and so on", "it is one picture. Put all of them into one array"),
         ("nothing.npy", b"", "it is empty"),
@@ -185,7 +186,12 @@ fn first_bytes_say_what_a_file_is_whatever_it_is_called() {
         ("A.CSV", b"a,b\n", Kind::Csv),
         ("a.tsv", b"a\tb\n", Kind::Csv),
         ("a.csv.gz", b"\x1f\x8b\x08", Kind::Csv),
-        ("a.data", b"PAR1....", Kind::Parquet),
+        ("a.data", b"PAR1....\x01\0\0\0PAR1", Kind::Parquet),
+        ("a.parquet", b"PAR1 cut short", Kind::Parquet),
+        // Columns may be called as other files begin, and labels as they end.
+        ("a.csv", b"PAR1,PAR2\n1,2\n", Kind::Csv),
+        ("a.csv", b"PAR1,y\n1,PAR1", Kind::Csv),
+        ("a.csv", b"MATLAB score,y\n1,2\n", Kind::Csv),
         ("a-idx1-ubyte", b"\x01", Kind::Idx),
         ("b.csv", b"\0\0\x08\x03", Kind::Idx),
     ] {
@@ -284,9 +290,9 @@ fn claims_of_npy_headers_are_compared_with_the_file() {
     }
     assert!(refused(&file(&scratch, "a.npy", &npy("<f4", "(3, 0)", 0))).contains("it is empty: its shape is [3, 0]"));
     // A byte of a bool that is neither.
-    let path = file(&scratch, "a.npy", &[&npy("|b1", "(4,)", 3)[..], &[7]].concat());
-    let error = open(&path, None).unwrap().arrays[0].read_f32(2, &mut [0.0; 2]).unwrap_err().to_string();
-    assert!(error.contains("rows 2..4 of bools have the byte 7: expected 0 or 1"), "{error}");
+    let path = file(&scratch, "a.npy", &[&npy("|b1", "(2, 2)", 3)[..], &[7]].concat());
+    let error = open(&path, None).unwrap().arrays[0].read_f32(1, &mut [0.0; 2]).unwrap_err().to_string();
+    assert!(error.contains("row 1, number 1: expected a bool, the byte 0 or 1, got 7"), "{error}");
 }
 
 #[test]
