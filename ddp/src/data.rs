@@ -4,7 +4,8 @@
 //! of what it handed out: the order is the sampler's.
 //!
 //! Files of people: `choose.rs` finds them and what in them is what, `files.rs` reads one, `opened.rs` puts them together (`stack.rs`,
-//! `labels.rs`), `scan.rs` looks at all rows before training, `dataset.rs` hands rows out; `prepare.rs` is the way through all of it.
+//! `labels.rs`), `scan.rs` looks at all rows before training, `rounding.rs` warns of what f32 loses, `dataset.rs` hands rows out;
+//! `prepare.rs` is the way through all of it.
 
 pub(crate) mod agree;
 pub(crate) mod choose;
@@ -17,6 +18,7 @@ mod mix;
 mod normalize;
 mod opened;
 mod prepare;
+mod rounding;
 pub mod sampler;
 mod scan;
 pub mod spec;

@@ -23,7 +23,7 @@ use super::scan::{self, Kept};
 use super::spec::FilesSpec;
 use super::split::Split;
 use super::stack::Stack;
-use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Task, Trained, agree};
+use super::{Data, DataRequest, DataSpec, Dataset, Normalization, Task, Trained, agree, rounding};
 use crate::config::Normalize;
 use crate::error::{Error, Result};
 
@@ -348,6 +348,7 @@ fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept
             "--data {data}: features are bytes up to 255, and models learn better from 0 to 1: --normalize unit"
         );
     }
+    warn_of_rounding(request, source, kept);
     if let Some(found) = kept.found.as_ref().filter(|found| !found.is_complete) {
         tracing::warn!(
             "--data {data}: more than {} GB of features: {} rows spread over all were looked at before training; the others are \
@@ -372,6 +373,17 @@ fn warn_of(request: &DataRequest, source: &Source, element: Element, kept: &Kept
                 absent.len()
             );
         }
+    }
+}
+
+/// Says which features f32 has all but made constant. Of tables it was said as they were converted.
+fn warn_of_rounding(request: &DataRequest, source: &Source, kept: &Kept) {
+    let Some(found) = &kept.found else { return };
+    // What cannot be read ends the run soon enough.
+    let close = rounding::columns_too_close(source.features(), &found.moments).unwrap_or_default();
+    let close: Vec<_> = close.into_iter().map(|(column, ends)| (format!("{column} (counted from 0)"), ends)).collect();
+    if let Some(warning) = rounding::warning(&close) {
+        tracing::warn!("--data {}: {warning}", request.data);
     }
 }
 

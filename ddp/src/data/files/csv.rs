@@ -2,13 +2,16 @@
 //!
 //! Cells may be quoted, with `""` for a quote, delimiters and line ends inside. Lines end in LF, CRLF or CR, empty ones are passed over, a byte-order mark
 //! at the beginning too. Spaces around a cell or its quotes do not count. Lines are counted from 1 as an editor counts them. A record is kept
-//! in memory and has at most `RECORD_BYTES_MAX`, so that a quote that is never closed does not read in the whole file.
+//! in memory and has at most `RECORD_BYTES_MAX`, so that a quote that is never closed does not read in the whole file, and at most `CELLS_MAX`
+//! cells, so that a line of nothing but commas, of which gzip packs a thousand into a byte, takes no more memory than one of numbers.
 
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 
 /// The longest record. A row of a million numbers has about 20 MB.
 const RECORD_BYTES_MAX: usize = 64 << 20;
+/// The most cells of a record. In the longest each of them has 16 bytes.
+const CELLS_MAX: usize = 4 << 20;
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// What is wrong with the file as a table, or what the system said.
@@ -46,10 +49,30 @@ struct Cells {
 
 #[derive(Clone, Copy)]
 struct Place {
-    start: usize,
-    end: usize,
+    /// Records are not much longer than `RECORD_BYTES_MAX`.
+    start: u32,
+    end: u32,
     /// Whether it is a place in `unquoted`.
     quoted: bool,
+}
+
+impl Cells {
+    /// Refuses more than a row can have, with the number of line ends before it.
+    fn add(&mut self, start: usize, end: usize, quoted: bool) -> Result<(), (u64, String)> {
+        if self.places.len() == CELLS_MAX {
+            let what = format!("the row that begins here has more than {CELLS_MAX} cells, which is more than are read");
+            return Err((0, what));
+        }
+        let (start, end) = (start as u32, end as u32);
+        self.places.push(Place { start, end, quoted });
+        Ok(())
+    }
+}
+
+impl Place {
+    fn of(self, bytes: &[u8]) -> &[u8] {
+        &bytes[self.start as usize..self.end as usize]
+    }
 }
 
 /// One record.
@@ -184,13 +207,13 @@ fn split(bytes: &[u8], at_end: bool, delimiter: u8, cells: &mut Cells) -> Result
             Some(quote) => {
                 let start = cells.unquoted.len();
                 let Some(end) = unquote(bytes, quote + 1, at_end, cells)? else { return Ok(None) };
-                cells.places.push(Place { start, end: cells.unquoted.len(), quoted: true });
+                cells.add(start, cells.unquoted.len(), true)?;
                 skip_spaces(bytes, end, delimiter)
             }
             None => {
                 let ends = |byte: &u8| *byte == delimiter || *byte == b'\n' || *byte == b'\r';
                 let end = bytes[at..].iter().position(ends).map_or(bytes.len(), |length| at + length);
-                cells.places.push(Place { start: at, end, quoted: false });
+                cells.add(at, end, false)?;
                 end
             }
         };
@@ -271,7 +294,7 @@ impl<'a> Record<'a> {
     pub(crate) fn cell(&self, index: usize) -> &'a [u8] {
         let place = self.cells.places[index];
         let bytes = if place.quoted { &self.cells.unquoted } else { self.bytes };
-        bytes[place.start..place.end].trim_ascii()
+        place.of(bytes).trim_ascii()
     }
 
     /// The line on which it begins.
@@ -282,7 +305,7 @@ impl<'a> Record<'a> {
     /// The line on which a cell begins.
     pub(crate) fn line_of(&self, index: usize) -> u64 {
         let before = self.cells.places[..index].iter().filter(|place| place.quoted);
-        let ends = before.flat_map(|place| &self.cells.unquoted[place.start..place.end]).filter(|&&byte| byte == b'\n');
+        let ends = before.flat_map(|place| place.of(&self.cells.unquoted)).filter(|&&byte| byte == b'\n');
         self.line + ends.count() as u64
     }
 }

@@ -276,6 +276,15 @@ impl Writer {
         let header = Header { arrays: std::mem::take(&mut self.arrays), classes, columns, source };
         let json = serde_json::to_vec(&header)
             .map_err(|error| Error::Internal(format!("a header cannot be JSON: {error}")))?;
+        if json.len() as u64 > HEADER_BYTES_MAX {
+            let source = header.source.map_or(self.path.clone(), PathBuf::from);
+            let bytes = json.len();
+            let what = "the names of its arrays, columns and classes take";
+            return Err(refuse(
+                &source,
+                format!("{what} {bytes} bytes: at most {HEADER_BYTES_MAX} are read. Give shorter names"),
+            ));
+        }
         let mut crc = Crc::new();
         crc.update(&json);
         let (start, bytes) = (self.position.to_le_bytes(), (json.len() as u64).to_le_bytes());
@@ -309,6 +318,12 @@ impl Writer {
         self.position += bytes.len() as u64;
         Ok(())
     }
+}
+
+/// How many bytes of a header a text takes in a list.
+pub(super) fn text_bytes(text: &str) -> usize {
+    // A text can always be JSON.
+    serde_json::to_string(text).map_or(usize::MAX, |json| json.len() + 1)
 }
 
 /// A new flat file at `path`, with what `fill` gives it.

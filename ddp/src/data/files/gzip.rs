@@ -38,6 +38,12 @@ pub(super) fn table(path: &Path) -> Result<Box<dyn Read>> {
     Ok(Box::new(Bounded { inner: unpacking(file), left: most }))
 }
 
+/// No more bytes than these come out of `table`, or it is an error.
+pub(super) fn table_bytes_at_most(path: &Path) -> Result<u64> {
+    let bytes = std::fs::metadata(path).map_err(reading(path))?.len();
+    Ok(if is_packed(path) { bytes.saturating_mul(RATIO_MAX) } else { bytes })
+}
+
 fn unpacking(file: File) -> MultiGzDecoder<BufReader<File>> {
     MultiGzDecoder::new(BufReader::with_capacity(1 << 18, file))
 }

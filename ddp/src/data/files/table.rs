@@ -13,12 +13,15 @@ use self::labels::Labels;
 use super::cache;
 use super::csv::{Problem, Record, Records, number};
 use super::{Contents, Element, Kind, flat, gzip, kind, parquet, refuse};
+use crate::data::rounding::{self, Ends};
 use crate::error::{Error, Result};
 
 /// So many numbers are written at once.
 const PIECE_COUNT: usize = 1 << 18;
-/// The disk is asked for its room before so many bytes are written, and has to have as many.
+/// The disk is asked for its room before so many bytes are written, and has to have as many, unless fewer are to come.
 const ROOM_BYTES: u64 = 64 << 20;
+/// The names of all features are at most so long together, as JSON has them: they have to go into a flat file's header.
+const NAMES_BYTES_MAX: usize = 40 << 20;
 /// How much of a cell an error repeats.
 const SHOWN_CHARACTERS: usize = 40;
 
@@ -56,7 +59,7 @@ pub(crate) fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> 
     }
     let made = cache::converted(path, request.cache_dir, &format!("table {asked}"), |to| {
         flat::write(to, |out| {
-            let mut columns = Columns { path, to, request, names: Vec::new(), features: Vec::new(), label: None };
+            let mut columns = Columns::none(path, to, request);
             match format {
                 Format::Csv { tabs } => convert_csv(&mut columns, tabs, out),
                 Format::Parquet => parquet::convert(&mut columns, out),
@@ -99,9 +102,16 @@ pub(super) struct Columns<'a> {
     pub(super) features: Vec<usize>,
     /// Which column the label is.
     pub(super) label: Option<usize>,
+    /// Whether some names are numbers, as cells of rows are.
+    any_number: bool,
 }
 
-impl Columns<'_> {
+impl<'a> Columns<'a> {
+    /// Before it is known what there is.
+    fn none(path: &'a Path, to: &'a Path, request: &'a TableRequest<'a>) -> Columns<'a> {
+        Columns { path, to, request, names: Vec::new(), features: Vec::new(), label: None, any_number: false }
+    }
+
     /// Finds what was asked for among the names that the table has.
     pub(super) fn choose(&mut self, names: Vec<String>) -> Result<()> {
         self.names = names;
@@ -120,6 +130,17 @@ impl Columns<'_> {
         }
         if self.features.is_empty() && self.request.features.is_none() {
             return Err(self.bad(format!("it has no column of features besides the label \"{}\"", self.names[0])));
+        }
+        self.any_number = self.names.iter().any(|name| number(name.as_bytes()).is_some());
+        self.check_names_fit()
+    }
+
+    fn check_names_fit(&self) -> Result<()> {
+        let bytes: usize = self.features.iter().map(|&column| flat::text_bytes(&self.names[column])).sum();
+        if bytes > NAMES_BYTES_MAX {
+            return Err(self.bad(format!(
+                "the names of its columns have {bytes} bytes together: at most {NAMES_BYTES_MAX} are read. Give them shorter names"
+            )));
         }
         Ok(())
     }
@@ -176,27 +197,33 @@ pub(super) struct Rows<'a> {
     out: &'a mut flat::Writer,
     to: &'a Path,
     features: Vec<f32>,
-    feature_columns: usize,
+    /// As they were before they were rounded, of each column.
+    ends: Vec<Ends>,
     labels: Option<Labels>,
     rows: u64,
     bytes_before_asking: u64,
+    /// So many more bytes of features may come.
+    bytes_at_most: u64,
 }
 
 impl<'a> Rows<'a> {
-    pub(super) fn new(columns: &Columns<'a>, out: &'a mut flat::Writer) -> Result<Rows<'a>> {
+    /// Features take no more than `bytes_at_most`.
+    pub(super) fn new(columns: &Columns<'a>, out: &'a mut flat::Writer, bytes_at_most: u64) -> Result<Rows<'a>> {
         let feature_columns = columns.features.len();
         if feature_columns > 0 {
             out.begin("features", Element::F32, &[feature_columns])?;
         }
         let labels = columns.label.map(|_| Labels::beside(columns.to, columns.request.labels_are_texts)).transpose()?;
         let features = Vec::with_capacity(PIECE_COUNT + feature_columns);
-        Ok(Rows { out, to: columns.to, features, feature_columns, labels, rows: 0, bytes_before_asking: 0 })
+        let ends = vec![Ends::NONE; feature_columns];
+        Ok(Rows { out, to: columns.to, features, ends, labels, rows: 0, bytes_before_asking: 0, bytes_at_most })
     }
 
-    /// The next number of the row.
+    /// The next number of the row, which is the feature `index`. It is finite as f32.
     #[inline]
-    pub(super) fn feature(&mut self, value: f32) {
-        self.features.push(value);
+    pub(super) fn feature(&mut self, index: usize, value: f64) {
+        self.ends[index].add(value);
+        self.features.push(value as f32);
     }
 
     /// The labels, of a table that has some.
@@ -213,17 +240,19 @@ impl<'a> Rows<'a> {
     /// The row has all it has.
     pub(super) fn end_row(&mut self) -> Result<()> {
         self.rows += 1;
-        debug_assert_eq!(self.features.len() % self.feature_columns.max(1), 0);
+        debug_assert_eq!(self.features.len() % self.ends.len().max(1), 0);
         if self.features.len() >= PIECE_COUNT { self.write_piece() } else { Ok(()) }
     }
 
     fn write_piece(&mut self) -> Result<()> {
         let bytes = 4 * self.features.len() as u64;
         if self.bytes_before_asking < bytes {
-            cache::check_room(self.to, ROOM_BYTES)?;
-            self.bytes_before_asking = ROOM_BYTES.max(bytes);
+            let wanted = room_wanted(self.bytes_at_most, bytes);
+            cache::check_room(self.to, wanted)?;
+            self.bytes_before_asking = wanted;
         }
         self.bytes_before_asking -= bytes;
+        self.bytes_at_most = self.bytes_at_most.saturating_sub(bytes);
         self.out.write_f32(&self.features)?;
         self.features.clear();
         Ok(())
@@ -237,6 +266,7 @@ impl<'a> Rows<'a> {
         if !self.features.is_empty() {
             self.write_piece()?;
         }
+        warn_of_rounding(columns, &self.ends);
         let classes = match self.labels {
             Some(labels) => labels.finish(self.out)?,
             None => None,
@@ -246,11 +276,27 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// What the disk has to have before so many bytes are written, of those that may come at most.
+fn room_wanted(bytes_at_most: u64, bytes: u64) -> u64 {
+    ROOM_BYTES.min(bytes_at_most).max(bytes)
+}
+
+/// Says which columns f32 has all but made constant.
+fn warn_of_rounding(columns: &Columns<'_>, ends: &[Ends]) {
+    let close = columns.features.iter().zip(ends).filter(|(_, ends)| ends.are_too_close());
+    let close: Vec<_> = close.map(|(&column, ends)| (format!("\"{}\"", columns.names[column]), *ends)).collect();
+    if let Some(warning) = rounding::warning(&close) {
+        tracing::warn!("{}: {warning}", columns.path.display());
+    }
+}
+
 fn convert_csv(columns: &mut Columns<'_>, tabs: bool, out: &mut flat::Writer) -> Result<flat::About> {
     let path = columns.path;
     let mut records = Records::new(gzip::table(path)?, tabs).map_err(|problem| problem_in(path, problem))?;
     columns.choose(header(path, &mut records)?)?;
-    let mut rows = Rows::new(columns, out)?;
+    // A number of four bytes is a cell of at least one, with what separates it from the next.
+    let bytes_at_most = gzip::table_bytes_at_most(path)?.saturating_add(2).saturating_mul(2);
+    let mut rows = Rows::new(columns, out, bytes_at_most)?;
     while let Some(record) = records.next().map_err(|problem| problem_in(path, problem))? {
         convert_record(columns, &record, &mut rows)?;
     }
@@ -264,10 +310,10 @@ fn convert_record(columns: &Columns<'_>, record: &Record<'_>, rows: &mut Rows<'_
             "line {line}: expected {expected} cells, as the header has, got {has}. Texts with delimiters in them have to be quoted"
         )));
     }
-    for &column in &columns.features {
+    for (index, &column) in columns.features.iter().enumerate() {
         let value = number(record.cell(column));
-        match value.map(|value| value as f32) {
-            Some(value) if value.is_finite() => rows.feature(value),
+        match value {
+            Some(value) if (value as f32).is_finite() => rows.feature(index, value),
             _ => {
                 let place = format!("line {}", record.line_of(column));
                 return Err(columns.bad_feature(&place, column, &shown(record.cell(column)), value));
@@ -275,31 +321,56 @@ fn convert_record(columns: &Columns<'_>, record: &Record<'_>, rows: &mut Rows<'_
         }
     }
     if let (Some(column), Some(labels)) = (columns.label, rows.labels()) {
-        labels.push(record.cell(column)).map_err(|problem| {
-            let place = format!("line {}, column \"{}\"", record.line_of(column), columns.names[column]);
-            problem.in_cell(columns.path, &place, &shown(record.cell(column)))
-        })?;
+        let cell = record.cell(column);
+        let place = || format!("line {}, column \"{}\"", record.line_of(column), columns.names[column]);
+        if columns.any_number && cell == columns.names[column].as_bytes() && number(cell).is_none() {
+            return Err(columns.bad(format!(
+                "{}: the label \"{}\" is what the column is called, and other columns are called as numbers: the first line seems to be \
+                 a row. {HEADER_WAY_OUT}",
+                place(),
+                shown(cell)
+            )));
+        }
+        labels.push(cell).map_err(|problem| problem.in_cell(columns.path, &place(), &shown(cell)))?;
     }
     rows.end_row()
 }
+
+/// What to do about a table without names.
+const HEADER_WAY_OUT: &str = "Put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\").to_csv(other, \
+                              index=False)); where numbers are names, put a letter before each";
 
 /// The names of the columns, from the first line.
 fn header(path: &Path, records: &mut Records<impl io::Read>) -> Result<Vec<String>> {
     let bad = |what: &str| refuse(path, what);
     let record = records.next().map_err(|problem| problem_in(path, problem))?;
     let record = record.ok_or_else(|| bad("it is empty: expected a line with the columns' names, then rows"))?;
-    let cells: Vec<&[u8]> = (0..record.len()).map(|column| record.cell(column)).collect();
-    if cells.iter().all(|cell| number(cell).is_some()) {
-        return Err(bad(
-            "its first line is numbers alone: expected the columns' names. Put a line with names above them (pandas: \
-             to_csv(path, index=False) with columns that are called something)",
-        ));
+    let cells = record.len();
+    let numbers: Vec<f64> = (0..cells).filter_map(|column| number(record.cell(column))).collect();
+    if looks_like_a_row(&numbers, cells) {
+        return Err(bad(&format!(
+            "line {}: {} of its {cells} cells are numbers, as in a row: expected the columns' names. {HEADER_WAY_OUT}",
+            record.line(),
+            numbers.len()
+        )));
     }
-    let name = |(column, cell): (usize, &&[u8])| {
-        let name = String::from_utf8(cell.to_vec());
+    let name = |column: usize| {
+        let name = String::from_utf8(record.cell(column).to_vec());
         name.map_err(|_| bad(&format!("the name of column {} is not UTF-8. Save the file as UTF-8", column + 1)))
     };
-    cells.iter().enumerate().map(name).collect()
+    (0..cells).map(name).collect()
+}
+
+/// Whether a first line of so many cells, of which these are numbers, is rather a row than the columns' names: nobody would miss the row. Numbers
+/// that go up in even steps beside a text are names all the same: 0, 1, 2 … as pandas has it, years, wavelengths.
+fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
+    if numbers.is_empty() || 2 * numbers.len() < cells {
+        return false;
+    }
+    let step = (numbers[numbers.len() - 1] - numbers[0]) / (numbers.len() as f64 - 1.0);
+    let is_even = |pair: &[f64]| (pair[1] - pair[0] - step).abs() <= 0.01 * step;
+    let are_names = numbers.len() >= 3 && numbers.len() < cells && step > 0.0 && numbers.windows(2).all(is_even);
+    !are_names
 }
 
 fn problem_in(path: &Path, problem: Problem) -> Error {

@@ -146,6 +146,19 @@ fn numbers_are_as_the_standard_library_reads_them() {
     assert_eq!(number(b"\xff"), None);
 }
 
+#[test]
+fn a_record_has_as_many_cells_as_can_be_columns() {
+    let read = |commas: usize| {
+        let text = [&b"x,y\n"[..], &vec![b','; commas], b"\n"].concat();
+        let mut records = Records::new(&text[..], false).unwrap();
+        records.next().unwrap();
+        records.next().map(|record| record.unwrap().len())
+    };
+    assert_eq!(read(CELLS_MAX - 1).unwrap(), CELLS_MAX);
+    let Err(Problem::Malformed(line, what)) = read(CELLS_MAX) else { panic!("it was read") };
+    assert!(line == 2 && what.contains("has more than 4194304 cells"), "line {line}: {what}");
+}
+
 proptest! {
     #[test]
     fn every_number_is_rounded_once(whole in any::<u64>(), digits in 0..19u32, decimals in 0..19usize, negative: bool) {

@@ -180,6 +180,20 @@ fn headers_that_lie_with_a_right_checksum_are_refused() {
 }
 
 #[test]
+fn no_header_is_written_that_is_not_read() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("a.bin");
+    let error = write(&path, |writer| {
+        writer.begin("x", Element::U8, &[])?;
+        writer.write(&[1])?;
+        let classes = vec!["c".repeat(1 << 20); 64];
+        Ok(About { classes: Some(classes), source: Some("pets.csv".into()), ..About::default() })
+    });
+    let error = error.unwrap_err();
+    assert!(error.exit_code() == 65 && error.to_string().contains("cannot read pets.csv: the names of its"), "{error}");
+}
+
+#[test]
 fn half_a_file_is_none() {
     let scratch = Scratch::new();
     let path = scratch.path().join("half.bin");

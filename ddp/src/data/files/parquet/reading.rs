@@ -2,7 +2,9 @@
 //!
 //! Columns of whole numbers, of f16, f32, f64 and of bool are numbers; texts may be the label. Nulls, dates, decimals and nested columns are
 //! errors. Where the file says that its columns lie is compared with its length before it is believed. A page is unpacked whole,
-//! and is as large as its writer made it: up to 2 GiB.
+//! and is as large as its writer made it; `pages.rs` refuses those that claim more than can be.
+
+mod pages;
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,10 +17,11 @@ use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
+use ddp_kernels::mapped::Mapped;
 
 use super::super::cache::reading;
 use super::super::table::{Columns, Rows};
-use super::super::{flat, refuse};
+use super::super::{flat, map, refuse};
 use crate::error::{Error, Result};
 
 /// So many values of all columns together are in memory.
@@ -35,9 +38,12 @@ pub(in super::super) fn convert(columns: &mut Columns<'_>, out: &mut flat::Write
         let file = open(columns.path)?;
         columns.choose(names(&file))?;
         let wanted = Wanted::of(columns, &file)?;
-        let mut rows = Rows::new(columns, out)?;
+        let mapped = map(columns.path)?;
+        let count = file.metadata().file_metadata().num_rows().unsigned_abs();
+        let mut rows = Rows::new(columns, out, count.saturating_mul(4 * columns.features.len() as u64))?;
         for group in 0..file.num_row_groups() {
             let group = file.get_row_group(group).map_err(|error| damaged(columns.path, error))?;
+            wanted.check_pages(columns, &mapped, &*group)?;
             wanted.convert_group(columns, &*group, &mut rows)?;
         }
         rows.finish(columns)
@@ -116,6 +122,15 @@ impl Wanted {
         Ok(Wanted { columns: wanted, rows_at_once })
     }
 
+    fn check_pages(&self, columns: &Columns<'_>, mapped: &Mapped, group: &dyn RowGroupReader) -> Result<()> {
+        for &(column, _) in &self.columns {
+            let (start, bytes) = group.metadata().column(column).byte_range();
+            pages::check(mapped, start..start.saturating_add(bytes))
+                .map_err(|what| columns.bad(format!("column \"{}\": {what}", columns.names[column])))?;
+        }
+        Ok(())
+    }
+
     fn convert_group(&self, columns: &Columns<'_>, group: &dyn RowGroupReader, rows: &mut Rows<'_>) -> Result<()> {
         let failed = |error| damaged(columns.path, error);
         let mut left = u64::try_from(group.metadata().num_rows())
@@ -150,16 +165,15 @@ impl Wanted {
 
 fn write_row(columns: &Columns<'_>, values: &[Values], row: usize, rows: &mut Rows<'_>) -> Result<()> {
     let (features, label) = values.split_at(columns.features.len());
-    for (&column, values) in columns.features.iter().zip(features) {
+    for (index, (&column, values)) in columns.features.iter().zip(features).enumerate() {
         let Values::Numbers(numbers) = values else {
             return Err(Error::Internal("texts among the features of a Parquet table".into()));
         };
-        let value = numbers[row] as f32;
-        if !value.is_finite() {
+        if !(numbers[row] as f32).is_finite() {
             let place = format!("row {}", rows.count());
             return Err(columns.bad_feature(&place, column, &numbers[row].to_string(), Some(numbers[row])));
         }
-        rows.feature(value);
+        rows.feature(index, numbers[row]);
     }
     let count = rows.count();
     if let (Some(column), Some(values), Some(labels)) = (columns.label, label.first(), rows.labels()) {

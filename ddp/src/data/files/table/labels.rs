@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 
 /// More texts than this are no classes.
 const CLASSES_MAX: usize = 1 << 16;
+/// Nor are texts that are longer than this, or that are so long together, as JSON has them: they go into a flat file's header.
+const TEXT_BYTES_MAX: usize = 4 << 10;
+const TEXTS_BYTES_MAX: usize = 16 << 20;
 /// Above this an f64 cannot tell whole numbers apart.
 const WHOLE_MAX: f64 = (1u64 << 53) as f64;
 /// The code of a label that is only kept as a number.
@@ -25,6 +28,10 @@ pub(in super::super) enum Problem {
     NotUtf8,
     /// There are too many texts for classes.
     TooMany,
+    /// The text is longer than the name of a class.
+    TooLong(usize),
+    /// All of them together are.
+    TooLongTogether,
     /// A text, after so many different numbers that they cannot be classes.
     NotANumber,
     Aside(Error),
@@ -36,6 +43,8 @@ pub(in super::super) struct Labels {
     rows: u64,
     /// The code of each text, in the order in which they came; `None` once there are more than classes can be.
     codes: Option<HashMap<Box<[u8]>, u32>>,
+    /// How long these are together.
+    texts_bytes: usize,
     any_text: bool,
     all_whole: bool,
 }
@@ -48,7 +57,15 @@ impl Labels {
         // It lives as long as it is open.
         std::fs::remove_file(&path).map_err(writing(&path))?;
         let aside = BufWriter::with_capacity(1 << 18, file);
-        Ok(Labels { aside, path, rows: 0, codes: Some(HashMap::new()), any_text: are_texts, all_whole: true })
+        Ok(Labels {
+            aside,
+            path,
+            rows: 0,
+            codes: Some(HashMap::new()),
+            texts_bytes: 0,
+            any_text: are_texts,
+            all_whole: true,
+        })
     }
 
     /// The label of the next row, as a cell.
@@ -106,13 +123,17 @@ impl Labels {
         if let Some(&code) = codes.get(text) {
             return Ok(code);
         }
-        if codes.len() < CLASSES_MAX {
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(Problem::TooLong(text.len()));
+        }
+        self.texts_bytes += flat::text_bytes(&String::from_utf8_lossy(text));
+        if codes.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
             let code = codes.len() as u32;
             codes.insert(text.into(), code);
             return Ok(code);
         }
         if self.any_text {
-            return Err(Problem::TooMany);
+            return Err(if codes.len() == CLASSES_MAX { Problem::TooMany } else { Problem::TooLongTogether });
         }
         self.codes = None;
         Ok(NO_CODE)
@@ -193,6 +214,13 @@ impl Problem {
             Problem::TooMany => format!(
                 "\"{shown}\" is the label number {} that is a different text: at most {CLASSES_MAX} are classes. Is this column the label?",
                 CLASSES_MAX + 1
+            ),
+            Problem::TooLong(bytes) => format!(
+                "the label \"{shown}\" has {bytes} bytes: names of classes have at most {TEXT_BYTES_MAX}. Is this column the label?"
+            ),
+            Problem::TooLongTogether => format!(
+                "with \"{shown}\" the texts of different labels have more than {TEXTS_BYTES_MAX} bytes together, which is more than names of \
+                 classes have. Is this column the label?"
             ),
             Problem::NotANumber => format!(
                 "expected a number as label, got \"{shown}\": the labels before are more different numbers than there can be classes"

@@ -102,6 +102,19 @@ fn a_disk_that_is_full_leaves_nothing() {
 }
 
 #[test]
+fn a_table_asks_for_no_more_room_than_it_may_take() {
+    // The whole of a small one, a part of a large one, and never less than is written now.
+    assert_eq!(
+        [(0, 0), (160, 40), (1 << 40, 1 << 20), (0, 7)].map(|(most, now)| room_wanted(most, now)),
+        [0, 160, ROOM_BYTES, 7]
+    );
+    let scratch = Scratch::new();
+    let path = scratch.path().join("table.csv");
+    fs::write(&path, "a,b\n1,2\n").unwrap();
+    assert_eq!(gzip::table_bytes_at_most(&path).unwrap(), 8);
+}
+
+#[test]
 fn a_disk_that_would_be_full_is_not_filled() {
     let scratch = Scratch::new();
     let error = cache::check_room(&scratch.path().join("file"), u64::MAX).unwrap_err();

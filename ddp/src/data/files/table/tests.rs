@@ -154,7 +154,8 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
         ("x,x\n1,0\n", &["columns 1 and 2 are both called \"x\""]),
         ("x,z\n1,0\n", &["no column \"y\"", "\"x\", \"z\""]),
         (",x,y\n0,1,0\n", &["column 1 of 3 has no name", "index=False"]),
-        ("1,2\n3,4\n", &["first line is numbers alone", "names"]),
+        ("1,2\n3,4\n", &["line 1: 2 of its 2 cells are numbers", "Put a line with names above it"]),
+        ("\n0,1,2,3\n4,5,6,7\n", &["line 2: 4 of its 4 cells are numbers"]),
         ("y\n1\n", &["no column of features besides the label \"y\""]),
         ("x,y\n", &["a header and no rows"]),
         ("\n\n", &["expected a line with the columns' names"]),
@@ -163,6 +164,62 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
         let text = Table::csv(content).refused(Some("y"));
         parts.iter().for_each(|part| assert!(text.contains(part), "{content:?}: {text} lacks {part}"));
     }
+}
+
+#[test]
+fn a_first_row_is_not_taken_for_names() {
+    for content in [
+        "5.1,3.5,1.4,Iris-a\n4.9,3.0,1.4,Iris-a\n",
+        "1,cat\n2,dog\n",
+        "cat,7,1\n",
+        "0,1,cat\n",
+        "3,2,1,a\n",
+        "1,2,4,a\n",
+    ] {
+        let table = Table::csv(content);
+        let text = columns(&table.path).unwrap_err().to_string();
+        assert!(text.contains("line 1: ") && text.contains("cells are numbers, as in a row"), "{text}");
+        assert!(text.contains("header=None") && text.contains("put a letter before each"), "{text}");
+        assert_eq!(table.refused(None), text);
+    }
+    // As pandas numbers columns, years, wavelengths; and few numbers among texts.
+    for header in ["0,1,2,kind", "kind,2001,2002,2003", "400.5,401.0,401.50,402,kind", "kind,7,a,b", "a,kind"] {
+        let row = "1,".repeat(header.split(',').count());
+        let table = Table::csv(format!("{header}\n{}\n", &row[..row.len() - 1]));
+        assert_eq!(table.labelled("kind").unwrap().columns.unwrap().len(), header.split(',').count() - 1, "{header}");
+    }
+    // A row that counts up is found by its label, which other rows have too.
+    let text = Table::csv("1,2,3,cat\n4,5,6,dog\n7,8,9,cat\n").refused(Some("cat"));
+    assert!(text.contains("line 3, column \"cat\": the label \"cat\" is what the column is called"), "{text}");
+    // A class may be called as its column where the others have names.
+    Table::csv("x,spam\n1,spam\n2,ham\n").labelled("spam").unwrap();
+}
+
+#[test]
+fn texts_too_long_for_classes_are_no_labels() {
+    let long = |row: usize, bytes: usize| format!("{row:08}") + &"long text ".repeat(bytes)[..bytes - 8];
+    let text = Table::csv(format!("x,y\n1,{}\n2,{}\n", long(1, 4096), long(2, 4097))).refused(Some("y"));
+    let parts = ["line 3, column \"y\"", "has 4097 bytes", "Is this column the label?"];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    // Each may be a class, but all of them take more than the header of a flat file holds.
+    let rows: String = (0..5000).map(|row| format!("1,{}\n", long(row, 4096))).collect();
+    let text = Table::csv(format!("x,y\n{rows}")).refused(Some("y"));
+    // 16 MiB, of texts with two quotes and a comma.
+    let line = (16 << 20) / 4099 + 2;
+    let parts =
+        [&format!("line {line}, column \"y\""), "more than 16777216 bytes together", "Is this column the label?"];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    // As often as one likes where they are the same.
+    let rows = format!("1,{}\n", long(0, 4096)).repeat(5000);
+    Table::csv(format!("x,y\n{rows}")).labelled("y").unwrap();
+}
+
+#[test]
+fn names_too_long_for_a_header_are_refused() {
+    let name = "n".repeat(1 << 20);
+    let names: String = (0..41).map(|column| format!("{column}{name},")).collect();
+    let text = Table::csv(format!("{names}y\n{}1\n", "1,".repeat(41))).refused(Some("y"));
+    assert!(text.contains("the names of its columns have") && text.contains("Give them shorter names"), "{text}");
 }
 
 #[test]
@@ -236,7 +293,7 @@ fn damaged_and_short_gzip_is_bad_data() {
 #[cfg(not(feature = "parquet"))]
 #[test]
 fn parquet_says_how_to_have_it() {
-    let table = Table::new("table.parquet", b"PAR1....PAR1");
+    let table = Table::new("table.parquet", b"PAR1....\x01\0\0\0PAR1");
     let text = table.refused(None);
     assert!(text.contains("--features parquet") && text.contains("to_csv"), "{text}");
     assert!(columns(&table.path).unwrap_err().to_string().contains("--features parquet"));

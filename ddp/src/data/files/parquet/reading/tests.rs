@@ -198,6 +198,19 @@ fn what_is_wrong_is_named_with_row_and_column() {
 }
 
 #[test]
+fn what_a_page_claims_is_not_allocated() {
+    let table = Table::new("REQUIRED DOUBLE a", &[&[Column::F64(&[1.0; 2000])]]);
+    let whole = fs::read(&table.path).unwrap();
+    // Behind the first letters: the page's type, then its size in three bytes at most.
+    assert_eq!((&whole[..4], whole[4], whole[6]), (&b"PAR1"[..], 0x15, 0x15));
+    let size = whole[7..].iter().position(|byte| byte & 128 == 0).unwrap() + 1;
+    // 2^31 - 2.
+    let claimed = [&whole[..7], &[0xfc, 0xff, 0xff, 0xff, 0x0f], &whole[7 + size..]].concat();
+    fs::write(&table.path, claimed).unwrap();
+    table.assert_refused(None, &["column \"a\": its page at byte 4 claims to unpack from", "to 2147483646"]);
+}
+
+#[test]
 fn damage_anywhere_is_an_error_or_another_number() {
     let table = Table::new(
         "REQUIRED INT64 a; OPTIONAL DOUBLE b; REQUIRED BYTE_ARRAY y (UTF8)",
