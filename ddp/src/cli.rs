@@ -12,7 +12,7 @@ mod using;
 
 use std::ffi::OsString;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, Parser, Subcommand};
 
 pub use self::bench::{AddmmFlags, AllreduceFlags, BenchFlags, MlpBenchFlags};
@@ -55,7 +55,8 @@ pub enum Command {
 
 /// Reads a command line, the program's name first. What is wrong with it is an `Error::Usage`.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
-    let cli = match Cli::try_parse_from(arguments) {
+    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
         Err(error) => {
             let text = error.to_string();
@@ -64,7 +65,10 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
                     Ok(Command::Show(format!("{}\n", text.trim_end())))
                 }
                 // Whoever reports errors says that it is one.
-                _ => Err(Error::Usage(text.strip_prefix("error: ").unwrap_or(&text).trim_end().to_string())),
+                _ => {
+                    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+                    Err(Error::Usage(format!("{}{text}", of_variable(&error, &words))))
+                }
             };
         }
     };
@@ -85,6 +89,15 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
     }
 }
 
+/// Where a value that cannot be stands in the environment and not in `words`: `DDP_DEVICE in the environment: `.
+fn of_variable(error: &clap::Error, words: &[OsString]) -> String {
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return String::new() };
+    let flag = argument.split([' ', '=', '[']).next().unwrap_or_default();
+    let name = layers::variable(flag.trim_start_matches('-'));
+    let is_given = words.iter().any(|word| word.to_string_lossy().split('=').next() == Some(flag));
+    if is_given || std::env::var_os(&name).is_none() { String::new() } else { format!("{name} in the environment: ") }
+}
+
 const ABOUT: &str = "Trains a model on the ranks of an MPI job, or on one process without MPI.";
 
 const EXAMPLES: &str = "\
@@ -99,8 +112,11 @@ Examples:
 
 OUT/metrics.jsonl is the record of a run, OUT/config.toml what it was, OUT/checkpoints/ its model.
 
-Exit codes: 0 done, 2 wrong flags, 65 bad data, 70 internal, 71 out of memory, 74 files, 76 loss not finite,
-77 a rank lost or hung, 78 ranks disagree";
+Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found something bad, 70 internal, 71 out of memory, 74 files,
+75 stopped as asked and saved (--resume auto goes on), 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree,
+130 Ctrl-C twice
+
+Settings of training are read from the environment too (DDP_BATCH_SIZE=64), and by other commands where their help says so.";
 
 #[derive(Parser, Debug)]
 #[command(name = "ddp-train", bin_name = "ddp-train", version, about = ABOUT, after_help = EXAMPLES)]

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use bench::{AddmmConfig, AllreduceConfig, BenchConfig, BenchOperation, MlpBenchConfig, ProductShape, Sweep};
+pub use check::timeout;
 pub use using::UseConfig;
 pub use values::{
     Activation, DeviceChoice, FloatType, GraphChoice, List, LogLevel, ModelKind, Normalize, OptimizerKind, Overlap,

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::shown::{shown, shown_lines};
+
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -74,6 +76,34 @@ impl Error {
             Error::NonFinite(_) => 76,
             Error::Comm(error) => error.exit_code(),
         }
+    }
+}
+
+/// An error as a terminal may have it: `ddp-train` ends with it. What data and files bring along (names, paths) stays on its line, and
+/// none of it drives the terminal.
+#[derive(Debug)]
+pub struct Told(pub Error);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        match &self.0 {
+            Error::Data(_) | Error::Io { .. } | Error::Model { .. } | Error::Stopped(_) => f.write_str(&shown(&text)),
+            // Lists of flags, ranks, tensors have lines of their own, none of which begins as the first does.
+            _ => f.write_str(&shown_lines(&text).replace('\n', "\n  ").replace("\n  \n", "\n\n")),
+        }
+    }
+}
+
+impl From<ddp_comm::Error> for Told {
+    fn from(error: ddp_comm::Error) -> Told {
+        Told(error.into())
+    }
+}
+
+impl ddp_comm::Failure for Told {
+    fn exit_code(&self) -> u8 {
+        self.0.exit_code()
     }
 }
 

@@ -27,9 +27,10 @@ pub mod process;
 pub mod progress;
 pub mod reducer;
 pub mod report;
+mod shown;
 pub mod step;
 pub mod tensorboard;
 pub mod trainer;
 pub mod using;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, Told};

@@ -6,34 +6,49 @@
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use ddp::cli::{self, Command};
 use ddp::config::{AddmmConfig, AllreduceConfig, LogLevel, MlpBenchConfig, UseConfig};
-use ddp::{Error, bench, doctor, inspect, progress, report, trainer, using};
+use ddp::{Error, Told, bench, config, doctor, inspect, progress, report, trainer, using};
 use ddp_comm::{Options, World};
 
+/// Of commands that wait for nobody, and of wrong ones, which all ranks have to hear of.
+const SHORT_S: f64 = 60.0;
+
 fn main() -> ExitCode {
-    let command = cli::parse(std::env::args_os());
-    let (level, timeout_s, share_gpus) = match &command {
-        Ok(Command::Train(config) | Command::DryRun(config)) => (config.log_level, config.timeout_s, config.share_gpus),
-        Ok(Command::BenchMlp(MlpBenchConfig { common, .. }))
-        | Ok(Command::BenchAddmm(AddmmConfig { common, .. }))
-        | Ok(Command::BenchAllreduce(AllreduceConfig { common, .. })) => {
-            (LogLevel::default(), common.timeout_s, common.share_gpus)
+    let asked = cli::parse(std::env::args_os()).and_then(|command| {
+        let (level, timeout_s, share_gpus) = of_ranks(&command);
+        Ok((level, Options { timeout: config::timeout(timeout_s)?, share_gpus, ..Default::default() }, command))
+    });
+    let (level, options, command) = match asked {
+        Ok((level, options, command)) => (level, options, Ok(command)),
+        Err(error) => {
+            let timeout = config::timeout(SHORT_S).unwrap_or_default();
+            (LogLevel::default(), Options { timeout, ..Default::default() }, Err(error))
         }
-        Ok(Command::Eval(UseConfig { using, .. })) | Ok(Command::Predict(UseConfig { using, .. })) => {
-            (using.log_level, using.timeout_s, using.share_gpus)
-        }
-        Ok(Command::Doctor(flags)) => (LogLevel::Warn, flags.timeout_s, false),
-        Ok(Command::Inspect(_) | Command::Report(_) | Command::Show(_)) | Err(_) => (LogLevel::default(), 60.0, false),
     };
     progress::start_log(level, ddp_comm::likely_rank());
-    let options = Options { timeout: Duration::from_secs_f64(timeout_s), share_gpus, ..Default::default() };
     World::run(&options, |world| {
         // Whatever is said next is not to be drawn into a bar.
-        command.and_then(|command| run(command, world)).inspect_err(|_| progress::clear_bar())
+        command.and_then(|command| run(command, world)).inspect_err(|_| progress::clear_bar()).map_err(Told)
     })
+}
+
+/// What a command logs, how many seconds its ranks wait for each other, and whether they may share GPUs.
+fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
+    match command {
+        Command::Train(config) | Command::DryRun(config) => (config.log_level, config.timeout_s, config.share_gpus),
+        Command::BenchMlp(MlpBenchConfig { common, .. })
+        | Command::BenchAddmm(AddmmConfig { common, .. })
+        | Command::BenchAllreduce(AllreduceConfig { common, .. }) => {
+            (LogLevel::default(), common.timeout_s, common.share_gpus)
+        }
+        Command::Eval(UseConfig { using, .. }) | Command::Predict(UseConfig { using, .. }) => {
+            (using.log_level, using.timeout_s, using.share_gpus)
+        }
+        Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
+        Command::Inspect(_) | Command::Report(_) | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
+    }
 }
 
 fn run(command: Command, world: &World) -> Result<(), Error> {

@@ -90,12 +90,15 @@ pub struct AllreduceFlags {
 pub struct BenchFlags {
     /// Threads of a rank [default: its share of the cores]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(env = "DDP_THREADS", hide_env_values = true)]
     pub threads: Option<usize>,
     /// Where: auto, cpu, cuda (each rank has a GPU of its own) or cuda:N (one rank alone)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    #[arg(env = "DDP_DEVICE", hide_env_values = true)]
     pub device: DeviceChoice,
     /// Let several ranks have the same GPU: to see that it works, never for speed
     #[arg(long)]
+    #[arg(env = "DDP_SHARE_GPUS", hide_env_values = true)]
     pub share_gpus: bool,
     /// How long to measure, in all; of several shapes or sizes, each
     #[arg(long, value_name = "S", default_value = "5", value_parser = number, allow_negative_numbers = true)]
@@ -105,5 +108,6 @@ pub struct BenchFlags {
     pub rounds: u64,
     /// Seconds that a rank waits for the others
     #[arg(long, value_name = "S", default_value = "600", value_parser = number, allow_negative_numbers = true)]
+    #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]
     pub timeout_s: f64,
 }

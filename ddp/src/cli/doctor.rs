@@ -20,5 +20,6 @@ pub struct DoctorFlags {
     pub quick: bool,
     /// Seconds that a rank waits for the others
     #[arg(long, value_name = "S", default_value = "60", value_parser = number, allow_negative_numbers = true)]
+    #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]
     pub timeout_s: f64,
 }

@@ -34,6 +34,7 @@ pub struct InspectFlags {
     pub task: Option<TaskKind>,
     /// Where data that cannot be mapped are kept converted [default: beside them]
     #[arg(long, value_name = "DIR")]
+    #[arg(env = "DDP_CACHE_DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,
     /// One line of JSON in place of text
     #[arg(long)]

@@ -9,17 +9,19 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, CommandFactory, Parser};
-use toml::Table;
+use toml::{Table, Value};
 
 use super::{Cli, Command, Flags};
 use crate::config::Config;
+use crate::config::check::texts;
 use crate::error::{Error, Result};
+use crate::shown::{is_unseen, shown};
 
 /// Where settings come from, and what is done with them in place of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct LayerFlags {
-    /// Read settings from this TOML file: flags' names without the dashes; the environment (DDP_BATCH_SIZE=64) wins over it, and
-    /// flags over both
+    /// Read settings from this TOML file (or DDP_CONFIG): flags' names without the dashes; the environment (DDP_BATCH_SIZE=64)
+    /// wins over it, and flags over both
     #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
     pub config: Option<PathBuf>,
     /// Print every setting as TOML with where it comes from, and train nothing
@@ -34,6 +36,11 @@ pub(super) const SETTINGS: &str = "Settings";
 
 /// What variables of settings begin with.
 const PREFIX: &str = "DDP_";
+
+/// Variables that say what is done with settings, as the flags of `LayerFlags` do.
+const CONFIG: &str = "DDP_CONFIG";
+const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
+const DRY_RUN: &str = "DDP_DRY_RUN";
 
 /// Variables of ours that are no settings.
 const OTHERS: [&str; 4] = ["DDP_KERNEL_CACHE", "DDP_CUDA_INCLUDE", "DDP_LONG", "DDP_TRAIN"];
@@ -70,8 +77,11 @@ impl Layers {
     fn lay(&mut self, flags: &Flags, origin: impl Fn(&str) -> Origin) -> Result<()> {
         let given = match Table::try_from(flags) {
             Ok(given) => given,
-            // TOML lacks the largest whole numbers, and no setting may have them: the check says which it is.
+            // TOML lacks the largest whole numbers and names that are no UTF-8, and no setting may be one: the checks say which it is.
             Err(error) => {
+                let Flags { out, cache_dir, init_from, .. } = flags;
+                let paths = [("--out", out), ("--cache-dir", cache_dir), ("--init-from", init_from)];
+                texts(paths.map(|(flag, path)| (flag, path.as_deref())))?;
                 Config::resolve(flags.clone())?;
                 return Err(Error::Internal(format!("settings cannot be written as TOML: {error}")));
             }
@@ -114,21 +124,41 @@ impl Layers {
     }
 
     /// Every setting of `config` as TOML, each with where it comes from, and those that are not set.
-    fn describe(&self, config: &Config) -> String {
+    fn describe(&self, config: &Config) -> Result<String> {
         let mut text =
             String::from("# Read back by --config. Flags win over DDP_… variables, and these over the file.\n");
-        let mut set = Vec::new();
-        for line in config.to_toml().lines() {
-            let name = line.split(" = ").next().unwrap_or_default();
-            let origin = self.origins.get(name).map_or_else(|| "default".to_string(), Origin::to_string);
-            text += &format!("{line}  # {origin}\n");
-            set.push(name.to_string());
+        let values = Table::try_from(config)
+            .map_err(|error| Error::Internal(format!("settings cannot be written as TOML: {error}")))?;
+        for (name, value) in names().filter_map(|name| values.get(&name).map(|value| (name, value))) {
+            let origin = self.origins.get(&name).map_or_else(|| "default".to_string(), Origin::to_string);
+            text += &format!("{name} = {}  # {}\n", on_one_line(value), shown(&origin));
         }
-        for name in names().filter(|name| !set.contains(name)) {
+        for name in names().filter(|name| !values.contains_key(name)) {
             text += &format!("# {name} is not set\n");
         }
-        text
+        Ok(text)
     }
+}
+
+/// A value as TOML has it, on one line, so that a comment can stand behind it, and with nothing in it that a terminal would not show.
+fn on_one_line(value: &Value) -> String {
+    match value {
+        Value::String(text) => in_quotes(text),
+        Value::Array(values) => format!("[{}]", values.iter().map(on_one_line).collect::<Vec<_>>().join(", ")),
+        other => other.to_string(),
+    }
+}
+
+fn in_quotes(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            other if is_unseen(other) => quoted += &format!("\\U{:08X}", u32::from(other)),
+            other => quoted.push(other),
+        }
+    }
+    quoted + "\""
 }
 
 /// The run that flags ask for, laid over the environment and a file.
@@ -138,6 +168,7 @@ pub(super) fn train(flags: Flags, how: &LayerFlags) -> Result<Command> {
 }
 
 fn layered(flags: &Flags, how: &LayerFlags, variables: Vec<(OsString, OsString)>) -> Result<Command> {
+    let how = how_also(how, &variables)?;
     let mut layers = Layers::default();
     if let Some(path) = &how.config {
         layers.lay(&of_file(path)?, |_| Origin::File(path.clone()))?;
@@ -147,9 +178,24 @@ fn layered(flags: &Flags, how: &LayerFlags, variables: Vec<(OsString, OsString)>
     layers.lay(flags, |name| Origin::Flag(format!("--{name}")))?;
     let config = layers.resolve()?;
     if how.print_config {
-        return Ok(Command::Show(layers.describe(&config)));
+        return Ok(Command::Show(layers.describe(&config)?));
     }
     Ok(if how.dry_run { Command::DryRun(Box::new(config)) } else { Command::Train(Box::new(config)) })
+}
+
+/// What is done with settings, where the environment says it too: the file of a flag wins.
+fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<LayerFlags> {
+    let variable = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+    let is_set = |name: &str| match variable(name).map(|value| value.to_string_lossy()).as_deref() {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => Err(Error::Usage(format!("{name} in the environment: expected true or false, got {other:?}"))),
+    };
+    Ok(LayerFlags {
+        config: how.config.clone().or_else(|| variable(CONFIG).map(PathBuf::from)),
+        print_config: how.print_config | is_set(PRINT_CONFIG)?,
+        dry_run: how.dry_run | is_set(DRY_RUN)?,
+    })
 }
 
 fn of_file(path: &Path) -> Result<Flags> {
@@ -196,14 +242,21 @@ fn of_variables(variables: Vec<(OsString, OsString)>) -> Result<(Flags, BTreeMap
 
 /// Refuses a variable that is almost a setting's: it was meant to be one.
 fn check_unknown<'a>(name: &str, known: impl Iterator<Item = &'a String>) -> Result<()> {
-    if OTHERS.contains(&name) || name.starts_with("DDP_TEST_") {
+    let how = [CONFIG, PRINT_CONFIG, DRY_RUN];
+    if OTHERS.contains(&name) || how.contains(&name) || name.starts_with("DDP_TEST_") {
         return Ok(());
     }
-    match known.map(|known| (distance(name, known), known)).min() {
-        Some((1..=2, known)) => Err(Error::Usage(format!(
+    let near = |known: &str| {
+        // Of a short name two letters are most of it: DDP_RANK, DDP_PORT and DDP_LOG are somebody else's.
+        let most = if known.len().min(name.len()) < PREFIX.len() + 6 { 1 } else { 2 };
+        let distance = distance(name, known);
+        (distance <= most).then(|| (distance, known.to_string()))
+    };
+    match known.map(String::as_str).chain(how).filter_map(near).min() {
+        Some((_, known)) => Err(Error::Usage(format!(
             "{name} in the environment: there is no such setting. Write {known} if that was meant, else unset {name}"
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
@@ -229,7 +282,7 @@ fn names() -> impl Iterator<Item = String> {
 }
 
 /// `batch-size` as a variable: `DDP_BATCH_SIZE`.
-fn variable(name: &str) -> String {
+pub(super) fn variable(name: &str) -> String {
     format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
 

@@ -176,6 +176,7 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--log-every 0", &["--log-every 0:", "from 1"]),
         ("--bucket-mb 0", &["--bucket-mb 0:"]),
         ("--timeout-s 0", &["--timeout-s 0:"]),
+        ("--timeout-s inf", &["--timeout-s inf:"]),
         ("--progress maybe", &["'maybe'", "auto, always, never"]),
         ("--freeze 0,,1", &["--freeze an empty name:"]),
         ("--learning-rate 1", &["--learning-rate"]),
@@ -203,6 +204,76 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         parts.iter().for_each(|part| assert!(message.contains(part), "{line}\n{message}\nlacks {part:?}"));
         assert!(!message.starts_with("error: "), "{message}");
     }
+}
+
+/// Command lines that have every flag of their command between them, but those that exclude another.
+const WHOLE: [(&str, &str); 8] = [
+    (
+        "eval",
+        "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
+         --log-level warn --labels kind --json",
+    ),
+    (
+        "predict",
+        "--checkpoint run --data rows.csv --batch-size 7 --device cuda:1 --share-gpus --threads 3 --cache-dir kept --timeout-s 5 \
+         --log-level warn --out a.csv --probabilities --logits --overwrite",
+    ),
+    ("inspect", "data.csv --labels kind --task regression --cache-dir kept --json"),
+    ("report", "out"),
+    ("doctor", "--json --out runs --quick --timeout-s 5"),
+    (
+        "bench mlp",
+        "--layers 784,10 --batch 64 --dtype bf16 --bucket-mb 2 --reduce-dtype bf16 --zero 1 --overlap off --graph off --threads 2 \
+         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5",
+    ),
+    (
+        "bench addmm",
+        "--m 3 --n 4 --k 5 --dtype tf32 --threads 2 --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5",
+    ),
+    (
+        "bench allreduce",
+        "--mb 3 --operation broadcast --dtype bf16 --captured --threads 2 --device cuda --share-gpus --seconds 1 --rounds 3 \
+         --timeout-s 5",
+    ),
+];
+
+#[test]
+fn every_flag_of_the_other_commands_arrives() {
+    for (command, line) in WHOLE {
+        let mut definition = Cli::command();
+        let mut found = &mut definition;
+        for name in command.split(' ') {
+            found = found.find_subcommand_mut(name).unwrap();
+        }
+        // Those that exclude others are tried in `benches_have_their_own_flags`.
+        let flags = found.get_arguments().filter_map(|flag| flag.get_long());
+        for flag in flags.filter(|flag| !["help", "shapes", "sweep"].contains(flag)) {
+            assert!(line.split(' ').any(|word| word == format!("--{flag}")), "{command}: --{flag} is not tried here");
+        }
+        // Left out one after the other, each changes what is asked for; what has no default is missed.
+        let whole = parse(words(&format!("{command} {line}"))).unwrap_or_else(|error| panic!("{command}: {error}"));
+        let mut parts: Vec<String> = Vec::new();
+        for word in line.split_ascii_whitespace() {
+            match parts.last_mut().filter(|_| !word.starts_with("--")) {
+                Some(part) => *part += &format!(" {word}"),
+                None => parts.push(word.to_string()),
+            }
+        }
+        for left_out in 0..parts.len() {
+            let rest = [&parts[..left_out], &parts[left_out + 1..]].concat().join(" ");
+            let other = parse(words(&format!("{command} {rest}")));
+            assert!(
+                other.is_err() || other.is_ok_and(|other| other != whole),
+                "{command}: {} does nothing",
+                parts[left_out]
+            );
+        }
+    }
+    let Ok(Command::Doctor(doctor)) = parse(words(&format!("doctor {}", WHOLE[4].1))) else { panic!("doctor") };
+    assert_eq!(doctor, DoctorFlags { json: true, out: "runs".into(), quick: true, timeout_s: 5.0 });
+    let Ok(Command::Inspect(inspect)) = parse(words(&format!("inspect {}", WHOLE[2].1))) else { panic!("inspect") };
+    let (path, labels, task) = ("data.csv".to_string(), Some("kind".to_string()), Some(TaskKind::Regression));
+    assert_eq!(inspect, InspectFlags { path, labels, task, cache_dir: Some("kept".into()), json: true });
 }
 
 #[test]

@@ -49,21 +49,27 @@ pub struct UsingFlags {
     pub batch_size: usize,
     /// Where: auto, cpu, cuda (each rank has a GPU of its own) or cuda:N (one rank alone)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    #[arg(env = "DDP_DEVICE", hide_env_values = true)]
     pub device: DeviceChoice,
     /// Let several ranks have the same GPU
     #[arg(long)]
+    #[arg(env = "DDP_SHARE_GPUS", hide_env_values = true)]
     pub share_gpus: bool,
     /// Threads of a rank [default: its share of the cores]
     #[arg(long, value_name = "N", value_parser = count, allow_negative_numbers = true)]
+    #[arg(env = "DDP_THREADS", hide_env_values = true)]
     pub threads: Option<usize>,
     /// Where data that cannot be mapped are kept converted [default: beside them]
     #[arg(long, value_name = "DIR")]
+    #[arg(env = "DDP_CACHE_DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,
     /// Seconds that a rank waits for the others
     #[arg(long, value_name = "S", default_value = "600", value_parser = number, allow_negative_numbers = true)]
+    #[arg(env = "DDP_TIMEOUT_S", hide_env_values = true)]
     pub timeout_s: f64,
     /// What is logged on standard error
     #[arg(long, value_name = "LEVEL", default_value = "info")]
+    #[arg(env = "DDP_LOG_LEVEL", hide_env_values = true)]
     pub log_level: LogLevel,
 }
 

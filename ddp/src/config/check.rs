@@ -1,5 +1,8 @@
 //! What a configuration's values may be: each error names the flag, what was given, what may be given, and the way out.
 
+use std::path::Path;
+use std::time::Duration;
+
 use super::{Config, Length, List, Optimizer, Schedule};
 use crate::data::Task;
 use crate::error::{Error, Result};
@@ -26,11 +29,14 @@ impl Config {
         whole("--checkpoint-every", self.checkpoint_every.unwrap_or(0), 0, WHOLE_MAX)?;
         whole("--keep", self.keep, 1, WHOLE_MAX)?;
         whole("--eval-every", self.eval_every.unwrap_or(0), 0, WHOLE_MAX)?;
-        if self.out.as_os_str().is_empty() || self.out.to_str().is_none() {
-            let expected = "the name of a folder, in UTF-8";
-            return Err(refuse("--out", self.out.display(), expected, "Choose another folder for this run"));
+        if self.out.as_os_str().is_empty() {
+            return Err(refuse("--out", "", "the name of a folder", "Choose another folder for this run"));
         }
-        Ok(())
+        texts([
+            ("--out", Some(&self.out)),
+            ("--cache-dir", self.cache_dir.as_deref()),
+            ("--init-from", self.init_from.as_deref()),
+        ])
     }
 
     fn check_model_and_data(&self) -> Result<()> {
@@ -158,8 +164,20 @@ pub(super) fn whole(flag: &str, value: u64, least: u64, most: u64) -> Result<()>
     Err(refuse(flag, value, &format!("a whole number from {least} to {most}"), "Give another"))
 }
 
-pub(super) fn timeout(seconds: f64) -> Result<()> {
-    within("--timeout-s", seconds, 0.1, 1e9, "It is how many seconds a rank waits for the others; usual are 600")
+/// How long a rank waits for the others: the one place where the seconds that people write become a time.
+pub fn timeout(seconds: f64) -> Result<Duration> {
+    within("--timeout-s", seconds, 0.1, 1e9, "It is how many seconds a rank waits for the others; usual are 600")?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Refuses paths that a TOML file and the record cannot hold.
+pub(crate) fn texts(paths: [(&str, Option<&Path>); 3]) -> Result<()> {
+    match paths.iter().find_map(|(flag, path)| path.filter(|path| path.to_str().is_none()).map(|path| (flag, path))) {
+        None => Ok(()),
+        Some((flag, path)) => {
+            Err(refuse(flag, path.display(), "a name in UTF-8", "Give another, or rename the file or folder"))
+        }
+    }
 }
 
 pub(super) fn threads(count: Option<usize>) -> Result<()> {

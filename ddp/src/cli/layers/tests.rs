@@ -1,7 +1,7 @@
 //! Claims about settings from several places.
 
 use super::*;
-use crate::config::Length;
+use crate::config::{Length, List};
 
 /// What a command line comes to with these variables and this file.
 fn command(line: &str, variables: &[(&str, &str)], file: Option<&str>) -> Result<Command> {
@@ -82,6 +82,55 @@ fn what_is_wrong_says_where_it_stands() {
 fn variables_of_other_meanings_are_left_alone() {
     let others = [("DDP_KERNEL_CACHE", "x"), ("DDP_TEST_FAULT", "x"), ("DDP_SOMETHING_ELSE", "x"), ("DDP_LONG", "1")];
     assert_eq!(config("", &others, None), Config::default());
+    // What other programs call theirs is two letters away from some short name of ours.
+    let others = ["RANK", "PORT", "NODE", "LOG", "HOST", "PATH"].map(|name| (format!("DDP_{name}"), "x"));
+    let others = others.each_ref().map(|(name, value)| (name.as_str(), *value));
+    assert_eq!(config("", &others, None), Config::default());
+    for (meant, name) in [("DDP_SEED", "DDP_SEDE_"), ("DDP_SEED", "DDP_SEEDS"), ("DDP_CONFIG", "DDP_CONFIGS")] {
+        let text = command("", &[(name, "1")], None).map_or_else(|error| error.to_string(), |_| String::new());
+        assert_eq!(text.contains(meant), name != "DDP_SEDE_", "{name}: {text}");
+    }
+}
+
+#[test]
+fn what_is_done_with_settings_may_stand_in_the_environment() {
+    let folder = crate::files::testing::Scratch::new();
+    let path = folder.path().join("run.toml");
+    std::fs::write(&path, "seed = 9\nlr = 0.5\n").unwrap();
+    let path = path.to_str().unwrap();
+    let found = config("--lr 0.25", &[("DDP_CONFIG", path)], None);
+    assert_eq!((found.seed, found.lr), (9, 0.25));
+    // A flag names another file.
+    assert_eq!(config("", &[("DDP_CONFIG", "nowhere.toml")], Some("seed = 3")).seed, 3);
+    assert_eq!(command("", &[("DDP_CONFIG", "nowhere.toml")], None).unwrap_err().exit_code(), 74);
+    for value in ["true", "false"] {
+        let is = value == "true";
+        let command = |name: &str| command("", &[(name, value)], None).unwrap();
+        assert_eq!(matches!(command("DDP_DRY_RUN"), Command::DryRun(_)), is);
+        assert_eq!(matches!(command("DDP_PRINT_CONFIG"), Command::Show(_)), is);
+    }
+    assert!(
+        refusal("", &[("DDP_DRY_RUN", "yes")], None).contains("DDP_DRY_RUN in the environment: expected true or false")
+    );
+}
+
+#[test]
+fn names_that_are_no_text_are_refused() {
+    use std::os::unix::ffi::OsStringExt;
+    let odd = || OsString::from_vec(b"a\xffb".to_vec());
+    for flag in ["out", "cache-dir", "init-from"] {
+        let words = [OsString::from("ddp-train"), OsString::from(format!("--{flag}")), odd()];
+        let cli = Cli::try_parse_from(words).unwrap();
+        let errors = [
+            layered(&cli.flags, &cli.layers, Vec::new()).unwrap_err(),
+            layered(&Flags::default(), &LayerFlags::default(), vec![(variable(flag).into(), odd())]).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!(error.exit_code(), 2, "{error}");
+            let text = error.to_string();
+            assert!(text.contains(&format!("--{flag} a")) && text.contains("UTF-8"), "{text}");
+        }
+    }
 }
 
 #[test]
@@ -96,6 +145,42 @@ fn what_is_printed_names_origins_and_reads_back() {
     assert!(text.lines().any(|line| line.starts_with("epochs = 2  # ") && line.ends_with("run.toml")), "{text}");
     let read = config("", &[], Some(&text));
     assert_eq!((read.lr, read.seed, read.length), (0.5, 4, Length::Epochs(2)));
+}
+
+#[test]
+fn what_is_printed_reads_back_whatever_stands_in_it() {
+    let odd = [
+        "a\nb",
+        "a\nlr = 9",
+        "a # b",
+        "\"",
+        "''\u{27}",
+        "\\",
+        "\u{1b}[31m",
+        "\u{7f}\u{9b}\u{202e}",
+        "=",
+        "\r\n\t",
+        "é字🦀",
+    ];
+    for text in odd {
+        let flags =
+            Flags { labels: Some(text.into()), freeze: Some(List(vec![text.into(), "2".into()])), ..Flags::default() };
+        let how = LayerFlags { print_config: true, ..LayerFlags::default() };
+        let Command::Show(printed) = layered(&flags, &how, Vec::new()).unwrap() else { panic!("nothing printed") };
+        assert!(!printed.contains(|character: char| character != '\n' && is_unseen(character)), "{printed:?}");
+        let read = config("", &[], Some(&printed));
+        assert_eq!(read, Config::resolve(flags).unwrap(), "{text:?}");
+    }
+    // A file's name cannot add a line either.
+    let folder = crate::files::testing::Scratch::new();
+    let path = folder.path().join("x\nlr = 9\n#");
+    std::fs::write(&path, "seed = 4\n").unwrap();
+    let how = LayerFlags { config: Some(path), print_config: true, ..LayerFlags::default() };
+    let Command::Show(printed) = layered(&Flags::default(), &how, Vec::new()).unwrap() else {
+        panic!("nothing printed")
+    };
+    let read = config("", &[], Some(&printed));
+    assert_eq!((read.seed, read.lr), (4, Config::default().lr), "{printed}");
 }
 
 #[test]
