@@ -13,6 +13,7 @@ use crate::config::{Activation, Config, Optimizer};
 use crate::data::{LabelName, Normalization, Task};
 use crate::error::Result;
 use crate::files;
+use crate::shown::shown;
 
 /// What is in the checkpoint, whose folder this is.
 pub(super) fn found(folder: &Path) -> Result<Found> {
@@ -23,7 +24,7 @@ pub(super) fn found(folder: &Path) -> Result<Found> {
     let sheet = sheet(folder, state, &tensors, &files)?;
     let json = json!({
         "kind": "checkpoint",
-        "path": folder,
+        "path": folder.to_string_lossy(),
         "is_whole": true,
         "step": state.step,
         "samples": state.samples,
@@ -64,12 +65,15 @@ fn sheet(folder: &Path, state: &State, tensors: &Tensors, files: &[(String, u64)
     }
     sheet.add("task", task(&state.task));
     sheet.add("rows", rows(state));
-    sheet.add("data", format!("{}: {} rows, batches of {}", config.data, position.rows, position.batch));
+    sheet.add(
+        "data",
+        format!("{}: {} rows, batches of {}", shown(&config.data.to_string()), position.rows, position.batch),
+    );
     sheet.add("model", format!("{} parameters in {:?}\n{}", tensors.elements(), config.dtype, tensors.table()));
     sheet.add("torch", torch(config, &state.row_shape, &state.task));
     sheet.add("optimizer", optimizer(state));
     let ranks = state.world.ranks;
-    let places = state.world.devices.join("\n");
+    let places = state.world.devices.iter().map(|place| shown(place)).collect::<Vec<_>>().join("\n");
     sheet.add("trained on", format!("{ranks} {}\n{places}", if ranks == 1 { "rank" } else { "ranks" }));
     let rows: Vec<Vec<String>> =
         files.iter().map(|(name, bytes)| vec![name.clone(), format!("{bytes} bytes")]).collect();

@@ -14,6 +14,7 @@ use crate::data::choose;
 use crate::data::files::{self, Array, Kind};
 use crate::data::{self, Data, DataRequest, DataSpec, Dataset, Targets, Task};
 use crate::error::{Error, Result};
+use crate::shown::shown;
 
 /// Rows that are looked at together.
 const ROWS_AT_A_TIME: u64 = 1024;
@@ -66,7 +67,7 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
         // What cannot be read is neither good nor bad data.
         Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => {
-            sheet.add("training", format!("would refuse them: {error}"));
+            sheet.add("training", format!("would refuse them: {}", shown(&error.to_string())));
             json["refused"] = json!(error.to_string());
             Some(error)
         }
@@ -84,7 +85,7 @@ fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> 
         let (mut arrays, told) = arrays_of(path, flags)?;
         lines.push(vec![path.display().to_string(), format!("{bytes} bytes")]);
         lines.append(&mut arrays);
-        json.push(json!({ "path": path, "bytes": bytes, "holds": told }));
+        json.push(json!({ "path": path.to_string_lossy(), "bytes": bytes, "holds": told }));
     }
     let left_out = lines.len().saturating_sub(LINES_SHOWN);
     lines.truncate(LINES_SHOWN);

@@ -71,7 +71,7 @@ pub(super) fn found(path: &Path) -> Result<Found> {
     sheet.add("elements", tensors.elements().to_string());
     sheet.add("note", "The file alone has no configuration: ddp-train inspect FOLDER shows that of its checkpoint");
     let json = json!({
-        "kind": "model", "path": path, "bytes": tensors.bytes, "tensors": tensors.to_json(), "elements": tensors.elements(),
+        "kind": "model", "path": path.to_string_lossy(), "bytes": tensors.bytes, "tensors": tensors.to_json(), "elements": tensors.elements(),
     });
     Ok(Found { sheet, json, trouble: None })
 }

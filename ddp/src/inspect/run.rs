@@ -13,6 +13,7 @@ use crate::checkpoint::{self, Best, Opened};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::EVENTS_FILE;
+use crate::shown::shown;
 
 /// What the record of a run says.
 #[derive(Debug, Default)]
@@ -43,7 +44,7 @@ pub(super) fn found(out: &Path) -> Result<Found> {
     let last = checkpoints.iter().rev().find_map(|(_, opened)| opened.as_ref().ok());
     if let Some(last) = last {
         sheet.add("task", task(&last.state.task));
-        sheet.add("data", last.state.config.data.to_string());
+        sheet.add("data", shown(&last.state.config.data.to_string()));
     }
     let line = |(folder, opened): &(PathBuf, Result<Opened>)| {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -54,7 +55,7 @@ pub(super) fn found(out: &Path) -> Result<Found> {
     let trouble = trouble(out, &story, &checkpoints);
     let json = json!({
         "kind": "run",
-        "path": out,
+        "path": out.to_string_lossy(),
         "start": story.start,
         "last_step": story.step,
         "last_eval": story.eval,
@@ -99,8 +100,10 @@ fn told(opened: &Result<Opened>) -> String {
 
 fn checkpoint_json((folder, opened): &(PathBuf, Result<Opened>)) -> Value {
     match opened {
-        Ok(opened) => json!({ "path": folder, "is_whole": true, "step": opened.state.step, "last": opened.state.last }),
-        Err(error) => json!({ "path": folder, "is_whole": false, "why": error.to_string() }),
+        Ok(opened) => json!({
+            "path": folder.to_string_lossy(), "is_whole": true, "step": opened.state.step, "last": opened.state.last,
+        }),
+        Err(error) => json!({ "path": folder.to_string_lossy(), "is_whole": false, "why": error.to_string() }),
     }
 }
 
@@ -165,25 +168,30 @@ impl Story {
         let Some(start) = &self.start else {
             return sheet.add("record", format!("{EVENTS_FILE} is missing or empty"));
         };
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+        let text = |value: &Value| shown(&value.as_str().map_or_else(|| value.to_string(), String::from));
         sheet.add("trains on", text(&start["data"]));
         let world = &start["world"];
         sheet.add(
             "ranks",
             format!(
                 "{}, {} threads each, ddp-train {}",
-                world["ranks"],
-                world["threads"],
+                text(&world["ranks"]),
+                text(&world["threads"]),
                 text(&start["versions"]["ddp-train"])
             ),
         );
-        sheet.add("parameters", start["parameters"].to_string());
+        sheet.add("parameters", text(&start["parameters"]));
         if let Some(step) = &self.step {
             let rate = step["samples_per_s"].as_f64().map_or(String::new(), |rate| format!(", {rate:.0} rows/s"));
             let loss = step["loss"].as_f64().unwrap_or(f64::NAN);
             sheet.add(
                 "last step",
-                format!("{} of {}, epoch {}: loss {loss:.4}{rate}", step["step"], start["steps"], step["epoch"]),
+                format!(
+                    "{} of {}, epoch {}: loss {loss:.4}{rate}",
+                    text(&step["step"]),
+                    text(&start["steps"]),
+                    text(&step["epoch"])
+                ),
             );
         }
         if let Some(eval) = &self.eval {
@@ -204,7 +212,7 @@ impl Story {
                 let seconds = end["seconds"].as_f64().unwrap_or(f64::NAN);
                 sheet.add(
                     "ended",
-                    format!("{} (exit code {}), after {seconds:.1} s", text(&end["reason"]), end["exit_code"]),
+                    format!("{} (exit code {}), after {seconds:.1} s", text(&end["reason"]), text(&end["exit_code"])),
                 );
             }
             None => sheet.add("ended", "not: it still runs, or was killed. --resume auto goes on with it"),

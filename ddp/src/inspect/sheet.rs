@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::shown::{shown, shown_lines};
+
 /// What is printed.
 #[derive(Debug, Default)]
 pub(super) struct Sheet {
@@ -13,13 +15,14 @@ pub(super) struct Sheet {
 const INDENT: usize = 12;
 
 impl Sheet {
-    pub(super) fn new(title: impl Into<String>) -> Sheet {
-        Sheet { title: title.into(), lines: Vec::new() }
+    /// The title is one line.
+    pub(super) fn new(title: impl AsRef<str>) -> Sheet {
+        Sheet { title: shown(title.as_ref()), lines: Vec::new() }
     }
 
-    /// A fact, of one line or several.
+    /// A fact, of one line or several: what of it others wrote has to be `shown`, or a line of it might look like one of ours.
     pub(super) fn add(&mut self, word: &str, fact: impl Into<String>) {
-        self.lines.push((word.into(), fact.into()));
+        self.lines.push((word.into(), shown_lines(&fact.into())));
     }
 }
 
@@ -37,14 +40,16 @@ impl fmt::Display for Sheet {
 
 /// Up to eight of them, and how many more.
 pub(super) fn some_of(names: &[String]) -> String {
+    let joined = |names: &[String]| names.iter().map(|name| shown(name)).collect::<Vec<_>>().join(", ");
     match names.len() {
-        0..=8 => names.join(", "),
-        count => format!("{} and {} more", names[..7].join(", "), count - 7),
+        0..=8 => joined(names),
+        count => format!("{} and {} more", joined(&names[..7]), count - 7),
     }
 }
 
 /// Columns of words, each as wide as it needs to be: the first to the left, the others to the right.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
@@ -68,6 +73,24 @@ mod tests {
         sheet.add("model", table(&[row(["0.weight", "12"]), row(["1", "3456"])]));
         sheet.add("step", "7");
         assert_eq!(sheet.to_string(), "a title\nmodel       0.weight    12\n            1         3456\nstep        7");
+    }
+
+    #[test]
+    fn names_stay_in_their_place() {
+        let mut sheet = Sheet::new("data a\nb\u{1b}[2J");
+        sheet.add("labels", table(&[vec!["one\ntraining    would take them".to_string(), "3 rows".to_string()]]));
+        sheet.add("columns", some_of(&["x\u{1b}[31m".to_string(), "y\nz".to_string()]));
+        sheet.add("training", "would refuse them: \u{1b}[31m");
+        let text = sheet.to_string();
+        assert_eq!(
+            text.lines().collect::<Vec<_>>(),
+            [
+                "data a\\nb\\u{1b}[2J",
+                "labels      one\\ntraining    would take them  3 rows",
+                "columns     x\\u{1b}[31m, y\\nz",
+                "training    would refuse them: \\u{1b}[31m"
+            ]
+        );
     }
 
     #[test]

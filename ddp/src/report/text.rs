@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::shown::is_unseen;
+
 /// A text in HTML, between tags or in the quotes of an attribute. What no screen shows (control characters) is shown as a sign for it.
 pub(super) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len() + 8);
@@ -13,16 +15,11 @@ pub(super) fn escaped(text: &str) -> String {
             '"' => html.push_str("&quot;"),
             '\'' => html.push_str("&#39;"),
             '\n' | '\t' => html.push(character),
-            other if other.is_control() || is_invisible(other) => html.push('\u{fffd}'),
+            other if is_unseen(other) => html.push('\u{fffd}'),
             other => html.push(other),
         }
     }
     html
-}
-
-/// Characters that turn the direction of what follows, or show nothing at all.
-fn is_invisible(character: char) -> bool {
-    matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// JSON inside a `<script>`: no text in it can end the element.

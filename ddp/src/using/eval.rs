@@ -15,6 +15,7 @@ use crate::config::UseConfig;
 use crate::data::Task;
 use crate::error::{Error, Result};
 use crate::nn::Loss;
+use crate::shown::shown;
 use crate::trainer::model::loss;
 
 /// Up to so many classes every pair of target and answer is counted: 8 MB.
@@ -198,7 +199,7 @@ impl Counts {
 impl Report {
     fn to_json(&self) -> Value {
         let mut json = json!({
-            "checkpoint": self.checkpoint, "step": self.step, "data": self.data, "rows": self.rows, "loss": self.loss,
+            "checkpoint": self.checkpoint.to_string_lossy(), "step": self.step, "data": self.data, "rows": self.rows, "loss": self.loss,
         });
         match &self.answers {
             Answers::Numbers { mean_absolute_error } => {
@@ -220,6 +221,7 @@ impl Report {
     }
 
     fn show_classes(&self, f: &mut fmt::Formatter<'_>, names: &[String], counts: &Counts) -> fmt::Result {
+        let names: Vec<String> = names.iter().map(|name| shown(name)).collect();
         let right = counts.right.iter().sum::<i64>();
         let (rows, percent) = (self.rows, 100.0 * right as f64 / self.rows as f64);
         writeln!(f, "loss {:.4}, accuracy {percent:.2}% ({right} of {rows} rows right)\n", self.loss)?;
@@ -252,8 +254,8 @@ impl Report {
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { checkpoint, why, step, data, rows, loss, answers } = self;
-        writeln!(f, "{} ({why}), after step {step}", checkpoint.display())?;
-        writeln!(f, "{data}: {rows} rows")?;
+        writeln!(f, "{} ({why}), after step {step}", shown(&checkpoint.to_string_lossy()))?;
+        writeln!(f, "{}: {rows} rows", shown(data))?;
         match answers {
             Answers::Classes { names, counts } => self.show_classes(f, names, counts),
             Answers::Numbers { mean_absolute_error } => {

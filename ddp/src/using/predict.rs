@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ddp_comm::{Group, World};
@@ -17,9 +17,10 @@ use super::outputs::check_finite;
 use crate::config::UseConfig;
 use crate::config::check::refuse;
 use crate::config::using::Predictions;
-use crate::data::Task;
+use crate::data::{DataSpec, Task, choose};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::shown::shown;
 
 /// How long the other ranks wait until the file is safe.
 const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
@@ -29,6 +30,7 @@ pub fn predict(config: &UseConfig, world: &World) -> Result<()> {
     let predictions = config.predictions.as_ref().ok_or_else(|| Error::Internal("predict without --out".into()))?;
     if world.rank() == 0 {
         check_free(predictions)?;
+        check_other(predictions, &config.using.data)?;
     }
     let mut ready = in_phase(Phase::Setup, || load::ready(config, world, false))?;
     check_task(predictions, &ready.opened.state.task)?;
@@ -43,8 +45,9 @@ pub fn predict(config: &UseConfig, world: &World) -> Result<()> {
     })?;
     world.barrier_within(SAVING_MAX.max(world.timeout()))?;
     if world.rank() == 0 {
-        let (rows, out) = (ready.dealt.all_rows(), predictions.out.display());
-        tracing::info!("{rows} rows in {out}, by the model of {} ({})", ready.opened.folder.display(), ready.why);
+        let path = |path: &Path| shown(&path.to_string_lossy());
+        let (rows, out, model) = (ready.dealt.all_rows(), path(&predictions.out), path(&ready.opened.folder));
+        tracing::info!("{rows} rows in {out}, by the model of {model} ({})", ready.why);
     }
     Ok(())
 }
@@ -61,6 +64,19 @@ fn check_free(predictions: &Predictions) -> Result<()> {
             Err(refuse("--out", out.display(), "the name of a new file", way_out))
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses to put the file in the place of one that it is made from, whatever the two are called.
+fn check_other(predictions: &Predictions, data: &DataSpec) -> Result<()> {
+    let (DataSpec::Files(spec), Ok(out)) = (data, std::fs::canonicalize(&predictions.out)) else { return Ok(()) };
+    let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == out);
+    match choose::files(&spec.path, "--data")?.iter().find(|path| is_out(path)) {
+        None => Ok(()),
+        Some(path) => {
+            let expected = format!("another file than {}, which --data reads", path.display());
+            Err(refuse("--out", predictions.out.display(), &expected, "Give another: the rows would be gone"))
+        }
     }
 }
 
