@@ -138,15 +138,16 @@ impl Telling<'_> {
     fn end(self) -> Result<()> {
         let [fine, notes, bad] = self.counts;
         let counts = format!("{fine} fine, {notes} to note, {bad} bad");
+        if self.json {
+            let verdict = serde_json::json!({ "healthy": bad == 0, "fine": fine, "notes": notes, "bad": bad });
+            (self.say)(&verdict)?;
+        }
         if bad > 0 {
             return Err(Error::Unhealthy(format!(
                 "doctor: {counts}. Mend what is marked BAD: the line behind it says how"
             )));
         }
-        match self.json {
-            true => (self.say)(&serde_json::json!({ "healthy": true, "fine": fine, "notes": notes })),
-            false => (self.say)(&format!("healthy: {counts}")),
-        }
+        if self.json { Ok(()) } else { (self.say)(&format!("healthy: {counts}")) }
     }
 }
 
@@ -184,6 +185,13 @@ mod tests {
         assert_eq!(
             (&lines[0]["of"], &lines[0]["health"], &lines[1]["healthy"]),
             (&"host a".into(), &"fine".into(), &true.into())
+        );
+        // Whoever reads lines alone learns of the end from the last one, too.
+        let (end, text) = told(&[Finding::bad("disk", "full", "rm")], true);
+        let verdict: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        assert_eq!(
+            (end.unwrap_err().exit_code(), &verdict["healthy"], &verdict["bad"]),
+            (69, &false.into(), &1.into())
         );
     }
 }

@@ -3,6 +3,7 @@
 //! A file is a row of records: length, checksum of the length, an `Event`, its checksum. Checksums are CRC-32C, turned and shifted as
 //! TensorFlow masks them. An `Event` is a protocol buffer, of whose fields five are needed here: so they are written by hand.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,10 @@ use crate::files;
 
 /// The folder of these files in a run's.
 pub const FOLDER: &str = "tensorboard";
+
+/// What files' names begin with; ten digits follow, the second in which one was made.
+const PREFIX: &str = "events.out.tfevents.";
+const SECOND_MAX: u64 = 9_999_999_998;
 
 /// What the first event of a file says.
 const VERSION: &str = "brain.Event:2";
@@ -47,16 +52,12 @@ impl EventFile {
         let folder = out.join(FOLDER);
         files::make_folder(&folder)?;
         let now = wall_time_s();
-        let name =
-            |number: u32| format!("events.out.tfevents.{:010}.ddp-train.{}.{number}", now as u64, std::process::id());
-        let make = |path: &Path| OpenOptions::new().append(true).create_new(true).open(path);
-        // TensorBoard reads a folder's files in the order of their names, and a container may have the same process number again.
-        let (path, made) = (0..1000)
-            .map(|number| folder.join(name(number)))
-            .map(|path| (path.clone(), make(&path)))
-            .find(|(_, made)| made.as_ref().err().is_none_or(|error| error.kind() != std::io::ErrorKind::AlreadyExists))
-            .unwrap_or_else(|| (folder.clone(), Err(std::io::ErrorKind::AlreadyExists.into())));
-        let file = made.map_err(files::failed("make", &path))?;
+        // TensorBoard reads a folder's files in the order of their names: this one comes last, also where it is made within the same second,
+        // or on a host whose clock is behind.
+        let second = newest_second(&folder).map_or(now as u64, |newest| (newest + 1).max(now as u64));
+        let path = folder.join(format!("{PREFIX}{second:010}.ddp-train.{}", std::process::id()));
+        let file =
+            OpenOptions::new().append(true).create_new(true).open(&path).map_err(files::failed("make", &path))?;
         let mut events = EventFile { file, path, event: Vec::new(), record: Vec::new() };
         events.write(now, |event| bytes_field(event, FILE_VERSION, VERSION.as_bytes()))?;
         if next_step > 1 {
@@ -102,6 +103,13 @@ impl EventFile {
         self.record.extend(masked(crc32c(&self.event)).to_le_bytes());
         self.file.write_all(&self.record).map_err(files::failed("write", &self.path))
     }
+}
+
+/// The second that the last of the files in `folder` is called after.
+fn newest_second(folder: &Path) -> Option<u64> {
+    let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
+    let second = |name: OsString| name.to_str()?.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok();
+    names.filter_map(second).filter(|&second| second <= SECOND_MAX).max()
 }
 
 fn wall_time_s() -> f64 {
@@ -221,9 +229,28 @@ mod tests {
     }
 
     #[test]
-    fn files_of_one_second_do_not_meet() {
+    fn a_new_file_comes_last_whatever_the_clock_says() {
         let scratch = Scratch::new();
-        (0..3).for_each(|_| drop(EventFile::create(scratch.path(), 1).unwrap()));
-        assert_eq!(std::fs::read_dir(scratch.path().join(FOLDER)).unwrap().count(), 3);
+        let folder = scratch.path().join(FOLDER);
+        let names = || {
+            let names =
+                std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<String> = names.collect();
+            names.sort();
+            names
+        };
+        // Within one second, and of other names.
+        EventFile::create(scratch.path(), 1).unwrap();
+        std::fs::write(folder.join("events.out.tfevents.99999999999.other"), "").unwrap();
+        std::fs::write(folder.join("notes"), "").unwrap();
+        EventFile::create(scratch.path(), 2).unwrap();
+        // A clock an hour ahead wrote this one.
+        let ahead = format!("{PREFIX}{:010}.ddp-train.1", wall_time_s() as u64 + 3600);
+        std::fs::write(folder.join(&ahead), "").unwrap();
+        let before = names();
+        EventFile::create(scratch.path(), 3).unwrap();
+        let after = names();
+        let new = after.iter().find(|name| !before.contains(name)).unwrap();
+        assert!(*new > ahead && after.len() == before.len() + 1, "{after:?}");
     }
 }

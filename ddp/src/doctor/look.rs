@@ -62,11 +62,30 @@ fn memory() -> Finding {
     let (Some(total), Some(free)) = (kib("MemTotal"), kib("MemAvailable")) else {
         return Finding::note("memory", "the system does not say how much there is", "nothing need be done");
     };
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse::<u64>().ok());
-    let limited = limit.map_or(String::new(), |limit| format!(", limited to {} by its control group", gib(limit)));
-    let text = format!("{} free of {}{limited}", gib(free << 10), gib(total << 10));
-    match free << 10 < GIB {
-        true => Finding::note("memory", text, "end other programs, or train elsewhere: large models will not fit"),
+    let of_group = |name: &str| fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok();
+    told_memory(total << 10, free << 10, group(of_group))
+}
+
+/// Of a control group that has a limit: it, and what is left of it. Files that were read count as used there, and give way.
+fn group(read: impl Fn(&str) -> Option<String>) -> Option<(u64, u64)> {
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let stat = read("memory.stat").unwrap_or_default();
+    let gives_way = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
+    let limit = number("memory.max")?;
+    let used = number("memory.current")?.saturating_sub(gives_way.unwrap_or(0));
+    Some((limit, limit.saturating_sub(used)))
+}
+
+fn told_memory(total: u64, free: u64, group: Option<(u64, u64)>) -> Finding {
+    let limited = group
+        .map_or(String::new(), |(limit, left)| format!("; its control group has {} left of {}", gib(left), gib(limit)));
+    let text = format!("{} free of {}{limited}", gib(free), gib(total));
+    match group.map_or(free, |(_, left)| left.min(free)) < GIB {
+        true => Finding::note(
+            "memory",
+            text,
+            "end other programs, raise the limit, or train elsewhere: large models will not fit",
+        ),
         false => Finding::fine("memory", text),
     }
 }
@@ -264,6 +283,27 @@ pub(super) fn assignment(devices: &Devices, ranks: usize) -> Finding {
 mod tests {
     use super::*;
     use crate::doctor::Health;
+
+    #[test]
+    fn a_control_groups_limit_counts() {
+        let read = |name: &str| {
+            let text = match name {
+                "memory.max" => "2147483648\n",
+                "memory.current" => "2040109466\n",
+                "memory.stat" => "anon 5\ninactive_file 107374182\n",
+                _ => return None,
+            };
+            Some(text.to_string())
+        };
+        assert_eq!(group(read), Some((2 << 30, 214_748_364)));
+        // The root has no limit, and others may have none.
+        assert_eq!(group(|_| None), None);
+        assert_eq!(group(|name| Some(if name == "memory.max" { "max\n" } else { "5\n" }.to_string())), None);
+        let finding = told_memory(16 * GIB, 8 * GIB, group(read));
+        assert_eq!(finding.health, Health::Note);
+        assert_eq!(finding.text, "8.0 GiB free of 16.0 GiB; its control group has 0.2 GiB left of 2.0 GiB");
+        assert_eq!(told_memory(16 * GIB, 8 * GIB, None).health, Health::Fine);
+    }
 
     #[test]
     fn a_gpus_line_tells_clocks_hindrances_and_errors() {

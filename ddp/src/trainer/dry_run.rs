@@ -1,19 +1,22 @@
 //! `--dry-run`: everything up to the first step as in a run, a second of steps on a model that is then forgotten, and what follows from that
-//! for memory, disk and time. Nothing is written: no folder, no record, no checkpoint.
+//! for memory, disk and time. Of the run nothing is written: no folder, no record, no checkpoint.
 
 use std::fmt::Display;
+use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ddp_comm::World;
-use ddp_kernels::DType;
 use ddp_kernels::mapped::free_bytes;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
+use ddp_kernels::{DType, Device};
 
 use super::setup::{self, Assembled};
 use crate::config::{Config, Plan, Resume, is_simulated};
+use crate::data::DataSpec;
 use crate::error::{Error, Result};
+use crate::shown::shown;
 use crate::step::Step;
 use crate::{metrics, process};
 
@@ -32,6 +35,7 @@ pub fn dry_run(config: &Config, world: &World, say: &mut dyn FnMut(&dyn Display)
     if config.resume == Resume::Never && world.rank() == 0 {
         metrics::check_free(&config.out)?;
     }
+    check_out(&config.out, world)?;
     let taken = run.taken();
     let left = run.plan.steps.saturating_sub(taken);
     let memory = Memory::of(&run.step);
@@ -39,7 +43,7 @@ pub fn dry_run(config: &Config, world: &World, say: &mut dyn FnMut(&dyn Display)
     let trial = if left == 0 { None } else { Some(trial(&mut run, world, taken)?) };
     let peaks = peaks(&run, world)?;
 
-    say(&run.data.description)?;
+    say(&shown(&run.data.description))?;
     say(&length(&run.plan, taken))?;
     for (rank, place) in run.places.iter().enumerate() {
         say(&format!("rank {rank}: {place}"))?;
@@ -60,7 +64,25 @@ pub fn dry_run(config: &Config, world: &World, say: &mut dyn FnMut(&dyn Display)
     }
     // Last, so that all else has been said.
     check_disk(&config.out, least, world)?;
-    say(&"all checks passed; nothing was trained and nothing written (--dry-run)")
+    say(&format!("all checks passed; nothing was trained, and {} (--dry-run)", written(config, run.devices[0])))
+}
+
+/// What a run would write anyway, and find again.
+fn written(config: &Config, device: Device) -> String {
+    let mut kept = Vec::new();
+    if [Some(&config.data), config.val_data.as_ref()].iter().flatten().any(|data| matches!(data, DataSpec::Files(_))) {
+        let folder = config.cache_dir.as_ref();
+        let place =
+            folder.map_or_else(|| ".ddp-cache beside them".to_string(), |folder| shown(&folder.to_string_lossy()));
+        kept.push(format!("what is known of the data, in {place}"));
+    }
+    if device.is_accelerator() {
+        kept.push("compiled kernels".to_string());
+    }
+    match kept.is_empty() {
+        true => "nothing written".to_string(),
+        false => format!("nothing written but {}", kept.join(", and ")),
+    }
 }
 
 fn length(plan: &Plan, taken: u64) -> String {
@@ -222,6 +244,26 @@ fn peaks(run: &Assembled, world: &World) -> Result<String> {
     };
     let of_gpu = device.map_or(String::new(), |_| format!(", {:.1} MB of a GPU", most(1)));
     Ok(format!("{:.1} MB of the host{of_gpu}", most(0)))
+}
+
+/// Whether the run's folder can be made and written to: tried with a file in it, or in what is there of the folders above it. On rank 0,
+/// which makes it.
+fn check_out(out: &Path, world: &World) -> Result<()> {
+    if world.rank() > 0 {
+        return Ok(());
+    }
+    let failed = |source| Error::Io {
+        action: "write in",
+        path: out.to_path_buf(),
+        source,
+        way_out: "Check permissions, or give another --out.".into(),
+    };
+    let out = std::path::absolute(out).map_err(failed)?;
+    let there = out.ancestors().find(|folder| folder.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
+    let file = there.join(format!(".ddp-train-dry-run-{}", std::process::id()));
+    // Below a file this is said to be no folder.
+    OpenOptions::new().write(true).create_new(true).open(&file).map_err(failed)?;
+    fs::remove_file(&file).map_err(failed)
 }
 
 /// Whether what is kept has room. Rank 0's disk counts.
