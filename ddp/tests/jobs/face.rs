@@ -108,3 +108,134 @@ fn a_disk_that_takes_nothing_is_named_and_ends_with_69() {
     assert!(bad.contains("cannot write 64 MiB") && ended.causes()[0].contains("1 bad"), "{ended}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "what was tried is gone");
 }
+
+#[test]
+fn seconds_that_are_no_time_to_wait_are_refused_by_every_command() {
+    let folder = Folder::new("timeouts");
+    for command in ["doctor --quick", "--steps 1 --out OUT", "bench addmm", "eval --checkpoint x --data glyphs"] {
+        for value in ["-1", "0", "nan", "inf", "1e30"] {
+            let ended = folder.alone(&format!("{command} --timeout-s {value}")).run();
+            let cause = ended.assert_fails(2);
+            assert!(cause.contains("--timeout-s") && cause.contains("from 0.1 to"), "{command} {value}: {ended}");
+        }
+    }
+    // What stands in the environment is the environment's mistake.
+    let ended = folder.alone("doctor --quick").env("DDP_TIMEOUT_S", "soon").run();
+    assert!(ended.assert_fails(2).contains("DDP_TIMEOUT_S in the environment:"), "{ended}");
+}
+
+#[test]
+fn machines_settings_in_the_environment_count_for_every_command() {
+    let folder = Folder::new("environment");
+    folder.alone(&format!("{QUICK} --model mlp")).run().assert_well();
+    assert_eq!(folder.record().all("start")[0]["config"]["model"], "mlp");
+    let ended = folder.alone(&format!("{QUICK} --model transformer")).run();
+    assert!(ended.assert_fails(2).contains("--model"), "{ended}");
+    let eval = "eval --checkpoint out --data glyphs,rows=256,held-out=64";
+    folder.alone(eval).env("DDP_DEVICE", "cpu").env("DDP_THREADS", "1").run().assert_well();
+    let ended = folder.alone(eval).env("DDP_THREADS", "0").run();
+    assert!(ended.assert_fails(2).contains("--threads 0:"), "{ended}");
+    let ended = folder.alone(eval).env("DDP_DEVICE", "gpu").run();
+    assert!(ended.assert_fails(2).contains("DDP_DEVICE in the environment: invalid value 'gpu'"), "{ended}");
+    folder.alone(&format!("{eval} --device cpu")).env("DDP_DEVICE", "gpu").run().assert_well();
+}
+
+#[test]
+fn settings_of_any_content_are_printed_and_read_back() {
+    let folder = Folder::new("printed");
+    let odd = "one\ntwo = 3 # \"'\u{1b}[31m";
+    let first = folder.alone("--print-config --data rows.csv").env("DDP_LABELS", odd).run();
+    assert!(!first.stdout.contains('\u{1b}'), "{first}");
+    fs::write(folder.path().join("run.toml"), &first.stdout).unwrap();
+    let again = folder.alone("--config run.toml --print-config").run();
+    let without_origins = |text: &str| {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(|line| line.rsplit_once("  # ").unwrap().0.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(without_origins(&again.stdout), without_origins(&first.stdout));
+    // A variable names the file as well, and asks for no training.
+    let again = folder.alone("").env("DDP_CONFIG", "run.toml").env("DDP_PRINT_CONFIG", "true").run();
+    assert_eq!(without_origins(&again.stdout), without_origins(&first.stdout));
+    let ended = folder.alone(QUICK).env("DDP_DRY_RUN", "true").run();
+    assert!(ended.exit_code() == Some(0) && ended.stdout.contains("nothing was trained"), "{ended}");
+    assert!(!folder.out().exists());
+}
+
+#[test]
+fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
+    let folder = Folder::new("dry-out");
+    fs::write(folder.path().join("file"), "").unwrap();
+    let words = QUICK.replace("--out OUT", "--dry-run");
+    // Nobody makes folders in /proc, whatever the permissions.
+    for out in ["file", "file/run", "/proc/run", "/proc/self/run/1"] {
+        let ended = folder.alone(&format!("{words} --out {out}")).run();
+        assert!(ended.assert_fails(74).contains(&format!("cannot write in {out}:")), "{ended}");
+    }
+    let ended = folder.alone(&format!("{words} --out a/b/c")).run();
+    assert!(ended.stdout.ends_with("nothing was trained, and nothing written (--dry-run)\n"), "{ended}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{ended}");
+
+    let rows: String = (0..64).map(|row| format!("{row},{},{}\n", row % 7, row % 2)).collect();
+    fs::write(folder.path().join("rows.csv"), format!("a,b,kind\n{rows}")).unwrap();
+    let ended = folder.alone("--data rows.csv --hidden 4 --epochs 1 --dry-run --out OUT").run();
+    assert!(folder.path().join(".ddp-cache").exists() && !folder.out().exists());
+    assert!(
+        ended.stdout.contains("nothing written but what is known of the data, in .ddp-cache beside them"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn names_in_data_do_not_drive_the_terminal() {
+    let folder = Folder::new("names");
+    let forged = "sly\u{1b}[2K\nddp-train: all is well\u{202e}\u{9b}";
+    let rows: String = (0..64).map(|row| format!("{row},{},\"{}\"\n", row % 7, ["plain", forged][row % 2])).collect();
+    fs::write(folder.path().join("rows.csv"), format!("a,\"b\u{1b}[31m\nddp-train: well\",kind\n{rows}")).unwrap();
+    let train = "--data rows.csv --labels kind --hidden 4 --epochs 1 --batch-size 16 --progress always --out OUT";
+    let commands = [
+        (train, 0),
+        ("inspect rows.csv --labels kind", 0),
+        ("inspect out", 0),
+        ("inspect out/checkpoints/step-00000004", 0),
+        ("eval --checkpoint out --data rows.csv", 0),
+        ("predict --checkpoint out --data rows.csv --out answers.csv", 0),
+        ("--data rows.csv --labels nowhere --dry-run --out other", 65),
+        (
+            "--data rows.csv --labels a --task classification --val-split 0.5 --normalize standard --dry-run --out other",
+            -1,
+        ),
+        ("eval --checkpoint out --data rows.csv --labels b", -1),
+    ];
+    for (words, code) in commands {
+        let ended = folder.alone(words).run();
+        if code >= 0 {
+            assert_eq!(ended.exit_code(), Some(code), "{ended}");
+        }
+        // The bar of a run may draw; a name may not.
+        let text = format!("{}{}", ended.stdout, ended.stderr);
+        for part in ["\u{1b}[2K\n", "\u{1b}[31m", "\u{202e}", "\u{9b}", "\nddp-train: all is well", "\nddp-train: well"]
+        {
+            assert!(!text.contains(part), "{part:?} in {words}: {ended}");
+        }
+    }
+    let ended = folder.alone("eval --checkpoint out --data rows.csv").run();
+    assert!(ended.stdout.contains("sly\\u{1b}[2K\\nddp-train: all is well\\u{202e}\\u{9b}"), "{ended}");
+}
+
+#[test]
+fn predictions_are_not_put_in_the_place_of_their_rows() {
+    let folder = Folder::new("own-input");
+    let rows: String = (0..64).map(|row| format!("{row},{},{}\n", row % 7, row % 2)).collect();
+    let rows = format!("a,b,kind\n{rows}");
+    let file = folder.path().join("rows.csv");
+    fs::write(&file, &rows).unwrap();
+    std::os::unix::fs::symlink(&file, folder.path().join("link.csv")).unwrap();
+    folder.alone("--data rows.csv --labels kind --hidden 4 --epochs 1 --out OUT").run().assert_well();
+    for (data, out) in
+        [("rows.csv", "rows.csv"), ("rows.csv", "./out/../rows.csv"), ("*.csv", "rows.csv"), ("rows.csv", "link.csv")]
+    {
+        let ended = folder.alone(&format!("predict --checkpoint out --data {data} --out {out} --overwrite")).run();
+        assert!(ended.assert_fails(2).contains("which --data reads"), "{data} {out}: {ended}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), rows);
+    }
+}
