@@ -112,11 +112,12 @@ Examples:
 
 OUT/metrics.jsonl is the record of a run, OUT/config.toml what it was, OUT/checkpoints/ its model.
 
-Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found something bad, 70 internal, 71 out of memory, 74 files,
-75 stopped as asked and saved (--resume auto goes on), 76 loss not finite, 77 a rank lost or hung, 78 ranks disagree,
-130 Ctrl-C twice
+Exit codes: 0 done, 2 wrong flags, 65 bad data, 69 doctor found something bad,
+70 internal, 71 out of memory, 74 files, 75 stopped as asked and saved,
+76 loss not finite, 77 a rank lost or hung, 78 ranks disagree, 130 Ctrl-C twice
 
-Settings of training are read from the environment too (DDP_BATCH_SIZE=64), and by other commands where their help says so.";
+Settings of training are read from the environment, too: DDP_BATCH_SIZE=64.
+Other commands read those that their help names.";
 
 #[derive(Parser, Debug)]
 #[command(name = "ddp-train", bin_name = "ddp-train", version, about = ABOUT, after_help = EXAMPLES)]
