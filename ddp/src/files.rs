@@ -26,10 +26,15 @@ pub(crate) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error
     move |source| Error::Io { action, path, source, way_out: WAY_OUT.into() }
 }
 
-/// Makes a folder and those above it; one that is there is fine.
+/// Makes a folder and those above it, durably; one that is there is fine.
 pub(crate) fn make_folder(path: &Path) -> Result<()> {
-    let made = if path.is_dir() { Ok(()) } else { may("mkdir", path).and_then(|()| fs::create_dir_all(path)) };
-    made.map_err(failed("make the folder", path))
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.is_dir();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    if !missing.is_empty() {
+        may("mkdir", path).and_then(|()| fs::create_dir_all(path)).map_err(failed("make the folder", path))?;
+    }
+    // The highest first.
+    missing.iter().rev().try_for_each(|made| sync_folder(folder_of(made)))
 }
 
 /// Makes one folder, which must not be there yet.
@@ -135,11 +140,12 @@ pub(crate) fn write_file(path: &Path, write: impl FnOnce(&mut Output<'_>) -> Res
 /// Makes the names in a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     match may("sync", path).and_then(|()| File::open(path)).and_then(|folder| folder.sync_all()) {
-        // Some file systems cannot sync a folder: there a rename is as durable as it gets.
-        Err(error) if !matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
-            Err(failed("make durable", path)(error))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(()),
+        Err(error) => match error.kind() {
+            // Some file systems cannot sync a folder, and some folders may be written and not read: there it is as durable as it gets.
+            ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::PermissionDenied => Ok(()),
+            _ => Err(failed("make durable", path)(error)),
+        },
     }
 }
 
@@ -305,6 +311,18 @@ mod tests {
         let path = scratch.path().join("c");
         replace_file(&path, |_| Ok(())).unwrap();
         assert!(path.exists());
+    }
+
+    #[test]
+    fn each_folder_that_is_made_is_made_durable() {
+        let scratch = Scratch::new();
+        let made = scratch.path().join("a/b/c");
+        let disk = testing::Failing::at(usize::MAX, false, scratch.path());
+        make_folder(&made).unwrap();
+        make_folder(&made).unwrap();
+        let path = |below: &str| scratch.path().join(below).display().to_string();
+        let syncs = [scratch.path().display().to_string(), path("a"), path("a/b")].map(|path| format!("sync {path}"));
+        assert_eq!(disk.calls(), [&[format!("mkdir {}", path("a/b/c"))], &syncs[..]].concat());
     }
 
     #[test]
