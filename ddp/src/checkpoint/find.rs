@@ -5,7 +5,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{Opened, open};
+use super::manifest::{Opened, is_of_another_version, open};
 use super::model::unreadable;
 use crate::error::{Error, Result};
 
@@ -39,7 +39,26 @@ pub(super) fn steps(checkpoints: &Path) -> Result<BTreeSet<u64>> {
 /// Checkpoints that cannot be used, each with the reason.
 pub type PassedOver = Vec<(PathBuf, String)>;
 
-/// The newest whole checkpoint of a run's folder, and those passed over with the reason.
+/// Why a checkpoint is passed over. An error where nobody can say whether it is whole: the run would go back behind it, though nothing is wrong with it.
+fn damage(folder: &Path, error: Error) -> Result<String> {
+    let way_out = "or name an older checkpoint of the run (--resume PATH)";
+    match error {
+        // It is none at all, or has no such file.
+        Error::Io { ref source, .. } if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(error.to_string())
+        }
+        Error::Io { action, path, source, .. } => {
+            Err(Error::Io { action, path, source, way_out: format!("Check that it may be read, {way_out}") })
+        }
+        Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
+            "{text}. It is whole, and of another version of ddp-train: go on with that, {way_out}"
+        ))),
+        Error::Data(text) => Ok(text),
+        other => Err(other),
+    }
+}
+
+/// The newest whole checkpoint of a run's folder, and those passed over with the reason: those that are damaged.
 pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
     let checkpoints = checkpoints(out);
     let mut passed_over = Vec::new();
@@ -51,7 +70,10 @@ pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
                 let why = format!("it holds step {}, and its name says {step}", opened.state.step);
                 passed_over.push((folder, why));
             }
-            Err(error) => passed_over.push((folder, error.to_string())),
+            Err(error) => {
+                let why = damage(&folder, error)?;
+                passed_over.push((folder, why));
+            }
         }
     }
     Ok((None, passed_over))

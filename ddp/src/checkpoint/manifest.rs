@@ -9,6 +9,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::model::unreadable;
 use super::optimizer;
@@ -130,6 +131,19 @@ pub fn open(folder: &Path) -> Result<Opened> {
     Ok(Opened { folder: folder.to_path_buf(), state, files: manifest.files })
 }
 
+/// Whether what says what the checkpoint is has every byte as it was written, by a program whose files this one does not read.
+pub(super) fn is_of_another_version(folder: &Path) -> bool {
+    let Ok(bytes) = read_small(folder, MANIFEST_FILE, BYTES_MAX) else { return false };
+    let format = serde_json::from_slice::<Value>(&bytes).ok().and_then(|value| value.get("format")?.as_u64());
+    if format.is_some_and(|format| format > u64::from(FORMAT)) {
+        return true;
+    }
+    let Ok(manifest) = Manifest::parse(&bytes) else { return false };
+    let Some(entry) = manifest.files.iter().find(|entry| entry.name == STATE_FILE) else { return false };
+    let Ok(state) = read_small(folder, STATE_FILE, entry.bytes) else { return false };
+    blake3::hash(&state).to_hex().as_str() == entry.blake3 && State::parse(&state).is_err()
+}
+
 fn names(manifest: &Manifest) -> BTreeSet<String> {
     manifest.files.iter().map(|entry| entry.name.clone()).collect()
 }
@@ -142,7 +156,11 @@ fn check_names(folder: &Path, manifest: &Manifest) -> Result<()> {
     }
     let mut there = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
-        there.insert(entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned());
+        let name = entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned();
+        // What file managers and the like leave where people have looked.
+        if !name.starts_with('.') {
+            there.insert(name);
+        }
     }
     there.remove(MANIFEST_FILE);
     if let Some(name) = told.difference(&there).next() {
@@ -201,7 +219,7 @@ pub(super) fn read_small(folder: &Path, name: &str, bytes_max: u64) -> Result<Ve
 pub(super) fn damaged(folder: &Path, why: impl Into<String>) -> Error {
     let why = why.into();
     Error::Data(format!(
-        "cannot use the checkpoint {}: {why}. Use another one of the run (--resume auto takes the newest that is whole)",
+        "cannot use the checkpoint {}: {why}. Use another one of the run (--resume PATH)",
         folder.display()
     ))
 }

@@ -92,7 +92,39 @@ fn a_file_too_few_or_too_many_or_of_another_kind_is_noticed() {
     fs::write(folder.join("another"), "").unwrap();
     is_passed_over(scratch.path(), &folder, "a file too many");
     fs::remove_file(folder.join("another")).unwrap();
+    // What a file manager leaves is not the checkpoint's.
+    fs::create_dir(folder.join(".ipynb_checkpoints")).unwrap();
+    fs::write(folder.join(".DS_Store"), "").unwrap();
     open(&folder).unwrap();
+}
+
+#[test]
+fn what_is_not_damaged_is_not_passed_over() {
+    let (scratch, folder) = two();
+    // Of a newer program: by its manifest, and by a state that its manifest fits.
+    let (manifest, state) = (folder.join(MANIFEST_FILE), folder.join("state.json"));
+    let whole = [&manifest, &state].map(|path| fs::read_to_string(path).unwrap());
+    let is_refused = |exit_code: u8, part: &str| {
+        let error = newest(scratch.path()).unwrap_err();
+        assert_eq!(error.exit_code(), exit_code, "{error}");
+        let text = error.to_string();
+        assert!(text.contains(part) && text.contains("--resume PATH") && text.contains("step-00000002"), "{text}");
+    };
+    fs::write(&manifest, whole[0].replace("\"format\": 1,", "\"format\": 2,\n  \"colour\": \"blue\",")).unwrap();
+    is_refused(65, "of another version of ddp-train");
+    let newer = whole[1].replace("\"format\": 1,", "\"format\": 2,");
+    let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
+    fs::write(&manifest, whole[0].replace(&hash(&whole[1]), &hash(&newer))).unwrap();
+    fs::write(&state, newer).unwrap();
+    is_refused(65, "is of format 2");
+    fs::write(&manifest, &whole[0]).unwrap();
+    // One that cannot be read at this moment.
+    fs::remove_file(&state).unwrap();
+    std::os::unix::fs::symlink("state.json", &state).unwrap();
+    is_refused(74, "state.json");
+    fs::remove_file(&state).unwrap();
+    fs::write(&state, &whole[1]).unwrap();
+    assert_eq!(newest(scratch.path()).unwrap().0.unwrap().state.step, 2);
 }
 
 #[test]
