@@ -44,6 +44,13 @@ pub fn folder(out: &Path, step: u64) -> PathBuf {
     find::checkpoints(out).join(find::name(step))
 }
 
+/// Removes what a run that was killed has left half done in its folder, and gives a checkpoint its name back that was being replaced. For whoever
+/// holds the folder's record.
+pub(crate) fn clear_up(out: &Path) -> Result<()> {
+    let checkpoints = find::checkpoints(out);
+    if checkpoints.is_dir() { prune::clean(&checkpoints) } else { Ok(()) }
+}
+
 /// Saves the model alone as it is after step `step`: its parameters, or those of its parts from the input on. Returns the file. Fails if
 /// that step is saved already. [`Saver`] saves what is needed to go on, too.
 pub fn save_model(out: &Path, step: u64, parts: &[&Params]) -> Result<PathBuf> {

@@ -7,6 +7,8 @@
 
 mod cut;
 
+pub(crate) use self::cut::{Held, Kept};
+
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

@@ -3,6 +3,7 @@
 mod desk;
 mod done;
 mod dry_run;
+mod finished;
 pub(crate) mod model;
 mod nonfinite;
 mod pulse;
@@ -39,7 +40,7 @@ const CLOSING_MAX: Duration = Duration::from_secs(10);
 
 /// Trains as `config` says, as one of the ranks of `world`. What comes of it lies in the folder `config.out`. A run that is asked to stop saves,
 /// and ends with [`Error::Stopped`]; asked before its first step it ends the process at once, as [`World::fail`] does. One that is resumed and
-/// finished already is left as it is.
+/// finished already is left as it is, its record completed where it lacks its end.
 ///
 /// Behind an error other than [`Error::Stopped`] and [`Error::NonFinite`] the process is expected to end: threads of the run may still wait for a
 /// disk or for another rank, so its memory, and the lock of its folder, are kept until then.
@@ -125,6 +126,12 @@ impl Trainer<'_> {
     fn all_steps(&mut self) -> Result<()> {
         let (steps, eval_every) = (self.plan.steps, self.plan.eval_every);
         let taken = self.done.steps;
+        if taken > 0 && self.saving.saved != Some(taken) {
+            // From a checkpoint that had been put aside: whoever comes next is to go on from it, too.
+            self.save(taken)?;
+            self.saving.saver.finish()?;
+            self.tell_saved()?;
+        }
         if taken < steps {
             // Who was asked to stop while it was set up.
             self.stop_if_asked(taken, true)?;

@@ -57,6 +57,9 @@ pub struct State {
     pub label: Option<LabelName>,
     /// That of the training data.
     pub fingerprint: String,
+    /// That of the rows that `best` and `last` were evaluated on; none where there were none.
+    #[serde(default)]
+    pub held_out: Option<String>,
     /// The evaluation with the least loss so far.
     pub best: Option<Best>,
     /// The last evaluation.

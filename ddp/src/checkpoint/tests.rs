@@ -278,6 +278,7 @@ fn state(step: u64) -> State {
         columns: None,
         label: None,
         fingerprint: "rows".into(),
+        held_out: Some("other rows".into()),
         best: None,
         last: None,
     }

@@ -183,7 +183,7 @@ pub struct Flags {
     /// this checkpoint of it [default: never]
     #[arg(long, value_name = "WHICH", help_heading = CHECKPOINTS)]
     pub resume: Option<Resume>,
-    /// Resume although flags have changed that alter what is computed [default: false]
+    /// Resume although flags have changed that alter what is computed; begin anew where no checkpoint can be used [default: false]
     #[arg(long = "override", value_name = "BOOL", help_heading = CHECKPOINTS, num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     #[serde(rename = "override")]

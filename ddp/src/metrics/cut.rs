@@ -2,11 +2,14 @@
 //!
 //! A process that was killed may leave half a line, and a machine that lost its power a file that ends in zeros: the record ends with the
 //! last line before the first that is no event.
+//!
+//! Whoever goes on with a run holds its record before anything in the folder is looked at or changed, and until the run ends.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
@@ -20,42 +23,152 @@ use crate::files;
 struct Line {
     event: String,
     step: Option<u64>,
+    loss: Option<f64>,
 }
 
 /// What of a record stays.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Kept {
-    /// Whether it has its first line.
-    pub(super) has_start: bool,
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Kept {
+    /// Whether it has its first line, and its last.
+    pub(crate) has_start: bool,
+    pub(crate) has_end: bool,
+    /// The last step that has a line, and its loss.
+    pub(crate) last_step: Option<u64>,
+    pub(crate) last_loss: Option<f64>,
+    /// The last checkpoint that has one, and the step that the run last went on from.
+    pub(crate) saved: Option<u64>,
+    resumed: Option<u64>,
     /// Bytes of the lines that stay, and of all there is.
-    pub(super) bytes: u64,
-    pub(super) all_bytes: u64,
+    bytes: u64,
+    all_bytes: u64,
 }
 
-impl Record {
-    /// Goes on with the record of a run that was saved after step `step`, with these settings; of one that never was nothing stays. Says whether
-    /// it has its first line: a record that was lost begins anew. Refuses one that somebody writes at this moment.
-    pub fn go_on(config: &Config, step: Option<u64>) -> Result<(Record, bool)> {
-        let out = &config.out;
-        files::make_folder(out)?;
+impl Kept {
+    fn add(&mut self, line: &Line, bytes: usize) {
+        self.bytes += bytes as u64;
+        match &*line.event {
+            "start" => self.has_start = true,
+            "end" => self.has_end = true,
+            "step" => (self.last_step, self.last_loss) = (line.step, line.loss),
+            "checkpoint" => self.saved = line.step,
+            "resume" => self.resumed = line.step,
+            _ => {}
+        }
+    }
+
+    /// Whether lines are missing of a run that had one every `log_every` steps up to `step`: what was not yet on the disk when a machine lost its power.
+    pub(crate) fn has_gap(&self, step: u64, log_every: u64) -> bool {
+        let expected = step - step % log_every.max(1);
+        // Those before went by another rule, if that has changed.
+        expected > self.resumed.unwrap_or(0) && self.last_step.is_none_or(|last| last < expected)
+    }
+}
+
+/// How long a run that is ending may hold its record.
+const ENDING_MAX: Duration = Duration::from_secs(3);
+
+/// The record of a run, held: nobody else writes it.
+#[derive(Debug)]
+pub(crate) struct Held {
+    file: File,
+    path: PathBuf,
+}
+
+impl Held {
+    /// That of the run in `out`; none if there is none.
+    pub(crate) fn of(out: &Path) -> Result<Option<Held>> {
         let path = out.join(EVENTS_FILE);
-        let mut file = open_locked(out, &path)?;
-        let kept = keep(&mut file, step, &mut |_| Ok(())).map_err(files::failed("read", &path))?;
+        if !path.exists() {
+            return Ok(None);
+        }
+        let began = Instant::now();
+        loop {
+            match Held::new(out) {
+                Err(Error::Usage(_)) if began.elapsed() < ENDING_MAX => std::thread::sleep(Duration::from_millis(50)),
+                held => return held.map(Some),
+            }
+        }
+    }
+
+    /// That in `out`, empty if there was none.
+    fn new(out: &Path) -> Result<Held> {
+        let path = out.join(EVENTS_FILE);
+        Ok(Held { file: open_locked(out, &path)?, path })
+    }
+
+    /// What is in it, but half a line at its end.
+    pub(crate) fn all(&mut self) -> Result<Kept> {
+        self.keep(&|_| true, &mut |_| Ok(()))
+    }
+
+    fn keep(&mut self, stays: &dyn Fn(&Line) -> bool, take: Take<'_>) -> Result<Kept> {
+        keep(&mut self.file, stays, take).map_err(files::failed("read", &self.path))
+    }
+
+    /// Puts a copy of it aside, if there are steps in it.
+    fn put_aside(&mut self) -> Result<()> {
+        if self.all()?.last_step.is_none() {
+            return Ok(());
+        }
+        let aside = superseded(&self.path);
+        files::replace_file(&aside, |copy| {
+            self.file.seek(SeekFrom::Start(0)).map_err(files::failed("read", &self.path))?;
+            std::io::copy(&mut self.file, copy).map(drop).map_err(files::failed("write", &aside))
+        })?;
+        tracing::warn!("the record so far is put aside as {}", aside.display());
+        Ok(())
+    }
+
+    /// Goes on behind the lines that stay, the others cut.
+    fn cut(mut self, stays: &dyn Fn(&Line) -> bool) -> Result<(Record, Kept)> {
+        let kept = self.keep(stays, &mut |_| Ok(()))?;
+        let Held { mut file, path } = self;
         if kept.bytes != kept.all_bytes {
             let mut cut = None;
             files::replace_file(&path, |aside| {
                 // Locked before it bears the name, so that nobody comes between.
                 _ = aside.try_lock();
-                keep(&mut file, step, &mut |line| aside.write_all(line)).map_err(files::failed("write", &path))?;
+                keep(&mut file, stays, &mut |line| aside.write_all(line)).map_err(files::failed("write", &path))?;
                 cut = Some(aside.try_clone().map_err(files::failed("open", &path))?);
                 Ok(())
             })?;
             file = cut.expect("it was written");
         }
-        write_settings(config)?;
         file.seek(SeekFrom::Start(kept.bytes)).map_err(files::failed("write", &path))?;
-        let record = Record { file, path, length: kept.bytes, line: Vec::with_capacity(1024), curves: None };
-        Ok((record, kept.has_start))
+        Ok((Record { file, path, length: kept.bytes, line: Vec::with_capacity(1024), curves: None }, kept))
+    }
+}
+
+/// A name for what is put aside.
+fn superseded(path: &Path) -> PathBuf {
+    let numbered = |number: u32| match number {
+        1 => path.with_file_name(format!("superseded-{EVENTS_FILE}")),
+        _ => path.with_file_name(format!("superseded-{number}-{EVENTS_FILE}")),
+    };
+    (1..).map(numbered).find(|path| !path.exists()).expect("some name is free")
+}
+
+impl Record {
+    /// Goes on with the record of a run that was saved after step `step`, with these settings; of one that never was nothing stays in it. Says what
+    /// does: a record that was lost begins anew. Refuses one that somebody else writes at this moment.
+    pub(crate) fn go_on(config: &Config, held: Option<Held>, step: Option<u64>) -> Result<(Record, Kept)> {
+        files::make_folder(&config.out)?;
+        let mut held = held.map_or_else(|| Held::new(&config.out), Ok)?;
+        if step.is_none() {
+            held.put_aside()?;
+        }
+        let gone_on = held.cut(&|line| step.is_some_and(|step| stays(line, step)))?;
+        write_settings(config)?;
+        Ok(gone_on)
+    }
+
+    /// Goes on with that of a run whose last step was `step`, and which ended before its record did. None if it lacks nothing.
+    pub(crate) fn of_finished(mut held: Held, step: u64) -> Result<Option<(Record, Kept)>> {
+        let all = held.all()?;
+        if all.has_end || !all.has_start {
+            return Ok(None);
+        }
+        held.cut(&|line| line.step.is_none_or(|of_line| of_line <= step)).map(Some)
     }
 }
 
@@ -73,24 +186,21 @@ fn open_locked(out: &Path, path: &Path) -> Result<File> {
     Ok(file)
 }
 
+/// Has a line that stays.
+type Take<'a> = &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>;
+
 /// Hands the lines that stay to `take`, one by one.
-fn keep(
-    file: &mut File,
-    step: Option<u64>,
-    take: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
-) -> std::io::Result<Kept> {
+fn keep(file: &mut File, stays: &dyn Fn(&Line) -> bool, take: Take<'_>) -> std::io::Result<Kept> {
     let mut kept = Kept { all_bytes: file.metadata()?.len(), ..Kept::default() };
     file.seek(SeekFrom::Start(0))?;
-    let Some(step) = step else { return Ok(kept) };
     let mut reader = BufReader::new(file);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line)? > 0 {
         let Some(event) = line.strip_suffix(b"\n").and_then(|line| serde_json::from_slice::<Line>(line).ok()) else {
             break;
         };
-        if stays(&event, step) {
-            kept.has_start |= event.event == "start";
-            kept.bytes += line.len() as u64;
+        if stays(&event) {
+            kept.add(&event, line.len());
             take(&line)?;
         }
         line.clear();
@@ -125,9 +235,12 @@ mod tests {
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, text).unwrap();
         let config = Config { out: scratch.path().into(), ..Config::default() };
-        let (_record, has_start) = Record::go_on(&config, step.into()).unwrap();
-        assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
-        (fs::read(&path).unwrap(), has_start)
+        let step = step.into();
+        let (_record, kept) = Record::go_on(&config, Held::of(scratch.path()).unwrap(), step).unwrap();
+        let aside = if step.is_none() { &["superseded-metrics.jsonl"][..] } else { &[] };
+        assert_eq!(scratch.names(), [&["config.toml", EVENTS_FILE], aside].concat());
+        assert!(aside.iter().all(|aside| fs::read(scratch.path().join(aside)).unwrap() == text));
+        (fs::read(&path).unwrap(), kept.has_start)
     }
 
     #[test]
@@ -165,7 +278,7 @@ mod tests {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
         let config = Config { out: scratch.path().into(), ..Config::default() };
-        let (mut record, _) = Record::go_on(&config, Some(1)).unwrap();
+        let (mut record, _) = Record::go_on(&config, None, Some(1)).unwrap();
         // As when the disk is full behind some bytes.
         record.file.write_all(b"half a li").unwrap();
         record.cut_back();
@@ -180,10 +293,53 @@ mod tests {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
         let config = Config { out: scratch.path().into(), ..Config::default() };
-        let first = Record::go_on(&config, Some(6)).unwrap();
-        let error = Record::go_on(&config, Some(1)).unwrap_err();
-        assert!(error.exit_code() == 2 && error.to_string().contains("goes on in it at this moment"), "{error}");
+        let first = Record::go_on(&config, None, Some(6)).unwrap();
+        // A handle of it, as what writes checkpoints has one.
+        let (handle, _) = first.0.handle().unwrap();
         drop(first);
-        Record::go_on(&config, Some(1)).unwrap();
+        let refused = |error: Error| {
+            assert!(error.exit_code() == 2 && error.to_string().contains("goes on in it at this moment"), "{error}");
+        };
+        refused(Record::go_on(&config, None, Some(1)).unwrap_err());
+        refused(Held::of(scratch.path()).unwrap_err());
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(handle);
+        });
+        let held = Held::of(scratch.path()).unwrap();
+        ends.join().unwrap();
+        Record::go_on(&config, held, Some(1)).unwrap();
+    }
+
+    #[test]
+    fn a_record_that_ends_before_the_checkpoint_has_a_gap() {
+        let kept = |last_step, resumed| Kept { last_step, resumed, ..Kept::default() };
+        for (step, log_every, last_step, resumed, expected) in [
+            (20, 10, Some(20), None, false),
+            (29, 10, Some(20), None, false),
+            (30, 10, Some(20), None, true),
+            (9, 10, None, None, false),
+            (10, 10, None, None, true),
+            // From step 25 on every seventh.
+            (27, 7, Some(20), Some(25), false),
+            (28, 7, Some(20), Some(25), true),
+        ] {
+            let has_gap = kept(last_step, resumed).has_gap(step, log_every);
+            assert_eq!(has_gap, expected, "{step} {log_every} {last_step:?} {resumed:?}");
+        }
+    }
+
+    #[test]
+    fn of_a_run_that_was_over_nothing_but_half_a_line_is_cut() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join(EVENTS_FILE);
+        let lines: Vec<&str> = LINES.split_inclusive('\n').collect();
+        let whole = lines[..8].concat();
+        fs::write(&path, format!("{whole}{{\"event\":\"en")).unwrap();
+        let (_, kept) = Record::of_finished(Held::of(scratch.path()).unwrap().unwrap(), 6).unwrap().unwrap();
+        assert_eq!((kept.saved, kept.last_step), (Some(6), Some(4)));
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+        fs::write(&path, LINES).unwrap();
+        assert!(Record::of_finished(Held::of(scratch.path()).unwrap().unwrap(), 6).unwrap().is_none());
     }
 }

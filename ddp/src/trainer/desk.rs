@@ -1,6 +1,8 @@
 //! What a run says of itself before its first step: its settings, every one of them settled, the first line of its record or the line that it
 //! goes on, and what every checkpoint of it says.
 
+use std::path::Path;
+
 use ddp_comm::World;
 use ddp_kernels::device::discover;
 use ddp_kernels::{Device, simd, threads};
@@ -10,7 +12,7 @@ use crate::checkpoint::{Opened, Position, ScheduleState, State, WorldState};
 use crate::config::{self, Config, GraphChoice, Plan, Resident, Resume};
 use crate::data::Data;
 use crate::error::Result;
-use crate::metrics::{self, Record, ResumeEvent, Start};
+use crate::metrics::{self, EVENTS_FILE, Held, Kept, Record, ResumeEvent, Start};
 use crate::progress::Progress;
 use crate::step::Step;
 
@@ -60,6 +62,7 @@ pub(super) fn state(settled: &Config, world: &World, data: &Data, plan: &Plan, d
         columns: data.columns.clone(),
         label: data.label.clone(),
         fingerprint: data.train.fingerprint()?,
+        held_out: if data.held_out.rows() > 0 { Some(data.held_out.fingerprint()?) } else { None },
         best: None,
         last: None,
     })
@@ -95,17 +98,28 @@ pub(super) fn open_desk(
     plan: &Plan,
     step: &Step,
     devices: &[String],
-    beginning: Beginning<'_>,
+    (beginning, held): (Beginning<'_>, Option<Held>),
 ) -> Result<Desk> {
-    let (mut record, has_start) = match beginning {
-        Beginning::New => (Record::create(config)?, false),
-        Beginning::Again => Record::go_on(config, None)?,
-        Beginning::From(opened, _) => Record::go_on(config, Some(opened.state.step))?,
+    // What is not gone on from goes before the record is cut: whatever is the newest, the record reaches as far.
+    let (mut record, kept) = match beginning {
+        Beginning::New => {
+            // One without a line is none.
+            drop(held);
+            (Record::create(config)?, Kept::default())
+        }
+        Beginning::Again => {
+            resuming::put_aside(&config.out, 0)?;
+            Record::go_on(config, held, None)?
+        }
+        Beginning::From(opened, _) => {
+            resuming::put_aside(&config.out, resuming::next_saved(opened, &config.out))?;
+            Record::go_on(config, held, Some(opened.state.step))?
+        }
     };
     if device_of(step).is_accelerator() {
         tell_places(world, devices);
     }
-    if !has_start {
+    if !kept.has_start {
         start(&mut record, config, world, data, plan, step, devices)?;
     }
     if config.tensorboard {
@@ -113,16 +127,23 @@ pub(super) fn open_desk(
         record.draw_curves(&config.out, taken + 1)?;
     }
     let progress = Progress::new(config.progress, plan.steps, true);
-    match beginning {
-        Beginning::New => {}
-        Beginning::Again => resuming::put_aside(&config.out, None)?,
-        Beginning::From(opened, overridden) => {
-            resuming::put_aside(&config.out, Some(opened.state.step))?;
-            go_on(&mut record, config, world, devices, opened, overridden)?;
-            progress.step(opened.state.step);
-        }
+    if let Beginning::From(opened, overridden) = beginning {
+        warn_of_gap(&config.out, kept, &opened.state);
+        go_on(&mut record, config, world, devices, opened, overridden)?;
+        progress.step(opened.state.step);
     }
     Ok(Desk { record, progress })
+}
+
+/// Warns of lines that are missing between those that were kept and the checkpoint.
+pub(super) fn warn_of_gap(out: &Path, kept: Kept, state: &State) {
+    if kept.has_gap(state.step, state.config.log_every) {
+        let (record, last, step) = (out.join(EVENTS_FILE), kept.last_step.unwrap_or(0), state.step);
+        tracing::warn!(
+            "{} ends at step {last}, and the checkpoint is of step {step}: what was between is lost from it",
+            record.display()
+        );
+    }
 }
 
 /// Says that the run goes on, from where, and with what else than before.

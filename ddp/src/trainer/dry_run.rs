@@ -12,7 +12,7 @@ use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device};
 
-use super::setup::{self, Assembled};
+use super::setup::{self, Assembled, Run};
 use crate::config::{Config, Plan, Resume, is_simulated};
 use crate::data::DataSpec;
 use crate::error::{Error, Result};
@@ -29,8 +29,11 @@ const WARM_UP: u64 = 3;
 
 /// Checks everything that can be without training, and says what the run will take. All ranks.
 pub fn dry_run(config: &Config, world: &World, say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
-    let Some(mut run) = in_phase(Phase::Setup, || setup::assemble(config, world))? else {
-        return say(&format!("{}: the run is finished already, and nothing would be done", config.out.display()));
+    let mut run = match in_phase(Phase::Setup, || setup::assemble(config, world))? {
+        Run::Ready(run) => run,
+        Run::Finished(_) => {
+            return say(&format!("{}: the run is finished already, and nothing would be done", config.out.display()));
+        }
     };
     if config.resume == Resume::Never && world.rank() == 0 {
         metrics::check_free(&config.out)?;

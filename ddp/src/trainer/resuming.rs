@@ -13,7 +13,7 @@ use crate::config::{Config, Length, Plan, Resume, Schedule};
 use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::metrics;
+use crate::metrics::{self, Held};
 
 /// Flags that may change: they alter nothing but roundings, or what they alter is compared otherwise (data by their rows, the device by its
 /// kind, the length and the warm-up by the schedule).
@@ -40,13 +40,24 @@ const FREE: [&str; 20] = [
     "init-from",
 ];
 
+/// Holds the record of a run that is to be gone on with, on the rank that keeps it, so that nobody else changes anything in its folder from here on,
+/// and clears up what was left half done there.
+pub(super) fn hold(config: &Config, world: &World) -> Result<Option<Held>> {
+    if world.rank() > 0 || config.resume == Resume::Never {
+        return Ok(None);
+    }
+    let held = Held::of(&config.out)?;
+    checkpoint::clear_up(&config.out)?;
+    Ok(held)
+}
+
 /// The checkpoint to go on from, if there is one and it is wanted: the same on all ranks, with every byte of it checked.
 pub(super) fn find(config: &Config, world: &World) -> Result<Option<Opened>> {
     let first = world.rank() == 0;
     let mut mine = None;
     match &config.resume {
         Resume::Never if first => metrics::check_free(&config.out)?,
-        Resume::Auto if first => mine = newest(&config.out)?,
+        Resume::Auto if first => mine = newest(&config.out, config.override_)?,
         Resume::From(path) if first => mine = Some(at(path, &config.out)?),
         _ => {}
     }
@@ -64,21 +75,36 @@ pub(super) fn find(config: &Config, world: &World) -> Result<Option<Opened>> {
     }
 }
 
-/// The newest whole checkpoint of the run in `out`. Says which it passes over.
-fn newest(out: &Path) -> Result<Option<Opened>> {
+/// The newest whole checkpoint of the run in `out`. Says which it passes over. A run of which none can be used begins anew if that `is_wanted`.
+fn newest(out: &Path, is_wanted: bool) -> Result<Option<Opened>> {
     let (newest, damaged) = checkpoint::newest(out)?;
-    for (folder, why) in damaged {
+    for (folder, why) in &damaged {
         tracing::warn!("the checkpoint {} is passed over: {why}", folder.display());
     }
-    if newest.is_none() {
-        let text = "there is no whole checkpoint in it";
-        if metrics::check_free(out).is_err() {
-            tracing::warn!("--resume auto: {} holds a run, and {text}: it begins anew", out.display());
-        } else {
-            tracing::info!("--resume auto: {} holds no run: it begins", out.display());
+    if newest.is_some() {
+        return Ok(newest);
+    }
+    let has_run = metrics::check_free(out).is_err();
+    let out = out.display();
+    match damaged.first() {
+        Some((_, why)) if !is_wanted => Err(Error::Data(format!(
+            "--resume auto: expected a whole checkpoint in {out}, got none that can be used: {why}. Mend that; or begin anew: with --override the old              run is put aside, with another --out it stays as it is"
+        ))),
+        Some(_) => {
+            tracing::warn!(
+                "--resume auto --override: none of the checkpoints in {out} can be used: the run begins anew"
+            );
+            Ok(None)
+        }
+        None if has_run => {
+            tracing::warn!("--resume auto: {out} holds a run that ended before anything was saved: it begins anew");
+            Ok(None)
+        }
+        None => {
+            tracing::info!("--resume auto: {out} holds no run: it begins");
+            Ok(None)
         }
     }
-    Ok(newest)
 }
 
 /// The checkpoint in the folder `path`, which must be one of the run in `out`.
@@ -99,8 +125,8 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     checkpoint::open(path)
 }
 
-/// Whether the run that `state` is of is over. Says so.
-pub(super) fn is_finished(config: &Config, state: &State, plan: &Plan) -> Result<bool> {
+/// Refuses to go on with a run that is longer than it is to be.
+pub(super) fn check_length(state: &State, plan: &Plan) -> Result<()> {
     if state.step > plan.steps {
         return Err(Error::Usage(format!(
             "--resume: expected a run of {} steps or more, for the checkpoint has taken so many, got {}. Give a larger --steps or --epochs; \
@@ -108,15 +134,7 @@ pub(super) fn is_finished(config: &Config, state: &State, plan: &Plan) -> Result
             state.step, plan.steps
         )));
     }
-    let is_finished = state.step == plan.steps;
-    if is_finished {
-        let (out, steps) = (config.out.display(), plan.steps);
-        tracing::info!(
-            "--resume {}: the run in {out} has taken all its {steps} steps: nothing is left to do",
-            config.resume
-        );
-    }
-    Ok(is_finished)
+    Ok(())
 }
 
 /// The plan of a run that goes on: where nobody says otherwise, its warm-up is what it was.
@@ -197,25 +215,49 @@ fn changed_schedule(config: &Config, plan: &Plan, state: &State) -> Vec<String> 
     changed
 }
 
-/// Puts aside what the run in `out` saved after step `step`, or all of it: it was found damaged, or somebody goes back on purpose. Nothing is
-/// removed.
-pub(super) fn put_aside(out: &Path, step: Option<u64>) -> Result<()> {
+/// Whether the checkpoint bears the name that the run in `out` would save it under.
+pub(super) fn is_in_place(opened: &Opened, out: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    real(&opened.folder).is_some_and(|folder| real(&checkpoint::folder(out, opened.state.step)) == Some(folder))
+}
+
+/// Whether what a run is evaluated on is not what it was when `state` was saved: losses cannot be compared then.
+pub(super) fn is_evaluated_elsewise(held_out: Option<&String>, state: &State) -> bool {
+    let is_other = held_out.zip(state.held_out.as_ref()).is_some_and(|(now, then)| now != then);
+    if let (true, Some(best)) = (is_other, state.best) {
+        tracing::warn!(
+            "the held-out rows are not those that step {} was the best on: from here on the best is looked for anew",
+            best.step
+        );
+    }
+    is_other
+}
+
+/// The first step that a run which goes on from there has no checkpoint of: that one, if the checkpoint bears another name.
+pub(super) fn next_saved(opened: &Opened, out: &Path) -> u64 {
+    opened.state.step + u64::from(is_in_place(opened, out))
+}
+
+/// Puts aside what the run in `out` saved from step `least` on: it was found damaged, or somebody goes back on purpose. Nothing is removed. The newest
+/// is the first, so that the newest of those that are left always fits the record.
+pub(super) fn put_aside(out: &Path, least: u64) -> Result<()> {
     let folder = out.join("checkpoints");
     if !folder.exists() {
         return Ok(());
     }
     let entries = std::fs::read_dir(&folder).map_err(files::failed("list", &folder))?;
     let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
+    let number = |name: &str| name.strip_prefix("step-").and_then(|number| number.parse::<u64>().ok());
+    names.sort_by_key(|name| std::cmp::Reverse(number(name)));
     for name in names {
-        let number = name.strip_prefix("step-").and_then(|number| number.parse::<u64>().ok());
-        if number.is_some_and(|number| step.is_none_or(|step| number > step)) {
+        if number(&name).is_some_and(|number| number >= least) {
             let (from, to) = (folder.join(&name), free(&folder, &name));
             std::fs::rename(&from, &to).map_err(files::failed("put aside", &from))?;
+            files::sync_folder(&folder)?;
             tracing::warn!("{} is not gone on from, and is put aside as {}", from.display(), to.display());
         }
     }
-    files::sync_folder(&folder)
+    Ok(())
 }
 
 /// A name for what is put aside.
@@ -276,7 +318,7 @@ mod tests {
             for name in ["step-00000003", "step-00000006", "step-00000009", "step-x", ".unfinished-1-0"] {
                 std::fs::create_dir_all(folder.join(name)).unwrap();
             }
-            put_aside(scratch.path(), Some(3)).unwrap();
+            put_aside(scratch.path(), 4).unwrap();
         }
         let mut names: Vec<String> = std::fs::read_dir(&folder)
             .unwrap()

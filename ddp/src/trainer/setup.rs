@@ -7,7 +7,7 @@ use ddp_kernels::{Device, simd, threads};
 
 use super::desk::{Beginning, open_desk, places, settled, state, versions};
 use super::model::{loss, models};
-use super::{Done, Pulse, Saving, Trainer, resuming};
+use super::{Done, Pulse, Saving, Trainer, finished, resuming};
 use crate::audit::Share;
 use crate::checkpoint::{self, Opened, Saver};
 use crate::config::{self, Config, GraphChoice, Plan, Resident};
@@ -50,9 +50,15 @@ impl Assembled {
     }
 }
 
-/// None of a run that is resumed and finished already.
-pub(super) fn assemble(config: &Config, world: &World) -> Result<Option<Assembled>> {
-    let resumed = resuming::find(config, world)?;
+/// What is to be done.
+pub(super) enum Run {
+    /// Nothing: this is the last checkpoint of a run that is resumed and finished already.
+    Finished(Box<Opened>),
+    Ready(Box<Assembled>),
+}
+
+pub(super) fn assemble(config: &Config, world: &World) -> Result<Run> {
+    let mut resumed = resuming::find(config, world)?;
     faults::at_step(Place::Setup, 0)?;
     threads::set_count(config.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = config::find_devices(config.device, config.devices_per_rank, config.share_gpus, world)?;
@@ -61,10 +67,11 @@ pub(super) fn assemble(config: &Config, world: &World) -> Result<Option<Assemble
     let data = data::prepare(&DataRequest::of(config), world)?;
     let mut plan = config.plan(&data)?;
     let mut overridden = Vec::new();
+    if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
+        return Ok(Run::Finished(Box::new(opened)));
+    }
     if let Some(Opened { state, .. }) = &resumed {
-        if resuming::is_finished(config, state, &plan)? {
-            return Ok(None);
-        }
+        resuming::check_length(state, &plan)?;
         plan = resuming::plan(config, plan, state);
         overridden = resuming::check(config, &plan, &data, device, state)?;
     }
@@ -94,7 +101,9 @@ pub(super) fn assemble(config: &Config, world: &World) -> Result<Option<Assemble
     loader.ends_before(plan.steps);
     let held_out = InOrder::from_source(held_out, rank, size, EVAL_ROWS)?;
     let places = places(world, &devices)?;
-    Ok(Some(Assembled { resumed, overridden, devices, data, plan, main, step, loader, held_out, kept_bytes, places }))
+    let assembled =
+        Assembled { resumed, overridden, devices, data, plan, main, step, loader, held_out, kept_bytes, places };
+    Ok(Run::Ready(Box::new(assembled)))
 }
 
 /// None of a run that is resumed and finished already.
@@ -102,27 +111,37 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World, stops: Stops) ->
     // Reading data may take long, and nothing is lost meanwhile.
     let ending =
         world.fail_when_asked(&stops, stopped(Signal::User1).exit_code(), |signal| stopped(signal).to_string())?;
-    let assembled = assemble(config, world)?;
+    let held = resuming::hold(config, world)?;
+    let run = assemble(config, world)?;
     drop(ending);
     // Nobody changes what is in the folder while another rank may still end the job.
     world.barrier()?;
-    let Some(assembled) = assembled else { return Ok(None) };
+    let assembled = match run {
+        Run::Finished(opened) => return finished::complete(config, held, &opened).map(|()| None),
+        Run::Ready(assembled) => *assembled,
+    };
     let Assembled { resumed, overridden, devices, data, plan, main, step, loader, held_out, kept_bytes, places } =
         assembled;
     let (resumed, rank, device) = (resumed.as_ref(), world.rank(), devices[0]);
     let settled = settled(config, &plan, &step, kept_bytes.is_some());
-    let state = state(&settled, world, &data, &plan, &places)?;
+    let mut state = state(&settled, world, &data, &plan, &places)?;
     let desk = if rank == 0 {
         let beginning = Beginning::of(config, resumed, &overridden);
-        Some(open_desk(&settled, world, &data, &plan, &step, &places, beginning)?)
+        Some(open_desk(&settled, world, &data, &plan, &step, &places, (beginning, held))?)
     } else {
         None
     };
     if let (Some(bytes), 0) = (kept_bytes, rank) {
         tracing::info!("the training data, {:.1} MB, are kept on the GPU (--data-on-device)", bytes as f64 / 1e6);
     }
-    let resumed = resumed.map(|opened| &opened.state);
-    let done = Done::from(resumed, !config::is_simulated(device));
+    let mut done = Done::from(resumed.map(|opened| &opened.state), !config::is_simulated(device));
+    if let Some(Opened { state: then, .. }) = resumed {
+        if resuming::is_evaluated_elsewise(state.held_out.as_ref(), then) {
+            (done.best, done.last) = (None, None);
+        }
+        // The best stays what it was while there is nothing to compare.
+        state.held_out = state.held_out.or_else(|| then.held_out.clone());
+    }
     let pulse = Pulse::new(world, stops, done.steps)?;
     // Nobody trains before the record is open.
     world.barrier()?;
@@ -131,7 +150,8 @@ pub(super) fn prepare<'a>(config: &'a Config, world: &'a World, stops: Stops) ->
         let (record, path) = desk.record.handle()?;
         saver.write_behind(record, path);
     }
-    let saving = Saving { saver, state, saved: resumed.map(|state| state.step) };
+    let saved = resumed.filter(|opened| resuming::is_in_place(opened, &config.out)).map(|opened| opened.state.step);
+    let saving = Saving { saver, state, saved };
     let schedule = Schedule::new(config.schedule.shape(), config.lr, config.min_lr, plan.warmup_steps, plan.steps)?;
     let held_out_rows = data.held_out.rows();
     let shown = HeldOut::of(&data, !matches!(config.data, DataSpec::Synthetic(_)));

@@ -263,6 +263,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
         columns: None,
         label: None,
         fingerprint: "rows".into(),
+        held_out: Some("other rows".into()),
         best: None,
         last: None,
     }

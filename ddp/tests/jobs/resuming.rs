@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 #[cfg(feature = "mpi")]
 use crate::job::all_at_once;
 use crate::job::{Ended, Folder, Job};
+use crate::made::{CLASSES, ROWS, csv, row};
 use crate::record::{model_bytes, number};
 #[cfg(feature = "mpi")]
 use crate::same::{STEPS as CONVEX_STEPS, bound, convex};
@@ -126,7 +127,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn killed_at_random_moments_a_run_loses_two_intervals_at_most_and_comes_to_the_same_bytes() {
+fn killed_at_random_moments_a_run_loses_an_interval_and_what_is_being_written_and_comes_to_the_same_bytes() {
     const EVERY: u64 = 3;
     let ranks = if cfg!(feature = "mpi") { 2 } else { 1 };
     let words = "--data glyphs,rows=2048,held-out=64 --hidden 32 --batch-size 256 --dropout 0.1 --steps 240 --log-every 1 --eval-every 50 \
@@ -160,11 +161,40 @@ fn killed_at_random_moments_a_run_loses_two_intervals_at_most_and_comes_to_the_s
         let text = std::fs::read_to_string(folder.out().join("metrics.jsonl")).unwrap();
         let taken = text.matches(r#"{"event":"step""#).count() as u64;
         let newest = *saved(&folder).last().unwrap_or(&0);
-        // The last one may still have been written, which the next would have waited for.
-        assert!(taken < newest + 2 * EVERY + 1, "of {taken} steps {newest} are saved: {ended}");
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let told = lines.filter(|line| line["event"] == "checkpoint").filter_map(|line| line["step"].as_u64()).max();
+        assert!(told.unwrap_or(0) <= newest, "what is on record is there, {told:?}, {newest}: {ended}");
+        // The last that was due may still have been written, but none before it: for that one it had waited before any other step.
+        let due = taken / EVERY * EVERY;
+        let begun = if taken > due { due } else { due.saturating_sub(EVERY) };
+        assert!(newest + EVERY >= begun, "of {taken} steps {newest} are saved: {ended}");
     }
     job(&folder, ranks, &format!("{words} --resume auto")).run().assert_well();
     assert!(outcome(&folder, 240) == expected);
+}
+
+#[test]
+fn a_checkpoint_that_is_due_waits_for_the_one_before() {
+    let folder = Folder::new("due");
+    let mut running = folder.together(SHORT).env("DDP_TEST_FAULT", "0:save:6:hang").start();
+    running.wait_for(r#"{"event":"step","step":9,"#);
+    std::thread::sleep(Duration::from_secs(1));
+    running.signal_rank(0, "KILL");
+    let ended = running.wait();
+    assert_eq!((folder.record().of_steps("step").last(), saved(&folder)), (Some(&9.0), vec![3]), "{ended}");
+    // Where it is written, what came after it is all that is lost.
+    let folder = Folder::new("written");
+    let running = folder.together(SHORT).env("DDP_TEST_FAULT", "0:forward:9:hang").start();
+    let began = std::time::Instant::now();
+    while saved(&folder) != [3, 6] {
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", folder.checkpoints());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    running.signal_rank(0, "KILL");
+    running.wait();
+    let ended = folder.together(&format!("{SHORT} --resume auto")).run();
+    ended.assert_well();
+    assert!(ended.stderr.contains("goes on behind step 6"), "{ended}");
 }
 
 /// The rows that all ranks took in each step, in the order of ranks, of the lines that a job wrote.
@@ -309,6 +339,114 @@ fn an_older_checkpoint_can_be_gone_on_from_and_later_ones_are_put_aside() {
     assert!(cause.contains("expected a checkpoint of the run in --out") && cause.contains("--init-from"), "{ended}");
     let ended = folder.alone(&seven(&format!("--steps 8 --resume {}", checkpoint(5)))).run();
     assert!(ended.assert_fails(74).contains("step-00000005"), "{ended}");
+}
+
+#[test]
+fn a_checkpoint_that_was_put_aside_gets_its_name_when_it_is_gone_on_from() {
+    let folder = seven_steps("aside");
+    let checkpoints = folder.out().join("checkpoints");
+    let words = |name: &str| seven(&format!("--steps 9 --resume {}", checkpoints.join(name).display()));
+    // Another branch, with the same steps: the record goes with the one that is gone on from.
+    folder.alone(&words("step-00000003")).run().assert_well();
+    let stopped = folder.alone(&words("superseded-step-00000006")).env("DDP_TEST_FAULT", "0:forward:7:kill").run();
+    assert_eq!(stopped.signal(), Some(9), "{stopped}");
+    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
+    ended.assert_well();
+    assert!(ended.stderr.contains("goes on behind step 6, from"), "{ended}");
+    assert_eq!(saved(&folder), [3, 6, 9]);
+    assert!(folder.checkpoints().contains(&"superseded-step-00000006-2".to_string()), "{:?}", folder.checkpoints());
+    // Asked to stop before its first step, it names what is there.
+    let ended = folder.alone(&words("superseded-step-00000006")).env("DDP_TEST_FAULT", "0:forward:7:term").run();
+    let cause = ended.assert_fails(75);
+    let (_, name) = cause.split_once("saved in ").unwrap();
+    let name = name.split(';').next().unwrap();
+    assert!(Path::new(name).join("manifest.json").exists(), "{ended}");
+}
+
+#[test]
+fn what_a_run_that_was_over_could_not_write_any_more_is_written() {
+    let folder = seven_steps("over");
+    let record = folder.out().join("metrics.jsonl");
+    let whole = std::fs::read_to_string(&record).unwrap();
+    let without = |events: &[&str]| -> String {
+        let has = |line: &&str| !events.iter().any(|event| line.starts_with(&format!(r#"{{"event":"{event}""#)));
+        whole.split_inclusive('\n').filter(has).collect()
+    };
+    let report = folder.out().join("report.html");
+    // Killed behind its last save, within its last line, and before its report.
+    for left in [without(&["placement", "end"]), without(&["end"]) + r#"{"event":"en"#, whole.clone()] {
+        std::fs::write(&record, &left).unwrap();
+        std::fs::remove_file(&report).unwrap();
+        let ended = folder.together(&seven("--steps 7 --resume auto")).run();
+        ended.assert_well();
+        let end = folder.record().end().cloned().unwrap_or_else(|| panic!("{ended}"));
+        assert!(
+            end["reason"] == "done" && end["exit_code"] == 0 && end["steps"] == 7 && end["samples"] == 7 * 32 - 14,
+            "{end}"
+        );
+        let loss = folder.record().of_steps("loss")[6];
+        assert_eq!(number(&end, "loss"), loss);
+        let saved: Vec<f64> = folder.record().all("checkpoint").into_iter().map(|line| number(line, "step")).collect();
+        assert_eq!(saved, [3.0, 6.0, 7.0]);
+        assert!(std::fs::read_to_string(&report).unwrap().contains("done"));
+    }
+    assert_eq!(std::fs::read_to_string(&record).unwrap(), whole, "what lacks nothing stays as it is");
+}
+
+#[test]
+fn rows_to_evaluate_on_that_are_others_make_the_best_anew() {
+    let folder = Folder::new("held-out");
+    let table = |name: &str, rows: std::ops::Range<usize>| {
+        let table = csv(rows, |index| CLASSES[row(index).1].into());
+        std::fs::write(folder.path().join(name), table).unwrap();
+    };
+    table("train.csv", 0..ROWS);
+    table("held-out.csv", 0..9);
+    table("others.csv", 1..10);
+    let run = |held_out: &str, steps: u64| {
+        let words = "--data train.csv --hidden 8 --batch-size 20 --schedule constant --warmup-steps 0 --lr 1e-5 --resume auto --out OUT";
+        let ended = folder.alone(&format!("{words} --val-data {held_out} --steps {steps}")).run();
+        ended.assert_well();
+        let state = std::fs::read(folder.out().join(format!("checkpoints/step-{steps:08}/state.json"))).unwrap();
+        let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+        (state["best"]["step"].as_u64().unwrap(), state["held_out"].as_str().unwrap().to_string(), ended)
+    };
+    let (_, rows, _) = run("held-out.csv", 4);
+    let (_, same, ended) = run("held-out.csv", 5);
+    assert!(same == rows && !ended.stderr.contains("looked for anew"), "{ended}");
+    let (best, others, ended) = run("others.csv", 6);
+    assert!(best == 6 && others != rows, "{best}: {ended}");
+    assert!(ended.stderr.contains("the held-out rows are not those that step"), "{ended}");
+}
+
+#[test]
+fn a_run_of_which_no_checkpoint_can_be_used_is_not_begun_anew_unless_that_is_asked_for() {
+    let folder = seven_steps("unusable");
+    for step in [3, 6, 7] {
+        std::fs::write(folder.out().join(format!("checkpoints/step-{step:08}/state.json")), "{}").unwrap();
+    }
+    let before = folder.tree();
+    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
+    let cause = ended.assert_fails(65);
+    assert!(cause.contains("--override") && cause.contains("another --out") && cause.contains("state.json"), "{ended}");
+    assert!(folder.tree() == before, "{ended}");
+    let record = std::fs::read(folder.out().join("metrics.jsonl")).unwrap();
+    folder.alone(&seven("--steps 9 --resume auto --override")).run().assert_well();
+    assert_eq!(folder.record().of_steps("step").len(), 9);
+    assert!(std::fs::read(folder.out().join("superseded-metrics.jsonl")).unwrap() == record);
+    assert!(folder.checkpoints().contains(&"superseded-step-00000007".to_string()), "{:?}", folder.checkpoints());
+}
+
+#[test]
+fn a_record_that_lacks_lines_before_the_checkpoint_is_warned_of() {
+    let folder = seven_steps("gap");
+    let record = folder.out().join("metrics.jsonl");
+    let text = std::fs::read_to_string(&record).unwrap();
+    let (before, _) = text.split_once(r#"{"event":"step","step":5,"#).unwrap();
+    std::fs::write(&record, before).unwrap();
+    let ended = folder.alone(&seven("--steps 8 --resume auto")).run();
+    ended.assert_well();
+    assert!(ended.stderr.contains("metrics.jsonl ends at step 4, and the checkpoint is of step 7"), "{ended}");
 }
 
 #[test]
