@@ -101,6 +101,9 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
         let line = vec![format!("  {} columns: {}", columns.len(), some_of(&columns))];
         return Ok((vec![line], json!({ "columns": columns })));
     }
+    if files::kind(path)? == Kind::Flat {
+        files::flat::verify(path)?;
+    }
     let contents = files::open(path, flags.cache_dir.as_deref())?;
     let shape = |array: &Array| [&[array.rows() as usize], array.row_shape()].concat();
     let key = |key: &str| if key.is_empty() { "  its array".to_string() } else { format!("  {key}") };

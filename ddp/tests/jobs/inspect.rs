@@ -207,3 +207,22 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
     let ended = folder.alone("inspect nothing.csv").run();
     assert!(ended.assert_fails(74).contains("nothing.csv"), "{ended}");
 }
+
+#[test]
+fn a_flat_file_whose_checksum_is_wrong_is_named() {
+    let folder = Folder::new("inspect-flat");
+    std::fs::write(folder.path().join("a.csv"), "x,y\n1,2\n3,4\n5,6\n").unwrap();
+    folder.alone("inspect a.csv --labels y --cache-dir cache").run().assert_well();
+    let entry = std::fs::read_dir(folder.path().join("cache")).unwrap().map(|entry| entry.unwrap().path());
+    let kept = entry.flat_map(|entry| std::fs::read_dir(entry).unwrap()).map(|file| file.unwrap().path());
+    let kept = kept.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "bin")).unwrap();
+    let mut bytes = std::fs::read(kept).unwrap();
+    let path = folder.path().join("features.bin");
+    std::fs::write(&path, &bytes).unwrap();
+    let (json, _) = seen(&folder, "features.bin");
+    assert_eq!(json["kind"], "data");
+    bytes[64] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let ended = folder.alone("inspect features.bin").run();
+    assert!(ended.assert_fails(65).contains("is damaged: its checksum is"), "{ended}");
+}
