@@ -121,6 +121,8 @@ pub struct Optimizer {
     scalars: Tensor,
     /// By which `update` sends them, once it was called.
     own_way: Option<Scalars>,
+    /// The step behind which its moments were zero.
+    since: u64,
 }
 
 impl Optimizer {
@@ -156,7 +158,7 @@ impl Optimizer {
             Rule::Sgd { .. } => 2,
         };
         let scalars = Tensor::zeros(&[count], params.master_dtype(), params.device())?.named("scalars of the step");
-        Ok(Optimizer { rule, slices, pieces, moments, scalars, own_way: None })
+        Ok(Optimizer { rule, slices, pieces, moments, scalars, own_way: None, since: 0 })
     }
 
     /// The rule.
@@ -178,6 +180,16 @@ impl Optimizer {
     /// `owned_pieces` says what is where.
     pub fn moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         self.rule.moment_names().iter().copied().zip(&self.moments)
+    }
+
+    /// The step behind which its moments were zero: 0, but of a run that went on with another optimizer.
+    pub fn since(&self) -> u64 {
+        self.since
+    }
+
+    /// Says that they were zero behind step `step`: from there on it counts the steps that they have seen, by which AdamW corrects them.
+    pub(crate) fn count_from(&mut self, step: u64) {
+        self.since = step;
     }
 
     /// Step number `step`, counted from 1. Element 0 of `gradient_scale` multiplies every gradient. While `first_bad_step`
@@ -205,6 +217,7 @@ impl Optimizer {
     pub fn send(&self, way: &mut Scalars, step: u64, learning_rate: f64) -> Result<()> {
         match self.rule {
             Rule::AdamW { constants, weight_decay } => {
+                let step = step.saturating_sub(self.since);
                 let scalars = AdamwScalars { learning_rate, weight_decay, step }.to_array_f64(&constants)?;
                 send(way, &self.scalars, scalars)
             }

@@ -349,6 +349,11 @@ impl Step {
         self.stages[0].optimizer()
     }
 
+    /// Says that the optimizer's moments were zero behind step `step`.
+    pub(crate) fn count_moments_from(&mut self, step: u64) {
+        self.stages.iter_mut().for_each(|stage| stage.optimizer.count_from(step));
+    }
+
     /// How many graphs there are that steps are launched as; none if steps are not captured.
     pub fn graphs(&self) -> Option<usize> {
         self.graphs.is_on().then(|| self.graphs.count())

@@ -351,7 +351,7 @@ fn the_newest_stay_and_the_best_and_each_save_waits_for_the_one_before() {
 fn the_best_is_found_while_it_is_there_and_whole_and_else_the_newest() {
     quietly();
     let folder = Folder::new();
-    assert!(checkpoint::best(&folder.0).unwrap_err().to_string().contains("no checkpoint"));
+    assert!(checkpoint::best(&folder.0).unwrap_err().to_string().contains("a whole checkpoint in it, got none."));
     on_ranks(1, None, |world| {
         let mut step = case(sgd(0.0)).step(world)?;
         let mut saver = Saver::new(world, &folder.0, 1)?;
@@ -361,13 +361,13 @@ fn the_best_is_found_while_it_is_there_and_whole_and_else_the_newest() {
         }
         saver.finish()
     });
-    assert_eq!(checkpoint::best(&folder.0).unwrap().state.step, 1);
+    assert_eq!(checkpoint::best(&folder.0).unwrap().opened.state.step, 1);
     fs::write(checkpoint::folder(&folder.0, 1).join("model.safetensors"), "x").unwrap();
-    assert_eq!(checkpoint::best(&folder.0).unwrap().state.step, 3);
+    assert_eq!(checkpoint::best(&folder.0).unwrap().opened.state.step, 3);
     fs::remove_dir_all(checkpoint::folder(&folder.0, 1)).unwrap();
-    assert_eq!(checkpoint::best(&folder.0).unwrap().state.step, 3);
+    assert_eq!(checkpoint::best(&folder.0).unwrap().opened.state.step, 3);
     fs::write(checkpoint::folder(&folder.0, 3).join("model.safetensors"), "x").unwrap();
-    assert!(checkpoint::best(&folder.0).unwrap_err().to_string().contains("no whole checkpoint"));
+    assert!(checkpoint::best(&folder.0).unwrap_err().to_string().contains("got none that is whole: "));
 }
 
 #[test]

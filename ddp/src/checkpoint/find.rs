@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::manifest::{Opened, is_of_another_version, open};
 use super::model::unreadable;
@@ -58,42 +59,108 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
     }
 }
 
+/// How often a folder is listed, if what was listed is gone when it is opened: a run in training removes checkpoints when newer ones are there.
+pub(super) const LISTED_MAX: u32 = 20;
+
+/// Before it is listed once more: hosts that share a folder may see a moment later what has become of it.
+fn nap(listed: u32) {
+    std::thread::sleep(Duration::from_millis(20) * listed);
+}
+
 /// The newest whole checkpoint of a run's folder, and those passed over with the reason: those that are damaged.
 pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
     let checkpoints = checkpoints(out);
+    for listed in 1.. {
+        if let Some(found) = newest_of(&checkpoints, &steps(&checkpoints)?, listed == LISTED_MAX)? {
+            return Ok(found);
+        }
+        nap(listed);
+    }
+    unreachable!("the last time it is found or not")
+}
+
+/// The newest of these steps that is whole. None if one is gone, unless this `is_last` time it does not count.
+pub(super) fn newest_of(
+    checkpoints: &Path,
+    steps: &BTreeSet<u64>,
+    is_last: bool,
+) -> Result<Option<(Option<Opened>, PassedOver)>> {
     let mut passed_over = Vec::new();
-    for step in steps(&checkpoints)?.into_iter().rev() {
+    for &step in steps.iter().rev() {
         let folder = checkpoints.join(name(step));
         match open(&folder) {
-            Ok(opened) if opened.state.step == step => return Ok((Some(opened), passed_over)),
+            Ok(opened) if opened.state.step == step => return Ok(Some((Some(opened), passed_over))),
             Ok(opened) => {
                 let why = format!("it holds step {}, and its name says {step}", opened.state.step);
                 passed_over.push((folder, why));
             }
+            Err(_) if is_gone(&folder) && !is_last => return Ok(None),
             Err(error) => {
                 let why = damage(&folder, error)?;
                 passed_over.push((folder, why));
             }
         }
     }
-    Ok((None, passed_over))
+    Ok(Some((None, passed_over)))
 }
 
-/// The checkpoint of a run with the least loss on held-out rows, if it is still there and whole; else the newest.
-pub fn best(out: &Path) -> Result<Opened> {
-    let (newest, passed_over) = newest(out)?;
-    let newest = newest.ok_or_else(|| match passed_over.first() {
-        Some((_, why)) => Error::Data(format!("{} has no whole checkpoint: {why}", out.display())),
-        None => Error::Data(format!("{} has no checkpoint. Train first, or name another folder", out.display())),
-    })?;
-    let best = newest.state.best.map(|best| best.step).filter(|&step| step != newest.state.step);
-    let best = best.map(|step| checkpoints(out).join(name(step))).filter(|folder| folder.exists());
-    match best.map(|folder| open(&folder)) {
-        None => Ok(newest),
-        Some(Ok(best)) => Ok(best),
-        Some(Err(error)) => {
-            tracing::warn!("{error}. The newest is taken in its place");
-            Ok(newest)
+/// Whether there is no such folder any more.
+pub(crate) fn is_gone(folder: &Path) -> bool {
+    fs::metadata(folder).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// A checkpoint of a run, and why it is this one.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// Every byte of it checked.
+    pub opened: Opened,
+    /// For people.
+    pub why: String,
+}
+
+/// The checkpoint of a run with the least loss on held-out rows, if it is still there and whole; else the newest. Warns of what is passed over.
+pub fn best(out: &Path) -> Result<Chosen> {
+    for listed in 1.. {
+        let (newest, passed_over) = newest(out)?;
+        for (folder, why) in &passed_over {
+            tracing::warn!("passed over {}: {why}", folder.display());
         }
+        let newest = newest.ok_or_else(|| {
+            let got = passed_over.first().map_or("none".to_string(), |(_, why)| format!("none that is whole: {why}"));
+            let way_out = "Train first, or give another folder";
+            Error::Data(format!("{}: expected a whole checkpoint in it, got {got}. {way_out}", out.display()))
+        })?;
+        if let Some(chosen) = best_or(newest, out, listed == LISTED_MAX)? {
+            return Ok(chosen);
+        }
+        nap(listed);
     }
+    unreachable!("the last time something is chosen")
+}
+
+/// The best as the newest knows it, or the newest. None if the best is gone because there is a newer one, unless this `is_last` time it does not
+/// count.
+pub(super) fn best_or(newest: Opened, out: &Path, is_last: bool) -> Result<Option<Chosen>> {
+    let chosen = |opened: Opened, why: &str| Ok(Some(Chosen { opened, why: why.into() }));
+    let Some(best) = newest.state.best else {
+        return chosen(newest, "the newest; none was evaluated before it");
+    };
+    if best.step == newest.state.step {
+        return chosen(newest, "the best by validation, and the newest");
+    }
+    let checkpoints = checkpoints(out);
+    let folder = checkpoints.join(name(best.step));
+    let why_not = match open(&folder) {
+        Ok(opened) => return chosen(opened, "the best by validation"),
+        Err(_) if is_gone(&folder) => {
+            let is_newest = steps(&checkpoints)?.last() == Some(&newest.state.step);
+            if !is_newest && !is_last {
+                return Ok(None);
+            }
+            "it is not there".to_string()
+        }
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!("the best model by validation was that of step {}, but {why_not}: the newest is taken", best.step);
+    chosen(newest, "the newest")
 }

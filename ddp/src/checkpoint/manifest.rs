@@ -1,18 +1,21 @@
 //! `manifest.json` of a checkpoint, which is written last: how long each of its files is, and the BLAKE3 of its bytes.
 //!
 //! A checkpoint is opened whole or not at all: every byte of every file is compared with what was written, the manifest with the only
-//! way in which it is ever written, and there is no file too many or too few.
+//! way in which it is ever written, and there is no file too many or too few. Files are opened before any is read, and the model's stays open: a
+//! run in training may remove the folder meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::model::unreadable;
 use super::optimizer;
+use super::read_from::ReadFrom;
 use super::{MODEL_FILE, STATE_FILE, State};
 use crate::error::{Error, Result};
 use crate::files::Contents;
@@ -24,6 +27,8 @@ pub const MANIFEST_FILE: &str = "manifest.json";
 const FORMAT: u32 = 1;
 /// Longer ones are refused unread: an entry takes less than 200 bytes, and there is one a rank.
 const BYTES_MAX: u64 = 16 << 20;
+/// Files that are opened before any is read: under ZeRO-1 there is one a rank, and a process may have only so many open.
+const OPEN_MAX: usize = 256;
 
 /// What a checkpoint consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +60,10 @@ pub struct Opened {
     pub state: State,
     /// Its files but the manifest.
     pub files: Vec<FileEntry>,
+    /// The BLAKE3 of its manifest: folders in which it is the same have the same bytes.
+    pub manifest_blake3: String,
+    /// The file that was checked, whatever becomes of the folder.
+    pub(super) model: Arc<File>,
 }
 
 impl Opened {
@@ -73,6 +82,23 @@ impl Opened {
 impl FileEntry {
     pub(super) fn new(name: &str, contents: Contents) -> FileEntry {
         FileEntry { name: name.into(), bytes: contents.bytes, blake3: contents.blake3 }
+    }
+
+    /// What `file`, which has this name in `folder`, has that was not written: its length, and where it `is_read` its bytes, are compared.
+    fn difference(&self, folder: &Path, file: &File, is_read: bool) -> Result<Option<String>> {
+        let FileEntry { name, bytes, blake3 } = self;
+        let path = folder.join(name);
+        let length = file.metadata().map_err(unreadable(&path))?.len();
+        if length != *bytes {
+            return Ok(Some(format!("{name} has {length} bytes, and was written with {bytes}")));
+        }
+        if !is_read {
+            return Ok(None);
+        }
+        let mut hash = blake3::Hasher::new();
+        hash.update_reader(ReadFrom::start(file)).map_err(unreadable(&path))?;
+        let differs = hash.finalize().to_hex().as_str() != blake3;
+        Ok(differs.then(|| format!("{name} has other bytes than were written (its BLAKE3 differs)")))
     }
 }
 
@@ -117,18 +143,68 @@ impl Manifest {
 
 /// The checkpoint in `folder`, every byte of it checked.
 pub fn open(folder: &Path) -> Result<Opened> {
+    open_reading(folder, |_| true)
+}
+
+/// As `open`, but of the files only those are read whose place in the manifest `is_read` takes: somebody else reads the others. Of all of them
+/// the names and lengths are compared.
+pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Result<Opened> {
     let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX)?;
     let manifest = Manifest::parse(&bytes).map_err(|why| damaged(folder, format!("{MANIFEST_FILE} {why}")))?;
     check_names(folder, &manifest)?;
-    manifest.files.iter().try_for_each(|entry| check_file(folder, entry))?;
-    let state = State::read(folder)?;
+    let mut files = open_first(folder, &manifest)?;
+    for (place, entry) in manifest.files.iter().enumerate() {
+        let file = match files.get(&*entry.name) {
+            Some(file) => file,
+            None => &open_file(folder, &entry.name)?,
+        };
+        let difference = entry.difference(folder, file, is_read(place))?;
+        difference.map_or(Ok(()), |why| Err(damaged(folder, why)))?;
+    }
+    let state = State::of_file(folder, &files[STATE_FILE])?;
     let parts = state.world.optimizer_parts;
     let expected = (0..parts).map(|part| optimizer::file_name(part, parts));
     let expected: BTreeSet<String> = expected.chain([MODEL_FILE.to_string(), STATE_FILE.to_string()]).collect();
     if state.step != manifest.step || names(&manifest) != expected {
         return Err(damaged(folder, format!("{MANIFEST_FILE} and {STATE_FILE} are of different checkpoints")));
     }
-    Ok(Opened { folder: folder.to_path_buf(), state, files: manifest.files })
+    let model = Arc::new(files.remove(MODEL_FILE).expect("it is one of the first"));
+    let manifest_blake3 = blake3::hash(&bytes).to_hex().to_string();
+    Ok(Opened { folder: folder.to_path_buf(), state, files: manifest.files, manifest_blake3, model })
+}
+
+/// Opens what every checkpoint has, and of the other files as many as may be open.
+fn open_first<'a>(folder: &Path, manifest: &'a Manifest) -> Result<BTreeMap<&'a str, File>> {
+    let others =
+        manifest.files.iter().map(|entry| &*entry.name).filter(|name| ![MODEL_FILE, STATE_FILE].contains(name));
+    let names = [MODEL_FILE, STATE_FILE].into_iter().chain(others).take(OPEN_MAX);
+    names.map(|name| Ok((name, open_file(folder, name)?))).collect()
+}
+
+/// The model's file at `path`, and what it is in. One in the folder of a checkpoint is compared with its manifest.
+pub(super) fn open_model(path: &Path) -> Result<File> {
+    // By another name, too, it is one of the checkpoint's.
+    let real = path.canonicalize().map_err(unreadable(path))?;
+    let (Some(folder), Some(name)) = (real.parent(), real.file_name()) else {
+        return File::open(path).map_err(unreadable(path));
+    };
+    if ![MANIFEST_FILE, STATE_FILE].iter().any(|name| folder.join(name).exists()) {
+        return File::open(path).map_err(unreadable(path));
+    }
+    let name = name.to_string_lossy();
+    let refuse = |why: String| {
+        let way_out = format!(
+            "Give another; or, if it is not of the checkpoint that {MANIFEST_FILE} tells of, put it into a folder of its own"
+        );
+        Error::Data(format!("cannot load the model from {}: {why}. {way_out}", path.display()))
+    };
+    let why = |error: Error| refuse(format!("it lies in the folder of a checkpoint: {error}"));
+    let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX).map_err(why)?;
+    let manifest = Manifest::parse(&bytes).map_err(|why| refuse(format!("{MANIFEST_FILE} beside it {why}")))?;
+    let entry = manifest.files.iter().find(|entry| entry.name == name);
+    let entry = entry.ok_or_else(|| refuse(format!("{MANIFEST_FILE} beside it does not name {name}")))?;
+    let file = open_file(folder, &name)?;
+    entry.difference(folder, &file, true)?.map_or(Ok(file), |why| Err(refuse(why)))
 }
 
 /// Whether what says what the checkpoint is has every byte as it was written, by a program whose files this one does not read.
@@ -172,24 +248,6 @@ fn check_names(folder: &Path, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-fn check_file(folder: &Path, entry: &FileEntry) -> Result<()> {
-    let path = folder.join(&entry.name);
-    let mut file = open_file(folder, &entry.name)?;
-    let length = file.metadata().map_err(unreadable(&path))?.len();
-    if length != entry.bytes {
-        return Err(damaged(
-            folder,
-            format!("{} has {length} bytes, and was written with {}", entry.name, entry.bytes),
-        ));
-    }
-    let mut hash = blake3::Hasher::new();
-    hash.update_reader(&mut file).map_err(unreadable(&path))?;
-    if hash.finalize().to_hex().as_str() != entry.blake3 {
-        return Err(damaged(folder, format!("{} has other bytes than were written (its BLAKE3 differs)", entry.name)));
-    }
-    Ok(())
-}
-
 /// Opens a file of a checkpoint. Anything else under that name (a pipe would keep us waiting) is refused.
 fn open_file(folder: &Path, name: &str) -> Result<File> {
     let path = folder.join(name);
@@ -205,10 +263,14 @@ fn open_file(folder: &Path, name: &str) -> Result<File> {
 
 /// The bytes of a file that is no longer than `bytes_max`.
 pub(super) fn read_small(folder: &Path, name: &str, bytes_max: u64) -> Result<Vec<u8>> {
-    let path = folder.join(name);
-    let file = open_file(folder, name)?;
+    read_all(folder, name, &open_file(folder, name)?, bytes_max)
+}
+
+/// The same of a file that is open.
+pub(super) fn read_all(folder: &Path, name: &str, file: &File, bytes_max: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(unreadable(&path))?;
+    let read = ReadFrom::start(file).take(bytes_max + 1).read_to_end(&mut bytes);
+    read.map_err(unreadable(&folder.join(name)))?;
     if bytes.len() as u64 > bytes_max {
         return Err(damaged(folder, format!("{name} is longer than {bytes_max} bytes")));
     }

@@ -1,12 +1,14 @@
 //! `model.safetensors`: all parameters and buffers, f32, under their names, as `safetensors.torch` reads and writes it.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
+use super::manifest::{self, Opened};
+use super::read_from::ReadFrom;
 use super::safetensors::{Entry, Header};
 use super::tensors::{self, Written};
 use crate::error::{Error, Result};
@@ -28,23 +30,34 @@ pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
     Header::of(list.iter().map(|(_, parameter)| (parameter.name.as_str(), parameter.shape.as_slice())))
 }
 
-/// Fills `parts`, those of one model, from a file that has exactly their names and shapes, in f32, bf16 or f16. Until that is known nothing is
-/// changed; a file that cannot be read to its end leaves some values changed, and is an error.
+/// Fills `parts`, those of one model, from a file that has exactly their names and shapes, in f32, bf16 or f16. A file in the folder of a
+/// checkpoint must have the bytes that were written. Until that is known nothing is changed; a file that cannot be read to its end leaves some
+/// values changed, and is an error.
 pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
-    ModelFile::open(path, parts)?.load(parts)
+    ModelFile::of(path, manifest::open_model(path)?.into(), parts)?.load(parts)
+}
+
+/// The same, of a file whose bytes another rank compares.
+pub(crate) fn load_unchecked(path: &Path, parts: &[&Params]) -> Result<()> {
+    ModelFile::of(path, File::open(path).map_err(unreadable(path))?.into(), parts)?.load(parts)
+}
+
+/// Fills `parts` from a checkpoint: from the file that was checked, even if its folder is gone.
+pub(crate) fn load_opened(opened: &Opened, parts: &[&Params]) -> Result<()> {
+    ModelFile::of(&opened.model_file(), opened.model.clone(), parts)?.load(parts)
 }
 
 /// A file that has the names and shapes of a model.
 pub(super) struct ModelFile<'a> {
     path: &'a Path,
-    file: File,
+    file: Arc<File>,
     header: Header,
 }
 
 impl ModelFile<'_> {
-    /// Checks the file at `path` against the model.
-    pub(super) fn open<'a>(path: &'a Path, parts: &[&Params]) -> Result<ModelFile<'a>> {
-        let (file, header) = read_header(path)?;
+    /// Checks the file, which was opened at `path`, against the model.
+    pub(super) fn of<'a>(path: &'a Path, file: Arc<File>, parts: &[&Params]) -> Result<ModelFile<'a>> {
+        let header = header_of(path, &file)?;
         let list = in_order(parts);
         let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
         check(&header, &parameters).map_err(|why| refuse(path, why))?;
@@ -52,18 +65,17 @@ impl ModelFile<'_> {
     }
 
     /// Fills the model with its values.
-    pub(super) fn load(mut self, parts: &[&Params]) -> Result<()> {
+    pub(super) fn load(self, parts: &[&Params]) -> Result<()> {
         let mut bytes = Vec::new();
         for (params, parameter) in in_order(parts) {
             let entry = self.header.find(&parameter.name).expect("checked");
             let written = Written::of(&entry.dtype).expect("checked");
-            let start = SeekFrom::Start(self.header.data_start + entry.start);
-            self.file.seek(start).map_err(unreadable(self.path))?;
+            let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
             let target = params.master(parameter.id);
             // On the CPU and in f32 values are read into their place.
             let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
             let host = if direct { target.clone() } else { Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)? };
-            host.with_slice_mut(|values: &mut [f32]| written.read(&mut self.file, values, &mut bytes))?
+            host.with_slice_mut(|values: &mut [f32]| written.read(&mut file, values, &mut bytes))?
                 .map_err(unreadable(self.path))?;
             if !direct {
                 let host = host.to_dtype(target.dtype())?;
@@ -75,12 +87,10 @@ impl ModelFile<'_> {
     }
 }
 
-/// Opens a safetensors file and reads its header.
-pub(super) fn read_header(path: &Path) -> Result<(File, Header)> {
-    let mut file = File::open(path).map_err(unreadable(path))?;
+/// The header of a safetensors file that was opened at `path`.
+pub(super) fn header_of(path: &Path, file: &File) -> Result<Header> {
     let length = file.metadata().map_err(unreadable(path))?.len();
-    let header = Header::read(&mut file, length).map_err(unreadable(path))?.map_err(|why| refuse(path, why))?;
-    Ok((file, header))
+    Header::read(&mut ReadFrom::start(file), length).map_err(unreadable(path))?.map_err(|why| refuse(path, why))
 }
 
 /// What the system said when `path` was to be read.

@@ -5,11 +5,12 @@
 //! number of ranks can read what any number has written.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::model::{read_header, some};
+use super::model::{header_of, some, unreadable};
 use super::safetensors::{Entry, Header};
 use crate::optim::Optimizer;
 use crate::params::Params;
@@ -118,7 +119,7 @@ impl Held {
     pub(super) fn read(files: Vec<PathBuf>) -> crate::Result<Result<Held, String>> {
         let mut held = Held::default();
         for (file, path) in files.iter().enumerate() {
-            let (_, header) = read_header(path)?;
+            let header = header_of(path, &File::open(path).map_err(unreadable(path))?)?;
             if let Err(why) = held.add(file, &header) {
                 return Ok(Err(format!("{}: {why}", name_of(path))));
             }

@@ -3,14 +3,14 @@
 //! Every rank reads what it has: all values, and of the moments the pieces that are its own.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
 
 use ddp_kernels::transfer::{Phase, announced, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::manifest::Opened;
-use super::model::{ModelFile, unreadable};
+use super::model::{ModelFile, load_opened, unreadable};
 use super::optimizer::{Held, HeldPiece};
+use super::read_from::ReadFrom;
 use super::tensors::Written;
 use crate::error::{Error, Result};
 use crate::optim::Piece;
@@ -20,31 +20,50 @@ use crate::step::{Stage, Step};
 /// Values and moments into `step`, whatever the number of ranks and the ZeRO level that wrote them. All ranks. What does not fit is an error before
 /// anything is changed.
 pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
-    let refuse = |why: String| {
-        let folder = opened.folder.display();
-        let way_out = "Give the flags the run was begun with (--optimizer, --momentum, --freeze)";
-        Error::Data(format!("cannot go on from {folder}: its optimizer's moments are of another run: {why}. {way_out}"))
-    };
+    match restore_if_fits(opened, step)? {
+        Ok(()) => Ok(()),
+        Err(why) => {
+            let folder = opened.folder.display();
+            let way_out = "Give the flags the run was begun with (--optimizer, --momentum, --freeze)";
+            let moments = "its optimizer's moments are of another run";
+            Err(Error::Data(format!("cannot go on from {folder}: {moments}: {why}. {way_out}")))
+        }
+    }
+}
+
+/// The same. The inner error says which moments are of another run; then nothing is changed.
+pub(crate) fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), String>> {
     let stages = step.stages();
-    let parts: Vec<&Params> = stages.iter().map(|stage| &stage.model().params).collect();
-    parts.iter().try_for_each(|params| check_dtype(params))?;
+    let parts = parts(step)?;
     let model_file = opened.model_file();
-    let model = ModelFile::open(&model_file, &parts)?;
-    let held = Held::read(opened.optimizer_files())?.map_err(refuse)?;
+    let model = ModelFile::of(&model_file, opened.model.clone(), &parts)?;
     let wanted = stages.iter().flat_map(|stage| {
         let trained = stage.model().params.list().iter().filter(|parameter| parameter.is_trained());
         let names = stage.optimizer().rule().moment_names();
         trained.flat_map(move |p| names.iter().map(move |name| (p.name.as_str(), *name, p.range.len())))
     });
-    held.check(wanted).map_err(refuse)?;
+    let held = match Held::read(opened.optimizer_files())?.and_then(|held| held.check(wanted).map(|()| held)) {
+        Ok(held) => held,
+        Err(why) => return Ok(Err(why)),
+    };
     model.load(&parts)?;
-    in_phase(Phase::Checkpoint, || stages.iter().try_for_each(|stage| restore_moments(&held, stage)))
+    in_phase(Phase::Checkpoint, || stages.iter().try_for_each(|stage| restore_moments(&held, stage)))?;
+    step.count_moments_from(opened.state.optimizer_since);
+    Ok(Ok(()))
 }
 
 /// Values alone, for a run whose optimizer begins anew. All ranks.
 pub fn restore_values(opened: &Opened, step: &mut Step) -> Result<()> {
+    load_opened(opened, &parts(step)?)?;
+    step.count_moments_from(opened.state.step);
+    Ok(())
+}
+
+/// The parts of the model, if they can be had from a checkpoint.
+fn parts(step: &Step) -> Result<Vec<&Params>> {
     let parts: Vec<&Params> = step.stages().iter().map(|stage| &stage.model().params).collect();
-    ModelFile::open(&opened.model_file(), &parts)?.load(&parts)
+    parts.iter().try_for_each(|params| check_dtype(params))?;
+    Ok(parts)
 }
 
 /// Refuses what would be rounded in a checkpoint.
@@ -100,12 +119,11 @@ impl Reader<'_> {
 
     fn read(&mut self, index: usize, offset: u64, values: &mut [f32]) -> Result<()> {
         let path = &self.held.files[index];
-        let mut file = match self.open.take() {
+        let file = match self.open.take() {
             Some((open, file)) if open == index => file,
             _ => File::open(path).map_err(unreadable(path))?,
         };
-        let read =
-            file.seek(SeekFrom::Start(offset)).and_then(|_| Written::F32.read(&mut file, values, &mut self.bytes));
+        let read = Written::F32.read(&mut ReadFrom::place(&file, offset), values, &mut self.bytes);
         read.map_err(unreadable(path))?;
         self.open = Some((index, file));
         Ok(())

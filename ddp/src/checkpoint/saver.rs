@@ -99,7 +99,7 @@ impl Saver {
 
     /// All ranks, at the same step: copies values and moments aside (rank 0 the model; under ZeRO-1 every rank its moments, else rank 0), and lets
     /// training go on while they are written. Waits first for the one before, if that is not done. `state.best` says which to keep besides the newest.
-    /// In how many parts the optimizer's moments are is filled in here.
+    /// In how many parts the optimizer's moments are, and since which step, is filled in here.
     pub fn save(&mut self, step: &mut Step, state: State) -> Result<()> {
         let began = Instant::now();
         let saved = in_phase(Phase::Checkpoint, || self.begin(step, state));
@@ -113,6 +113,7 @@ impl Saver {
         let shares = step.stages().iter().any(|stage| stage.model().params.shares() > 1);
         state.format = FORMAT;
         state.world.optimizer_parts = if shares { self.ranks } else { 1 };
+        state.optimizer_since = step.optimizer().since();
         state.check().map_err(|why| Error::Internal(format!("the state of a checkpoint {why}")))?;
         let is_first = self.rank == 0;
         let mut snapshot = match self.snapshot.take() {

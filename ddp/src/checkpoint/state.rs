@@ -2,12 +2,13 @@
 //!
 //! It is read as something that anybody may have written: what is not known is refused by name, and so are numbers that cannot be.
 
+use std::fs::File;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::manifest::{damaged, read_small};
+use super::manifest::{damaged, read_all};
 use crate::config::Config;
 use crate::data::{LabelName, Normalization, Task};
 use crate::error::Result;
@@ -43,6 +44,9 @@ pub struct State {
     pub position: Position,
     /// How the learning rate goes.
     pub schedule: ScheduleState,
+    /// The step behind which the optimizer began, its moments zero: 0, but of a run that went on with another optimizer.
+    #[serde(default)]
+    pub optimizer_since: u64,
     /// On what it ran.
     pub world: WorldState,
     /// What is learned, with the names of classes.
@@ -121,10 +125,9 @@ pub struct Best {
 }
 
 impl State {
-    /// From the file in the checkpoint's folder. A file that is not as it was written is an error that says what is wrong. Of a checkpoint that is
-    /// to be used, [`open`](super::open) reads it, which checks all the rest.
-    pub fn read(folder: &Path) -> Result<State> {
-        let bytes = read_small(folder, STATE_FILE, BYTES_MAX)?;
+    /// From the open file of the checkpoint in `folder`. A file that is not as it was written is an error that says what is wrong.
+    pub(super) fn of_file(folder: &Path, file: &File) -> Result<State> {
+        let bytes = read_all(folder, STATE_FILE, file, BYTES_MAX)?;
         State::parse(&bytes).map_err(|why| damaged(folder, format!("{STATE_FILE} {why}")))
     }
 
@@ -204,6 +207,12 @@ impl State {
         {
             return Err(format!("has {name} = {count}: expected from {least} to {COUNT_MAX}"));
         }
+        if self.optimizer_since > self.step {
+            return Err(format!(
+                "has optimizer_since = {}: expected up to its step, {}",
+                self.optimizer_since, self.step
+            ));
+        }
         let WorldState { ranks, optimizer_parts, devices } = &self.world;
         if !(1..=WIDTH_MAX).contains(ranks) || ![1, *ranks].contains(optimizer_parts) || devices.len() != *ranks {
             let devices = devices.len();
@@ -213,12 +222,17 @@ impl State {
     }
 
     fn check_task(&self) -> Result<(), String> {
+        let weights = self.config.class_weights.len();
         let fits = match &self.task {
-            Task::Classification { classes, names } => names.is_empty() || names.len() == *classes,
+            Task::Classification { classes, names } => names.len() == *classes && [0, *classes].contains(&weights),
             Task::Regression { .. } => true,
         };
         let fits = fits && (1..=WIDTH_MAX).contains(&self.task.outputs());
-        if fits { Ok(()) } else { Err(format!("has a task that cannot be: {}", self.task)) }
+        if fits {
+            Ok(())
+        } else {
+            Err(format!("has a task that cannot be, with {weights} class weights: {}", self.task))
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Numbers of tensors on their way into a file and out of one, piece by piece: there is never a second copy of a tensor in memory.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -66,7 +65,7 @@ impl Written {
     }
 
     /// Reads `values` from where `file` is. `bytes` is memory for it.
-    pub(super) fn read(self, file: &mut File, values: &mut [f32], bytes: &mut Vec<u8>) -> io::Result<()> {
+    pub(super) fn read(self, file: &mut impl Read, values: &mut [f32], bytes: &mut Vec<u8>) -> io::Result<()> {
         for piece in values.chunks_mut(PIECE) {
             bytes.resize(self.bytes() * piece.len(), 0);
             file.read_exact(bytes)?;

@@ -271,6 +271,7 @@ fn state(step: u64) -> State {
         config: crate::config::Config::default(),
         position: Position { seed: 7, epoch: 0, in_epoch: step, rows: 40, batch: 4, drop_last: false },
         schedule: ScheduleState { steps: 100, warmup_steps: 10, learning_rate: 0.1 },
+        optimizer_since: 0,
         world: WorldState { ranks: 1, optimizer_parts: 1, devices: vec!["cpu".into()] },
         task: crate::data::Task::Regression { outputs: 3 },
         row_shape: vec![5],

@@ -84,7 +84,9 @@ fn checkpoints(out: &Path) -> Result<Vec<(PathBuf, Result<Opened>)>> {
     }
     let names = sizes(&folder)?.into_iter().map(|(name, _)| name);
     let folders = names.filter(|name| name.starts_with("step-")).map(|name| folder.join(name));
-    Ok(folders.map(|folder| (folder.clone(), checkpoint::open(&folder))).collect())
+    let opened = folders.map(|folder| (folder.clone(), checkpoint::open(&folder)));
+    // A run in training may have removed some since they were listed.
+    Ok(opened.filter(|(folder, opened)| opened.is_ok() || !checkpoint::is_gone(folder)).collect())
 }
 
 fn told(opened: &Result<Opened>) -> String {

@@ -64,6 +64,23 @@ fn decay_is_for_matrices_alone() {
 }
 
 #[test]
+fn moments_that_begin_anew_are_corrected_as_those_of_a_new_run() {
+    for rule in RULES {
+        let values = |since: u64| {
+            let params = params(DType::F32, &|_| false);
+            ops::fill_into(params.gradients(), 0.5).unwrap();
+            let mut optimizer = Optimizer::new(rule(), &params).unwrap();
+            optimizer.count_from(since);
+            for step in since + 1..since + 4 {
+                optimizer.update(&params, step, 0.1, None, None).unwrap();
+            }
+            numbers(params.values())
+        };
+        assert_eq!(values(1000), values(0));
+    }
+}
+
+#[test]
 fn after_a_bad_step_nothing_moves() {
     for rule in RULES {
         let params = params(DType::F32, &|_| false);

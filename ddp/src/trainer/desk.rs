@@ -51,6 +51,7 @@ pub(super) fn state(settled: &Config, world: &World, data: &Data, plan: &Plan, d
             drop_last: settled.drop_last,
         },
         schedule: ScheduleState { steps: plan.steps, warmup_steps: plan.warmup_steps, learning_rate: 0.0 },
+        optimizer_since: 0,
         world: WorldState {
             ranks: world.size(),
             optimizer_parts: if settled.zero == 1 { world.size() } else { 1 },

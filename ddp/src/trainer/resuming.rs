@@ -14,6 +14,7 @@ use crate::data::Data;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::metrics::{self, Held};
+use crate::step::Step;
 
 /// Flags that may change: they alter nothing but roundings, or what they alter is compared otherwise (data by their rows, the device by its
 /// kind, the length and the warm-up by the schedule).
@@ -53,25 +54,12 @@ pub(super) fn hold(config: &Config, world: &World) -> Result<Option<Held>> {
 
 /// The checkpoint to go on from, if there is one and it is wanted: the same on all ranks, with every byte of it checked.
 pub(super) fn find(config: &Config, world: &World) -> Result<Option<Opened>> {
-    let first = world.rank() == 0;
-    let mut mine = None;
     match &config.resume {
-        Resume::Never if first => metrics::check_free(&config.out)?,
-        Resume::Auto if first => mine = newest(&config.out, config.override_)?,
-        Resume::From(path) if first => mine = Some(at(path, &config.out)?),
-        _ => {}
-    }
-    if config.resume == Resume::Never {
-        return Ok(None);
-    }
-    // What the first rank has found is what all take.
-    let folder = mine.as_ref().map(|opened| opened.folder.to_string_lossy().into_owned());
-    let mut folder = folder.unwrap_or_default().into_bytes();
-    world.broadcast_bytes(&mut folder, 0)?;
-    match String::from_utf8_lossy(&folder) {
-        none if none.is_empty() => Ok(None),
-        _ if first => Ok(mine),
-        folder => checkpoint::open(Path::new(&*folder)).map(Some),
+        Resume::Never if world.rank() == 0 => metrics::check_free(&config.out).map(|()| None),
+        Resume::Never => Ok(None),
+        // What the first rank has found is what all take.
+        Resume::Auto => checkpoint::open_together(world, || newest(&config.out, config.override_)),
+        Resume::From(path) => checkpoint::open_together(world, || at(path, &config.out).map(Some)),
     }
 }
 
@@ -88,7 +76,7 @@ fn newest(out: &Path, is_wanted: bool) -> Result<Option<Opened>> {
     let out = out.display();
     match damaged.first() {
         Some((_, why)) if !is_wanted => Err(Error::Data(format!(
-            "--resume auto: expected a whole checkpoint in {out}, got none that can be used: {why}. Mend that; or begin anew: with --override the old              run is put aside, with another --out it stays as it is"
+            "--resume auto: expected a whole checkpoint in {out}, got none that can be used: {why}. Mend that; or begin anew: with --override the old run is put aside, with another --out it stays as it is"
         ))),
         Some(_) => {
             tracing::warn!(
@@ -159,6 +147,20 @@ pub(super) fn check(config: &Config, plan: &Plan, data: &Data, device: Device, s
         state.step,
         changed.join(", ")
     )))
+}
+
+/// Values and moments of the checkpoint into `step`. With `--override` moments of another run are left, which `overridden` then says.
+pub(super) fn restore(config: &Config, opened: &Opened, step: &mut Step, overridden: &mut Vec<String>) -> Result<()> {
+    if !config.override_ {
+        return checkpoint::restore(opened, step);
+    }
+    if let Err(why) = checkpoint::restore_if_fits(opened, step)? {
+        overridden.push(format!(
+            "the optimizer begins anew, its moments zero, for those of the checkpoint are of another run: {why}"
+        ));
+        checkpoint::restore_values(opened, step)?;
+    }
+    Ok(())
 }
 
 /// The flags that have changed and may not.

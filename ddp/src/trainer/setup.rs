@@ -80,9 +80,10 @@ pub(super) fn assemble(config: &Config, world: &World) -> Result<Run> {
     let main = world.group("main")?;
     let mut step = step(config, world, &data, &devices)?;
     match &resumed {
-        Some(opened) => checkpoint::restore(opened, &mut step)?,
-        None => begin_from(config, &step)?,
+        Some(opened) => resuming::restore(config, opened, &mut step, &mut overridden)?,
+        None => begin_from(config, world, &step)?,
     }
+    checkpoint::wait_for_all(world)?;
     agree(config, world, &data, &step)?;
 
     let (rank, size) = (world.rank(), world.size());
@@ -200,12 +201,16 @@ fn check_batches(config: &Config, world: &World, data: &Data) -> Result<()> {
     Ok(())
 }
 
-/// Puts the values of `--init-from` in the place of those that the seed has drawn, if it is given.
-fn begin_from(config: &Config, step: &Step) -> Result<()> {
+/// Puts the values of `--init-from` in the place of those that the seed has drawn, if it is given. Rank 0 checks the file's bytes, if it is of a
+/// checkpoint; that the others have the same values is compared later.
+fn begin_from(config: &Config, world: &World, step: &Step) -> Result<()> {
     let Some(path) = &config.init_from else { return Ok(()) };
     let path = if path.is_dir() { path.join(checkpoint::MODEL_FILE) } else { path.clone() };
     let parts: Vec<&Params> = step.stages().iter().map(|stage| &stage.model().params).collect();
-    checkpoint::load_model(&path, &parts)
+    match world.rank() {
+        0 => checkpoint::load_model(&path, &parts),
+        _ => checkpoint::load_unchecked(&path, &parts),
+    }
 }
 
 /// The model in training on this rank's devices, its layers split over them if they are several.

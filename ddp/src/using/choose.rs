@@ -3,20 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use crate::checkpoint::{self, MODEL_FILE, Opened, STATE_FILE};
+use crate::checkpoint::{self, Chosen, MODEL_FILE, STATE_FILE};
 use crate::error::{Error, Result};
 
 /// The folder of a run that holds its checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
-
-/// A checkpoint, and why it is this one.
-#[derive(Debug)]
-pub(crate) struct Chosen {
-    /// Every byte of it checked.
-    pub(crate) opened: Opened,
-    /// For people.
-    pub(crate) why: String,
-}
 
 /// The checkpoint that `path` means.
 pub(crate) fn choose(path: &Path) -> Result<Chosen> {
@@ -34,8 +25,8 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
     }
     let name = path.file_name().unwrap_or_default();
     match path.parent() {
-        _ if path.join(CHECKPOINTS).is_dir() => of_run(path),
-        Some(out) if name == CHECKPOINTS => of_run(out),
+        _ if path.join(CHECKPOINTS).is_dir() => checkpoint::best(path),
+        Some(out) if name == CHECKPOINTS => checkpoint::best(out),
         _ => Err(Error::Data(format!(
             "{}: expected the folder of a run or of a checkpoint, got one with neither {CHECKPOINTS}/ nor {MODEL_FILE} in it. Give --checkpoint \
              the folder that was the --out of a run",
@@ -60,36 +51,4 @@ fn of_file(path: &Path) -> Result<Chosen> {
             path.display()
         ))),
     }
-}
-
-/// Of a run's folder.
-fn of_run(out: &Path) -> Result<Chosen> {
-    let (newest, passed) = checkpoint::newest(out)?;
-    for (folder, reason) in &passed {
-        tracing::warn!("passed over {}: {reason}", folder.display());
-    }
-    let Some(newest) = newest else {
-        let found = if passed.is_empty() { "none" } else { "damaged ones alone" };
-        return Err(Error::Data(format!(
-            "{}: expected a whole checkpoint in it, got {found}. Train first, or give another --checkpoint",
-            out.display()
-        )));
-    };
-    let Some(best) = newest.state.best else {
-        return Ok(Chosen { opened: newest, why: "the newest; there was no validation".into() });
-    };
-    if best.step == newest.state.step {
-        return Ok(Chosen { opened: newest, why: "the best by validation, and the newest".into() });
-    }
-    let folder = checkpoint::folder(out, best.step);
-    let why_not = if folder.exists() {
-        match checkpoint::open(&folder) {
-            Ok(opened) => return Ok(Chosen { opened, why: "the best by validation".into() }),
-            Err(error) => error.to_string(),
-        }
-    } else {
-        "it was not saved".to_string()
-    };
-    tracing::warn!("the best model by validation was that of step {}, but {why_not}: the newest is taken", best.step);
-    Ok(Chosen { opened: newest, why: "the newest".into() })
 }

@@ -1,18 +1,14 @@
 //! Model and rows, made ready on all ranks: the same checkpoint, and data such as it was trained on.
 
-use std::ffi::OsString;
-use std::fs;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ddp_comm::{Field, World};
 use ddp_kernels::{Device, threads};
 
-use super::choose::{Chosen, choose};
+use super::choose::choose;
 use super::dealt::Dealt;
 use super::forward::Forward;
-use crate::checkpoint::{self, MODEL_FILE, Opened, State};
+use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
 use crate::config::{self, Config, Normalize, Precision, TaskKind, UseConfig};
 use crate::data::{self, DataRequest, DataSpec, Dataset, InOrder, Source, Task, Trained};
 use crate::error::{Error, Result};
@@ -37,6 +33,7 @@ pub(super) fn ready(config: &UseConfig, world: &World, needs_labels: bool) -> Re
     let Chosen { opened, why } = choose_together(config, world)?;
     let rows = rows(config, world, &opened.state, needs_labels)?;
     let forward = Forward::new(model(&opened, device, world)?)?;
+    checkpoint::wait_for_all(world)?;
     agree(config, world, &opened, &*rows)?;
     let batch = using.batch_size.min(usize::try_from(rows.rows()).unwrap_or(usize::MAX));
     let dealt = Arc::new(Dealt::new(rows, world.rank(), world.size(), batch));
@@ -46,20 +43,14 @@ pub(super) fn ready(config: &UseConfig, world: &World, needs_labels: bool) -> Re
 
 /// The checkpoint that rank 0 chooses: a run that goes on may have another newest one a moment later.
 fn choose_together(config: &UseConfig, world: &World) -> Result<Chosen> {
-    let path = &config.using.checkpoint;
-    if world.size() == 1 {
-        return choose(path);
-    }
-    let chosen = (world.rank() == 0).then(|| choose(path)).transpose()?;
-    let mut folder = chosen.as_ref().map_or(Vec::new(), |chosen| chosen.opened.folder.as_os_str().as_bytes().to_vec());
-    world.broadcast_bytes(&mut folder, 0)?;
-    match chosen {
-        Some(chosen) => Ok(chosen),
-        None => {
-            let opened = checkpoint::open(&PathBuf::from(OsString::from_vec(folder)))?;
-            Ok(Chosen { opened, why: "as rank 0 chose".into() })
-        }
-    }
+    let mut why = "as rank 0 chose".to_string();
+    let opened = checkpoint::open_together(world, || {
+        let chosen = choose(&config.using.checkpoint)?;
+        why = chosen.why;
+        Ok(Some(chosen.opened))
+    })?;
+    let opened = opened.ok_or_else(|| Error::Internal("no checkpoint was chosen".into()))?;
+    Ok(Chosen { opened, why })
 }
 
 /// The rows, as the model needs them.
@@ -126,8 +117,7 @@ fn check_rows(spec: &DataSpec, rows: &dyn Dataset, state: &State) -> Result<()> 
 /// The model of a checkpoint, on this rank's device. Nothing of it is trained, so it has neither gradients nor moments.
 fn model(opened: &Opened, device: Device, world: &World) -> Result<crate::models::Model> {
     let state = &opened.state;
-    let path = opened.folder.join(MODEL_FILE);
-    check_size(state, &path)?;
+    check_size(opened)?;
     let mut config = state.config.clone();
     if !device.is_accelerator() && config.dtype != Precision::F32 {
         if world.rank() == 0 {
@@ -141,18 +131,19 @@ fn model(opened: &Opened, device: Device, world: &World) -> Result<crate::models
     let everything = |_: &str| true;
     let mut models = models(&config, &state.row_shape, &state.task, &[device], &everything, 1)?;
     let model = models.pop().expect("a model for one device");
-    checkpoint::load_model(&path, &[&model.params])?;
+    checkpoint::load_opened(opened, &[&model.params])?;
     Ok(model)
 }
 
 /// Whether the file can hold a model of the size that the configuration claims: before memory is taken for it.
-fn check_size(state: &State, path: &std::path::Path) -> Result<()> {
-    let bytes = fs::metadata(path).map_err(crate::files::failed("read", path))?.len();
+fn check_size(opened: &Opened) -> Result<()> {
+    let Opened { state, files, .. } = opened;
+    let bytes = files.iter().find(|entry| entry.name == MODEL_FILE).map_or(0, |entry| entry.bytes);
     match claimed_elements(&state.config, &state.row_shape, &state.task) {
         Some(elements) if elements.checked_mul(4).is_some_and(|claimed| claimed <= bytes) => Ok(()),
         claimed => Err(Error::Data(format!(
             "{}: expected a model of {} parameters, as {} says, got a file of {bytes} bytes. The checkpoint is damaged: take another",
-            path.display(),
+            opened.model_file().display(),
             claimed.map_or("more than can be counted".to_string(), |claimed| claimed.to_string()),
             crate::checkpoint::STATE_FILE,
         ))),

@@ -256,6 +256,7 @@ pub(crate) fn state(ranks: usize, rows: &Rows, step: u64) -> State {
         config: Config::default(),
         position: Position { seed: 7, epoch: 0, in_epoch: step, rows: rows.rows, batch: 11, drop_last: false },
         schedule: ScheduleState { steps: 100, warmup_steps: 10, learning_rate: 0.1 + 0.2 },
+        optimizer_since: 0,
         world: WorldState { ranks, optimizer_parts: 1, devices: vec!["cpu".into(); ranks] },
         task: rows.task.clone(),
         row_shape: rows.features.clone(),

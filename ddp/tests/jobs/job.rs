@@ -97,6 +97,24 @@ impl Folder {
         self.under_mpirun("", &[(format!("-n {count}"), words)])
     }
 
+    /// A rank on each of these hosts, which is in a folder of the host's name: one machine stands in for several. Paths in `words` are their own.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn on_hosts(&self, hosts: &[&str], words: &str) -> Job {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "--bind-to", "none"]);
+        for (index, host) in hosts.iter().enumerate() {
+            if index > 0 {
+                command.arg(":");
+            }
+            let folder = self.0.join(host);
+            std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
+            command.args(["-n", "1", "-wdir"]).arg(folder).args(["-x", &format!("DDP_TEST_HOST={host}"), &program()]);
+            command.args(self.words(words));
+        }
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        self.job(command, "", true)
+    }
+
     #[cfg(feature = "mpi")]
     fn under_mpirun(&self, options: &str, parts: &[(String, &str)]) -> Job {
         let mut command = Command::new("mpirun");

@@ -15,6 +15,7 @@ mod inspect;
 mod job;
 mod made;
 mod options;
+mod reading;
 mod record;
 mod report;
 mod resuming;

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Scratch, run, save, state};
-use crate::checkpoint::{MANIFEST_FILE, Saver, folder, newest, open, restore};
+use crate::checkpoint::manifest::open_reading;
+use crate::checkpoint::{MANIFEST_FILE, Saver, folder, load_opened, newest, open, restore};
 
 /// A run with checkpoints of steps 1 and 2; the second is to be damaged.
 fn two() -> (Scratch, PathBuf) {
@@ -72,6 +73,33 @@ fn every_length_but_the_right_one_is_noticed() {
         fs::write(&path, whole).unwrap();
     }
     open(&folder).unwrap();
+}
+
+#[test]
+fn what_another_rank_reads_is_compared_by_name_and_length_alone() {
+    let (_scratch, folder) = two();
+    let path = folder.join("optimizer.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let mut bytes = whole.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(open_reading(&folder, |_| false).unwrap().state.step, 2);
+    open_reading(&folder, |place| place < 3).unwrap_err();
+    fs::write(&path, &whole[1..]).unwrap();
+    open_reading(&folder, |_| false).unwrap_err();
+    fs::remove_file(&path).unwrap();
+    open_reading(&folder, |_| false).unwrap_err();
+}
+
+#[test]
+fn a_model_that_was_checked_is_loaded_whatever_becomes_of_its_folder() {
+    let (_scratch, folder) = two();
+    let (_world, step) = run(1);
+    let (_world, other) = run(2);
+    let opened = open(&folder).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    load_opened(&opened, &[&other.model().params]).unwrap();
+    assert_eq!(other.model().params.values_hash().unwrap(), step.model().params.values_hash().unwrap());
 }
 
 #[test]

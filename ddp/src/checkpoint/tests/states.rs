@@ -21,8 +21,9 @@ fn with(path: &str, value: Value) -> Result<State, String> {
 fn a_state_reads_back_as_it_was_written() {
     let told = State { last: Some(Best { step: 3, loss: 0.1 + 0.2, accuracy: Some(0.7) }), ..state(3) };
     assert_eq!(State::parse(&told.to_bytes()).unwrap(), told);
-    let empty = State { task: Task::Classification { classes: 3, names: vec![] }, ..state(0) };
-    assert_eq!(State::parse(&empty.to_bytes()).unwrap(), empty);
+    let names = ["a", "b", "c"].map(String::from).into();
+    let classes = State { task: Task::Classification { classes: 3, names }, optimizer_since: 2, ..state(3) };
+    assert_eq!(State::parse(&classes.to_bytes()).unwrap(), classes);
 }
 
 #[test]
@@ -78,6 +79,8 @@ fn numbers_that_cannot_be_are_refused_by_name() {
         ("/row_shape", json!([1u64 << 40, 1u64 << 40]), "shape"),
         ("/task", json!({"regression": {"outputs": 0}}), "task"),
         ("/task", json!({"classification": {"classes": 3, "names": ["a"]}}), "task"),
+        ("/task", json!({"classification": {"classes": 3, "names": []}}), "task"),
+        ("/optimizer_since", json!(4), "optimizer_since = 4"),
         ("/normalization", json!({"shift": [0.0, 0.0], "scale": [1.0, 1.0]}), "(2, 2) numbers for 5 features"),
         ("/normalization", json!({"shift": [0.0], "scale": [1e39]}), "out of range"),
         ("/columns", json!(["a"]), "1 columns for 5 features"),
