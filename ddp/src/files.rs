@@ -58,13 +58,32 @@ pub(crate) fn remove_folder(path: &Path) -> Result<()> {
 
 /// Puts a file with the contents that `write` gives it in the place of `path`.
 pub(crate) fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    put_file(path, write, |aside| fs::rename(aside, path))
+}
+
+/// The same, but what is called `path` by then stays, and is an error of the kind `AlreadyExists`.
+pub(crate) fn new_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    put_file(path, write, |aside| match fs::hard_link(aside, path) {
+        Ok(()) => fs::remove_file(aside),
+        Err(_) if fs::symlink_metadata(path).is_ok() => Err(ErrorKind::AlreadyExists.into()),
+        // Some file systems have no links. What comes to be there between these two lines is lost.
+        Err(_) => fs::rename(aside, path),
+    })
+}
+
+/// A file with the contents that `write` gives it, which `put` gives the name `path`.
+fn put_file(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<()>,
+    put: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<()> {
     let folder = folder_of(path);
     let aside = first_free(folder, |aside| OpenOptions::new().write(true).create_new(true).open(aside));
     let (mut file, aside) = aside.map_err(failed("make a file beside", path))?;
     let attempt = (|| {
         write(&mut file)?;
         file.sync_all().map_err(failed("make durable", path))?;
-        fs::rename(&aside, path).map_err(failed("put in its place", path))
+        put(&aside).map_err(failed("put in its place", path))
     })();
     if attempt.is_err() {
         // The first error is the one to report; a file that cannot be removed changes nothing about it.
@@ -283,6 +302,23 @@ mod tests {
         assert_eq!((fs::read(&path).unwrap(), scratch.names()), (b"old".to_vec(), vec!["a".to_string()]));
         replace_file(&path, |file| file.write_all(b"new").map_err(failed("write", &path))).unwrap();
         assert_eq!((fs::read(&path).unwrap(), scratch.names()), (b"new".to_vec(), vec!["a".to_string()]));
+    }
+
+    #[test]
+    fn a_new_file_takes_nobodys_place() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a");
+        new_file(&path, |file| file.write_all(b"first").map_err(failed("write", &path))).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), scratch.names()), (b"first".to_vec(), vec!["a".to_string()]));
+        fs::remove_file(&path).unwrap();
+        let error = new_file(&path, |file| {
+            // Somebody else's, while this one is written.
+            fs::write(&path, "theirs").unwrap();
+            file.write_all(b"second").map_err(failed("write", &path))
+        });
+        let Err(Error::Io { source, .. }) = error else { panic!("{error:?}") };
+        assert_eq!(source.kind(), ErrorKind::AlreadyExists);
+        assert_eq!((fs::read(&path).unwrap(), scratch.names()), (b"theirs".to_vec(), vec!["a".to_string()]));
     }
 
     #[test]

@@ -2,9 +2,8 @@
 //! not at all.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use ddp_comm::{Group, World};
 use ddp_kernels::stream::Stream;
@@ -14,6 +13,7 @@ use ddp_kernels::{DType, Device, Tensor};
 use super::encode::Encoder;
 use super::load::{self, Ready};
 use super::outputs::check_finite;
+use crate::checkpoint;
 use crate::config::UseConfig;
 use crate::config::check::refuse;
 use crate::config::using::Predictions;
@@ -21,9 +21,6 @@ use crate::data::{DataSpec, Task, choose};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::shown::shown;
-
-/// How long the other ranks wait until the file is safe.
-const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
 
 /// Writes what the model says of each row.
 pub fn predict(config: &UseConfig, world: &World) -> Result<()> {
@@ -41,9 +38,14 @@ pub fn predict(config: &UseConfig, world: &World) -> Result<()> {
         if world.rank() > 0 {
             return send_all(&mut ready, &encoder, &group);
         }
-        files::replace_file(&predictions.out, |file| write_all(&mut ready, &encoder, &group, file, &predictions.out))
+        let out = &predictions.out;
+        let write = |file: &mut File| write_all(&mut ready, &encoder, &group, file, out);
+        match predictions.overwrite {
+            true => files::replace_file(out, write),
+            false => files::new_file(out, write).map_err(|error| is_taken(error, out)),
+        }
     })?;
-    world.barrier_within(SAVING_MAX.max(world.timeout()))?;
+    checkpoint::wait_for_all(world)?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
         let (rows, out, model) = (ready.dealt.all_rows(), path(&predictions.out), path(&ready.opened.folder));
@@ -59,10 +61,7 @@ fn check_free(predictions: &Predictions) -> Result<()> {
         Ok(about) if about.is_dir() => {
             Err(refuse("--out", out.display(), "the name of a file", "It is a folder: give a name in it"))
         }
-        Ok(_) if !predictions.overwrite => {
-            let way_out = "It is there already: give another, or --overwrite";
-            Err(refuse("--out", out.display(), "the name of a new file", way_out))
-        }
+        Ok(_) if !predictions.overwrite => Err(taken(out)),
         _ => Ok(()),
     }
 }
@@ -77,6 +76,18 @@ fn check_other(predictions: &Predictions, data: &DataSpec) -> Result<()> {
             let expected = format!("another file than {}, which --data reads", path.display());
             Err(refuse("--out", predictions.out.display(), &expected, "Give another: the rows would be gone"))
         }
+    }
+}
+
+fn taken(out: &Path) -> Error {
+    refuse("--out", out.display(), "the name of a new file", "It is there already: give another, or --overwrite")
+}
+
+/// What it means that somebody else has made a file of this name meanwhile.
+fn is_taken(error: Error, out: &Path) -> Error {
+    match error {
+        Error::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists => taken(out),
+        other => other,
     }
 }
 
