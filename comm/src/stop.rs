@@ -155,6 +155,8 @@ mod tests {
     #[test]
     fn the_first_signal_is_remembered_while_somebody_wants_to_know() {
         let _alone = signals::testing::alone();
+        // What a script starts in the background ignores Ctrl-C, and what is ignored is left so.
+        Signal::ALL.map(Signal::number).into_iter().for_each(signals::let_go);
         let world = World::single().unwrap();
         for (first, second) in [(Signal::User1, Signal::Terminate), (Signal::Interrupt, Signal::User1)] {
             let (stops, others) = (world.catch_stop(), world.catch_stop());
