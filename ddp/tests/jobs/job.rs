@@ -153,6 +153,8 @@ impl Folder {
             }
         }
         command.envs(WITHOUT_GPUS);
+        // Launchers that begin and end at the same time may take away each other's folder for sessions (Open MPI 4.1: "File exists").
+        command.env("OMPI_MCA_orte_tmpdir_base", &self.0);
         Job { command, folder: self.0.clone(), under_mpirun }
     }
 
@@ -348,14 +350,15 @@ impl Running {
     #[track_caller]
     pub(crate) fn wait(mut self) -> Ended {
         let started = Instant::now();
-        let mut in_time = true;
+        let (mut in_time, mut stayed) = (true, String::new());
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("it is a child of this process") {
                 break status;
             }
             self.look_for_step_2();
-            if started.elapsed() > RUN_MAX {
+            if started.elapsed() > RUN_MAX && in_time {
                 in_time = false;
+                stayed = processes_of(&self.folder).into_iter().map(described).collect::<Vec<_>>().join("\n");
                 kill(&processes_of(&self.folder));
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -367,7 +370,7 @@ impl Running {
         kill(&left);
         let [stdout, stderr] = self.said.map(|said| said.join().expect("the reader does not panic"));
         let ended = Ended { status, stdout, stderr, after_step_2 };
-        assert!(in_time, "not over after {RUN_MAX:?}: {ended}");
+        assert!(in_time, "not over after {RUN_MAX:?}: {ended}\n{stayed}");
         assert!(left.is_empty(), "processes {left:?} are left: {ended}");
         let shared = left_in_shared_memory(&self.shared_before);
         assert!(shared.is_empty(), "left in /dev/shm: {shared:?}: {ended}");
@@ -406,6 +409,17 @@ fn processes_of(folder: &Path) -> Vec<u32> {
         environment.windows(marker.len()).any(|part| part == marker)
     };
     names_in(Path::new("/proc")).iter().filter_map(|name| name.parse().ok()).filter(is_ours).collect()
+}
+
+/// A process, and what its threads are at.
+fn described(pid: u32) -> String {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let threads = names_in(Path::new(&format!("/proc/{pid}/task")));
+    let threads = threads.iter().map(|thread| {
+        let [name, waits] = ["comm", "wchan"].map(|what| read(&format!("task/{thread}/{what}")));
+        format!("{} in {}", name.trim(), waits.trim())
+    });
+    format!("{pid} {}: {}", read("cmdline").replace('\0', " "), threads.collect::<Vec<_>>().join(", "))
 }
 
 /// The processes that stay: those that are not gone when a job has to be over.
