@@ -1,6 +1,7 @@
 //! Starting ranks under the real `mpirun`, and what became of them.
 
 use std::io::Read;
+use std::path::Path;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,6 +19,9 @@ const RUN_MAX: Duration = Duration::from_secs(60);
 pub(crate) const BOUND: &str = "bound";
 /// In the place of a host's name: processes that end, or do nothing, before they come to MPI; and one that stops in it.
 pub(crate) const LEAVES: &str = "leaves";
+/// In the place of a host's name: ranks that come to MPI once the one that leaves is gone, as its launcher knows, too. If another had come before,
+/// Open MPI's launcher would end the job by itself.
+pub(crate) const FOLLOWS: &str = "follows";
 pub(crate) const SLEEPS: &str = "sleeps";
 pub(crate) const STARTS_ONLY: &str = "starts MPI only";
 /// In the place of a host's name: see `under_another_launcher`.
@@ -69,6 +73,9 @@ impl Job {
             command.args(["--bind-to", "none"]);
         }
         let program = std::env::current_exe().expect("this program has a path");
+        // The number of the process that leaves.
+        let leaver = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("leaver-{}", std::process::id()));
+        _ = std::fs::remove_file(&leaver);
         for (index, (host, size)) in hosts.iter().enumerate() {
             if index > 0 {
                 command.arg(":");
@@ -77,8 +84,13 @@ impl Job {
             match *host {
                 "" | BOUND => {}
                 LEAVES => {
-                    command.arg("true");
+                    command.args(["sh", "-c", "echo $$ > \"$0\""]).arg(&leaver);
                     continue;
+                }
+                // A process is there until its launcher has taken notice of its end.
+                FOLLOWS => {
+                    let wait = "until [ -s \"$0\" ] && ! kill -0 $(cat \"$0\") 2>&-; do sleep 0.02; done; exec \"$1\"";
+                    command.args(["sh", "-c", wait]).arg(&leaver);
                 }
                 SLEEPS => {
                     command.args(["sleep", "60"]);
