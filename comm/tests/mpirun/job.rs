@@ -1,7 +1,6 @@
 //! Starting ranks under the real `mpirun`, and what became of them.
 
 use std::io::Read;
-use std::path::Path;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
