@@ -21,6 +21,8 @@ use crate::record::Record;
 pub(crate) const END_MAX: Duration = Duration::from_secs(5);
 /// More than any job here takes on a machine that is busy with other things: one that hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(60);
+/// How long a launcher whose ranks are gone may wait for a lock of its own.
+const LOCKED_MAX: Duration = Duration::from_secs(5);
 
 /// A run that is quick: 8 steps. The word OUT becomes the folder of the run.
 pub(crate) const QUICK: &str =
@@ -351,11 +353,18 @@ impl Running {
     pub(crate) fn wait(mut self) -> Ended {
         let started = Instant::now();
         let (mut in_time, mut stayed) = (true, String::new());
+        let mut last_free = started;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("it is a child of this process") {
                 break status;
             }
             self.look_for_step_2();
+            if !(self._turn.is_some() && waits_for_a_lock(self.child.id())) {
+                last_free = Instant::now();
+            } else if last_free.elapsed() > LOCKED_MAX && processes_of(&self.folder) == [self.child.id()] {
+                println!("mpirun waits for a lock of its own, and its ranks are gone: ending it");
+                kill(&[self.child.id()]);
+            }
             if started.elapsed() > RUN_MAX && in_time {
                 in_time = false;
                 stayed = processes_of(&self.folder).into_iter().map(described).collect::<Vec<_>>().join("\n");
@@ -409,6 +418,12 @@ fn processes_of(folder: &Path) -> Vec<u32> {
         environment.windows(marker.len()).any(|part| part == marker)
     };
     names_in(Path::new("/proc")).iter().filter_map(|name| name.parse().ok()).filter(is_ours).collect()
+}
+
+/// Whether the first thread of a process waits for a lock. Open MPI 4's launcher does, for ever, after a rank was killed that was just
+/// connecting to it; `launch/mpirun` ends it then, and so do these tests.
+fn waits_for_a_lock(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("futex"))
 }
 
 /// A process, and what its threads are at.
