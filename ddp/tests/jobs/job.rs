@@ -475,9 +475,12 @@ fn hearing_ctrl_c() -> Command {
     command
 }
 
-/// Whether signals wait for a process as a whole; none do for one that is gone.
+/// Whether signals wait for a process as a whole; none do for one that is gone, or dead and not yet buried: it keeps them.
 fn has_pending_signals(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    if status.contains("\nState:\tZ") {
+        return false;
+    }
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
     pending.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
 }
