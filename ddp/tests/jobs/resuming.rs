@@ -147,8 +147,7 @@ fn killed_at_random_moments_a_run_loses_an_interval_and_what_is_being_written_an
     while killed < kills {
         let mut running = job(&folder, ranks, &format!("{words} --resume auto")).start();
         running.wait_for(r#"{"event":"st"#);
-        // Under mpirun a run takes over a second, alone a fraction of one.
-        std::thread::sleep(Duration::from_millis(random(if ranks == 1 { 300 } else { 1200 })));
+        std::thread::sleep(Duration::from_millis(random(if ranks == 1 { 700 } else { 1200 }))); // alone a run takes two thirds of a second
         running.signal_rank(random(ranks as u64) as usize, "KILL");
         let ended = running.wait();
         if ended.exit_code() == Some(0) {
