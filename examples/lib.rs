@@ -1,1 +1,1 @@
-//! Small programs a newcomer reads and runs. This library holds only what they share.
+//! Small programs to read and run. This library holds what they share.

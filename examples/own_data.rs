@@ -1,4 +1,5 @@
-//! Data and a training loop of your own, on any number of ranks: three spirals that a small model learns to tell apart.
+//! Your own data and training loop, on any number of ranks: a small model learns to tell three
+//! spirals apart.
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example own_data
@@ -8,27 +9,32 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ddp::data::{Dataset, InOrder, Loader, Sampler, Targets, Task};
+use ddp::data::{Dataset, InOrder, Loader, RowSpec, Sampler, TaskSpec};
 use ddp::models::Model;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 use ddp::optim::{Optimizer, Rule, Schedule, Shape};
 use ddp::step::{Step, StepOptions};
 use ddp_comm::{Options, World};
-use ddp_kernels::{DType, Device};
+use ddp_kernels::{DType, Device, Tensor};
 
-/// Points on three spirals. A row is a pure function of its number, so every rank has the same data without a file.
+/// Points on three spirals. A row is a pure function of its number, so all ranks have the same data.
 #[derive(Debug)]
 struct Spirals {
     rows: u64,
-    /// Rows before these, which are others' (those to train on, say).
+    /// Number of the first row: the rows before it belong to another set.
     first: u64,
-    task: Task,
+    spec: RowSpec,
 }
 
 impl Spirals {
     fn new(rows: u64, first: u64) -> Spirals {
         let names = ["red", "green", "blue"].map(String::from).to_vec();
-        Spirals { rows, first, task: Task::Classification { classes: 3, names } }
+        let task = TaskSpec::named_classes(names);
+        Spirals {
+            rows,
+            first,
+            spec: RowSpec::features(2, task),
+        }
     }
 }
 
@@ -37,27 +43,32 @@ impl Dataset for Spirals {
         self.rows
     }
 
-    fn row_shape(&self) -> &[usize] {
-        &[2]
+    fn spec(&self) -> &RowSpec {
+        &self.spec
     }
 
-    fn task(&self) -> &Task {
-        &self.task
+    fn fingerprint(&self) -> ddp::data::Result<String> {
+        Ok(format!(
+            "spirals {} {} {:x}",
+            self.rows,
+            self.first,
+            ddp::data::sampled_hash(self)?
+        ))
     }
 
-    fn fingerprint(&self) -> ddp::Result<String> {
-        Ok(format!("spirals {} {} {:x}", self.rows, self.first, ddp::data::sampled_hash(self)?))
-    }
-
-    fn gather(&self, rows: &[u64], x: &mut [f32], targets: Targets<'_>) -> ddp::Result<()> {
-        let classes = targets.classes()?;
-        for ((row, point), class) in rows.iter().zip(x.chunks_exact_mut(2)).zip(classes) {
-            let drawn = (row + self.first).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            *class = (drawn % 3) as i64;
-            let radius = ((drawn >> 20) % 1000) as f32 / 1000.0;
-            let angle = 4.0 * radius + *class as f32 * std::f32::consts::TAU / 3.0;
-            point.copy_from_slice(&[radius * angle.cos(), radius * angle.sin()]);
-        }
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> ddp::data::Result<()> {
+        inputs.with_slice_mut(|points: &mut [f32]| {
+            targets.with_slice_mut(|classes: &mut [i64]| {
+                let points = points.chunks_exact_mut(2);
+                for ((row, point), class) in rows.iter().zip(points).zip(classes) {
+                    let drawn = (row + self.first).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                    *class = (drawn % 3) as i64;
+                    let radius = ((drawn >> 20) % 1000) as f32 / 1000.0;
+                    let angle = 4.0 * radius + *class as f32 * std::f32::consts::TAU / 3.0;
+                    point.copy_from_slice(&[radius * angle.cos(), radius * angle.sin()]);
+                }
+            })
+        })??;
         Ok(())
     }
 }
@@ -69,10 +80,20 @@ fn train(world: &World) -> ddp::Result<()> {
     let data: Arc<dyn Dataset> = Arc::new(Spirals::new(3000, 0));
     let held_out: Arc<dyn Dataset> = Arc::new(Spirals::new(600, 3000));
 
-    let layers = Sequential::new().then(Linear::new(64)).then(Activate::relu()).then(Linear::new(3));
-    let model = Model::new(Box::new(layers), data.row_shape(), DType::F32, device, 1, &|_name| false)?;
+    let layers = Sequential::new()
+        .then(Linear::new(64))
+        .then(Activate::relu())
+        .then(Linear::new(3));
+    let model = Model::new(
+        Box::new(layers),
+        data.row_shape(),
+        DType::F32,
+        device,
+        1,
+        &|_name| false,
+    )?;
     let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    // Every rank makes the same groups in the same order. The reducer has one for itself.
+    // Every rank creates the same groups in the same order. The reducer uses one of them.
     let (gradients, evaluation) = (world.group("gradients")?, world.group("evaluation")?);
     let loss = Box::new(CrossEntropy::default());
     let mut step = Step::new(model, loss, optimizer, gradients, &StepOptions::default())?;
@@ -82,14 +103,21 @@ fn train(world: &World) -> ddp::Result<()> {
     let mut held_out = InOrder::new(held_out, rank, size, 256, device)?;
     let schedule = Schedule::new(Shape::Cosine, 0.02, 0.0, 20, STEPS)?;
     for step0 in 0..STEPS {
-        // Batches count from 0, steps from 1.
-        step.run(loader.load(step0)?, schedule.learning_rate(step0 + 1), false)?;
+        // Batches are numbered from 0, steps from 1.
+        step.run(
+            loader.load(step0)?,
+            schedule.learning_rate(step0 + 1),
+            false,
+        )?;
         if (step0 + 1) % 200 == 0 {
             let report = step.report(false)?;
             let tried = step.evaluate(&mut held_out, &evaluation)?;
             if rank == 0 {
                 let (loss, accuracy) = (report.stats.loss(), 100.0 * tried.accuracy());
-                println!("step {}: loss {loss:.4}, {accuracy:.1}% of held-out points right", step0 + 1);
+                println!(
+                    "step {}: loss {loss:.4}, {accuracy:.1}% of held-out points right",
+                    step0 + 1
+                );
             }
             assert!(step0 + 1 < STEPS || tried.accuracy() > 0.95, "it learns");
         }
@@ -98,6 +126,6 @@ fn train(world: &World) -> ddp::Result<()> {
 }
 
 fn main() -> ExitCode {
-    // What ends one rank ends all, with its error said once.
+    // An error on one rank ends all ranks and is printed once.
     World::run(&Options::default(), train)
 }

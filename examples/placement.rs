@@ -33,28 +33,88 @@ const fn situation(title: &'static str, needs: Gpus, show: fn() -> Result<String
 }
 
 const SITUATIONS: [Situation; 22] = [
-    situation("addmm across devices is an error that names every operand", 1, addmm_across_devices),
+    situation(
+        "addmm across devices is an error that names every operand",
+        1,
+        addmm_across_devices,
+    ),
     situation("moved first, it works", 1, moved_first),
-    situation("an operand on a second GPU comes by peer copy", 2, operand_on_second_gpu),
-    situation("batches on the CPU, model on the GPU: forbid, warn, allow", 1, batches_on_the_cpu),
-    situation("a dataset resident on the device: one upload, none in the loop", 1, resident_dataset),
-    situation("pinned memory: copies overlap computing", 1, overlapped_copies),
-    situation("made on the host, then moved: the hint", 1, made_on_the_host),
-    situation("a model moves whole; what was not registered is found by name", 1, model_moves_whole),
+    situation(
+        "an operand on a second GPU comes by peer copy",
+        2,
+        operand_on_second_gpu,
+    ),
+    situation(
+        "batches on the CPU, model on the GPU: forbid, warn, allow",
+        1,
+        batches_on_the_cpu,
+    ),
+    situation(
+        "a dataset resident on the device: one upload, none in the loop",
+        1,
+        resident_dataset,
+    ),
+    situation(
+        "pinned memory: copies overlap computing",
+        1,
+        overlapped_copies,
+    ),
+    situation(
+        "made on the host, then moved: the hint",
+        1,
+        made_on_the_host,
+    ),
+    situation(
+        "a model moves whole; what was not registered is found by name",
+        1,
+        model_moves_whole,
+    ),
     situation("a causal mask as a buffer", 0, causal_mask_as_buffer),
-    situation("item() in the loop is counted with its line", 0, item_in_the_loop),
+    situation(
+        "item() in the loop is counted with its line",
+        0,
+        item_in_the_loop,
+    ),
     situation("ping-pong is detected", 1, ping_pong),
     situation("a .npy file from a tensor on the GPU", 1, npy_from_gpu),
-    situation("timing an asynchronous operation, wrongly and rightly", 1, timing),
-    situation("memory: allocated, reserved, empty_cache", 0, memory_figures),
+    situation(
+        "timing an asynchronous operation, wrongly and rightly",
+        1,
+        timing,
+    ),
+    situation(
+        "memory: allocated, reserved, empty_cache",
+        0,
+        memory_figures,
+    ),
     situation("device-agnostic helper code", 0, device_agnostic),
-    situation("shape, dtype and device together; every tensor by device", 0, listed_by_device),
+    situation(
+        "shape, dtype and device together; every tensor by device",
+        0,
+        listed_by_device,
+    ),
     situation("adding tensors of two GPUs", 2, tensors_of_two_gpus),
-    situation("an accelerator that is not supported", 0, unsupported_accelerator),
+    situation(
+        "an accelerator that is not supported",
+        0,
+        unsupported_accelerator,
+    ),
     situation("discovery: what this machine has", 0, discovery),
-    situation("out of memory on one side while the other has room", 0, out_of_memory),
-    situation("labels, loss weights, a cached state left on the other device", 1, left_on_the_other_device),
-    situation("an operation without a version for the device", 0, no_version),
+    situation(
+        "out of memory on one side while the other has room",
+        0,
+        out_of_memory,
+    ),
+    situation(
+        "labels, loss weights, a cached state left on the other device",
+        1,
+        left_on_the_other_device,
+    ),
+    situation(
+        "an operation without a version for the device",
+        0,
+        no_version,
+    ),
 ];
 
 fn main() -> std::process::ExitCode {
@@ -67,14 +127,19 @@ fn main() -> std::process::ExitCode {
         let number = index + 1;
         if gpus < situation.needs {
             let plural = if situation.needs == 1 { "" } else { "s" };
-            println!("{number}. needs {} CUDA device{plural}: skipped\n     ({})", situation.needs, situation.title);
+            println!(
+                "{number}. needs {} CUDA device{plural}: skipped\n     ({})",
+                situation.needs, situation.title
+            );
             skipped += 1;
             continue;
         }
         match transfer::with_ledger(&Ledger::new(), situation.show) {
             Ok(seen) => {
                 println!("{number}. {}", situation.title);
-                seen.trim_end().lines().for_each(|line| println!("     {line}"));
+                seen.trim_end()
+                    .lines()
+                    .for_each(|line| println!("     {line}"));
                 shown += 1;
             }
             Err(error) => {
@@ -83,8 +148,15 @@ fn main() -> std::process::ExitCode {
             }
         }
     }
-    println!("situations: {}, shown: {shown}, skipped: {skipped}", SITUATIONS.len());
-    if failed > 0 { std::process::ExitCode::from(70) } else { std::process::ExitCode::SUCCESS }
+    println!(
+        "situations: {}, shown: {shown}, skipped: {skipped}",
+        SITUATIONS.len()
+    );
+    if failed > 0 {
+        std::process::ExitCode::from(70)
+    } else {
+        std::process::ExitCode::SUCCESS
+    }
 }
 
 /// The ledger of the situation being shown.
@@ -112,11 +184,15 @@ fn addmm_across_devices() -> Result<String> {
         text,
         format!(
             "addmm: operands are on different devices: acc f32[1000, 1000] on cpu, mat1 f32[1000, 1000] on cpu, \
-             mat2 \"w\" f32[1000, 1000] on cuda:0 (examples/placement.rs:{line}). Move mat2 with .to(Device::Cpu), or \
-             acc and mat1 with .to(Device::Cuda(0))."
+             mat2 \"w\" f32[1000, 1000] on cuda:0 (examples/placement.rs:{line}); help: move mat2 with .to(Device::Cpu), or \
+             acc and mat1 with .to(Device::Cuda(0))"
         )
     );
-    assert_eq!(ledger().crossed(), (0, 0), "a refused operation moves nothing");
+    assert_eq!(
+        ledger().crossed(),
+        (0, 0),
+        "a refused operation moves nothing"
+    );
     Ok(text)
 }
 
@@ -130,12 +206,17 @@ fn moved_first() -> Result<String> {
 }
 
 fn operand_on_second_gpu() -> Result<String> {
-    let (acc, mat1) = (Tensor::zeros(&[64, 64], DType::F32, GPU)?, randn(&[64, 64], GPU)?);
+    let (acc, mat1) = (
+        Tensor::zeros(&[64, 64], DType::F32, GPU)?,
+        randn(&[64, 64], GPU)?,
+    );
     let mat2 = randn(&[64, 64], OTHER_GPU)?;
     let product = ops::addmm(&acc, &mat1, &mat2.to(GPU)?, 1.0, 1.0)?;
     assert_eq!(product.device(), GPU);
     let rows = ledger().rows();
-    assert!(matches!(&rows[..], [row] if row.bytes == 16384 && matches!(row.kind, Kind::Peer | Kind::Staged)));
+    assert!(
+        matches!(&rows[..], [row] if row.bytes == 16384 && matches!(row.kind, Kind::Peer | Kind::Staged))
+    );
     Ok(ledger().to_string())
 }
 
@@ -143,13 +224,28 @@ fn batches_on_the_cpu() -> Result<String> {
     let weight = randn(&[10, 32], GPU)?.named("fc.weight");
     let batch = randn(&[8, 32], Device::Cpu)?.named("batch");
     let logits = Tensor::zeros(&[8, 10], DType::F32, GPU)?;
-    let step = || ops::linear_into(&logits, &batch, &weight, None, ops::Activation::Identity, None);
+    let step = || {
+        ops::linear_into(
+            &logits,
+            &batch,
+            &weight,
+            None,
+            ops::Activation::Identity,
+            None,
+        )
+    };
     let forbidden = message(step());
-    assert!(forbidden.contains(r#"x "batch" f32[8, 32] on cpu"#), "{forbidden}");
+    assert!(
+        forbidden.contains(r#"x "batch" f32[8, 32] on cpu"#),
+        "{forbidden}"
+    );
     transfer::with_policy(Policy::Warn, || (0..3).try_for_each(|_| step()))?;
     transfer::with_policy(Policy::Allow, || (0..3).try_for_each(|_| step()))?;
     let rows = ledger().rows();
-    assert!(rows.iter().all(|row| row.implicit && row.kind == Kind::Upload));
+    assert!(
+        rows.iter()
+            .all(|row| row.implicit && row.kind == Kind::Upload)
+    );
     assert_eq!(rows.iter().map(|row| row.count).sum::<u64>(), 6);
     Ok(format!(
         "forbid: {forbidden}\nwarn, then allow, three steps each (one warning on standard error):\n{}",
@@ -165,24 +261,38 @@ fn resident_dataset() -> Result<String> {
         transfer::forbid_transfers(|| {
             (0..8).try_for_each(|batch| {
                 let rows = dataset.slice(batch * 128..(batch + 1) * 128)?;
-                ops::linear_into(&logits, &rows, &weight, None, ops::Activation::Identity, None)
+                ops::linear_into(
+                    &logits,
+                    &rows,
+                    &weight,
+                    None,
+                    ops::Activation::Identity,
+                    None,
+                )
             })
         })
     })?;
     assert_eq!(ledger().crossed(), (1, 1024 * 32 * 4));
-    Ok(format!("8 steps with transfers forbidden; the ledger knows one upload:\n{}", ledger()))
+    Ok(format!(
+        "8 steps with transfers forbidden; the ledger knows one upload:\n{}",
+        ledger()
+    ))
 }
 
 fn overlapped_copies() -> Result<String> {
     let (copies, compute) = (Stream::new(GPU)?, Stream::new(GPU)?);
     let host = Tensor::zeros_pinned(&[2048, 2048], DType::F32)?;
-    let (a, target) = (randn(&[2048, 2048], GPU)?, Tensor::zeros(&[2048, 2048], DType::F32, GPU)?);
+    let (a, target) = (
+        randn(&[2048, 2048], GPU)?,
+        Tensor::zeros(&[2048, 2048], DType::F32, GPU)?,
+    );
     let out = a.zeros_like()?;
     let both = |overlapped: bool| -> Result<f64> {
         stream::synchronize(GPU)?;
         let start = compute.record_timed()?;
         copies.wait(&start)?;
-        let copy = transfer::copy_async(&target, &host, if overlapped { &copies } else { &compute })?;
+        let copy =
+            transfer::copy_async(&target, &host, if overlapped { &copies } else { &compute })?;
         compute.scope(|| ops::addmm_into(&out, &out, &a, &a, 1.0, 0.0))?;
         compute.wait(copy.event())?;
         // The time between two events is the device's, whatever the host does meanwhile.
@@ -192,25 +302,52 @@ fn overlapped_copies() -> Result<String> {
     };
     both(false)?; // the first product compiles and plans
     let (in_turn_s, overlapped_s) = (both(false)?, both(true)?);
-    assert!(overlapped_s < in_turn_s, "a copy on its own stream hides behind the product");
+    assert!(
+        overlapped_s < in_turn_s,
+        "a copy on its own stream hides behind the product"
+    );
     if simulated() {
-        return Ok("overlapped they take less time than one after the other (by the simulator's clock)".to_string());
+        return Ok(
+            "overlapped they take less time than one after the other (by the simulator's clock)"
+                .to_string(),
+        );
     }
-    Ok(format!("one after the other {:.2} ms, overlapped {:.2} ms", in_turn_s * 1e3, overlapped_s * 1e3))
+    Ok(format!(
+        "one after the other {:.2} ms, overlapped {:.2} ms",
+        in_turn_s * 1e3,
+        overlapped_s * 1e3
+    ))
 }
 
 /// Whether the GPU is one of the simulator's, whose times mean nothing.
 fn simulated() -> bool {
-    device::discover().gpus.first().is_some_and(|gpu| gpu.name.contains("Simulated"))
+    device::discover()
+        .gpus
+        .first()
+        .is_some_and(|gpu| gpu.name.contains("Simulated"))
 }
 
 fn made_on_the_host() -> Result<String> {
     let noise = Tensor::randn(&[256, 256], DType::F32, Device::Cpu, &mut Random::new(2))?;
     let noise = noise.to(GPU)?;
     let hints = ledger().hints();
-    assert!(matches!(hints[..], [Hint::MadeOnlyToMove { target: GPU, count: 1, .. }]), "{hints:?}");
+    assert!(
+        matches!(
+            hints[..],
+            [Hint::MadeOnlyToMove {
+                target: GPU,
+                count: 1,
+                ..
+            }]
+        ),
+        "{hints:?}"
+    );
     let better = Tensor::randn(&[256, 256], DType::F32, GPU, &mut Random::new(2))?;
-    assert_eq!(better.to_vec::<f32>()?, noise.to_vec::<f32>()?, "the same numbers wherever they are made");
+    assert_eq!(
+        better.to_vec::<f32>()?,
+        noise.to_vec::<f32>()?,
+        "the same numbers wherever they are made"
+    );
     Ok(hints[0].to_string())
 }
 
@@ -218,7 +355,10 @@ fn model_moves_whole() -> Result<String> {
     let mut model = Registry::new("model");
     model.parameter("fc.weight", randn(&[10, 32], Device::Cpu)?)?;
     model.parameter("fc.bias", Tensor::zeros(&[10], DType::F32, Device::Cpu)?)?;
-    model.buffer("running_mean", Tensor::zeros(&[32], DType::F32, Device::Cpu)?)?;
+    model.buffer(
+        "running_mean",
+        Tensor::zeros(&[32], DType::F32, Device::Cpu)?,
+    )?;
     // A plain field of the model that nobody registered.
     let mask = ops::causal_mask(8, DType::F32, Device::Cpu)?.named("model.mask");
     model.to(GPU)?;
@@ -226,7 +366,10 @@ fn model_moves_whole() -> Result<String> {
     let strays = model.left_behind();
     assert_eq!(strays.len(), 1);
     let text = strays[0].to_string();
-    assert!(text.contains("model.mask") && text.contains("on cpu"), "{text}");
+    assert!(
+        text.contains("model.mask") && text.contains("on cpu"),
+        "{text}"
+    );
     drop(mask);
     assert!(model.left_behind().is_empty());
     Ok(format!("{model}\n{text}"))
@@ -238,9 +381,23 @@ fn causal_mask_as_buffer() -> Result<String> {
     model.to(Device::best())?;
     let scores = Tensor::zeros(&[4, 4], DType::F32, Device::best())?;
     let masked = ops::add(&scores, model.get("mask")?)?.to_vec::<f32>()?;
-    let expected = |index: usize| if index % 4 > index / 4 { f32::NEG_INFINITY } else { 0.0 };
-    assert!(masked.iter().enumerate().all(|(index, &value)| value == expected(index)));
-    Ok(format!("{} moved with the model and met the scores there", model.get("mask")?))
+    let expected = |index: usize| {
+        if index % 4 > index / 4 {
+            f32::NEG_INFINITY
+        } else {
+            0.0
+        }
+    };
+    assert!(
+        masked
+            .iter()
+            .enumerate()
+            .all(|(index, &value)| value == expected(index))
+    );
+    Ok(format!(
+        "{} moved with the model and met the scores there",
+        model.get("mask")?
+    ))
 }
 
 fn item_in_the_loop() -> Result<String> {
@@ -256,7 +413,10 @@ fn item_in_the_loop() -> Result<String> {
     assert_eq!(total, 25.0);
     let hints = ledger().hints();
     let text = hints[0].to_string();
-    assert!(text.contains(&format!("examples/placement.rs:{line} ran 100 times")), "{text}");
+    assert!(
+        text.contains(&format!("examples/placement.rs:{line} ran 100 times")),
+        "{text}"
+    );
     Ok(text)
 }
 
@@ -270,7 +430,16 @@ fn ping_pong() -> Result<String> {
         state = on_host.to(GPU)?;
     }
     let hints = ledger().hints();
-    let found = hints.iter().find(|hint| matches!(hint, Hint::PingPong { home: GPU, count: 5, .. }));
+    let found = hints.iter().find(|hint| {
+        matches!(
+            hint,
+            Hint::PingPong {
+                home: GPU,
+                count: 5,
+                ..
+            }
+        )
+    });
     Ok(found.expect("the ledger sees the return").to_string())
 }
 
@@ -280,7 +449,11 @@ fn npy_from_gpu() -> Result<String> {
     tensor.save_npy(&path)?;
     let back = Tensor::load_npy(&path, Device::Cpu)?;
     let kinds: Vec<Kind> = ledger().rows().iter().map(|row| row.kind).collect();
-    assert_eq!(kinds, [Kind::Download], "the copy to the host is counted, not hidden");
+    assert_eq!(
+        kinds,
+        [Kind::Download],
+        "the copy to the host is counted, not hidden"
+    );
     assert_eq!(back.to_vec::<f32>()?, tensor.to_vec::<f32>()?);
     // Only the example's own file; a failure to remove it is of no consequence.
     let _ = std::fs::remove_file(path);
@@ -298,11 +471,20 @@ fn timing() -> Result<String> {
     let timer = Timer::start(GPU)?;
     ops::addmm_into(&out, &out, &a, &a, 1.0, 0.0)?;
     let right_s = timer.elapsed()?.as_secs_f64();
-    assert!(wrong_s < right_s, "without waiting, only the launch is measured");
+    assert!(
+        wrong_s < right_s,
+        "without waiting, only the launch is measured"
+    );
     if simulated() {
-        return Ok("without waiting, only the launch is measured; with a Timer, the work".to_string());
+        return Ok(
+            "without waiting, only the launch is measured; with a Timer, the work".to_string(),
+        );
     }
-    Ok(format!("without waiting {:.3} ms (the launch), with a Timer {:.3} ms (the work)", wrong_s * 1e3, right_s * 1e3))
+    Ok(format!(
+        "without waiting {:.3} ms (the launch), with a Timer {:.3} ms (the work)",
+        wrong_s * 1e3,
+        right_s * 1e3
+    ))
 }
 
 fn memory_figures() -> Result<String> {
@@ -315,11 +497,19 @@ fn memory_figures() -> Result<String> {
     let after = memory::stats(device);
     let given_back = memory::empty_cache(device);
     assert_eq!(during.allocated_bytes - before.allocated_bytes, 4 << 20);
-    assert_eq!(after.allocated_bytes, before.allocated_bytes, "dropped: no longer allocated");
-    assert_eq!(after.reserved_bytes, during.reserved_bytes, "but kept for reuse");
+    assert_eq!(
+        after.allocated_bytes, before.allocated_bytes,
+        "dropped: no longer allocated"
+    );
+    assert_eq!(
+        after.reserved_bytes, during.reserved_bytes,
+        "but kept for reuse"
+    );
     assert!(given_back >= 4 << 20);
     let emptied = memory::stats(device);
-    Ok(format!("with the tensor: {during}\nafter drop:      {after}\nafter empty_cache: {emptied}"))
+    Ok(format!(
+        "with the tensor: {during}\nafter drop:      {after}\nafter empty_cache: {emptied}"
+    ))
 }
 
 /// Works wherever its input is: the helper tensor inherits device and dtype.
@@ -333,7 +523,10 @@ fn device_agnostic() -> Result<String> {
     let mut lines = Vec::new();
     for device in Device::usable() {
         let centred = normalize(&Tensor::arange(5, DType::F32, device)?)?;
-        assert_eq!((centred.device(), centred.to_vec::<f32>()?), (device, vec![-2.0, -1.0, 0.0, 1.0, 2.0]));
+        assert_eq!(
+            (centred.device(), centred.to_vec::<f32>()?),
+            (device, vec![-2.0, -1.0, 0.0, 1.0, 2.0])
+        );
         lines.push(format!("normalize on {device}: {centred}"));
     }
     Ok(lines.join("\n"))
@@ -346,15 +539,27 @@ fn listed_by_device() -> Result<String> {
     model.buffer("steps", Tensor::zeros(&[1], DType::I64, Device::Cpu)?)?;
     let text = model.to_string();
     let weight = model.get("0.weight")?;
-    assert_eq!(weight.to_string(), format!("\"mlp.0.weight\" f32[16, 8] on {}", Device::best()));
-    assert!(text.contains("mlp.0.weight") && text.contains("i64"), "{text}");
+    assert_eq!(
+        weight.to_string(),
+        format!("\"mlp.0.weight\" f32[16, 8] on {}", Device::best())
+    );
+    assert!(
+        text.contains("mlp.0.weight") && text.contains("i64"),
+        "{text}"
+    );
     Ok(format!("{weight}\n{text}"))
 }
 
 fn tensors_of_two_gpus() -> Result<String> {
-    let (a, b) = (randn(&[4], GPU)?.named("x0"), randn(&[4], OTHER_GPU)?.named("x1"));
+    let (a, b) = (
+        randn(&[4], GPU)?.named("x0"),
+        randn(&[4], OTHER_GPU)?.named("x1"),
+    );
     let text = message(ops::add(&a, &b));
-    assert!(text.contains(r#"a "x0" f32[4] on cuda:0, b "x1" f32[4] on cuda:1"#), "{text}");
+    assert!(
+        text.contains(r#"a "x0" f32[4] on cuda:0, b "x1" f32[4] on cuda:1"#),
+        "{text}"
+    );
     let sum = ops::add(&a, &b.to(GPU)?)?;
     assert_eq!(sum.device(), GPU);
     Ok(text)
@@ -364,7 +569,10 @@ fn unsupported_accelerator() -> Result<String> {
     let mut lines = Vec::new();
     for name in ["mps", "xpu", "rocm"] {
         let text = message(name.parse::<Device>());
-        assert!(text.contains("Supported: cpu, cuda, cuda:N, auto"), "{text}");
+        assert!(
+            text.contains("supported: cpu, cuda, cuda:N, auto"),
+            "{text}"
+        );
         lines.push(text);
     }
     let beyond = Device::Cuda(99);
@@ -376,7 +584,11 @@ fn unsupported_accelerator() -> Result<String> {
 
 fn discovery() -> Result<String> {
     let found = device::discover();
-    assert_eq!(found.gpus.is_empty(), found.why_no_gpu.is_some(), "no GPU never goes without a reason");
+    assert_eq!(
+        found.gpus.is_empty(),
+        found.why_no_gpu.is_some(),
+        "no GPU never goes without a reason"
+    );
     Ok(format!("{found}\nusable here: {:?}", Device::usable()))
 }
 
@@ -389,10 +601,16 @@ fn out_of_memory() -> Result<String> {
         memory::set_limit_bytes(device, Some(limit_bytes));
         let text = message(Tensor::zeros(&[64 << 20], DType::U8, device));
         memory::set_limit_bytes(device, None);
-        assert!(text.contains(&format!("out of memory on {device}")) && text.contains("activations"), "{text}");
+        assert!(
+            text.contains(&format!("out of memory on {device}")) && text.contains("activations"),
+            "{text}"
+        );
         lines.push(text);
         drop(big);
-        for other in Device::usable().into_iter().filter(|other| *other != device) {
+        for other in Device::usable()
+            .into_iter()
+            .filter(|other| *other != device)
+        {
             let there = Tensor::zeros(&[64 << 20], DType::U8, other)?;
             lines.push(format!("{other} had room for {there}"));
         }
@@ -405,17 +623,33 @@ fn left_on_the_other_device() -> Result<String> {
     let losses = logits.new_zeros(&[4])?;
     let labels = Tensor::from_slice(&[0i64, 1, 2, 0], &[4], Device::Cpu)?.named("labels");
     let class_weights = Tensor::ones(&[3], DType::F32, Device::Cpu)?.named("class_weights");
-    let out = CrossEntropyOut { losses: &losses, dlogits: None, weights: None };
+    let out = CrossEntropyOut {
+        losses: &losses,
+        dlogits: None,
+        weights: None,
+    };
     let plain = CrossEntropyOptions::default();
-    let weighted = CrossEntropyOptions { class_weights: Some(&class_weights), ..plain };
+    let weighted = CrossEntropyOptions {
+        class_weights: Some(&class_weights),
+        ..plain
+    };
     let labels_text = message(ops::cross_entropy(&logits, &labels, out, &plain));
-    assert!(labels_text.contains(r#"targets "labels" i64[4] on cpu"#), "{labels_text}");
+    assert!(
+        labels_text.contains(r#"targets "labels" i64[4] on cpu"#),
+        "{labels_text}"
+    );
     let labels = labels.to(GPU)?;
     let weights_text = message(ops::cross_entropy(&logits, &labels, out, &weighted));
-    assert!(weights_text.contains(r#""class_weights" f32[3] on cpu"#), "{weights_text}");
+    assert!(
+        weights_text.contains(r#""class_weights" f32[3] on cpu"#),
+        "{weights_text}"
+    );
     let cached = Tensor::zeros(&[4, 3], DType::F32, Device::Cpu)?.named("hidden");
     let cached_text = message(ops::add(&logits, &cached));
-    assert!(cached_text.contains(r#"b "hidden" f32[4, 3] on cpu"#), "{cached_text}");
+    assert!(
+        cached_text.contains(r#"b "hidden" f32[4, 3] on cpu"#),
+        "{cached_text}"
+    );
     Ok(format!("{labels_text}\n{weights_text}\n{cached_text}"))
 }
 
@@ -427,6 +661,11 @@ fn no_version() -> Result<String> {
     };
     let x = Tensor::ones(&[2, 2], dtype, device)?.named("x");
     let text = message(ops::addmm(&x, &x, &x, 1.0, 1.0));
-    assert!(text.contains(&format!("addmm: there is no version for {dtype} on {device}: mat1 \"x\"")), "{text}");
+    assert!(
+        text.contains(&format!(
+            "addmm: there is no version for {dtype} on {device}: mat1 \"x\""
+        )),
+        "{text}"
+    );
     Ok(text)
 }

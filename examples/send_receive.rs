@@ -1,11 +1,12 @@
-//! Sending tensors from rank to rank: in pairs, and around a ring.
+//! Sends tensors from rank to rank: in pairs, and around a ring.
 //!
 //! ```sh
 //! cargo build --release -p ddp-examples --example send_receive
 //! mpirun -n 4 target/release/examples/send_receive
 //! ```
 //!
-//! Where every rank has a GPU of its own the tensors lie there and travel by NCCL, else they lie in host memory: the calls are the same.
+//! If every rank has a GPU, the tensors are there and travel by NCCL; otherwise they are in host
+//! memory. The calls are the same.
 
 use std::process::ExitCode;
 
@@ -13,19 +14,19 @@ use ddp_comm::{Group, Options, Result, World};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, ops};
 
-/// A group of all ranks, and the device that its tensors lie on: the same decision on every rank.
+/// A group of all ranks and the device of its tensors. All ranks decide alike.
 fn group(world: &World) -> Result<(Group, Device)> {
     match world.assign_gpus(1, false)? {
         Ok(gpus) => {
             let device = gpus.devices_of(world.rank())[0];
             Ok((world.gpu_group("neighbours", device)?, device))
         }
-        // No GPUs, or too few of them.
+        // No GPUs, or too few.
         Err(_shortage) => Ok((world.group("neighbours")?, Device::Cpu)),
     }
 }
 
-/// Ranks 0 and 1, 2 and 3 …: the even one asks, the odd one answers. A rank without a partner has nothing to do.
+/// Ranks 0 and 1, 2 and 3 …: the even rank asks, the odd rank answers. A last even rank does nothing.
 fn pair(group: &Group, device: Device, stream: &Stream) -> Result<()> {
     let (rank, size) = (group.rank(), group.size());
     let numbers = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.named("numbers");
@@ -37,13 +38,20 @@ fn pair(group: &Group, device: Device, stream: &Stream) -> Result<()> {
         group.send(&numbers, rank + 1, stream)?;
         let answer = numbers.zeros_like()?.named("answer");
         group.receive(&answer, rank + 1, stream)?;
-        println!("rank {rank} on {device}: rank {} made of [1, 2, 3] {:?}", rank + 1, answer.to_vec::<f32>()?);
-        assert_eq!(answer.to_vec::<f32>()?, [1.0, 2.0, 3.0].map(|x| x * 10.0 * (rank + 1) as f32));
+        println!(
+            "rank {rank} on {device}: rank {} made of [1, 2, 3] {:?}",
+            rank + 1,
+            answer.to_vec::<f32>()?
+        );
+        assert_eq!(
+            answer.to_vec::<f32>()?,
+            [1.0, 2.0, 3.0].map(|x| x * 10.0 * (rank + 1) as f32)
+        );
     }
     Ok(())
 }
 
-/// Every rank hands on what it got from the one before, until all have seen the numbers of all: an all-gather by hand.
+/// An all-gather by hand: every rank passes on what it received until all have everything.
 fn ring(group: &Group, device: Device, stream: &Stream) -> Result<()> {
     let (rank, size) = (group.rank(), group.size());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -52,14 +60,14 @@ fn ring(group: &Group, device: Device, stream: &Stream) -> Result<()> {
     for _ in 0..size {
         ops::axpy(&sum, 1.0, &travels)?;
         let arrives = travels.zeros_like()?.named("from the rank before");
-        // On a GPU a send and a receive that need each other are given as one.
+        // On a GPU a send and a receive that depend on each other must be issued as a group.
         group.grouped(|| {
             group.send(&travels, next, stream)?;
             group.receive(&arrives, before, stream)
         })?;
         travels = arrives;
     }
-    // Its own number has come round to it.
+    // Each rank's number has come back to it.
     assert_eq!(travels.to_vec::<f32>()?, [rank as f32]);
     assert_eq!(sum.to_vec::<f32>()?, [(size * (size - 1) / 2) as f32]);
     if rank == 0 {
@@ -73,7 +81,9 @@ fn ring(group: &Group, device: Device, stream: &Stream) -> Result<()> {
 
 fn exchange(world: &World) -> Result<()> {
     if world.size() == 1 {
-        println!("one rank has nobody to send to. Start several: mpirun -n 4 target/release/examples/send_receive");
+        println!(
+            "one rank has nobody to send to. Start several: mpirun -n 4 target/release/examples/send_receive"
+        );
         return Ok(());
     }
     let (group, device) = group(world)?;
@@ -83,6 +93,6 @@ fn exchange(world: &World) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    // What ends one rank ends all, with its error said once.
+    // An error on one rank ends all ranks and is printed once.
     World::run(&Options::default(), exchange)
 }

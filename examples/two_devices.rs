@@ -1,10 +1,11 @@
-//! One model on two GPUs of one process: the first layers on one, the last on the other. `cargo run --release --example two_devices`.
+//! One model on two GPUs of one process: the first layers on one, the last on the other.
+//! `cargo run --release --example two_devices`.
 //!
-//! In PyTorch's tutorial on model parallelism one writes `x.to("cuda:1")` into `forward`. Here the layers are split for you, and so the activations
-//! and their gradients cross where they must and nowhere else: the table at the end lists every crossing with its line. With fewer than
-//! two GPUs both halves lie on the one device there is, and compute the same.
+//! In PyTorch's tutorial on model parallelism you write `x.to("cuda:1")` in `forward`. Here the layers
+//! are split for you. Activations and their gradients cross only at the split; the table at the end
+//! lists every crossing with its source line. With fewer than two GPUs both halves share one device.
 //!
-//! `ddp-train --devices-per-rank 2` is this with everything else around it.
+//! `ddp-train --devices-per-rank 2` does this in a full training run.
 
 use ddp::data::loader::Source;
 use ddp::data::{Loader, Sampler};
@@ -27,39 +28,59 @@ fn two_devices() -> [Device; 2] {
         return [Device::Cuda(0), Device::Cuda(1)];
     }
     let only = Device::best();
-    println!("this takes two GPUs, and here are {gpus}: both halves of the model lie on {only}, and nothing crosses");
+    println!(
+        "this takes two GPUs, and here are {gpus}: both halves of the model lie on {only}, and nothing crosses"
+    );
     [only; 2]
 }
 
 fn main() -> ddp::Result<()> {
     let devices = two_devices();
-    let data = ddp::data::open(&"synthetic:classification,rows=2048,held-out=0,features=16,classes=4".parse()?)?.train;
+    let data = ddp::data::open(
+        &"synthetic:classification,rows=2048,held-out=0,features=16,classes=4".parse()?,
+    )?
+    .train;
 
-    // The layers as ever. They are cut so that both devices have about as many parameters; an activation stays with its layer.
+    // The split gives both devices about the same number of parameters. An activation stays with
+    // its layer.
     let layers = Sequential::new()
         .then(Linear::new(64))
         .then(Activate::relu())
         .then(Linear::new(64))
         .then(Activate::relu())
         .then(Linear::new(4));
-    let models = Model::split(layers, data.row_shape(), &devices, |layers, shape, device| {
-        Model::new(layers, shape, DType::F32, device, 1, &|_name| false)
-    })?;
+    let models = Model::split(
+        layers,
+        data.row_shape(),
+        &devices,
+        |layers, shape, device| Model::new(layers, shape, DType::F32, device, 1, &|_name| false),
+    )?;
 
-    // Each half has an optimizer of its own, and a group of ranks to sum its gradients over: here this process alone.
+    // Each half has an optimizer and a group of ranks for its gradients: here this process alone.
     let part = |model: Model| -> ddp::Result<Part> {
         let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-        Ok(Part { model, optimizer, group: Group::alone() })
+        Ok(Part {
+            model,
+            optimizer,
+            group: Group::alone(),
+        })
     };
-    let parts = models.into_iter().map(part).collect::<ddp::Result<Vec<_>>>()?;
-    let mut step = Step::over(parts, Box::new(CrossEntropy::default()), &StepOptions::default())?;
+    let parts = models
+        .into_iter()
+        .map(part)
+        .collect::<ddp::Result<Vec<_>>>()?;
+    let mut step = Step::over(
+        parts,
+        Box::new(CrossEntropy::default()),
+        &StepOptions::default(),
+    )?;
     for stage in step.stages() {
         for parameter in stage.model().params.in_order() {
             println!("{}", stage.model().params.value(parameter.id));
         }
     }
 
-    // Features are needed on the first device, targets on the last.
+    // Features go to the first device, targets to the last.
     let sampler = Sampler::new(data.rows(), BATCH, 1, false)?;
     let mut loader = Loader::from_source(Source::new(data, devices), sampler, 0, 1, None)?;
     let mut losses = Vec::new();
@@ -74,8 +95,14 @@ fn main() -> ddp::Result<()> {
 
     let crossed = Ledger::current();
     print!("what crossed, and where in the source:\n{crossed}");
-    let between = |row: &&ddp_kernels::transfer::Row| row.phase == Phase::Step && row.source.is_accelerator();
-    let bytes: u64 = crossed.rows().iter().filter(between).map(|row| row.bytes).sum();
+    let between =
+        |row: &&ddp_kernels::transfer::Row| row.phase == Phase::Step && row.source.is_accelerator();
+    let bytes: u64 = crossed
+        .rows()
+        .iter()
+        .filter(between)
+        .map(|row| row.bytes)
+        .sum();
     println!("between the two devices: {} bytes a step", bytes / STEPS);
     Ok(())
 }

@@ -1,22 +1,37 @@
-//! The pool takes as many threads as the affinity mask has cores, and its workers keep to it whatever the thread that
-//! starts them is pinned to. In a file of its own: the mask is the process's.
+//! The thread pool has as many threads as the affinity mask has cores. Its workers keep that mask,
+//! also when the thread that starts them is pinned to one core. The mask belongs to the whole
+//! process, so this test is the only one in its file.
 
 use ddp_kernels::threads;
 
-/// The cores that each thread of this process may run on, as Linux writes them.
+/// The cores that each thread of this process may run on, in Linux's notation.
 fn allowed() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap();
-    let workers = tasks.map(|task| status(task.unwrap())).filter(|status| status.contains("ddp-math"));
-    let line = |status: String| status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).map(str::to_string);
+    let status =
+        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap();
+    let workers = tasks
+        .map(|task| status(task.unwrap()))
+        .filter(|status| status.contains("ddp-math"));
+    let line = |status: String| {
+        status
+            .lines()
+            .find(|line| line.starts_with("Cpus_allowed_list:"))
+            .map(str::to_string)
+    };
     workers.map(|status| line(status).unwrap()).collect()
 }
 
 #[test]
 fn the_pool_follows_the_mask_of_the_process() {
     assert_eq!(threads::count(), threads::cores().len());
-    let own = std::process::Command::new("nproc").output().expect("nproc is part of every Linux system");
-    let seen: usize = String::from_utf8(own.stdout).unwrap().trim().parse().unwrap();
+    let own = std::process::Command::new("nproc")
+        .output()
+        .expect("nproc is part of every Linux system");
+    let seen: usize = String::from_utf8(own.stdout)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
     assert_eq!(threads::cores().len(), seen);
 
     threads::set_count(2).unwrap();
@@ -24,5 +39,9 @@ fn the_pool_follows_the_mask_of_the_process() {
     assert_eq!(free.len(), 1);
     threads::set_count_pinned(2).unwrap();
     threads::set_count(2).unwrap();
-    assert_eq!(allowed(), free, "a worker started by a pinned thread is as free as before");
+    assert_eq!(
+        allowed(),
+        free,
+        "a worker started by a pinned thread is as free as before"
+    );
 }

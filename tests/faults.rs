@@ -1,5 +1,6 @@
-//! What goes wrong on a GPU is an error that names the operation, the device and the line, and never a hang, a panic or a wrong
-//! number in silence. The simulator makes it go wrong, by a plan; each case runs in a process of its own.
+//! What goes wrong on a GPU is an error that names the operation, the device and the line, and
+//! never a hang, a panic or a wrong number in silence. The simulator makes it go wrong, by a plan;
+//! each case runs in a process of its own.
 
 use std::process::Command;
 
@@ -25,7 +26,13 @@ fn ones() -> Result<Tensor> {
 fn some_work() -> Result<String> {
     let x = ones()?;
     let y = ops::relu(&ops::add(&x, &x)?)?;
-    let product = ops::addmm(&y.slice(0..10)?, &y.reshape(&[10, 100])?, &y.reshape(&[100, 10])?, 1.0, 0.0)?;
+    let product = ops::addmm(
+        &y.slice(0..10)?,
+        &y.reshape(&[10, 100])?,
+        &y.reshape(&[100, 10])?,
+        1.0,
+        0.0,
+    )?;
     stream::synchronize(GPU)?;
     Ok(format!("sum {}", ops::sum(&product)?.item()?))
 }
@@ -43,7 +50,10 @@ fn download_fails() -> Result<String> {
     // Work for the copy to wait behind.
     (0..5).try_for_each(|_| stream.scope(|| ops::scale_into(&x, &x, 2.0)))?;
     let error = transfer::copy_async(&host, &x, &stream).expect_err("planned");
-    let look = || host.with_slice(|slots: &[f32]| slots[999]).map_or_else(|error| error.to_string(), |x| x.to_string());
+    let look = || {
+        host.with_slice(|slots: &[f32]| slots[999])
+            .map_or_else(|error| error.to_string(), |x| x.to_string())
+    };
     let first = look();
     stream::synchronize(GPU)?;
     let second = look();
@@ -52,7 +62,10 @@ fn download_fails() -> Result<String> {
         drop(host);
         address(&pinned()?)?
     });
-    Ok(format!("{error}; first {first}; second {second}; given back: {}", before.is_ok_and(|before| before == after)))
+    Ok(format!(
+        "{error}; first {first}; second {second}; given back: {}",
+        before.is_ok_and(|before| before == after)
+    ))
 }
 
 fn pinned() -> Result<Tensor> {
@@ -71,41 +84,60 @@ fn message_fails() -> Result<String> {
     Ok(format!("{text}; number {}", number.item()?))
 }
 
-/// A copy through host memory that fails half-way: what becomes of the stages, and of the memory that is dropped.
-fn staged_copy_fails() -> Result<String> {
+/// A copy between devices that fails; the memory that it used is not handed out too early.
+fn copy_between_devices_fails() -> Result<String> {
     const COUNT: usize = (20 << 20) / 4;
     let large = Tensor::full(&[COUNT], 6.0, DType::F32, GPU)?;
     stream::synchronize(GPU)?;
     let error = large.to(OTHER).expect_err("planned");
     drop(large);
-    // What the source and the target had, if they are gone before the copy is.
-    let others = [Tensor::full(&[COUNT], 7.0, DType::F32, GPU)?, Tensor::full(&[COUNT], 7.0, DType::F32, OTHER)?];
-    // What the stages had, if they are.
-    let stage = Tensor::zeros_pinned(&[16 << 20], DType::U8)?;
-    stage.with_slice_mut(|bytes: &mut [u8]| bytes.fill(9))?;
+    let others = [
+        Tensor::full(&[COUNT], 7.0, DType::F32, GPU)?,
+        Tensor::full(&[COUNT], 7.0, DType::F32, OTHER)?,
+    ];
     stream::synchronize(GPU)?;
     stream::synchronize(OTHER)?;
-    let ours = stage.with_slice(|bytes: &[u8]| bytes.iter().all(|&byte| byte == 9))?;
-    let all_sevens =
-        others.iter().map(|x| Ok(ops::sum(x)?.item()? == 7.0 * COUNT as f64)).collect::<Result<Vec<_>>>()?;
-    Ok(format!("{error}; the stage is ours: {ours}, the rest: {all_sevens:?}"))
+    let all_sevens = others
+        .iter()
+        .map(|x| Ok(ops::sum(x)?.item()? == 7.0 * COUNT as f64))
+        .collect::<Result<Vec<_>>>()?;
+    Ok(format!("{error}; the rest: {all_sevens:?}"))
 }
 
-const STAGED_COPY_FAILS: &[&str] =
-    &["to: ", "said CUDA_ERROR_OUT_OF_MEMORY", "tests/faults.rs:", "ours: true, the rest: [true, true]"];
+const COPY_FAILS: &[&str] = &[
+    "to: ",
+    "failed: CUDA_ERROR_OUT_OF_MEMORY",
+    "tests/faults.rs:",
+    "the rest: [true, true]",
+];
 
 /// Two copies to the other device: what the first says, and by which way the second goes.
 fn two_copies() -> Result<String> {
     let x = ones()?;
-    let first = x.to(OTHER).map_or_else(|error| error.to_string(), |_| "fine".to_string());
+    let first = x
+        .to(OTHER)
+        .map_or_else(|error| error.to_string(), |_| "fine".to_string());
     let there = x.to(OTHER)?;
-    Ok(format!("first: {first}; then {:?}, kinds: {}", there.slice(0..2)?.to_vec::<f32>()?, transfer_kinds()))
+    Ok(format!(
+        "first: {first}; then {:?}, kinds: {}",
+        there.slice(0..2)?.to_vec::<f32>()?,
+        transfer_kinds()
+    ))
 }
 
 const CASES: &[Case] = &[
-    Case { plan: "", what: some_work, words: &["sum 40000"] },
-    // Refused once, given when asked again: what the pool keeps is let go in between, and nobody need know.
-    Case { plan: "cuMemAllocFromPoolAsync@1=out_of_memory", what: some_work, words: &["sum 40000"] },
+    Case {
+        plan: "",
+        what: some_work,
+        words: &["sum 40000"],
+    },
+    // Refused once, given when asked again: what the pool keeps is let go in between, and nobody
+    // need know.
+    Case {
+        plan: "cuMemAllocFromPoolAsync@1=out_of_memory",
+        what: some_work,
+        words: &["sum 40000"],
+    },
     Case {
         plan: "cuMemAllocFromPoolAsync@2=out_of_memory; cuMemAllocFromPoolAsync@3=out_of_memory",
         what: || and_then_again(ones().and_then(|x| ops::relu(&x)).map(|_| String::new())),
@@ -122,7 +154,7 @@ const CASES: &[Case] = &[
             "first: ",
             "CUDA_ERROR_LAUNCH_FAILED",
             "tests/faults.rs:",
-            "The device is lost to this process",
+            "this process has lost the device",
             "then: ",
             "on cuda:0",
         ],
@@ -130,26 +162,42 @@ const CASES: &[Case] = &[
     Case {
         plan: "cuStreamSynchronize@1=device_lost",
         what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
-        words: &["first: to_vec: cuStreamSynchronize on cuda:0 said", "tests/faults.rs:", "then: "],
+        words: &[
+            "first: to_vec: cuStreamSynchronize on cuda:0 failed: ",
+            "tests/faults.rs:",
+            "then: ",
+        ],
     },
     Case {
         plan: "cuMemcpyHtoDAsync_v2@1=launch_failure",
         what: || and_then_again(Tensor::from_slice(&[1.0f32; 8], &[8], GPU).map(|x| x.to_string())),
-        words: &["first: from_slice: cuMemcpyHtoDAsync_v2 on cuda:0 said CUDA_ERROR_LAUNCH_FAILED", "tests/faults.rs:"],
+        words: &[
+            "first: from_slice: cuMemcpyHtoDAsync_v2 on cuda:0 failed: CUDA_ERROR_LAUNCH_FAILED",
+            "tests/faults.rs:",
+        ],
     },
     Case {
         plan: "cuMemHostAlloc@1=out_of_memory",
         what: || and_then_again(Tensor::zeros_pinned(&[1000], DType::F32).map(|x| x.to_string())),
-        words: &["first: out of memory on cpu", "f32[1000] on cpu asks for", "then: sum 40000"],
+        words: &[
+            "first: out of memory on cpu",
+            "f32[1000] on cpu asks for",
+            "then: sum 40000",
+        ],
     },
-    // What the first case compiled lies in the cache. What of it the driver refuses is compiled anew.
-    Case { plan: "cuModuleLoadData@1=invalid_image", what: some_work, words: &["sum 40000"] },
+    // What the first case compiled lies in the cache. What of it the driver refuses is compiled
+    // anew.
+    Case {
+        plan: "cuModuleLoadData@1=invalid_image",
+        what: some_work,
+        words: &["sum 40000"],
+    },
     // The new one is refused too.
     Case {
         plan: "cuModuleLoadData@1=out_of_memory; cuModuleLoadData@2=out_of_memory",
         what: || and_then_again(some_work()),
         words: &[
-            "first: ones: cuModuleLoadData on cuda:0 said CUDA_ERROR_OUT_OF_MEMORY",
+            "first: ones: cuModuleLoadData on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY",
             "faults.rs:",
             "then: sum 40000",
         ],
@@ -157,7 +205,10 @@ const CASES: &[Case] = &[
     Case {
         plan: "cublasLtMatmul@1=launch_failure",
         what: || and_then_again(some_work()),
-        words: &["first: addmm: cublasLtMatmul on cuda:0 said", "tests/faults.rs:"],
+        words: &[
+            "first: addmm: cublasLtMatmul on cuda:0 failed: ",
+            "tests/faults.rs:",
+        ],
     },
     Case {
         plan: "cuStreamEndCapture@1=launch_failure",
@@ -167,14 +218,18 @@ const CASES: &[Case] = &[
             let graph = Graph::capture(&stream, || ops::scale_into(&x, &x, 2.0));
             Ok(graph.expect_err("planned").to_string())
         },
-        words: &["capture: cuStreamEndCapture on cuda:0 said", "tests/faults.rs:"],
+        words: &[
+            "capture: cuStreamEndCapture on cuda:0 failed: ",
+            "tests/faults.rs:",
+        ],
     },
-    // The event after the copy cannot be recorded: the copy is waited for before the memory is anybody's.
+    // The event after the copy cannot be recorded: the copy is waited for before the memory is
+    // anybody's.
     Case {
         plan: "cuEventRecord@2=out_of_memory",
         what: download_fails,
         words: &[
-            "said: copy_async: cuEventRecord on cuda:0 said CUDA_ERROR_OUT_OF_MEMORY",
+            "said: copy_async: cuEventRecord on cuda:0 failed: CUDA_ERROR_OUT_OF_MEMORY",
             "tests/faults.rs:",
             "first 32; second 32; given back: true",
         ],
@@ -184,7 +239,7 @@ const CASES: &[Case] = &[
         plan: "cuEventRecord@2=out_of_memory; cuStreamSynchronize@1=out_of_memory",
         what: download_fails,
         words: &[
-            "said: copy_async: cuEventRecord on cuda:0 said",
+            "said: copy_async: cuEventRecord on cuda:0 failed: ",
             "first with_slice: ",
             "is being written by copy_async",
             "second with_slice: ",
@@ -194,31 +249,46 @@ const CASES: &[Case] = &[
     Case {
         plan: "cuEventRecord@2=out_of_memory",
         what: message_fails,
-        words: &["said: send: cuEventRecord on cuda:0 said", "tests/faults.rs:", "; number 6"],
+        words: &[
+            "said: send: cuEventRecord on cuda:0 failed: ",
+            "tests/faults.rs:",
+            "; number 6",
+        ],
     },
-    // The slot of that message is lost, and the messages after it say so: none is overwritten, and none overtakes it.
+    // The slot of that message is lost, and the messages after it say so: none is overwritten, and
+    // none overtakes it.
     Case {
         plan: "cuEventRecord@2=out_of_memory; cuStreamSynchronize@1=out_of_memory",
         what: message_fails,
-        words: &["said: send: ", "\"ring of numbers\"", "is being read by send", "; number 1"],
+        words: &[
+            "said: send: ",
+            "\"ring of scalars\"",
+            "is being read by send",
+            "; number 1",
+        ],
     },
-    // Every record of a copy in pieces, but the two before its first byte.
-    Case { plan: "no_peer; cuEventRecord@4=out_of_memory", what: staged_copy_fails, words: STAGED_COPY_FAILS },
-    Case { plan: "no_peer; cuEventRecord@5=out_of_memory", what: staged_copy_fails, words: STAGED_COPY_FAILS },
-    Case { plan: "no_peer; cuEventRecord@6=out_of_memory", what: staged_copy_fails, words: STAGED_COPY_FAILS },
-    Case { plan: "no_peer; cuEventRecord@8=out_of_memory", what: staged_copy_fails, words: STAGED_COPY_FAILS },
-    Case { plan: "no_peer; cuEventRecord@9=out_of_memory", what: staged_copy_fails, words: STAGED_COPY_FAILS },
+    // Each call of a copy between devices.
     Case {
-        plan: "no_peer; cuEventRecord@6=out_of_memory; cuStreamSynchronize@1=out_of_memory; cuStreamSynchronize@2=out_of_memory",
-        what: staged_copy_fails,
-        words: STAGED_COPY_FAILS,
+        plan: "no_peer; cuMemcpyPeerAsync@1=out_of_memory",
+        what: copy_between_devices_fails,
+        words: COPY_FAILS,
+    },
+    Case {
+        plan: "cuMemcpyPeerAsync@1=out_of_memory",
+        what: copy_between_devices_fails,
+        words: COPY_FAILS,
+    },
+    Case {
+        plan: "cuEventRecord@1=out_of_memory",
+        what: copy_between_devices_fails,
+        words: COPY_FAILS,
     },
     Case {
         plan: "no_peer",
         what: two_copies,
         words: &[
             "warning: cuda:",
-            "do not see each other's memory (the driver says that cuda:",
+            "cannot access each other's memory (the driver says that cuda:",
             "first: fine; then [1.0, 1.0]",
             "via host memory",
         ],
@@ -228,7 +298,7 @@ const CASES: &[Case] = &[
         plan: "cuMemPoolSetAccess@1=out_of_memory",
         what: two_copies,
         words: &[
-            "first: to: cuMemPoolSetAccess on cuda:1 said CUDA_ERROR_OUT_OF_MEMORY",
+            "first: to: cuMemPoolSetAccess on cuda:1 failed: CUDA_ERROR_OUT_OF_MEMORY",
             "then [1.0, 1.0], kinds: device to device",
         ],
     },
@@ -236,7 +306,7 @@ const CASES: &[Case] = &[
         plan: "cuMemPoolSetAccess@2=peer_access_unsupported",
         what: two_copies,
         words: &[
-            "memory (cuMemPoolSetAccess said CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: ",
+            "memory (cuMemPoolSetAccess failed: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: ",
             "first: fine",
             "via host memory",
         ],
@@ -249,18 +319,28 @@ const CASES: &[Case] = &[
             ops::scale_into(&x, &x, 2.0)?;
             let copy = transfer::copy_async(&host, &x, &Stream::default_of(GPU)?)?;
             let lost = stream::synchronize(GPU).expect_err("planned");
-            Ok(format!("{lost}; done: {}; {}", copy.is_done(), copy.wait().expect_err("the device is lost")))
+            Ok(format!(
+                "{lost}; done: {}; {}",
+                copy.is_done(),
+                copy.wait().expect_err("the device is lost")
+            ))
         },
         words: &["CUDA_ERROR_LAUNCH_FAILED", "done: true", "tests/faults.rs:"],
     },
-    // Pinned memory is the whole process's: any thread may give it back, one that never used a device too.
+    // Pinned memory is the whole process's: any thread may give it back, one that never used a
+    // device too.
     Case {
         plan: "",
         what: || {
             drop(pinned()?);
             let kept_bytes = memory::pinned_stats().reserved_bytes;
-            let released_bytes = std::thread::spawn(|| memory::empty_cache(Device::Cpu)).join().expect("no panic");
-            Ok(format!("all of it: {}", kept_bytes > 0 && released_bytes >= kept_bytes))
+            let released_bytes = std::thread::spawn(|| memory::empty_cache(Device::Cpu))
+                .join()
+                .expect("no panic");
+            Ok(format!(
+                "all of it: {}",
+                kept_bytes > 0 && released_bytes >= kept_bytes
+            ))
         },
         words: &["all of it: true"],
     },
@@ -271,7 +351,11 @@ const CASES: &[Case] = &[
             drop(pinned()?);
             let large = Tensor::zeros_pinned(&[100_000], DType::F32)?;
             let stats = memory::pinned_stats();
-            Ok(format!("{} bytes, nothing kept: {}", large.bytes(), stats.reserved_bytes == stats.allocated_bytes))
+            Ok(format!(
+                "{} bytes, nothing kept: {}",
+                large.bytes(),
+                stats.reserved_bytes == stats.allocated_bytes
+            ))
         },
         words: &["400000 bytes, nothing kept: true"],
     },
@@ -289,13 +373,19 @@ const CASES: &[Case] = &[
     Case {
         plan: "cuDevicePrimaryCtxRetain@1=out_of_memory",
         what: || Ok(ones().expect_err("planned").to_string()),
-        words: &["ones: cuda:0 is not available", "cuDevicePrimaryCtxRetain said CUDA_ERROR_OUT_OF_MEMORY"],
+        words: &[
+            "ones: cuda:0 is not available",
+            "cuDevicePrimaryCtxRetain failed: CUDA_ERROR_OUT_OF_MEMORY",
+        ],
     },
 ];
 
 fn transfer_kinds() -> String {
     let rows = ddp_kernels::transfer::Ledger::current().rows();
-    rows.iter().map(|row| row.kind.to_string()).collect::<Vec<_>>().join(", ")
+    rows.iter()
+        .map(|row| row.kind.to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// Run by the test below, in a process of its own.
@@ -314,20 +404,37 @@ fn case() {
 
 #[test]
 fn what_goes_wrong_is_named() {
-    if !ddp_tests::gpus(2) || !ddp_kernels::device::discover().gpus[0].name.contains("Simulated") {
+    if !ddp_tests::gpus(2)
+        || !ddp_kernels::device::discover().gpus[0]
+            .name
+            .contains("Simulated")
+    {
         return;
     }
     let mut wrong = Vec::new();
     for (number, case) in CASES.iter().enumerate() {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "case", "--include-ignored", "--nocapture", "--test-threads=1"]);
-        let output =
-            command.env("DDP_TEST_CASE", number.to_string()).env("SIMCUDA_FAULTS", case.plan).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        command.args([
+            "--exact",
+            "case",
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ]);
+        let output = command
+            .env("DDP_TEST_CASE", number.to_string())
+            .env("SIMCUDA_FAULTS", case.plan)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
         if !output.status.success() || !text.contains("said: ") {
             wrong.push(format!("{number} {}: {text}", case.plan));
         } else if let Some(words) = case.words.iter().find(|&&words| !text.contains(words)) {
-            wrong.push(format!("{number} {}: {words:?} is not in {text}", case.plan));
+            wrong.push(format!(
+                "{number} {}: {words:?} is not in {text}",
+                case.plan
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n---\n"));

@@ -1,17 +1,22 @@
-//! The whole seen from outside. The test programs lie beside this file; what is here makes the README's example one.
+//! Helpers of the tests beside this file, and the example of docs/placement.md as a test.
 
-/// The README's first program, run as a documentation test.
+/// The first program of docs/placement.md, run as a documentation test.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/placement.md")]
 pub struct Readme;
 
-/// Whether there are `count` GPUs to test on; says so where there are not. GPUs of the simulator count (`launch/with-simulated-gpus`).
+/// Whether there are `count` GPUs, real or simulated (`launch/with-simulated-gpus`); if not, prints
+/// that the test is skipped.
 pub fn gpus(count: usize) -> bool {
     use std::io::Write as _;
     let enough = ddp_kernels::Device::usable().len() > count;
     if !enough {
-        // Past the test harness, which keeps what a passing test prints to itself. A closed standard error is no reason to fail.
-        let _ = writeln!(std::io::stderr(), "skipped: no CUDA device ({count} needed)");
+        // Not eprintln: the harness hides the output of tests that pass. A closed stderr is no
+        // failure.
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: no CUDA device ({count} needed)"
+        );
     }
     enough
 }

@@ -1,11 +1,12 @@
-//! Mistakes of GPU programs, planted, each beside a corrected twin: the simulated machine must find the one in whatever order it runs
-//! things, name its cause, and find nothing in the other.
+//! Planted mistakes of GPU programs, each beside a corrected twin. In every order of execution the
+//! simulator must find the mistake and name its cause, and must find nothing in the twin.
 //!
-//! Collectives in which ranks do not do the same are the product's own to find, on any GPU.
+//! Ranks that make different collectives are found by ddp-comm itself, on any GPU.
 //!
-//! Every program runs in a process of its own, this test program started again. Without a simulated machine (`launch/with-simulated-gpus
-//! 2 cargo test -p ddp-tests --test planted` makes one) nothing is planted: on real GPUs the corrected twins run once, and
-//! `PLANTED=missing_event_wait/right` runs one by hand, under compute-sanitizer for instance.
+//! Every program runs in a separate process: this test program, started again. Nothing is planted
+//! without simulated GPUs (`launch/with-simulated-gpus 2 cargo test -p ddp-tests --test planted`).
+//! On real GPUs each corrected twin runs once; `PLANTED=missing_event_wait/right` runs one by hand,
+//! for instance under compute-sanitizer.
 
 #[path = "planted/blas.rs"]
 mod blas;
@@ -20,9 +21,9 @@ use std::io::Write;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// What a process ends with in which the simulator found something.
+/// The exit code after a finding of the simulator.
 const FOUND: i32 = 86;
-/// What a process ends with in which a rank made another collective than its peers.
+/// The exit code after ranks made different collectives.
 const APART: i32 = 78;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,19 +32,21 @@ enum Version {
     Right,
 }
 
-/// What this machine has to run the programs on.
+/// The GPUs of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Machine {
     Without,
-    /// With so many real GPUs.
+    /// This many real GPUs.
     Real(usize),
     Simulated,
 }
 
-/// The program of the children: does nothing where this is no child.
+/// What the child processes run; does nothing in the parent.
 #[test]
 fn a_planted_program_runs_where_it_is_asked_for() {
-    let Ok(asked) = std::env::var("PLANTED") else { return };
+    let Ok(asked) = std::env::var("PLANTED") else {
+        return;
+    };
     if asked == "nothing" {
         println!("devices: {:?}", cuda::device_names());
         return;
@@ -54,22 +57,45 @@ fn a_planted_program_runs_where_it_is_asked_for() {
         _ => panic!("PLANTED={asked}: expected NAME/wrong or NAME/right"),
     };
     let name = &asked[..asked.len() - "/wrong".len()];
-    let bug = all().find(|bug| bug.name == name).unwrap_or_else(|| panic!("PLANTED={asked}: no such program"));
+    let bug = all()
+        .find(|bug| bug.name == name)
+        .unwrap_or_else(|| panic!("PLANTED={asked}: no such program"));
     (bug.program)(version);
 }
 
 /// All programs.
 fn all() -> impl Iterator<Item = &'static bugs::Bug> {
-    bugs::ALL.iter().chain(ranks::RACES).chain(ranks::APART.iter().map(|apart| &apart.bug))
+    bugs::ALL
+        .iter()
+        .chain(ranks::RACES)
+        .chain(ranks::APART.iter().map(|apart| &apart.bug))
 }
 
-/// Runs a program as `settings` say, and as nothing else in the environment does.
+/// Runs a program with these settings of the simulator and no others.
 fn run(asked: &str, settings: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-    command.args(["--exact", "a_planted_program_runs_where_it_is_asked_for", "--nocapture"]);
+    command.args([
+        "--exact",
+        "a_planted_program_runs_where_it_is_asked_for",
+        "--nocapture",
+    ]);
     let inherited = [
-        ["FAULTS", "IGNORE_WAIT", "COUNT_WAITS", "ON_FINDING", "SCHEDULE", "SEED"],
-        ["TRACE", "NO_PEER", "DRAIN", "LEAKS", "NCCL_CHECK", "TIMELINE"],
+        [
+            "FAULTS",
+            "IGNORE_WAIT",
+            "COUNT_WAITS",
+            "ON_FINDING",
+            "SCHEDULE",
+            "SEED",
+        ],
+        [
+            "TRACE",
+            "NO_PEER",
+            "DRAIN",
+            "LEAKS",
+            "NCCL_CHECK",
+            "TIMELINE",
+        ],
     ];
     for name in inherited.as_flattened() {
         command.env_remove(format!("SIMCUDA_{name}"));
@@ -87,7 +113,10 @@ fn machine() -> Machine {
     *MACHINE.get_or_init(|| {
         let output = run("nothing", &[]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let names = text.lines().find(|line| line.starts_with("devices: ")).unwrap_or_else(|| panic!("{output:?}"));
+        let names = text
+            .lines()
+            .find(|line| line.starts_with("devices: "))
+            .unwrap_or_else(|| panic!("{output:?}"));
         match names.matches('"').count() / 2 {
             0 => Machine::Without,
             _ if names.contains("Simulated") => Machine::Simulated,
@@ -96,26 +125,27 @@ fn machine() -> Machine {
     })
 }
 
-/// How many seeds each corrected twin is run with.
-fn seeds() -> u64 {
-    match std::env::var("SIMCUDA_SEEDS") {
-        Ok(seeds) => seeds.parse().unwrap_or_else(|_| panic!("SIMCUDA_SEEDS={seeds}: expected a whole number")),
-        Err(_) => 20,
-    }
+/// The seeds that a corrected twin is run with, of 1000.
+fn seeds(name: &str) -> Vec<usize> {
+    ddp_slice::of(name, 1000, 5)
 }
 
 /// Shows that a planted mistake is found and its correction is clean.
 fn is_caught(name: &str) {
-    let bug = all().find(|bug| bug.name == name).expect("a program of this name");
+    let bug = all()
+        .find(|bug| bug.name == name)
+        .expect("a program of this name");
     let apart = ranks::APART.iter().find(|apart| apart.bug.name == name);
     let (wrong, right) = (format!("{name}/wrong"), format!("{name}/right"));
     let skip = |why: &str| {
-        // Not by println, which a test that passes does not show.
+        // println would not show: the harness hides the output of tests that pass.
         writeln!(std::io::stderr(), "{name}: skipped: {why}").expect("stderr is open");
     };
     match machine() {
         Machine::Without => skip("no CUDA device"),
-        Machine::Real(count) if count < bug.devices => skip(&format!("it needs {} CUDA devices", bug.devices)),
+        Machine::Real(count) if count < bug.devices => {
+            skip(&format!("it needs {} CUDA devices", bug.devices))
+        }
         Machine::Real(_) => {
             is_clean(&right, &[]);
             if apart.is_some() {
@@ -124,43 +154,69 @@ fn is_caught(name: &str) {
         }
         Machine::Simulated => {
             let devices = bug.devices.to_string();
-            // Whether two accesses are ordered does not depend on when they happened: every schedule finds it.
+            // Whether two accesses are ordered does not depend on when they happen: every
+            // schedule must find the mistake.
             for schedule in ["random", "lazy", "eager"] {
-                let settings = [("SIMCUDA_DEVICES", &*devices), ("SIMCUDA_SCHEDULE", schedule), ("SIMCUDA_SEED", "0")];
+                let settings = [
+                    ("SIMCUDA_DEVICES", &*devices),
+                    ("SIMCUDA_SCHEDULE", schedule),
+                    ("SIMCUDA_SEED", "0"),
+                ];
                 let finder = (if apart.is_some() { APART } else { FOUND }, bug.told);
                 is_found(&wrong, &settings, &[finder]);
                 if let Some(told) = apart.and_then(|apart| apart.checked) {
-                    // Both look for it then, and whoever comes first ends the process.
+                    // Both the simulator and ddp-comm check, and the first to find it ends the
+                    // process.
                     let settings = [&settings[..], &[("SIMCUDA_NCCL_CHECK", "1")]].concat();
                     is_found(&wrong, &settings, &[finder, (FOUND, told)]);
                 }
             }
-            for seed in 1..=seeds() {
-                is_clean(&right, &[("SIMCUDA_DEVICES", &devices), ("SIMCUDA_SEED", &seed.to_string())]);
+            for seed in seeds(name) {
+                is_clean(
+                    &right,
+                    &[
+                        ("SIMCUDA_DEVICES", &devices),
+                        ("SIMCUDA_SEED", &seed.to_string()),
+                    ],
+                );
             }
         }
     }
 }
 
-/// That one of `finders` found it: with its exit code, and all its words.
+/// Asserts that one of `finders` found the mistake: its exit code, and all its words on stderr.
 fn is_found(asked: &str, settings: &[(&str, &str)], finders: &[(i32, &[&str])]) {
     let output = run(asked, settings);
     let told = String::from_utf8_lossy(&output.stderr);
-    let finder = finders.iter().find(|(exit_code, _)| output.status.code() == Some(*exit_code));
-    let Some((_, words)) = finder else { panic!("{asked} with {settings:?} ended otherwise:\n{told}") };
+    let finder = finders
+        .iter()
+        .find(|(exit_code, _)| output.status.code() == Some(*exit_code));
+    let Some((_, words)) = finder else {
+        panic!("{asked} with {settings:?} ended otherwise:\n{told}")
+    };
     for word in *words {
-        assert!(told.contains(word), "{asked} with {settings:?} does not say {word:?}:\n{told}");
+        assert!(
+            told.contains(word),
+            "{asked} with {settings:?} does not say {word:?}:\n{told}"
+        );
     }
 }
 
 fn is_clean(asked: &str, settings: &[(&str, &str)]) {
     let output = run(asked, settings);
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{asked} with {settings:?} is not clean:\n{told}");
-    assert!(!told.contains("simcuda:"), "{asked} with {settings:?} is not silent:\n{told}");
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{asked} with {settings:?} is not clean:\n{told}"
+    );
+    assert!(
+        !told.contains("simcuda:"),
+        "{asked} with {settings:?} is not silent:\n{told}"
+    );
 }
 
-/// One test a program, called as in `all()`.
+/// One test per program, with the program's name.
 macro_rules! caught {
     ($($name:ident)*) => {
         mod caught {

@@ -1,4 +1,5 @@
-//! The door between devices seen from outside: policies, scopes, the ledger and its hints, on GPUs, real or simulated.
+//! Transfers between devices through the public interface: policies, scopes, the ledger and its
+//! hints; on real or simulated GPUs.
 
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{self, Hint, Kind, Ledger, Phase, Policy};
@@ -7,7 +8,8 @@ use ddp_kernels::{DType, Device, Error, Random, Tensor, ops, threads};
 const GPU: Device = Device::Cuda(0);
 const OTHER: Device = Device::Cuda(1);
 
-/// Where there are two devices, with a ledger of this test's own: tests run side by side in one process.
+/// A ledger for this test alone, where there are two devices: tests of one process run side by
+/// side.
 fn on_two_devices(body: impl FnOnce(&Ledger)) {
     if ddp_tests::gpus(2) {
         let ledger = Ledger::new();
@@ -31,8 +33,8 @@ fn the_mismatch_error_reads_as_promised() {
             error.to_string(),
             format!(
                 "addmm: operands are on different devices: acc f32[1000, 1000] on cpu, mat1 f32[1000, 1000] on cpu, mat2 \
-                 \"w\" f32[1000, 1000] on cuda:0 (tests/transfers.rs:{line}). Move mat2 with .to(Device::Cpu), or acc \
-                 and mat1 with .to(Device::Cuda(0))."
+                 \"w\" f32[1000, 1000] on cuda:0 (tests/transfers.rs:{line}); help: move mat2 with .to(Device::Cpu), or acc \
+                 and mat1 with .to(Device::Cuda(0))"
             )
         );
         assert!(matches!(error, Error::DeviceMismatch(_)));
@@ -44,17 +46,34 @@ fn the_mismatch_error_reads_as_promised() {
 fn under_allow_operands_meet_on_the_accumulators_accelerator_or_the_first_ones() {
     on_two_devices(|ledger| {
         transfer::with_policy(Policy::Allow, || {
-            let (cpu, gpu, other) = (randn(&[4, 4], Device::Cpu), randn(&[4, 4], GPU), randn(&[4, 4], OTHER));
-            // Accumulator on an accelerator: there, though another operand names a different one first.
-            assert_eq!(ops::addmm(&other, &gpu, &cpu, 1.0, 1.0).unwrap().device(), OTHER);
-            // Accumulator on the CPU: the first accelerator operand's.
+            let (cpu, gpu, other) = (
+                randn(&[4, 4], Device::Cpu),
+                randn(&[4, 4], GPU),
+                randn(&[4, 4], OTHER),
+            );
+            // The accumulator is on an accelerator: its device, even if an earlier operand has
+            // another one.
+            assert_eq!(
+                ops::addmm(&other, &gpu, &cpu, 1.0, 1.0).unwrap().device(),
+                OTHER
+            );
+            // The accumulator is on the CPU: the device of the first operand that is on an
+            // accelerator.
             let result = ops::addmm(&cpu, &other, &gpu, 1.0, 1.0).unwrap();
             assert_eq!(result.device(), OTHER);
             let alone = [&cpu, &other, &gpu].map(|x| x.to(Device::Cpu).unwrap());
             let expected = ops::addmm(&alone[0], &alone[1], &alone[2], 1.0, 1.0).unwrap();
-            assert_eq!(result.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
+            assert_eq!(
+                result.to_vec::<f32>().unwrap(),
+                expected.to_vec::<f32>().unwrap()
+            );
         });
-        let implicit: u64 = ledger.rows().iter().filter(|row| row.implicit).map(|row| row.count).sum();
+        let implicit: u64 = ledger
+            .rows()
+            .iter()
+            .filter(|row| row.implicit)
+            .map(|row| row.count)
+            .sum();
         assert_eq!(implicit, 4);
     });
 }
@@ -67,8 +86,12 @@ fn an_output_on_the_cpu_comes_back_and_both_ways_are_counted() {
         assert_eq!(out.device(), Device::Cpu);
         let expected: Vec<f32> = a.to_vec::<f32>().unwrap().iter().map(|x| x + x).collect();
         assert_eq!(out.to_vec::<f32>().unwrap(), expected);
-        let implicit: Vec<(Kind, u64)> =
-            ledger.rows().iter().filter(|row| row.implicit).map(|row| (row.kind, row.count)).collect();
+        let implicit: Vec<(Kind, u64)> = ledger
+            .rows()
+            .iter()
+            .filter(|row| row.implicit)
+            .map(|row| (row.kind, row.count))
+            .collect();
         assert_eq!(implicit, [(Kind::Upload, 1), (Kind::Download, 1)]);
     });
 }
@@ -78,8 +101,12 @@ fn scopes_nest_and_end_also_by_panic() {
     on_two_devices(|_| {
         assert_eq!(transfer::policy(), Policy::Forbid);
         transfer::with_policy(Policy::Allow, || {
-            transfer::with_policy(Policy::Warn, || assert_eq!(transfer::policy(), Policy::Warn));
-            let outcome = std::panic::catch_unwind(|| transfer::with_policy(Policy::Forbid, || panic!("inside")));
+            transfer::with_policy(Policy::Warn, || {
+                assert_eq!(transfer::policy(), Policy::Warn)
+            });
+            let outcome = std::panic::catch_unwind(|| {
+                transfer::with_policy(Policy::Forbid, || panic!("inside"))
+            });
             assert!(outcome.is_err());
             assert_eq!(transfer::policy(), Policy::Allow);
         });
@@ -100,25 +127,47 @@ fn in_a_forbidding_scope_only_announced_transfers_pass() {
                 error.to_string(),
                 format!(
                     "copy_from: \"batch\" f32[16] on cpu would cross to cuda:0 (64 bytes, tests/transfers.rs:{line}), but \
-                     transfers are forbidden since tests/transfers.rs:{forbidden_since}. Move it before that scope, or wrap \
-                     the call in transfer::announced(\"why\", || …)."
+                     transfers are forbidden since tests/transfers.rs:{forbidden_since}; help: move it before that scope, or wrap \
+                     the call in transfer::announced(\"reason\", || …)"
                 )
             );
-            assert!(batch.to(GPU).is_err() && slot.to_vec::<f32>().is_err() && slot.to(OTHER).is_err());
-            assert!(slot.slice(0..1).unwrap().item().is_err(), "reading one number from a GPU is a transfer too");
-            assert!(batch.slice(0..1).unwrap().item().is_ok(), "reading the CPU's own memory is none");
-            // A policy that would move is no announcement.
+            assert!(
+                batch.to(GPU).is_err() && slot.to_vec::<f32>().is_err() && slot.to(OTHER).is_err()
+            );
+            assert!(
+                slot.slice(0..1).unwrap().item().is_err(),
+                "reading one number from a GPU is a transfer too"
+            );
+            assert!(
+                batch.slice(0..1).unwrap().item().is_ok(),
+                "reading the CPU's own memory is none"
+            );
+            // A policy that allows a transfer does not announce it.
             let moved = transfer::with_policy(Policy::Allow, || ops::add(&weight, &batch));
             assert!(matches!(moved, Err(Error::ForbiddenTransfer(_))));
-            let moved =
-                transfer::announced("not this", || transfer::with_policy(Policy::Allow, || ops::add(&weight, &batch)));
-            assert!(matches!(moved, Err(Error::ForbiddenTransfer(_))), "an announcement speaks for explicit transfers");
+            let moved = transfer::announced("not this", || {
+                transfer::with_policy(Policy::Allow, || ops::add(&weight, &batch))
+            });
+            assert!(
+                matches!(moved, Err(Error::ForbiddenTransfer(_))),
+                "an announcement speaks for explicit transfers"
+            );
             assert!(Tensor::from_slice(&[1.0f32], &[1], GPU).is_err());
             transfer::announced("the loader's upload", || slot.copy_from(&batch)).unwrap();
-            transfer::announced("outer", || transfer::forbid_transfers(|| slot.copy_from(&batch))).unwrap_err();
+            transfer::announced("outer", || {
+                transfer::forbid_transfers(|| slot.copy_from(&batch))
+            })
+            .unwrap_err();
         });
-        let rows: Vec<_> = ledger.rows().into_iter().filter(|row| row.kind == Kind::Upload).collect();
-        assert_eq!((rows.len(), rows[0].count, rows[0].announced), (1, 1, Some("the loader's upload")));
+        let rows: Vec<_> = ledger
+            .rows()
+            .into_iter()
+            .filter(|row| row.kind == Kind::Upload)
+            .collect();
+        assert_eq!(
+            (rows.len(), rows[0].count, rows[0].announced),
+            (1, 1, Some("the loader's upload"))
+        );
         slot.copy_from(&batch).unwrap();
     });
 }
@@ -130,16 +179,28 @@ fn the_librarys_threads_inherit_the_rules_and_others_can() {
         transfer::with_policy(Policy::Allow, || {
             transfer::in_phase(Phase::Checkpoint, || {
                 let (a, b) = (a.clone(), b.clone());
-                threads::spawn("loader", move || ops::add(&a, &b).map(drop)).unwrap().join().unwrap().unwrap();
+                threads::spawn("loader", move || ops::add(&a, &b).map(drop))
+                    .unwrap()
+                    .join()
+                    .unwrap()
+                    .unwrap();
             });
             let inherited = transfer::inherit(transfer::policy);
             assert_eq!(std::thread::spawn(inherited).join().unwrap(), Policy::Allow);
         });
         let rows = ledger.rows();
-        assert_eq!((rows.len(), rows[0].phase, rows[0].count), (1, Phase::Checkpoint, 1));
+        assert_eq!(
+            (rows.len(), rows[0].phase, rows[0].count),
+            (1, Phase::Checkpoint, 1)
+        );
         let (a, b) = (a.clone(), b.clone());
-        let strange = std::thread::spawn(move || ops::add(&a, &b).map(drop)).join().unwrap();
-        assert!(matches!(strange, Err(Error::DeviceMismatch(_))), "a thread that inherits nothing has the default");
+        let strange = std::thread::spawn(move || ops::add(&a, &b).map(drop))
+            .join()
+            .unwrap();
+        assert!(
+            matches!(strange, Err(Error::DeviceMismatch(_))),
+            "a thread that inherits nothing has the default"
+        );
     });
 }
 
@@ -159,7 +220,10 @@ fn the_ledger_tells_kind_bytes_count_line_and_phase_apart() {
         transfer::in_phase(Phase::Log, || on_gpu.slice(0..1).unwrap().item().unwrap());
         lines.push(line!() - 1);
         let rows = ledger.rows();
-        let seen: Vec<_> = rows.iter().map(|r| (r.phase, r.kind, r.source, r.target, r.count, r.bytes)).collect();
+        let seen: Vec<_> = rows
+            .iter()
+            .map(|r| (r.phase, r.kind, r.source, r.target, r.count, r.bytes))
+            .collect();
         assert_eq!(
             seen,
             [
@@ -168,16 +232,28 @@ fn the_ledger_tells_kind_bytes_count_line_and_phase_apart() {
                 (Phase::Log, Kind::ScalarRead, GPU, Device::Cpu, 1, 4),
             ]
         );
-        assert_eq!(rows.iter().map(|row| row.site.line()).collect::<Vec<_>>(), lines);
-        assert!(rows.iter().all(|row| row.site.file() == "tests/transfers.rs"));
+        assert_eq!(
+            rows.iter().map(|row| row.site.line()).collect::<Vec<_>>(),
+            lines
+        );
+        assert!(
+            rows.iter()
+                .all(|row| row.site.file() == "tests/transfers.rs")
+        );
         assert_eq!(ledger.crossed(), (5, 164));
 
         let json = ledger.to_json();
         assert_eq!(json["rows"][1]["kind"], "device to device");
-        assert_eq!(json["rows"][1]["at"], format!("tests/transfers.rs:{}", lines[1]));
+        assert_eq!(
+            json["rows"][1]["at"],
+            format!("tests/transfers.rs:{}", lines[1])
+        );
         assert_eq!(json["crossed"]["bytes"], 164);
         let table = ledger.to_string();
-        assert!(table.contains("device to device") && table.contains("120 B"), "{table}");
+        assert!(
+            table.contains("device to device") && table.contains("120 B"),
+            "{table}"
+        );
         ledger.clear();
         assert_eq!(ledger.to_string(), "no transfers\n");
     });
@@ -188,7 +264,14 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
     on_two_devices(|ledger| {
         let made = Tensor::zeros(&[4], DType::F32, Device::Cpu).unwrap();
         let moved = made.to(GPU).unwrap();
-        assert!(matches!(ledger.hints()[..], [Hint::MadeOnlyToMove { count: 1, target: GPU, .. }]));
+        assert!(matches!(
+            ledger.hints()[..],
+            [Hint::MadeOnlyToMove {
+                count: 1,
+                target: GPU,
+                ..
+            }]
+        ));
         ledger.clear();
 
         let born_there = randn(&[4], GPU);
@@ -196,44 +279,78 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
             let there = born_there.to(Device::Cpu).unwrap();
             let _back = there.to(GPU).unwrap();
         }
-        assert!(matches!(ledger.hints()[..], [Hint::PingPong { home: GPU, count: 3, .. }]), "{:?}", ledger.hints());
+        assert!(
+            matches!(
+                ledger.hints()[..],
+                [Hint::PingPong {
+                    home: GPU,
+                    count: 3,
+                    ..
+                }]
+            ),
+            "{:?}",
+            ledger.hints()
+        );
         assert!(ledger.to_json()["hints"][0]["pattern"] == "ping-pong");
         ledger.clear();
 
-        // Weights that come up, are trained and go down to be saved are no ping-pong.
+        // Weights that are uploaded, trained and downloaded for saving are no ping-pong.
         let weights = Tensor::from_slice(&[1.0f32; 4], &[4], GPU).unwrap();
         ops::scale_into(&weights, &weights, 0.9).unwrap();
         let _saved = weights.to(Device::Cpu).unwrap();
         assert!(ledger.hints().is_empty(), "{:?}", ledger.hints());
         ledger.clear();
 
-        let (host, device) =
-            (Tensor::from_slice(&[0.5f32; 4], &[4], Device::Cpu).unwrap(), moved.empty_like().unwrap());
+        let (host, device) = (
+            Tensor::from_slice(&[0.5f32; 4], &[4], Device::Cpu).unwrap(),
+            moved.empty_like().unwrap(),
+        );
         transfer::in_phase(Phase::Step, || {
             for _ in 0..8 {
                 device.copy_from(&host).unwrap();
             }
         });
-        assert!(matches!(ledger.hints()[..], [Hint::PageableInStep { count: 8, bytes: 128, .. }]));
+        assert!(matches!(
+            ledger.hints()[..],
+            [Hint::PageableInStep {
+                count: 8,
+                bytes: 128,
+                ..
+            }]
+        ));
         ledger.clear();
 
-        transfer::in_phase(Phase::Step, || (0..8).for_each(|_| _ = device.slice(0..1).unwrap().item().unwrap()));
-        assert!(matches!(ledger.hints()[..], [Hint::ScalarReadsInStep { count: 8, .. }]));
+        transfer::in_phase(Phase::Step, || {
+            (0..8).for_each(|_| _ = device.slice(0..1).unwrap().item().unwrap())
+        });
+        assert!(matches!(
+            ledger.hints()[..],
+            [Hint::ScalarReadsInStep { count: 8, .. }]
+        ));
         ledger.clear();
 
-        // What a well-written loop does: data from the host, pinned, in the step; figures read at log steps.
+        // A well-written loop: pinned data from the host in each step; metrics read at log steps.
         let pinned = Tensor::zeros_pinned(&[4], DType::F32).unwrap();
         let stream = Stream::new(GPU).unwrap();
         for _ in 0..20 {
-            transfer::in_phase(Phase::Step, || transfer::copy_async(&device, &pinned, &stream))
-                .unwrap()
-                .wait()
-                .unwrap();
+            transfer::in_phase(Phase::Step, || {
+                transfer::copy_async(&device, &pinned, &stream)
+            })
+            .unwrap()
+            .wait()
+            .unwrap();
             transfer::in_phase(Phase::Log, || device.slice(0..1).unwrap().item()).unwrap();
         }
         let data = Tensor::from_slice(&[1.0f32; 4], &[4], GPU).unwrap();
-        let _used = ops::relu(&Tensor::ones(&[4], DType::F32, Device::Cpu).unwrap()).unwrap().to(GPU);
-        assert!(ledger.hints().iter().all(|hint| !matches!(hint, Hint::PageableInStep { .. })));
+        let _used = ops::relu(&Tensor::ones(&[4], DType::F32, Device::Cpu).unwrap())
+            .unwrap()
+            .to(GPU);
+        assert!(
+            ledger
+                .hints()
+                .iter()
+                .all(|hint| !matches!(hint, Hint::PageableInStep { .. }))
+        );
         assert_eq!(data.device(), GPU);
     });
 }
@@ -241,7 +358,10 @@ fn patterns_are_found_and_clean_code_gets_no_hint() {
 #[test]
 fn two_threads_on_the_same_elements_get_an_error_not_a_race() {
     let arena = randn(&[1 << 10], Device::Cpu).named("gradients");
-    let (lower, upper) = (arena.slice(0..512).unwrap(), arena.slice(512..1024).unwrap());
+    let (lower, upper) = (
+        arena.slice(0..512).unwrap(),
+        arena.slice(512..1024).unwrap(),
+    );
     lower
         .with_slice_mut::<f32, _>(|_| {
             // Other elements of the same arena are free, these are not.
@@ -266,27 +386,65 @@ fn a_transposed_view_crosses_as_it_is() {
     on_two_devices(|_| {
         let x = randn(&[3, 5], Device::Cpu);
         let there = x.t().unwrap().to((GPU, DType::F16)).unwrap();
-        assert_eq!((there.device(), there.dtype(), there.shape().dims()), (GPU, DType::F16, &[5, 3][..]));
+        assert_eq!(
+            (there.device(), there.dtype(), there.shape().dims()),
+            (GPU, DType::F16, &[5, 3][..])
+        );
         let back = there.to((Device::Cpu, DType::F32)).unwrap();
-        let expected = x.t().unwrap().to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap();
-        assert_eq!(back.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap());
+        let expected = x
+            .t()
+            .unwrap()
+            .to_dtype(DType::F16)
+            .unwrap()
+            .to_dtype(DType::F32)
+            .unwrap();
+        assert_eq!(
+            back.to_vec::<f32>().unwrap(),
+            expected.to_vec::<f32>().unwrap()
+        );
     });
 }
 
 #[test]
 fn an_operation_under_allow_is_done_whole_or_not_at_all() {
     on_two_devices(|_| {
-        let constants = ops::SgdConstants { momentum: 0.9, nesterov: false };
-        let scalars = ops::SgdScalars { learning_rate: 0.1, weight_decay: 0.0 }.to_array().unwrap();
+        let constants = ops::SgdConstants {
+            momentum: 0.9,
+            nesterov: false,
+        };
+        let scalars = ops::SgdScalars {
+            learning_rate: 0.1,
+            weight_decay: 0.0,
+        }
+        .to_array()
+        .unwrap();
         let scalars = Tensor::from_slice(&scalars, &[2], GPU).unwrap();
-        let [values, momentum] = [1.0, 0.0].map(|v| Tensor::full(&[4], v, DType::F32, Device::Cpu).unwrap());
+        let [values, momentum] =
+            [1.0, 0.0].map(|v| Tensor::full(&[4], v, DType::F32, Device::Cpu).unwrap());
         let gradients = Tensor::ones(&[4], DType::F32, GPU).unwrap();
         let chunks = ops::ChunkTable::whole(4, false);
-        let step = || ops::sgd(&values, &gradients, Some(&momentum), &chunks, &constants, &scalars, None, None);
+        let step = || {
+            ops::sgd(
+                &values,
+                &gradients,
+                Some(&momentum),
+                &chunks,
+                &constants,
+                &scalars,
+                None,
+                None,
+            )
+        };
         transfer::with_policy(Policy::Allow, || {
-            // Somebody reads the momentum, which could not be brought back: then the values are not stepped either.
-            let error = momentum.with_slice::<f32, _>(|_| step().unwrap_err().to_string()).unwrap();
-            assert!(error.contains("sgd: momentum f32[4] on cpu is being read by with_slice"), "{error}");
+            // Another reader holds the momentum, which could not be restored: the values are not
+            // updated either.
+            let error = momentum
+                .with_slice::<f32, _>(|_| step().unwrap_err().to_string())
+                .unwrap();
+            assert!(
+                error.contains("sgd: momentum f32[4] on cpu is being read by with_slice"),
+                "{error}"
+            );
             assert_eq!(values.to_vec::<f32>().unwrap(), [1.0; 4]);
             step().unwrap();
         });
@@ -299,11 +457,18 @@ fn an_operation_under_allow_is_done_whole_or_not_at_all() {
 fn moving_operands_does_not_hide_that_they_overlap_and_moves_each_once() {
     on_two_devices(|ledger| {
         let whole = randn(&[8], Device::Cpu);
-        let (out, a, b) = (whole.slice(1..5).unwrap(), whole.slice(0..4).unwrap(), randn(&[4], GPU));
+        let (out, a, b) = (
+            whole.slice(1..5).unwrap(),
+            whole.slice(0..4).unwrap(),
+            randn(&[4], GPU),
+        );
         transfer::with_policy(Policy::Allow, || {
-            assert!(matches!(ops::add_into(&out, &a, &b), Err(Error::Overlap { .. })));
+            assert!(matches!(
+                ops::add_into(&out, &a, &b),
+                Err(Error::Overlap { .. })
+            ));
             assert_eq!(ledger.crossed(), (0, 0));
-            // In place, and the same tensor in two roles: one upload each time.
+            // In place, and the same tensor as two operands: one upload each time.
             ops::add_into(&out, &out, &b).unwrap();
             assert_eq!(ledger.crossed(), (2, 32), "up once, and back");
             ledger.clear();

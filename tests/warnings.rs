@@ -1,5 +1,5 @@
-//! Under `Policy::Warn` each source line that moves operands warns once, through `tracing`. In a file of its own: the
-//! listener is the process's.
+//! Under `Policy::Warn` each source line that moves operands warns once, through `tracing`. The
+//! listener belongs to the process, so this test is the only one in its file.
 
 use std::sync::Mutex;
 
@@ -8,7 +8,7 @@ use ddp_kernels::{DType, Device, Tensor, ops};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
-/// Keeps the messages it hears.
+/// Keeps the messages it receives.
 struct Listener;
 
 static HEARD: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -42,7 +42,9 @@ fn each_line_warns_once_and_counts_every_time() {
         return;
     }
     let there = Tensor::ones(&[4], DType::F32, Device::Cuda(0)).unwrap();
-    let batch = Tensor::ones(&[4], DType::F32, Device::Cpu).unwrap().named("batch");
+    let batch = Tensor::ones(&[4], DType::F32, Device::Cpu)
+        .unwrap()
+        .named("batch");
     let ledger = Ledger::new();
     transfer::with_ledger(&ledger, || {
         transfer::with_policy(Policy::Warn, || {
@@ -56,7 +58,9 @@ fn each_line_warns_once_and_counts_every_time() {
     let heard = HEARD.lock().unwrap();
     assert_eq!(heard.len(), 2, "{heard:?}");
     assert!(
-        heard[0].contains("add: the policy moved b \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"),
+        heard[0].contains(
+            "add: the policy moved b \"batch\" f32[4] on cpu to cuda:0 at tests/warnings.rs:"
+        ),
         "{heard:?}"
     );
     assert!(heard[1].starts_with("mul: the policy moved"), "{heard:?}");

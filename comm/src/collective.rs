@@ -1,7 +1,7 @@
-//! The one trait behind every movement of tensors between ranks.
+//! The traits that all implementations of collectives share.
 //!
-//! Its types are those of a GPU: a call names the stream whose work it follows, and may return before it is done. On the
-//! CPU a call has done its work when it returns. All ranks make the same calls on a group in the same order.
+//! A call names the stream whose work it follows. On GPUs it may return before it is done; on the
+//! CPU it is done when it returns. All ranks make the same calls on a group in the same order.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use ddp_kernels::error::Site;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
-use crate::error::Result;
+use crate::error::{Line, Result};
 
-/// How the elements of all ranks become one. Sums add in the order of the ranks, in f32 for bf16 and f16 (rounded once at
-/// the end), so that every rank holds the same bits and so does every run.
+/// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 and f16
+/// (rounded once at the end), so that every rank and every run gets the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduce {
-    /// Their sum.
+    /// The sum.
     Sum,
     /// The largest; NaN if any is NaN.
     Max,
@@ -24,10 +24,9 @@ pub enum Reduce {
     Min,
 }
 
-/// What is asked of the ranks.
+/// What the ranks are asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum Operation {
+pub(crate) enum Operation {
     AllReduce(Reduce),
     ReduceScatter(Reduce),
     AllGather,
@@ -39,21 +38,23 @@ pub enum Operation {
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
         match self {
-            Operation::AllReduce(reduce) => write!(f, "all_reduce {}", reduce.name()),
-            Operation::ReduceScatter(reduce) => write!(f, "reduce_scatter {}", reduce.name()),
-            Operation::AllGather => f.write_str("all_gather"),
-            Operation::Broadcast { root } => write!(f, "broadcast from rank {root}"),
-            Operation::Send { to } => write!(f, "send to rank {to}"),
-            Operation::Receive { from } => write!(f, "receive from rank {from}"),
-            Operation::Barrier => f.write_str("barrier"),
+            Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
+                write!(f, " {}", reduce.name())
+            }
+            Operation::Broadcast { root: rank } | Operation::Receive { from: rank } => {
+                write!(f, " from rank {rank}")
+            }
+            Operation::Send { to } => write!(f, " to rank {to}"),
+            Operation::AllGather | Operation::Barrier => Ok(()),
         }
     }
 }
 
 impl Operation {
     /// The method's name.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Operation::AllReduce(_) => "all_reduce",
             Operation::ReduceScatter(_) => "reduce_scatter",
@@ -62,6 +63,14 @@ impl Operation {
             Operation::Send { .. } => "send",
             Operation::Receive { .. } => "receive",
             Operation::Barrier => "barrier",
+        }
+    }
+
+    /// The other rank of a send or receive.
+    pub(crate) fn peer(&self) -> Option<usize> {
+        match self {
+            Operation::Send { to: peer } | Operation::Receive { from: peer } => Some(*peer),
+            _ => None,
         }
     }
 }
@@ -77,84 +86,139 @@ impl Reduce {
     }
 }
 
-/// The dtypes that can be reduced. Everything else moves as bytes: all_gather, broadcast, send and receive take any.
-pub const REDUCIBLE: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64];
+/// The dtypes that can be reduced. All others only move: all_gather, broadcast, send, receive.
+pub(crate) const REDUCIBLE: [DType; 5] =
+    [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64];
 
 /// One call on a group, as implementations and error messages see it.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
-    /// What is asked.
-    pub operation: Operation,
-    /// The elements it is about; none for a barrier. Contiguous, and on `stream`'s device (`Group` has checked both).
-    pub tensor: Option<&'a Tensor>,
+pub(crate) struct Call<'a> {
+    pub(crate) operation: Operation,
+    /// None for a barrier. Contiguous, and on `stream`'s device (`Group` has checked both).
+    pub(crate) tensor: Option<&'a Tensor>,
     /// The stream whose work this call follows.
-    pub stream: &'a Stream,
-    /// The number of this call on its group, from 0: equal on all ranks that are in step. Sends and receives count by pair.
-    pub sequence: u64,
-    /// How long to wait for the others.
-    pub timeout: Duration,
+    pub(crate) stream: &'a Stream,
+    /// The number of this call on its group, from 0; equal on all ranks. 0 for send and receive.
+    pub(crate) sequence: u64,
+    /// How long to wait for the other ranks.
+    pub(crate) timeout: Duration,
     /// The group's name: "main", "gradients" …
-    pub group: &'static str,
+    pub(crate) group: &'static str,
     /// The caller's source line.
-    pub site: Site,
+    pub(crate) site: Site,
 }
 
-impl Call<'_> {
-    /// Lends the bytes of a tensor in host memory, in this call's name.
-    pub(crate) fn lend<R>(&self, tensor: &Tensor, body: impl FnOnce(&[u8]) -> Result<R>) -> Result<R> {
+impl fmt::Display for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.operation)?;
+        if let Some(tensor) = self.tensor {
+            write!(f, " of {tensor}")?;
+        }
+        let (sequence, group, line) = (self.sequence, self.group, Line(self.site));
+        write!(f, " (call {sequence} of group {group}, at {line})")
+    }
+}
+
+impl<'a> Call<'a> {
+    /// The tensor of a call that is not a barrier.
+    pub(crate) fn tensor(&self) -> &'a Tensor {
+        self.tensor.expect("only a barrier has no tensor")
+    }
+
+    /// Runs `body` on the bytes of a tensor in host memory.
+    pub(crate) fn with_bytes<R>(
+        &self,
+        tensor: &Tensor,
+        body: impl FnOnce(&[u8]) -> Result<R>,
+    ) -> Result<R> {
         tensor.with_bytes(self.operation.name(), self.site, body)?
     }
 
-    /// As `lend`, for writing.
-    pub(crate) fn lend_mut<R>(&self, tensor: &Tensor, body: impl FnOnce(&mut [u8]) -> Result<R>) -> Result<R> {
+    /// As `with_bytes`, for writing.
+    pub(crate) fn with_bytes_mut<R>(
+        &self,
+        tensor: &Tensor,
+        body: impl FnOnce(&mut [u8]) -> Result<R>,
+    ) -> Result<R> {
         tensor.with_bytes_mut(self.operation.name(), self.site, body)?
     }
 }
 
-/// Ranks that move and reduce tensors together, seen from one of them. `Group` is what callers use: it has checked the
-/// tensor, and numbers the calls.
+/// Ranks that move and reduce tensors together, seen from one of them. `Group` is what callers
+/// use: it has checked the tensors, and numbers the calls.
 ///
-/// An implementation returns [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not arrive within
-/// `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) when ranks make different calls, and
-/// [`Error::PeerFailed`](crate::Error::PeerFailed) soon after another rank has failed.
-pub trait Collective: Send + Sync + fmt::Debug {
+/// An implementation returns [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not
+/// arrive within `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) if ranks make
+/// different calls, and [`Error::PeerFailed`](crate::Error::PeerFailed) soon after a rank failed.
+pub(crate) trait Collective: Send + Sync + fmt::Debug {
     /// How bytes travel: "shared memory", "mpi", "shared memory and mpi", "nccl", "alone".
     fn transport(&self) -> &'static str;
-    /// The GPU whose tensors this moves; none for tensors in host memory.
-    fn device(&self) -> Option<Device> {
-        None
-    }
-    /// The same ranks in host memory, where this one moves tensors on GPUs: for words that the host waits for.
-    fn on_host(&self) -> Option<&dyn Collective> {
-        None
-    }
-    /// How many collectives this rank has called, and a hash of all of them, where calls return before they are done: what ranks may compare
-    /// where they meet. Those in a graph are not among them.
-    fn called(&self) -> (u64, u64) {
-        (0, 0)
-    }
-    /// Runs `body`; calls that it makes may start together when it returns.
-    fn grouped(&self, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        body()
-    }
     /// This rank, from 0.
     fn rank(&self) -> usize;
     /// How many ranks.
     fn size(&self) -> usize;
+    /// Makes these calls: one, or on GPUs several that start together on one stream.
+    fn run(&self, calls: &[Call<'_>]) -> Result<()>;
+    /// The GPU whose tensors this moves; None for tensors in host memory.
+    fn device(&self) -> Option<Device> {
+        None
+    }
+    /// The same ranks in host memory, if this moves tensors on GPUs.
+    fn on_host(&self) -> Option<&dyn Collective> {
+        None
+    }
+    /// How many collectives this rank has called outside of graphs, and a hash of them all, if
+    /// calls return before they are done: ranks compare it where they meet.
+    fn history(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
 
+/// Ranks that move tensors in host memory. `tensor` may be a part of `call`'s tensor.
+pub(crate) trait HostCollective: Send + Sync + fmt::Debug {
+    /// As in [`Collective`].
+    fn transport(&self) -> &'static str;
+    fn rank(&self) -> usize;
+    fn size(&self) -> usize;
     /// Every rank's `tensor` becomes the reduction of all of them.
     fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()>;
-    /// `tensor` is `size` equal slices; this rank's slice becomes its reduction over all ranks, the others are left
-    /// unspecified. In place, as a sharded optimizer wants it.
+    /// `tensor` is `size` equal slices; this rank's becomes its reduction over all ranks, the
+    /// others are left unspecified.
     fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()>;
     /// `tensor` is `size` equal slices; each rank gives its own and gets the others.
     fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()>;
     /// Every rank's `tensor` becomes that of `root`.
     fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()>;
-    /// Gives `tensor` to the `receive` that rank `to` makes. May return once the bytes are on their way.
+    /// Gives `tensor` to the `receive` of rank `to`. May return once the bytes are on their way.
     fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()>;
-    /// Fills `tensor` from the `send` that rank `from` makes.
+    /// Fills `tensor` from the `send` of rank `from`.
     fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()>;
-    /// Returns when all ranks have come here.
+    /// Returns when all ranks have arrived.
     fn barrier(&self, call: &Call<'_>) -> Result<()>;
+}
+
+impl<T: HostCollective> Collective for T {
+    fn transport(&self) -> &'static str {
+        HostCollective::transport(self)
+    }
+
+    fn rank(&self) -> usize {
+        HostCollective::rank(self)
+    }
+
+    fn size(&self) -> usize {
+        HostCollective::size(self)
+    }
+
+    fn run(&self, calls: &[Call<'_>]) -> Result<()> {
+        calls.iter().try_for_each(|call| match call.operation {
+            Operation::AllReduce(reduce) => self.all_reduce(call, call.tensor(), reduce),
+            Operation::ReduceScatter(reduce) => self.reduce_scatter(call, call.tensor(), reduce),
+            Operation::AllGather => self.all_gather(call, call.tensor()),
+            Operation::Broadcast { root } => self.broadcast(call, call.tensor(), root),
+            Operation::Send { to } => self.send(call, call.tensor(), to),
+            Operation::Receive { from } => self.receive(call, call.tensor(), from),
+            Operation::Barrier => self.barrier(call),
+        })
+    }
 }

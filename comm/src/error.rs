@@ -1,4 +1,4 @@
-//! The one error type of this crate, and the exit code each error means (`Error::exit_code`).
+//! The error type of this crate, and the exit code of each error.
 
 use std::fmt;
 use std::panic::Location;
@@ -9,16 +9,16 @@ use ddp_kernels::error::Site;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a job ended: what the rank that failed first said. Written down once for all ranks.
+/// Why a job ended: the first error of any rank, recorded once for all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
     /// The rank that failed.
     pub rank: usize,
     /// Its host.
     pub host: String,
-    /// The exit code that all ranks end with.
+    /// The exit code of every rank.
     pub exit_code: u8,
-    /// Its error.
+    /// The text of the error.
     pub text: String,
 }
 
@@ -28,67 +28,64 @@ impl fmt::Display for Cause {
     }
 }
 
+/// A setting of the program that would avoid an error. The program knows what its users type
+/// ([`Options::remedy_text`](crate::Options)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Remedy {
+    /// Wait longer for other ranks.
+    LongerTimeout,
+    /// Let several ranks use one GPU, for tests.
+    ShareGpus,
+    /// Train on the CPU.
+    TrainOnCpu,
+    /// Run steps without CUDA graphs.
+    NoGraphs,
+}
+
 /// Everything that can go wrong between ranks. `Debug` shows the same text as `Display`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Some ranks did not come to a collective in time.
-    #[error(
-        "{call}: {} did not arrive within {}. See whether they are stopped, swapping or stuck; --timeout-s sets how long \
-         to wait.",
-        Ranks(missing), Seconds(*waited)
-    )]
+    /// Some ranks did not arrive at a collective in time.
+    #[error("{call}: {} did not arrive within {}; help: {CHECK_RANKS}", Ranks(missing), Seconds(*waited))]
     Timeout {
         /// The call that waited.
         call: String,
         /// The ranks that did not arrive.
         missing: Vec<usize>,
-        /// For how long.
+        /// For how long it waited.
         waited: Duration,
     },
-    /// Ranks made different calls: the program took different turns on different ranks.
-    #[error(
-        "{call}: rank {peer} is at {theirs}. All ranks must make the same calls in the same order: look for a \
-         condition that differs between ranks."
-    )]
+    /// Ranks made different calls: the program took different branches on different ranks.
+    #[error("{call}: rank {peer} is at {theirs}; help: {SAME_CALLS}")]
     OutOfStep {
         /// What this rank called.
         call: String,
         /// A rank that called something else.
         peer: usize,
-        /// What it called.
+        /// What that rank called.
         theirs: String,
     },
-    /// Another rank failed. Its message is the one to read.
+    /// Another rank failed; its own message has the details.
     #[error("ended because of {0}")]
     PeerFailed(Box<Cause>),
-    /// Ranks that should be the same differ.
+    /// Values that must be equal on all ranks differ.
     #[error("{0}")]
     Disagree(Box<Disagreement>),
-    /// A collective was given something it cannot take.
+    /// A call was given an argument that it cannot take.
     #[error("{0}")]
     Argument(Box<Argument>),
-    /// The ranks of this job could not be brought together.
-    #[error("cannot {action}: {reason}. {way_out}")]
-    Setup {
-        /// What was tried.
-        action: String,
-        /// What went wrong.
-        reason: String,
-        /// What to do.
-        way_out: String,
-    },
-    /// What was set up does not work: its results are wrong, or it failed before.
-    #[error("cannot {action}: {reason}. {way_out}")]
-    Broken {
-        /// What was tried.
-        action: String,
-        /// What is wrong.
-        reason: String,
-        /// What to do.
-        way_out: String,
-    },
-    /// NCCL refused a call, or failed in one.
+    /// The ranks or their groups could not be set up.
+    #[error("cannot {0}")]
+    Setup(Box<Problem>),
+    /// What was set up gives wrong results, or failed before.
+    #[error("cannot {0}")]
+    Broken(Box<Problem>),
+    /// A call on GPUs does not complete.
+    #[error("{0}")]
+    Hang(Box<Problem>),
+    /// NCCL returned an error.
     #[error("{0}")]
     Nccl(Box<NcclFailure>),
     /// An error of a tensor operation.
@@ -96,55 +93,87 @@ pub enum Error {
     Tensor(#[from] ddp_kernels::Error),
 }
 
-/// Ranks that should be the same differ.
+/// Help for ranks that are missing.
+pub(crate) const CHECK_RANKS: &str = "check whether they are stopped, swapping or stuck";
+/// Help for ranks that made different calls.
+pub(crate) const SAME_CALLS: &str = "all ranks must make the same calls in the same order, with \
+    tensors of the same name and length: look for a condition that differs between ranks";
+
+/// What failed, why, and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("ranks disagree on {field}: rank {rank} has {theirs}, rank {reference} has {ours}. {way_out}")]
+#[error("{action}: {reason}; help: {help}")]
+pub struct Problem {
+    /// What was tried.
+    pub action: String,
+    /// What went wrong.
+    pub reason: String,
+    /// What to do.
+    pub help: String,
+    /// The setting that would avoid the error.
+    pub remedy: Option<Remedy>,
+}
+
+/// The error of a rank, as the other ranks get it ([`crate::Group::share_outcome`]).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct RemoteError {
+    /// The rank that failed.
+    pub rank: usize,
+    /// The exit code of its error.
+    pub exit_code: u8,
+    /// The text of its error.
+    pub text: String,
+}
+
+/// A value that must be equal on all ranks and is not.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "ranks disagree on {field}: rank {rank} has {theirs}, rank {reference} has {ours}; help: {help}"
+)]
 pub struct Disagreement {
     /// What differs.
     pub field: String,
-    /// The rank that differs.
+    /// The rank that differs from most ranks.
     pub rank: usize,
     /// Its value.
     pub theirs: String,
-    /// The rank it was compared with.
+    /// The rank it is compared with.
     pub reference: usize,
-    /// That one's value.
+    /// The value of `reference`.
     pub ours: String,
     /// What to do.
-    pub way_out: String,
+    pub help: String,
 }
 
-/// A call that NCCL refused, or failed in.
+/// An error that NCCL returned.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{call}: {function} said {name}{}. {way_out}", Words(words))]
+#[error(
+    "{call}: {function} returned {name}{}; help: {help}",
+    Parenthesized(details)
+)]
 pub struct NcclFailure {
-    /// What was being done: operation, tensor, group and source line.
+    /// The call: operation, tensor, group and source line.
     pub call: String,
-    /// The function of NCCL's.
+    /// NCCL's function.
     pub function: &'static str,
-    /// NCCL's name for what is wrong.
+    /// NCCL's name for the error.
     pub name: String,
-    /// NCCL's own words, if it has any.
-    pub words: String,
+    /// NCCL's own message; may be empty.
+    pub details: String,
     /// What to do.
-    pub way_out: String,
-    /// 77 where the cause lies with another rank or what is between (ncclSystemError, ncclRemoteError, ncclTimeout), 71 where memory ran out, 70
-    /// for the rest: a call that was wrong, a GPU that failed, a fault in NCCL, a container without shared memory.
+    pub help: String,
+    /// The setting that would avoid the error.
+    pub remedy: Option<Remedy>,
+    /// 77 for errors of another rank or the network, 71 for a lack of memory, 70 otherwise.
     pub exit_code: u8,
 }
 
-/// ` (so and so)`, or nothing.
-struct Words<'a>(&'a str);
-
-impl fmt::Display for Words<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, " ({})", self.0) }
-    }
-}
-
-/// A collective was given something it cannot take.
+/// A call was given an argument that it cannot take.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{operation}: {what}: expected {expected}, got {got} (called at {}). {way_out}", Line(at))]
+#[error(
+    "{operation}: {what}: expected {expected}, got {got} (called at {}); help: {help}",
+    Line(at)
+)]
 pub struct Argument {
     /// The operation.
     pub operation: String,
@@ -155,7 +184,7 @@ pub struct Argument {
     /// What was given.
     pub got: String,
     /// What to do.
-    pub way_out: String,
+    pub help: String,
     /// The caller's line.
     pub at: Site,
 }
@@ -164,19 +193,79 @@ impl Error {
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Timeout { .. } => 77,
+            Error::Timeout { .. } | Error::Setup(_) | Error::Hang(_) => 77,
             Error::OutOfStep { .. } | Error::Disagree(_) => 78,
             Error::PeerFailed(cause) => cause.exit_code,
             Error::Nccl(failure) => failure.exit_code,
-            Error::Argument(_) | Error::Tensor(_) | Error::Broken { .. } => 70,
-            Error::Setup { .. } => 77,
+            Error::Argument(_) | Error::Tensor(_) | Error::Broken(_) => 70,
         }
+    }
+
+    /// The setting of the program that would avoid this error.
+    pub fn remedy(&self) -> Option<Remedy> {
+        match self {
+            Error::Timeout { .. } => Some(Remedy::LongerTimeout),
+            Error::Setup(problem) | Error::Broken(problem) | Error::Hang(problem) => problem.remedy,
+            Error::Nccl(failure) => failure.remedy,
+            _ => None,
+        }
+    }
+
+    /// An [`Error::Setup`]: "cannot {action}: {reason}; help: {help}".
+    pub(crate) fn setup(
+        action: impl Into<String>,
+        reason: impl ToString,
+        help: impl Into<String>,
+    ) -> Error {
+        Error::Setup(Problem::new(action, reason, help))
+    }
+
+    /// The [`Error::Setup`] of a thread that could not be started.
+    pub(crate) fn no_thread(action: impl Into<String>, error: &std::io::Error) -> Error {
+        Error::setup(action, error, "raise the limit on threads (ulimit -u)")
+    }
+
+    /// An [`Error::PeerFailed`] of this cause.
+    pub(crate) fn of_peer(cause: Cause) -> Error {
+        Error::PeerFailed(Box::new(cause))
+    }
+}
+
+impl Problem {
+    pub(crate) fn new(
+        action: impl Into<String>,
+        reason: impl ToString,
+        help: impl Into<String>,
+    ) -> Box<Problem> {
+        Box::new(Problem {
+            action: action.into(),
+            reason: reason.to_string(),
+            help: help.into(),
+            remedy: None,
+        })
+    }
+
+    pub(crate) fn with_remedy(mut self: Box<Problem>, remedy: Remedy) -> Box<Problem> {
+        self.remedy = Some(remedy);
+        self
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// ` (text)`, or nothing for an empty text.
+struct Parenthesized<'a>(&'a str);
+
+impl fmt::Display for Parenthesized<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            "" => Ok(()),
+            text => write!(f, " ({text})"),
+        }
     }
 }
 
@@ -206,7 +295,7 @@ impl fmt::Display for Seconds {
     }
 }
 
-/// `step.rs:12`, a place in the caller's source.
+/// `step.rs:12`: a source line of the caller.
 pub(crate) struct Line<'a>(pub(crate) &'a Location<'a>);
 
 impl fmt::Display for Line<'_> {
@@ -220,10 +309,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_as_they_are() {
-        let told = |ms: u64| Seconds(Duration::from_millis(ms)).to_string();
-        assert_eq!([0, 5, 500, 1500, 2000, 600_000].map(told), ["0 s", "0.005 s", "0.5 s", "1.5 s", "2 s", "600 s"]);
-        let timeout = Error::Timeout { call: "x".into(), missing: vec![1, 4], waited: Duration::from_millis(500) };
-        assert!(timeout.to_string().starts_with("x: ranks 1 and 4 did not arrive within 0.5 s. "), "{timeout}");
+    fn times_are_written_to_the_millisecond() {
+        let text = |ms: u64| Seconds(Duration::from_millis(ms)).to_string();
+        assert_eq!(
+            [0, 5, 500, 1500, 2000, 600_000].map(text),
+            ["0 s", "0.005 s", "0.5 s", "1.5 s", "2 s", "600 s"]
+        );
+        let timeout = Error::Timeout {
+            call: "x".into(),
+            missing: vec![1, 4],
+            waited: Duration::from_millis(500),
+        };
+        let expected = "x: ranks 1 and 4 did not arrive within 0.5 s; help: ";
+        assert!(timeout.to_string().starts_with(expected), "{timeout}");
     }
 }

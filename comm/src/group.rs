@@ -1,56 +1,95 @@
-//! What a trainer calls: collectives on tensors, checked, numbered, with the caller's line and a deadline.
+//! Groups of ranks: collectives on tensors, checked and numbered, with the caller's line and a
+//! deadline.
 
-use std::fmt;
+mod bytes;
+
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ddp_kernels::error::Site;
+use ddp_kernels::foreign::OPERANDS_MAX;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
 use crate::collective::{Call, Collective, Operation, REDUCIBLE, Reduce};
-use crate::error::{Argument, Disagreement, Error, Line, Result};
+use crate::error::{Argument, Disagreement, Error, Result, SAME_CALLS};
+use crate::single::Single;
 
-/// Ranks that act together, seen from one of them. A handle: clones share the numbering.
+/// Ranks that act together, seen from one of them. A handle: clones share the numbering of calls.
 ///
-/// Calls on one group are made in the same order on all ranks, by one thread at a time; two threads of a rank that both
-/// communicate use two groups.
+/// Calls on a group are made in the same order on all ranks, by one thread at a time. Two threads
+/// of a rank that both communicate use two groups.
 ///
-/// A group is for tensors in host memory (`World::group`), or for those of one GPU a rank (`World::gpu_group`). On a GPU a call gives
-/// its work to the stream and returns; it may be captured in a graph. There the name of the tensor is part of the call, except where
-/// one rank gives and others take: ranks that reduce two tensors of one size in different orders would add up the wrong numbers.
+/// A group is for tensors in host memory (`World::group`), or for tensors on one GPU a rank
+/// (`World::gpu_group`). On a GPU a call gives its work to the stream and returns, and may be
+/// captured in a graph. There the tensor's name is part of the call (not for broadcast, send and
+/// receive): ranks that reduce two tensors of one size in different orders would add up the wrong
+/// values.
 ///
-/// That ranks make different calls is found, on GPUs, among the ranks of one host. Ranks of several hosts compare what they called where they meet
-/// in `all_agree`; in between only time tells: the timeout, where the calls do not fit together.
+/// On GPUs, different calls are detected among the ranks of one host. Ranks of several hosts
+/// compare their calls in `all_agree`; in between only the timeout ends calls that do not match.
 #[derive(Clone, Debug)]
 pub struct Group {
     ranks: Arc<dyn Collective>,
     name: &'static str,
     timeout: Duration,
+    counters: Arc<Counters>,
+}
+
+/// What all handles of a group share.
+#[derive(Debug, Default)]
+struct Counters {
     /// The number of the next call.
-    sequence: Arc<AtomicU64>,
-    /// The same of what a group of GPUs does through host memory. A capture that fails has made some of its calls and not the others, and
-    /// just then ranks must be able to agree.
-    host_sequence: Arc<AtomicU64>,
+    next: AtomicU64,
+    /// The same for the host side of a GPU group. It counts apart: a failed capture has made some
+    /// of its calls and not others, and ranks must be able to agree just then.
+    next_on_host: AtomicU64,
+    /// Calls that will start together (`Group::grouped`).
+    pending: Mutex<Option<Vec<Pending>>>,
+}
+
+/// A call that will start together with others.
+#[derive(Debug)]
+struct Pending {
+    operation: Operation,
+    tensor: Tensor,
+    stream: Stream,
+    sequence: u64,
+    site: Site,
 }
 
 impl Group {
-    /// A group over an implementation. `World` makes the ones a trainer uses.
-    pub fn new(ranks: Arc<dyn Collective>, name: &'static str, timeout: Duration) -> Group {
-        Group { ranks, name, timeout, sequence: Arc::default(), host_sequence: Arc::default() }
+    /// A group over an implementation.
+    pub(crate) fn new(ranks: Arc<dyn Collective>, name: &'static str, timeout: Duration) -> Group {
+        Group {
+            ranks,
+            name,
+            timeout,
+            counters: Arc::default(),
+        }
     }
 
-    /// A group of one.
+    /// A group of one rank.
     pub fn alone() -> Group {
-        Group::new(Arc::new(crate::single::Single::default()), "alone", Duration::from_secs(600))
+        Group::new(
+            Arc::new(Single::default()),
+            "alone",
+            Duration::from_secs(600),
+        )
     }
 
-    /// The same group with another deadline: a handle that shares the numbering of calls. For a call in which one rank is
-    /// known to come late.
+    /// The same group with another deadline, for calls to which one rank is known to come late.
+    ///
+    /// # Panics
+    /// On a GPU group, whose deadline is that of its world.
     pub fn with_timeout(&self, timeout: Duration) -> Group {
-        Group { timeout, ..self.clone() }
+        assert!(self.device().is_none(), "a GPU group keeps its deadline");
+        Group {
+            timeout,
+            ..self.clone()
+        }
     }
 
     /// This rank, from 0.
@@ -68,211 +107,319 @@ impl Group {
         self.ranks.transport()
     }
 
-    /// The GPU whose tensors it moves; none for host memory.
+    /// The GPU whose tensors it moves; None for host memory.
     pub fn device(&self) -> Option<Device> {
         self.ranks.device()
     }
 
-    /// Whether all ranks say `ok`: what to do together where each has found out something for itself. The host waits for all ranks,
-    /// whatever the group is for. On a group of GPUs ranks that have made different calls so far get [`Error::Disagree`].
+    /// Whether all ranks say `ok`. The host waits for all ranks, whatever the group is for. If
+    /// ranks of a GPU group have made different calls so far: [`Error::Disagree`].
     #[track_caller]
     pub fn all_agree(&self, ok: bool) -> Result<bool> {
         let site = Location::caller();
         if self.size() == 1 {
             return Ok(ok);
         }
-        let ranks = self.ranks.on_host().unwrap_or(&*self.ranks);
-        let (count, chain) = self.ranks.called();
-        let own = [i64::from(ok), count.cast_signed(), chain.cast_signed()];
-        let answers = Tensor::from_slice(&own.repeat(self.size()), &[self.size(), own.len()], Device::Cpu)?;
+        let (count, hash) = self.ranks.history();
+        let own = [i64::from(ok), count.cast_signed(), hash.cast_signed()];
+        let (rows, columns) = (self.size(), own.len());
+        let answers = Tensor::from_slice(&own.repeat(rows), &[rows, columns], Device::Cpu)?;
         let (answers, stream) = (answers.named("answers"), Stream::default_of(Device::Cpu)?);
         let call = self.number(Operation::AllGather, Some(&answers), &stream, site);
-        ranks.all_gather(&call, &answers)?;
+        let on_host = self.ranks.on_host().unwrap_or(&*self.ranks);
+        on_host.run(&[call])?;
         let answers = answers.to_vec::<i64>()?;
-        let of = |rank: usize| &answers[own.len() * rank..][..own.len()];
-        if let Some(rank) = (1..self.size()).find(|&rank| of(rank)[1..] != of(0)[1..]) {
-            return Err(self.apart(rank, of(rank), of(0)));
+        let of = |rank: usize| &answers[columns * rank..][..columns];
+        if let Some(rank) = (1..rows).find(|&rank| of(rank)[1..] != of(0)[1..]) {
+            return Err(self.disagree(rank, of(rank), of(0)));
         }
-        Ok((0..self.size()).all(|rank| of(rank)[0] == 1))
+        Ok((0..rows).all(|rank| of(rank)[0] == 1))
     }
 
-    /// Ranks that called different collectives, as all of them see it.
-    fn apart(&self, rank: usize, theirs: &[i64], ours: &[i64]) -> Error {
-        let told = |called: &[i64]| format!("{} (hash {:016x})", called[1], called[2]);
+    /// The error of ranks that called different collectives.
+    fn disagree(&self, rank: usize, theirs: &[i64], ours: &[i64]) -> Error {
+        let text = |history: &[i64]| format!("{} (hash {:016x})", history[1], history[2]);
         Error::Disagree(Box::new(Disagreement {
             field: format!("the collectives of group {}", self.name),
             rank,
-            theirs: told(theirs),
+            theirs: text(theirs),
             reference: 0,
-            ours: told(ours),
-            way_out: "All ranks must make the same calls in the same order, with tensors of the same name and length: look for a condition that \
-                      differs between ranks."
-                .into(),
+            ours: text(ours),
+            help: SAME_CALLS.into(),
         }))
     }
 
-    /// Runs `body`, whose calls on this group start together when it has returned: sends and receives of a ring, which would else wait
-    /// for each other. They are on one stream, at most 64, and `body` does nothing else with their tensors. In host memory this only
-    /// runs `body`, and a send of much (hundreds of kilobytes) waits there until it is being received.
+    /// Runs `body`, whose calls on this group start together when it returns: sends and receives
+    /// of a ring would otherwise wait for each other. They are on one stream, at most 64, and
+    /// `body` does nothing else with their tensors. In host memory this only runs `body`, where a
+    /// send of hundreds of kilobytes waits until it is being received.
     pub fn grouped(&self, mut body: impl FnMut() -> Result<()>) -> Result<()> {
-        self.ranks.grouped(&mut body)
+        if self.device().is_none() || self.size() == 1 || self.pending().is_some() {
+            return body();
+        }
+        *self.pending() = Some(Vec::new());
+        let outcome = body();
+        let pending = self.pending().take().unwrap_or_default();
+        outcome?;
+        let Some(first) = pending.first() else {
+            return Ok(());
+        };
+        check_together(&pending)?;
+        let call = |pending| self.pending_call(pending, &first.stream);
+        self.ranks
+            .run(&pending.iter().map(call).collect::<Vec<_>>())
+    }
+
+    fn pending_call<'a>(&self, pending: &'a Pending, stream: &'a Stream) -> Call<'a> {
+        Call {
+            operation: pending.operation,
+            tensor: Some(&pending.tensor),
+            stream,
+            sequence: pending.sequence,
+            timeout: self.timeout,
+            group: self.name,
+            site: pending.site,
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Option<Vec<Pending>>> {
+        let pending = self.counters.pending.lock();
+        pending.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every rank's `tensor` becomes the reduction of all of them.
     #[track_caller]
     pub fn all_reduce(&self, tensor: &Tensor, reduce: Reduce, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::AllReduce(reduce), Some(tensor), stream, Location::caller())?;
-        self.ranks.all_reduce(&call, tensor, reduce)
+        let operation = Operation::AllReduce(reduce);
+        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
+        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
     }
 
-    /// `tensor` is as many equal slices as ranks; this rank's becomes its reduction over all ranks, the others are
-    /// left unspecified.
+    /// `tensor` is as many equal slices as ranks; this rank's becomes its reduction over all
+    /// ranks, the others are left unspecified.
     #[track_caller]
     pub fn reduce_scatter(&self, tensor: &Tensor, reduce: Reduce, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::ReduceScatter(reduce), Some(tensor), stream, Location::caller())?;
-        self.ranks.reduce_scatter(&call, tensor, reduce)
+        let operation = Operation::ReduceScatter(reduce);
+        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
+        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
     }
 
     /// `tensor` is as many equal slices as ranks; each rank gives its own and gets the others.
     #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::AllGather, Some(tensor), stream, Location::caller())?;
-        self.ranks.all_gather(&call, tensor)
+        let call = self.prepare(
+            Operation::AllGather,
+            Some(tensor),
+            stream,
+            Location::caller(),
+        )?;
+        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
     }
 
     /// Every rank's `tensor` becomes that of `root`.
     #[track_caller]
     pub fn broadcast(&self, tensor: &Tensor, root: usize, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::Broadcast { root }, Some(tensor), stream, Location::caller())?;
-        self.ranks.broadcast(&call, tensor, root)
+        let operation = Operation::Broadcast { root };
+        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
+        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
     }
 
     /// Gives `tensor` to the `receive` that rank `to` makes.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor, to: usize, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::Send { to }, Some(tensor), stream, Location::caller())?;
-        self.ranks.send(&call, tensor, to)
+        let operation = Operation::Send { to };
+        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
+        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
     }
 
     /// Fills `tensor` from the `send` that rank `from` makes.
     #[track_caller]
     pub fn receive(&self, tensor: &Tensor, from: usize, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::Receive { from }, Some(tensor), stream, Location::caller())?;
-        self.ranks.receive(&call, tensor, from)
+        let operation = Operation::Receive { from };
+        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
+        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
     }
 
-    /// Returns when all ranks have come here.
+    /// Returns when all ranks have arrived.
     #[track_caller]
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
-        let call = self.call(Operation::Barrier, None, stream, Location::caller())?;
-        self.ranks.barrier(&call)
+        let call = self.number(Operation::Barrier, None, stream, Location::caller());
+        self.ranks.on_host().unwrap_or(&*self.ranks).run(&[call])
     }
 
-    /// Checks what can be checked without the others, and numbers the call.
-    fn call<'a>(
+    /// Checks what can be checked without the other ranks, and numbers the call. None if it is
+    /// kept to start together with others.
+    fn prepare<'a>(
         &self,
         operation: Operation,
         tensor: Option<&'a Tensor>,
         stream: &'a Stream,
         site: Site,
-    ) -> Result<Call<'a>> {
+    ) -> Result<Option<Call<'a>>> {
         if let Some(tensor) = tensor {
             self.check(operation, tensor, stream, site)?;
             if self.size() > 1 {
                 transfer::book_collective(tensor, site);
             }
         }
-        Ok(self.number(operation, tensor, stream, site))
-    }
-
-    /// The call as the ranks see it.
-    fn number<'a>(&self, operation: Operation, tensor: Option<&'a Tensor>, stream: &'a Stream, site: Site) -> Call<'a> {
-        let sequence = match operation {
-            Operation::Send { .. } | Operation::Receive { .. } => 0,
-            _ => {
-                let is_on_host = tensor.is_none_or(|tensor| tensor.device() == Device::Cpu);
-                let counts_apart = is_on_host && self.ranks.on_host().is_some();
-                let counter = if counts_apart { &self.host_sequence } else { &self.sequence };
-                counter.fetch_add(1, Ordering::Relaxed)
-            }
-        };
-        Call { operation, tensor, stream, sequence, timeout: self.timeout, group: self.name, site }
-    }
-
-    fn check(&self, operation: Operation, tensor: &Tensor, stream: &Stream, at: Site) -> Result<()> {
-        let refuse = |what: String, expected: String, got: String, way_out: &str| {
-            let (operation, way_out) = (operation.to_string(), way_out.to_string());
-            Err(Error::Argument(Box::new(Argument { operation, what, expected, got, way_out, at })))
-        };
-        let size = self.size();
-        if tensor.is_transposed() {
-            let way_out = "Call .contiguous() on it first.";
-            return refuse("tensor".into(), "rows in order".into(), format!("{tensor}, transposed"), way_out);
+        let call = self.number(operation, tensor, stream, site);
+        if self.device().is_some()
+            && let Some(pending) = &mut *self.pending()
+        {
+            pending.push(Pending {
+                operation,
+                tensor: call.tensor().clone(),
+                stream: stream.clone(),
+                sequence: call.sequence,
+                site,
+            });
+            return Ok(None);
         }
-        if tensor.device() != stream.device() {
-            let expected = format!("a tensor on {}, the stream's device", stream.device());
+        Ok(Some(call))
+    }
+
+    /// The call, with its number.
+    fn number<'a>(
+        &self,
+        operation: Operation,
+        tensor: Option<&'a Tensor>,
+        stream: &'a Stream,
+        site: Site,
+    ) -> Call<'a> {
+        let is_on_host = tensor.is_none_or(|tensor| tensor.device() == Device::Cpu);
+        let counter = match self.ranks.on_host() {
+            Some(_) if is_on_host => &self.counters.next_on_host,
+            _ => &self.counters.next,
+        };
+        let sequence = match operation.peer() {
+            Some(_) => 0,
+            None => counter.fetch_add(1, Ordering::Relaxed),
+        };
+        Call {
+            operation,
+            tensor,
+            stream,
+            sequence,
+            timeout: self.timeout,
+            group: self.name,
+            site,
+        }
+    }
+
+    fn check(
+        &self,
+        operation: Operation,
+        tensor: &Tensor,
+        stream: &Stream,
+        at: Site,
+    ) -> Result<()> {
+        let refuse = |what: &str, expected: &str, got: &str, help: &str| {
+            Err(refusal(operation, what, expected, got, help, at))
+        };
+        let (size, device, got) = (self.size(), tensor.device(), || tensor.to_string());
+        if tensor.is_transposed() {
+            let help = "call .contiguous() on it first";
             return refuse(
-                "tensor".into(),
-                expected,
-                tensor.to_string(),
-                "Move the tensor, or use a stream of its device.",
+                "tensor",
+                "rows in order",
+                &format!("{tensor}, transposed"),
+                help,
             );
         }
+        if device != stream.device() {
+            let expected = format!("a tensor on {}, the stream's device", stream.device());
+            let help = "move the tensor, or use a stream of its device";
+            return refuse("tensor", &expected, &got(), help);
+        }
         // A rank alone moves nothing, wherever its tensors are.
-        if size > 1 && self.device().unwrap_or(Device::Cpu) != tensor.device() {
-            let (expected, way_out) = match self.device() {
+        if size > 1 && self.device().unwrap_or(Device::Cpu) != device {
+            let (place, help) = match self.device() {
                 None => (
-                    format!("a tensor in host memory, which group {} is for", self.name),
-                    "Move it with .to(Device::Cpu), or use a group made by World::gpu_group.",
+                    "in host memory".to_string(),
+                    "move it with .to(Device::Cpu), or use a group made by World::gpu_group",
                 ),
                 Some(device) => (
-                    format!("a tensor on {device}, which group {} is for", self.name),
-                    "Move it there, or use a group made by World::group for tensors in host memory.",
+                    format!("on {device}"),
+                    "move it there, or use a group made by World::group",
                 ),
             };
-            return refuse("tensor".into(), expected, tensor.to_string(), way_out);
+            let expected = format!("a tensor {place}, which group {} is for", self.name);
+            return refuse("tensor", &expected, &got(), help);
         }
         match operation {
             Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce)
                 if size > 1 && self.device().is_some() && reduce != Reduce::Sum =>
             {
-                let way_out = "Reduce it in host memory, with .to(Device::Cpu) and a group made by World::group.";
-                return refuse("reduction".into(), "sum, on GPUs".into(), reduce.name().into(), way_out);
+                let help =
+                    "reduce it in host memory: .to(Device::Cpu), and a group of World::group";
+                refuse("reduction", "sum, on GPUs", reduce.name(), help)
             }
-            Operation::AllReduce(_) | Operation::ReduceScatter(_) if !REDUCIBLE.contains(&tensor.dtype()) => {
-                let expected = "f32, bf16, f16, f64 or i64".to_string();
-                return refuse("tensor".into(), expected, tensor.to_string(), "Cast it with .to_dtype(…) first.");
+            Operation::AllReduce(_) | Operation::ReduceScatter(_)
+                if !REDUCIBLE.contains(&tensor.dtype()) =>
+            {
+                let help = "cast it with .to_dtype(…) first";
+                refuse("tensor", "f32, bf16, f16, f64 or i64", &got(), help)
             }
-            Operation::ReduceScatter(_) | Operation::AllGather if !tensor.count().is_multiple_of(size) => {
+            Operation::ReduceScatter(_) | Operation::AllGather
+                if !tensor.count().is_multiple_of(size) =>
+            {
                 let expected = format!("a multiple of {size} elements, one slice a rank");
-                return refuse("tensor".into(), expected, tensor.to_string(), "Pad it.");
+                refuse("tensor", &expected, &got(), "pad it")
             }
-            Operation::Broadcast { root: peer } | Operation::Send { to: peer } | Operation::Receive { from: peer } => {
-                if peer >= size {
-                    return refuse(
-                        "rank".into(),
-                        format!("0 to {}", size - 1),
-                        peer.to_string(),
-                        "Ranks count from 0.",
-                    );
-                }
-                if peer == self.rank() && !matches!(operation, Operation::Broadcast { .. }) {
-                    let way_out = "Use copy_from for a copy within a rank.";
-                    return refuse("rank".into(), "another rank".into(), format!("{peer}, this one"), way_out);
-                }
+            Operation::Broadcast { root: peer }
+            | Operation::Send { to: peer }
+            | Operation::Receive { from: peer }
+                if peer >= size =>
+            {
+                let expected = format!("0 to {}", size - 1);
+                refuse("rank", &expected, &peer.to_string(), "ranks count from 0")
             }
-            _ => {}
+            _ if operation.peer() == Some(self.rank()) => {
+                let got = format!("{}, this one", self.rank());
+                let help = "use copy_from for a copy within a rank";
+                refuse("rank", "another rank", &got, help)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
-impl fmt::Display for Call<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.operation)?;
-        if let Some(tensor) = self.tensor {
-            write!(f, " of {tensor}")?;
-        }
-        write!(f, " (call {} of group {}, at {})", self.sequence, self.group, Line(self.site))
+/// Calls that start together are on one stream, and not too many.
+fn check_together(pending: &[Pending]) -> Result<()> {
+    let refuse = |pending: &Pending, what: &str, expected: &str, got: &str| {
+        let (operation, help) = (pending.operation, "start them in several groups");
+        Err(refusal(operation, what, expected, got, help, pending.site))
+    };
+    let first = &pending[0].stream;
+    if let Some(other) = pending.iter().find(|other| other.stream != *first) {
+        return refuse(
+            other,
+            "stream",
+            "that of the first call it starts with",
+            "another",
+        );
     }
+    if let Some(other) = pending.get(OPERANDS_MAX) {
+        let expected = format!("at most {OPERANDS_MAX} that start together");
+        return refuse(other, "calls", &expected, &pending.len().to_string());
+    }
+    Ok(())
+}
+
+fn refusal(
+    operation: Operation,
+    what: &str,
+    expected: &str,
+    got: &str,
+    help: &str,
+    at: Site,
+) -> Error {
+    Error::Argument(Box::new(Argument {
+        operation: operation.to_string(),
+        what: what.into(),
+        expected: expected.into(),
+        got: got.into(),
+        help: help.into(),
+        at,
+    }))
 }

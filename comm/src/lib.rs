@@ -1,41 +1,44 @@
-//! Ranks, and collectives between them. Knows tensors; knows nothing of models.
+//! Ranks, and collectives between them. Knows tensors, but no models.
 //!
-//! `world.rs` says who this process is among the ranks of a job, `group.rs` is what a trainer calls, `collective.rs` the
-//! one trait behind it, and beside it are the implementations: alone (`single.rs`), within a host (`shared/`), between
-//! hosts (`mpi.rs`).
+//! A program starts with a [`World`]: this process among the ranks of its job. It makes [`Group`]s,
+//! which move and reduce tensors. Modules, from the bottom up: who the ranks are (`identity`,
+//! `process`, `launcher`, `cores`), implementations of collectives (`single`, `shared/` within a
+//! host, `mpi/` and `hosts` between hosts, `nccl/` between GPUs) behind `group`, how jobs fail and
+//! stop (`failure`, `stop`, `watch`), and `world/`, which puts them together.
 
-pub mod collective;
-mod ending;
+mod background;
+mod collective;
+mod cores;
 pub mod error;
 mod failure;
 pub mod gpus;
-pub mod group;
-pub mod handshake;
+mod group;
+mod handshake;
 #[cfg(feature = "mpi")]
 mod hosts;
+mod identity;
 mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nccl;
-mod run;
-mod share;
-pub mod shared;
-mod signals;
+mod process;
+mod shared;
 mod single;
 mod stop;
 mod sums;
-pub mod threads;
+#[cfg(test)]
+mod tests;
+mod threads;
 mod waited;
 mod watch;
-pub mod world;
+mod world;
 
-pub use collective::{Collective, Operation, Reduce};
-pub use ending::Ending;
-pub use error::{Error, Result};
-pub use gpus::GpuTable;
+pub use background::Background;
+pub use collective::Reduce;
+pub use error::{Error, Remedy, RemoteError, Result};
+pub use gpus::{GpuTable, Shortage};
 pub use group::Group;
-pub use handshake::Field;
+pub use handshake::{Field, Severity};
 pub use launcher::likely_rank;
-pub use run::Failure;
-pub use stop::{Signal, Stops};
-pub use world::{Options, Transport, World};
+pub use stop::{Signal, StopSignals};
+pub use world::{HasExitCode, Options, Transport, World};

@@ -1,17 +1,19 @@
-//! Collectives between ranks of one host, through memory that they share. No core is burnt while waiting: after a short
-//! look a rank sleeps on a futex, and looks up every 50 ms for an abort and its deadline.
+//! Collectives between ranks of one host, through memory that they share. Waiting uses no core:
+//! after a short spin a rank sleeps on a futex, and every 50 ms checks for an abort and its
+//! deadline.
 //!
-//! `segment.rs` is the memory, `layout.rs` says where what lies in it, `board.rs` is the job's page (who is here, who does
-//! what, why it ends), `channel.rs` one group's counters and how ranks wait for each other. On these: `round.rs` for small
-//! tensors, `slices.rs` for large ones, `mail.rs` for pairs.
+//! `segment.rs` is the memory, `layout.rs` its layout, `board.rs` the job's page (what each rank
+//! does, why the job ends), `channel.rs` one group's counters and how ranks wait for each other. On
+//! these: `round.rs` for small tensors, `slices.rs` for large ones, `mail.rs` for pairs.
 //!
-//! Why sharing memory with other processes is sound here. Control words are atomics and nothing else. The rest is read and
-//! written through raw pointers, between counters that say when: each of the three files begins with who may touch which
-//! bytes when. Nothing read from shared memory is ever used as an index or a length unchecked. A rank that breaks the rules
-//! (another program that opened the memory, say) can spoil numbers, not this process.
+//! Why sharing memory with other processes is sound here: control words are only used as atomics.
+//! The rest is read and written through raw pointers, between counters that say when; each of the
+//! three files begins with who may touch which bytes when. Nothing read from shared memory is used
+//! as an index or a length unchecked. A rank that breaks the rules (another program with this
+//! memory open) can change values, but not crash this process.
 //!
-//! Sums add in the order of the ranks, each element by one rank or by all in the same way, so every rank holds the same
-//! bits, and so does every run.
+//! Sums add in rank order, each element by one rank or by all in the same way, so every rank and
+//! every run gets the same bits.
 
 mod activity;
 mod board;
@@ -33,39 +35,38 @@ use std::sync::Mutex;
 
 use ddp_kernels::{DType, Tensor};
 
-pub use self::activity::Activity;
-pub(crate) use self::activity::asked;
-pub use self::board::Board;
-use self::channel::{Blame, Channel, Count, Turn};
+pub(crate) use self::activity::Signature;
+pub(crate) use self::board::Board;
+use self::channel::{Channel, Count, StepOrder, Turn};
 pub(crate) use self::delays::Delays;
-pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, LANES, Lane, PAIRS, Seen};
+pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, LANES, LaneMarks, Marks, PAIRS};
 use self::layout::Cut;
-use self::mail::Mail;
+use self::mail::Mailbox;
 use self::round::Round;
-pub use self::segment::Segment;
+pub(crate) use self::segment::Segment;
 use self::slices::Slices;
-use crate::collective::{Call, Collective, Operation, Reduce};
+use crate::collective::{Call, HostCollective, Operation, Reduce};
 use crate::error::{Cause, Error, Result};
 
 /// How many groups may use a segment: channels are numbered from 0.
-pub const CHANNELS: usize = layout::CHANNELS;
+pub(crate) const CHANNELS: usize = layout::CHANNELS;
 
 /// A group of all ranks of one host, seen from one of them.
-pub struct Shared {
+pub(crate) struct Shared {
     channel: Channel,
-    /// The global rank of this one, for messages.
+    /// This rank's global rank, for messages.
     rank: usize,
     state: Mutex<State>,
 }
 
-/// How far this rank is; what only one call at a time may change.
+/// What one call at a time may change.
 #[derive(Debug)]
 struct State {
     /// The number of the next call. Wraps, as do the others.
     number: u32,
     /// The number of the next piece.
     piece: u32,
-    /// The number of the next letter to each rank, and from each.
+    /// The number of the next chunk to each rank, and from each.
     sent: Vec<u32>,
     received: Vec<u32>,
     /// Why the channel cannot be used any more.
@@ -73,29 +74,19 @@ struct State {
 }
 
 impl Shared {
-    /// Joins the group on `channel` (0 to 7) of a segment as `local_rank` of `local_size`. `ranks` are the global ranks
-    /// of the local ones, for messages. A rank joins a channel once.
-    pub fn new(
-        segment: Segment,
-        channel: usize,
-        local_rank: usize,
-        local_size: usize,
-        ranks: Vec<usize>,
-    ) -> Result<Shared> {
-        assert_eq!(local_size, ranks.len(), "a global rank for each local one");
-        Shared::delayed(segment, channel, local_rank, ranks, None)
-    }
-
-    /// The same, dawdling.
-    pub(crate) fn delayed(
+    /// Joins the group on `channel` of a segment as `local_rank`. `ranks` are the global ranks of
+    /// the local ones, for messages. `is_roomy`: ranks have a core each to wait actively on. A rank
+    /// joins a channel once.
+    pub(crate) fn new(
         segment: Segment,
         channel: usize,
         local_rank: usize,
         ranks: Vec<usize>,
+        is_roomy: bool,
         delays: Option<Delays>,
     ) -> Result<Shared> {
         let (rank, size) = (ranks[local_rank], ranks.len());
-        let channel = Channel::new(segment, channel, local_rank, ranks, delays)?;
+        let channel = Channel::new(segment, channel, local_rank, ranks, is_roomy, delays)?;
         let state = State {
             number: channel.value(Count::Arrived),
             piece: channel.value(Count::Made),
@@ -103,52 +94,80 @@ impl Shared {
             received: vec![0; size],
             broken: None,
         };
-        Ok(Shared { channel, rank, state: Mutex::new(state) })
+        Ok(Shared {
+            channel,
+            rank,
+            state: Mutex::new(state),
+        })
     }
 
-    /// The board of the segment.
-    pub fn board(&self) -> &Board {
-        &self.channel.board
-    }
-
-    /// Runs a call: alone, written down for others to see, and the last one if it fails.
+    /// Runs one call at a time, recorded on the board. After an error there are no more.
     fn run(&self, call: &Call<'_>, body: impl FnOnce(&mut State) -> Result<()>) -> Result<()> {
-        // A panic in a call leaves the counters anywhere.
+        // After a panic in a call the counters are invalid.
         let mut state = self.state.lock().map_err(|_| self.unusable(call, None))?;
         if let Some(cause) = &state.broken {
             return Err(self.unusable(call, Some(cause)));
         }
         self.channel.check_abort()?;
-        let Channel { board, me, index, .. } = &self.channel;
+        let Channel {
+            board, me, index, ..
+        } = &self.channel;
         board.enter(*me, *index, call);
         self.channel.begin();
         self.channel.pause();
         let result = body(&mut state);
         board.exit(*me, *index);
         if let Err(error) = &result {
-            let text = format!("group {} cannot be used after an error: {error}", call.group);
+            let text = format!(
+                "group {} cannot be used after an error: {error}",
+                call.group
+            );
             let (rank, host) = (self.rank, "this host".to_string());
-            state.broken = Some(Cause { rank, host, exit_code: error.exit_code(), text });
+            state.broken = Some(Cause {
+                rank,
+                host,
+                exit_code: error.exit_code(),
+                text,
+            });
         }
         result
     }
 
     fn unusable(&self, call: &Call<'_>, cause: Option<&Cause>) -> Error {
         let panicked = || {
-            let text = format!("group {} cannot be used after a panic in one of its calls", call.group);
-            Cause { rank: self.rank, host: "this host".to_string(), exit_code: 70, text }
+            let text = format!(
+                "group {} cannot be used after a panic in one of its calls",
+                call.group
+            );
+            Cause {
+                rank: self.rank,
+                host: "this host".to_string(),
+                exit_code: 70,
+                text,
+            }
         };
         Error::PeerFailed(Box::new(cause.cloned().unwrap_or_else(panicked)))
     }
 
-    /// Runs a collective: all ranks take part, and end it in step.
-    fn collect(&self, call: &Call<'_>, body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>) -> Result<()> {
+    /// Runs a collective, in which all ranks take part. `body` returns the number of its pieces.
+    fn collect(
+        &self,
+        call: &Call<'_>,
+        body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>,
+    ) -> Result<()> {
         self.run(call, |state| {
-            let blame = match call.operation {
-                Operation::Broadcast { root } => Blame::FromRoot { root, first: state.piece },
-                _ => Blame::Alike,
+            let order = match call.operation {
+                Operation::Broadcast { root } => StepOrder::FromRoot {
+                    root,
+                    first: state.piece,
+                },
+                _ => StepOrder::Alike,
             };
-            let turn = Turn { call, number: state.number, blame };
+            let turn = Turn {
+                call,
+                number: state.number,
+                order,
+            };
             let pieces = body(&turn, state.piece)?;
             state.number = state.number.wrapping_add(1);
             state.piece = state.piece.wrapping_add(pieces as u32);
@@ -156,44 +175,72 @@ impl Shared {
         })
     }
 
-    /// Whether so many bytes of each rank take one round.
+    /// Whether one round moves so many bytes of each rank.
     fn is_small(&self, bytes: usize) -> bool {
         bytes <= self.channel.segment.layout().small_bytes
     }
 
     fn slices<'a>(&'a self, turn: &'a Turn<'a>, cut: Cut, first: u32) -> Slices<'a> {
         self.channel.arrive(turn);
-        Slices { channel: &self.channel, turn, cut, first }
+        Slices {
+            channel: &self.channel,
+            turn,
+            cut,
+            first,
+        }
     }
 
     fn piece_bytes(&self) -> usize {
         self.channel.segment.layout().piece_bytes
     }
 
-    fn all_reduce_bytes(&self, call: &Call<'_>, bytes: &mut [u8], dtype: DType, reduce: Reduce) -> Result<()> {
+    fn all_reduce_bytes(
+        &self,
+        call: &Call<'_>,
+        bytes: &mut [u8],
+        dtype: DType,
+        reduce: Reduce,
+    ) -> Result<()> {
         self.collect(call, |turn, first| {
             if self.is_small(bytes.len()) {
-                let round = Round { channel: &self.channel, turn };
+                let round = Round {
+                    channel: &self.channel,
+                    turn,
+                };
                 round.exchange(bytes)?;
                 round.reduce(bytes, 0, dtype, reduce);
                 return Ok(0);
             }
             let cut = Cut::even(bytes.len(), self.channel.size(), self.piece_bytes());
-            self.slices(turn, cut, first).all_reduce(bytes, dtype, reduce)?;
+            self.slices(turn, cut, first)
+                .all_reduce(bytes, dtype, reduce)?;
             Ok(cut.pieces)
         })
     }
 
-    fn reduce_scatter_bytes(&self, call: &Call<'_>, bytes: &mut [u8], dtype: DType, reduce: Reduce) -> Result<()> {
+    fn reduce_scatter_bytes(
+        &self,
+        call: &Call<'_>,
+        bytes: &mut [u8],
+        dtype: DType,
+        reduce: Reduce,
+    ) -> Result<()> {
         self.collect(call, |turn, first| {
             let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
             if self.is_small(bytes.len()) {
-                let (round, mine) = (Round { channel: &self.channel, turn }, cut.slice(self.channel.me));
+                let (round, mine) = (
+                    Round {
+                        channel: &self.channel,
+                        turn,
+                    },
+                    cut.slice(self.channel.me),
+                );
                 round.exchange(bytes)?;
                 round.reduce(&mut bytes[mine.clone()], mine.start, dtype, reduce);
                 return Ok(0);
             }
-            self.slices(turn, cut, first).reduce_scatter(bytes, dtype, reduce)?;
+            self.slices(turn, cut, first)
+                .reduce_scatter(bytes, dtype, reduce)?;
             Ok(cut.pieces)
         })
     }
@@ -202,9 +249,14 @@ impl Shared {
         self.collect(call, |turn, first| {
             let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
             if self.is_small(cut.slice(0).len()) {
-                let round = Round { channel: &self.channel, turn };
+                let round = Round {
+                    channel: &self.channel,
+                    turn,
+                };
                 round.exchange(&bytes[cut.slice(self.channel.me)])?;
-                self.channel.others().for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
+                self.channel
+                    .others()
+                    .for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
                 return Ok(0);
             }
             self.slices(turn, cut, first).all_gather(bytes)?;
@@ -215,7 +267,11 @@ impl Shared {
     fn broadcast_from(&self, call: &Call<'_>, bytes: &[u8]) -> Result<()> {
         self.collect(call, |turn, first| {
             if self.is_small(bytes.len()) {
-                Round { channel: &self.channel, turn }.exchange(bytes)?;
+                Round {
+                    channel: &self.channel,
+                    turn,
+                }
+                .exchange(bytes)?;
                 return Ok(0);
             }
             let cut = Cut::even(bytes.len(), 1, self.piece_bytes());
@@ -227,23 +283,39 @@ impl Shared {
     fn broadcast_to(&self, call: &Call<'_>, bytes: &mut [u8], root: usize) -> Result<()> {
         self.collect(call, |turn, first| {
             if self.is_small(bytes.len()) {
-                let round = Round { channel: &self.channel, turn };
+                let round = Round {
+                    channel: &self.channel,
+                    turn,
+                };
                 round.exchange(&[])?;
                 round.take(root, bytes);
                 return Ok(0);
             }
             let cut = Cut::even(bytes.len(), 1, self.piece_bytes());
-            self.slices(turn, cut, first).receive_broadcast(bytes, root)?;
+            self.slices(turn, cut, first)
+                .receive_broadcast(bytes, root)?;
             Ok(cut.pieces)
         })
     }
 
-    fn mail<'a>(&'a self, call: &'a Call<'a>, from: usize, to: usize, first: u32) -> Mail<'a> {
-        Mail { channel: &self.channel, call, from, to, first }
+    fn mailbox<'a>(
+        &'a self,
+        call: &'a Call<'a>,
+        from: usize,
+        to: usize,
+        first: u32,
+    ) -> Mailbox<'a> {
+        Mailbox {
+            channel: &self.channel,
+            call,
+            from,
+            to,
+            first,
+        }
     }
 }
 
-impl Collective for Shared {
+impl HostCollective for Shared {
     fn transport(&self) -> &'static str {
         "shared memory"
     }
@@ -260,41 +332,49 @@ impl Collective for Shared {
         if self.size() == 1 {
             return Ok(());
         }
-        call.lend_mut(tensor, |bytes| self.all_reduce_bytes(call, bytes, tensor.dtype(), reduce))
+        call.with_bytes_mut(tensor, |bytes| {
+            self.all_reduce_bytes(call, bytes, tensor.dtype(), reduce)
+        })
     }
 
     fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
         }
-        call.lend_mut(tensor, |bytes| self.reduce_scatter_bytes(call, bytes, tensor.dtype(), reduce))
+        call.with_bytes_mut(tensor, |bytes| {
+            self.reduce_scatter_bytes(call, bytes, tensor.dtype(), reduce)
+        })
     }
 
     fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
-        call.lend_mut(tensor, |bytes| self.all_gather_bytes(call, bytes))
+        call.with_bytes_mut(tensor, |bytes| self.all_gather_bytes(call, bytes))
     }
 
     fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
         if root == self.channel.me {
-            call.lend(tensor, |bytes| self.broadcast_from(call, bytes))
+            call.with_bytes(tensor, |bytes| self.broadcast_from(call, bytes))
         } else {
-            call.lend_mut(tensor, |bytes| self.broadcast_to(call, bytes, root))
+            call.with_bytes_mut(tensor, |bytes| self.broadcast_to(call, bytes, root))
         }
     }
 
     fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
-        call.lend(tensor, |bytes| {
+        call.with_bytes(tensor, |bytes| {
             self.run(call, |state| {
-                state.sent[to] = self.mail(call, self.channel.me, to, state.sent[to]).send(bytes)?;
+                state.sent[to] = self
+                    .mailbox(call, self.channel.me, to, state.sent[to])
+                    .send(bytes)?;
                 Ok(())
             })
         })
     }
 
     fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
-        call.lend_mut(tensor, |bytes| {
+        call.with_bytes_mut(tensor, |bytes| {
             self.run(call, |state| {
-                state.received[from] = self.mail(call, from, self.channel.me, state.received[from]).receive(bytes)?;
+                state.received[from] = self
+                    .mailbox(call, from, self.channel.me, state.received[from])
+                    .receive(bytes)?;
                 Ok(())
             })
         })
@@ -302,7 +382,11 @@ impl Collective for Shared {
 
     fn barrier(&self, call: &Call<'_>) -> Result<()> {
         self.collect(call, |turn, _| {
-            Round { channel: &self.channel, turn }.exchange(&[])?;
+            Round {
+                channel: &self.channel,
+                turn,
+            }
+            .exchange(&[])?;
             Ok(0)
         })
     }
@@ -310,6 +394,12 @@ impl Collective for Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} of {} on channel {}", self.channel.me, self.size(), self.channel.index)
+        write!(
+            f,
+            "rank {} of {} on channel {}",
+            self.channel.me,
+            self.size(),
+            self.channel.index
+        )
     }
 }

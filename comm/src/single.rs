@@ -1,14 +1,14 @@
-//! A group of one: nothing to do, for everything is done.
+//! A group of one rank: every call is already done.
 
-use ddp_kernels::{Device, Tensor};
+use ddp_kernels::Device;
 
-use crate::collective::{Call, Collective, Reduce};
+use crate::collective::{Call, Collective};
 use crate::error::Result;
 
 /// The only rank.
 #[derive(Debug, Default)]
 pub(crate) struct Single {
-    /// The GPU it is for, if it was made for one. It needs no NCCL.
+    /// Its GPU, if the group is for one. It needs no NCCL.
     pub(crate) device: Option<Device>,
 }
 
@@ -25,25 +25,7 @@ impl Collective for Single {
     fn size(&self) -> usize {
         1
     }
-    fn all_reduce(&self, _: &Call<'_>, _: &Tensor, _: Reduce) -> Result<()> {
-        Ok(())
-    }
-    fn reduce_scatter(&self, _: &Call<'_>, _: &Tensor, _: Reduce) -> Result<()> {
-        Ok(())
-    }
-    fn all_gather(&self, _: &Call<'_>, _: &Tensor) -> Result<()> {
-        Ok(())
-    }
-    fn broadcast(&self, _: &Call<'_>, _: &Tensor, _: usize) -> Result<()> {
-        Ok(())
-    }
-    fn send(&self, _: &Call<'_>, _: &Tensor, _: usize) -> Result<()> {
-        unreachable!("Group refuses to send to this rank itself, and there is no other")
-    }
-    fn receive(&self, _: &Call<'_>, _: &Tensor, _: usize) -> Result<()> {
-        unreachable!("Group refuses to receive from this rank itself, and there is no other")
-    }
-    fn barrier(&self, _: &Call<'_>) -> Result<()> {
+    fn run(&self, _: &[Call<'_>]) -> Result<()> {
         Ok(())
     }
 }

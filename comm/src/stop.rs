@@ -1,22 +1,20 @@
-//! Being asked to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM and Ctrl-C, caught and remembered until the program
-//! looks. What it does then is its own affair: this crate only sees to it that the process lives long enough.
+//! Requests to stop: SIGUSR1 (a scheduler whose time is nearly up), SIGTERM and Ctrl-C.
 //!
-//! The second Ctrl-C ends the process at once, as a Ctrl-C does by itself. SIGTERM is also what `mpirun` sends to all other ranks when one
-//! has died: the watch (`watch.rs`) goes on looking for that, and ends the process where it is so. A signal that the process ignores (as in
-//! `nohup`), or that somebody else catches, is left as it is.
+//! The program asks for them ([`StopSignals`]) and decides what to do. The second Ctrl-C ends the
+//! process at once. SIGTERM is also what `mpirun` sends to all ranks when one has died, so the
+//! watch (`watch.rs`) catches it as well, to find out why before the process ends. A signal that
+//! the process ignores (as under `nohup`), or that other code handles, is left alone.
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-use crate::signals;
-use crate::world::World;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A signal that asks to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGUSR1: schedulers send it some time before they end a job, where they are told to.
+    /// SIGUSR1: sent by schedulers some time before they end a job, if they are told to.
     User1,
     /// SIGTERM.
     Terminate,
@@ -27,13 +25,9 @@ pub enum Signal {
 impl Signal {
     const ALL: [Signal; 3] = [Signal::User1, Signal::Terminate, Signal::Interrupt];
 
-    /// A number from 1 for each, to tell other ranks.
+    /// A number from 1, to send to other ranks.
     pub fn code(self) -> u8 {
-        match self {
-            Signal::User1 => 1,
-            Signal::Terminate => 2,
-            Signal::Interrupt => 3,
-        }
+        self as u8 + 1
     }
 
     /// The signal of this number.
@@ -60,132 +54,167 @@ impl fmt::Display for Signal {
     }
 }
 
-/// How many `Stops` there are in this process: where ranks are threads, one a rank.
+/// How many [`StopSignals`] live in this process: one a rank where ranks are threads.
 static CATCHING: AtomicUsize = AtomicUsize::new(0);
-/// The number of the signal that came first; 0 for none.
-static ASKED: AtomicI32 = AtomicI32::new(0);
-/// Whether there was a Ctrl-C.
+/// The number of the signal that came first while some lived; 0 for none.
+static REQUESTED: AtomicI32 = AtomicI32::new(0);
+/// Whether Ctrl-C came while some lived.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Whether a [`Termination`] lives.
+static WATCHING: AtomicBool = AtomicBool::new(false);
+/// Whether SIGTERM came since it was last asked for.
+static TERMINATED: AtomicBool = AtomicBool::new(false);
 
-/// While it lives, signals that ask to stop are remembered in place of ending the process.
+/// While this lives, signals that ask to stop are recorded instead of ending the process.
 #[derive(Debug)]
-pub struct Stops(());
+pub struct StopSignals(());
 
-impl Stops {
-    /// The signal that has asked this process to stop, if one has: the first.
-    pub fn asked(&self) -> Option<Signal> {
-        asked()
-    }
-}
-
-/// The first signal that has come while somebody wanted to know.
-pub(crate) fn asked() -> Option<Signal> {
-    let number = ASKED.load(Ordering::SeqCst);
-    Signal::ALL.into_iter().find(|signal| signal.number() == number)
-}
-
-impl World {
-    /// From now on SIGUSR1, SIGTERM and Ctrl-C ask this process to stop in place of ending it, until the value is dropped. The
-    /// second Ctrl-C ends it at once.
-    pub fn catch_stop(&self) -> Stops {
-        let _turn = turn();
-        if CATCHING.fetch_add(1, Ordering::SeqCst) == 0 {
-            ASKED.store(0, Ordering::SeqCst);
-            INTERRUPTED.store(false, Ordering::SeqCst);
-            for signal in Signal::ALL.map(Signal::number) {
-                // Where the watch has caught SIGTERM, it tells us.
-                if signals::current(signal) == Some(libc::SIG_DFL) {
-                    signals::catch(signal, on_signal);
-                }
-            }
+impl StopSignals {
+    pub(crate) fn catch() -> StopSignals {
+        let _handlers = handlers();
+        if CATCHING.fetch_add(1, SeqCst) == 0 {
+            REQUESTED.store(0, SeqCst);
+            INTERRUPTED.store(false, SeqCst);
+            Signal::ALL
+                .into_iter()
+                .for_each(|signal| _ = catch(signal.number()));
         }
-        Stops(())
+        StopSignals(())
+    }
+
+    /// The first signal that has asked this process to stop.
+    pub fn requested(&self) -> Option<Signal> {
+        requested()
     }
 }
 
-impl Drop for Stops {
+impl Drop for StopSignals {
     fn drop(&mut self) {
-        let _turn = turn();
-        if CATCHING.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let ours = Some(signals::address(on_signal));
-            let caught = Signal::ALL.map(Signal::number).into_iter().filter(|&signal| signals::current(signal) == ours);
-            caught.for_each(signals::let_go);
+        let _handlers = handlers();
+        if CATCHING.fetch_sub(1, SeqCst) == 1 {
+            let is_watched = |signal: Signal| signal == Signal::Terminate && WATCHING.load(SeqCst);
+            let unused = Signal::ALL
+                .into_iter()
+                .filter(|&signal| !is_watched(signal));
+            unused.for_each(|signal| release(signal.number()));
         }
     }
 }
 
-/// One thread at a time sets handlers.
-fn turn() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// The first signal that came while [`StopSignals`] lived.
+pub(crate) fn requested() -> Option<Signal> {
+    let number = REQUESTED.load(SeqCst);
+    let mut all = Signal::ALL.into_iter();
+    all.find(|signal| signal.number() == number)
 }
 
-/// Whether signals that ask to stop are remembered now.
-pub(crate) fn is_catching() -> bool {
-    CATCHING.load(Ordering::SeqCst) > 0
-}
+/// SIGTERM, caught for the watch. Released when dropped.
+#[derive(Debug)]
+#[cfg_attr(
+    not(feature = "mpi"),
+    allow(dead_code, reason = "only MPI connects processes")
+)]
+pub(crate) struct Termination(());
 
-/// Remembers `signal`, if somebody wants to know. Safe in a handler.
-pub(crate) fn note(signal: c_int) {
-    if is_catching() {
-        // The first is the one that is told.
-        _ = ASKED.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
+#[cfg_attr(
+    not(feature = "mpi"),
+    allow(dead_code, reason = "only MPI connects processes")
+)]
+impl Termination {
+    /// None if other code handles SIGTERM, or the process ignores it.
+    pub(crate) fn catch() -> Option<Termination> {
+        let _handlers = handlers();
+        if WATCHING.load(SeqCst) || !catch(libc::SIGTERM) {
+            return None;
+        }
+        TERMINATED.store(false, SeqCst);
+        WATCHING.store(true, SeqCst);
+        Some(Termination(()))
     }
+
+    /// Whether SIGTERM came and the program does not handle it as a request to stop.
+    pub(crate) fn has_come(&self) -> bool {
+        TERMINATED.swap(false, SeqCst) && CATCHING.load(SeqCst) == 0
+    }
+
+    /// Ends this process as SIGTERM does by default, unless other code handles it by now.
+    pub(crate) fn obey(self) {
+        let is_ours = current(libc::SIGTERM) == Some(on_signal as *const () as usize);
+        drop(self);
+        if is_ours {
+            // SAFETY: sends this process a signal.
+            unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+        }
+    }
+}
+
+impl Drop for Termination {
+    fn drop(&mut self) {
+        let _handlers = handlers();
+        WATCHING.store(false, SeqCst);
+        if CATCHING.load(SeqCst) == 0 {
+            release(libc::SIGTERM);
+        }
+    }
+}
+
+/// One thread at a time changes handlers.
+fn handlers() -> MutexGuard<'static, ()> {
+    static HANDLERS: Mutex<()> = Mutex::new(());
+    HANDLERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 extern "C" fn on_signal(signal: c_int) {
-    note(signal);
-    if signal == libc::SIGINT && INTERRUPTED.swap(true, Ordering::SeqCst) {
-        signals::let_go(signal);
-        // SAFETY: sends this process a signal, which is held back until this handler returns, and then ends it. The call is safe in a
-        // handler.
+    if signal == libc::SIGTERM {
+        TERMINATED.store(true, SeqCst);
+    }
+    if CATCHING.load(SeqCst) == 0 {
+        return;
+    }
+    _ = REQUESTED.compare_exchange(0, signal, SeqCst, SeqCst);
+    if signal == libc::SIGINT && INTERRUPTED.swap(true, SeqCst) {
+        release(signal);
+        // SAFETY: sends this process a signal, which is held back until this handler returns and
+        // then ends the process. The call is safe in a handler.
         unsafe { libc::kill(libc::getpid(), signal) };
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn send(signal: Signal) {
-        // SAFETY: to this thread, whose handler runs before the call returns.
-        unsafe { libc::raise(signal.number()) };
+/// Handles `signal` here if nothing else does. Whether it is handled here now.
+fn catch(signal: c_int) -> bool {
+    if current(signal) == Some(libc::SIG_DFL) {
+        set(signal, on_signal as *const () as usize);
     }
+    current(signal) == Some(on_signal as *const () as usize)
+}
 
-    #[test]
-    fn the_first_signal_is_remembered_while_somebody_wants_to_know() {
-        let _alone = signals::testing::alone();
-        // What a script starts in the background ignores Ctrl-C, and what is ignored is left so.
-        Signal::ALL.map(Signal::number).into_iter().for_each(signals::let_go);
-        let world = World::single().unwrap();
-        for (first, second) in [(Signal::User1, Signal::Terminate), (Signal::Interrupt, Signal::User1)] {
-            let (stops, others) = (world.catch_stop(), world.catch_stop());
-            assert_eq!(stops.asked(), None);
-            send(first);
-            send(second);
-            drop(stops);
-            assert_eq!(others.asked(), Some(first));
-        }
-        let now: Vec<_> = Signal::ALL.iter().map(|signal| signals::current(signal.number())).collect();
-        assert_eq!(now, [Some(libc::SIG_DFL); 3], "nothing is caught any more");
-    }
-
-    #[test]
-    fn a_signal_that_somebody_else_handles_is_left_to_them() {
-        extern "C" fn others(_: c_int) {}
-        let _alone = signals::testing::alone();
-        signals::catch(libc::SIGUSR1, others);
-        let stops = World::single().unwrap().catch_stop();
-        send(Signal::User1);
-        assert_eq!(stops.asked(), None);
-        drop(stops);
-        assert_eq!(signals::current(libc::SIGUSR1), Some(signals::address(others)));
-        signals::let_go(libc::SIGUSR1);
-    }
-
-    #[test]
-    fn codes_are_told_apart() {
-        assert!(Signal::ALL.iter().all(|&signal| Signal::of_code(signal.code()) == Some(signal)));
-        assert_eq!((Signal::of_code(0), Signal::of_code(4)), (None, None));
+/// Gives `signal` back its default action if it is handled here. Safe in a handler.
+fn release(signal: c_int) {
+    if current(signal) == Some(on_signal as *const () as usize) {
+        set(signal, libc::SIG_DFL);
     }
 }
+
+/// The action on `signal`: `SIG_DFL`, `SIG_IGN`, or the address of a handler.
+fn current(signal: c_int) -> Option<libc::sighandler_t> {
+    let mut now = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: only asks. All zeros is a value of this plain struct, whether it is written or not.
+    unsafe {
+        let asked = libc::sigaction(signal, std::ptr::null(), now.as_mut_ptr()) == 0;
+        asked.then(|| now.assume_init().sa_sigaction)
+    }
+}
+
+fn set(signal: c_int, handler: libc::sighandler_t) {
+    // SAFETY: all zeros is a value of this plain struct, with an empty mask. The handler is the
+    // default or `on_signal`, which only does what is safe in a handler.
+    unsafe {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
+        action.sa_sigaction = handler;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(signal, &action, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,9 +1,9 @@
-//! Time spent waiting, as a deadline counts it: time in which this process could look. A job that a scheduler or a user
-//! suspends (SIGSTOP) and resumes later has waited for nobody meanwhile.
+//! Time spent waiting, counted only while this process could run: a job that is suspended
+//! (SIGSTOP) and resumed has not waited for other ranks in between.
 
 use std::time::{Duration, Instant};
 
-/// How much longer than its sleep one look may take on a busy machine. What is beyond is not counted.
+/// How much longer than its sleep one look may take on a busy machine. The rest is not counted.
 const LOOK_MAX: Duration = Duration::from_millis(50);
 
 /// How long one wait has lasted.
@@ -16,10 +16,13 @@ pub(crate) struct Waited {
 impl Waited {
     /// A wait that begins now.
     pub(crate) fn new() -> Waited {
-        Waited { total: Duration::ZERO, looked: Instant::now() }
+        Waited {
+            total: Duration::ZERO,
+            looked: Instant::now(),
+        }
     }
 
-    /// How long it has lasted, after a sleep since the last look that was asked to last `slept`.
+    /// How long it has lasted. `slept` is the sleep that was asked for since the last look.
     pub(crate) fn after(&mut self, slept: Duration) -> Duration {
         let now = Instant::now();
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
@@ -37,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_hour_in_which_the_process_was_stopped_is_no_hour_of_waiting() {
+    fn an_hour_in_which_the_process_was_stopped_does_not_count() {
         let (mut waited, slice) = (Waited::new(), Duration::from_millis(50));
         (0..10).for_each(|_| _ = waited.count(slice, slice));
         assert_eq!(waited.total, 10 * slice);
@@ -46,17 +49,19 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_that_take_a_little_longer_count_as_long_as_they_took() {
+    fn sleeps_that_take_a_little_longer_count_in_full() {
         let mut waited = Waited::new();
-        // 20 µs asked for, and the kernel's timer slack; a core that others use too.
-        assert_eq!(waited.count(Duration::from_micros(75), Duration::from_micros(20)), Duration::from_micros(75));
-        let crowded = Duration::from_millis(40);
-        assert_eq!(waited.count(crowded, Duration::from_millis(1)), crowded + Duration::from_micros(75));
+        // 20 µs requested, plus the kernel's timer slack; then a core that others use too.
+        let (slack, crowded) = (Duration::from_micros(75), Duration::from_millis(40));
+        assert_eq!(waited.count(slack, Duration::from_micros(20)), slack);
+        assert_eq!(
+            waited.count(crowded, Duration::from_millis(1)),
+            crowded + slack
+        );
     }
 
     #[test]
     fn a_wait_is_as_long_as_the_clock_says() {
-        // In this order: what is measured lies within what it is compared with.
         let started = Instant::now();
         let mut waited = Waited::new();
         std::thread::sleep(Duration::from_millis(20));

@@ -1,5 +1,5 @@
-//! Ranks that are threads of one process, each with a GPU of its own, real or simulated (`launch/with-simulated-gpus 4`). Where there are
-//! too few each test says so.
+//! Ranks that are threads of one process, each with its own GPU, real or simulated
+//! (`launch/with-simulated-gpus 4`). If there are too few, each test says so.
 
 use std::io::Write as _;
 use std::sync::{Mutex, PoisonError};
@@ -10,16 +10,27 @@ use ddp_kernels::progress::{Progress, STRIDE};
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{Device, Tensor, ops};
 
-/// Held by the test that uses the devices. All ranks make the calls of a device in one order, over all its groups: tests that ran beside each other
-/// would make them in another order on each rank.
+/// Held by the test that uses the devices. All ranks make the calls of a device in one order over
+/// all its groups, and concurrent tests would make them in different orders.
 static DEVICES: Mutex<()> = Mutex::new(());
 
-/// Runs `body` as each of `size` ranks, on a thread and a device each, and gives what they return. None where there are too few devices.
-fn ranks<R: Send>(size: usize, body: impl Fn(&World, Device) -> Result<R> + Sync) -> Option<Vec<R>> {
-    let usable: Vec<Device> = Device::usable().into_iter().filter(|device| device.is_accelerator()).collect();
+/// Runs `body` on a thread and a device for each of `size` ranks, and returns the results. None if
+/// there are too few devices.
+fn ranks<R: Send>(
+    size: usize,
+    body: impl Fn(&World, Device) -> Result<R> + Sync,
+) -> Option<Vec<R>> {
+    let usable: Vec<Device> = Device::usable()
+        .into_iter()
+        .filter(|device| device.is_accelerator())
+        .collect();
     if usable.len() < size {
-        let why = if usable.is_empty() { "no CUDA device".into() } else { format!("{size} CUDA devices are needed") };
-        // Past the harness, which keeps what a passing test prints.
+        let why = if usable.is_empty() {
+            "no CUDA device".into()
+        } else {
+            format!("{size} CUDA devices are needed")
+        };
+        // Past the harness, which hides the output of passing tests.
         let _ = writeln!(std::io::stderr(), "skipped: {why}");
         return None;
     }
@@ -31,7 +42,10 @@ fn ranks<R: Send>(size: usize, body: impl Fn(&World, Device) -> Result<R> + Sync
             scope.spawn(move || body(&world, device))
         };
         let threads: Vec<_> = worlds.into_iter().zip(usable).map(run).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<Vec<R>>>()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect::<Result<Vec<R>>>()
     });
     Some(outcomes.unwrap())
 }
@@ -65,21 +79,29 @@ fn threads_reduce_on_their_gpus_eagerly_and_in_graphs() {
         }) else {
             return;
         };
-        // Half of 1 + 2 + …, and then ten times half of what all have; exact, for these are powers of two times small numbers.
+        // Half of 1 + 2 + …, then ten times half of the sum; exact: powers of two times small
+        // numbers.
         let expected = (size * (size + 1)) as f32 / 4.0 * (size as f32 / 2.0).powi(10);
-        assert!(all.iter().flatten().all(|&x| x == expected), "{size} ranks: {} for {expected}", all[0][0]);
+        assert!(
+            all.iter().flatten().all(|&x| x == expected),
+            "{size} ranks: {} for {expected}",
+            all[0][0]
+        );
     }
 }
 
 #[test]
 fn groups_are_apart_and_end_one_after_the_other() {
     let Some(all) = ranks(2, |world, device| {
-        let (first, second) = (world.gpu_group("first", device)?, world.gpu_group("second", device)?);
+        let (first, second) = (
+            world.gpu_group("first", device)?,
+            world.gpu_group("second", device)?,
+        );
         let (a, b) = (Stream::new(device)?, Stream::new(device)?);
         let (x, y) = (own(&first, device, 64)?, own(&second, device, 64)?);
         let big = own(&first, device, 1 << 20)?;
         b.scope(|| ops::scale_into(&y, &y, 1.0))?;
-        // Enough that the second group's call would be done before.
+        // Enough that the second group's call would otherwise finish first.
         for _ in 0..20 {
             ops::scale_into(&big, &big, 1.0)?;
         }
@@ -88,8 +110,14 @@ fn groups_are_apart_and_end_one_after_the_other() {
         let is_first_done = a.record()?;
         second.all_reduce(&y, Reduce::Sum, &b)?;
         b.synchronize()?;
-        assert!(is_first_done.is_done(), "calls of two groups are not in order on their device");
-        let sums = (a.scope(|| x.to_vec::<f32>())?[0], b.scope(|| y.to_vec::<f32>())?[63]);
+        assert!(
+            is_first_done.is_done(),
+            "calls of two groups are not in order on their device"
+        );
+        let sums = (
+            a.scope(|| x.to_vec::<f32>())?[0],
+            b.scope(|| y.to_vec::<f32>())?[63],
+        );
         drop(first);
         second.all_reduce(&y, Reduce::Sum, &b)?;
         Ok((sums, b.scope(|| y.to_vec::<f32>())?[0]))
@@ -103,8 +131,16 @@ fn groups_are_apart_and_end_one_after_the_other() {
 fn a_capture_leaves_the_order_of_eager_calls_alone() {
     ranks(2, |world, device| {
         let group = world.gpu_group("gradients", device)?;
-        let [a, b, captured] = [Stream::new(device)?, Stream::new(device)?, Stream::new(device)?];
-        let [x, y, z] = [own(&group, device, 64)?, own(&group, device, 64)?, own(&group, device, 64)?];
+        let [a, b, captured] = [
+            Stream::new(device)?,
+            Stream::new(device)?,
+            Stream::new(device)?,
+        ];
+        let [x, y, z] = [
+            own(&group, device, 64)?,
+            own(&group, device, 64)?,
+            own(&group, device, 64)?,
+        ];
         let big = own(&group, device, 1 << 20)?;
         let step = || group.all_reduce(&z, Reduce::Sum, &captured);
         step()?;
@@ -119,10 +155,18 @@ fn a_capture_leaves_the_order_of_eager_calls_alone() {
         let graph = Graph::capture(&captured, step)?;
         group.all_reduce(&y, Reduce::Sum, &b)?;
         b.synchronize()?;
-        assert!(is_first_done.is_done(), "a call that was captured took the place of the last eager one");
+        assert!(
+            is_first_done.is_done(),
+            "a call that was captured took the place of the last eager one"
+        );
         b.scope(|| graph.launch())?;
-        let sums =
-            b.scope(|| Ok::<_, ddp_comm::Error>([x.to_vec::<f32>()?[0], y.to_vec::<f32>()?[0], z.to_vec::<f32>()?[0]]));
+        let sums = b.scope(|| {
+            Ok::<_, ddp_comm::Error>([
+                x.to_vec::<f32>()?[0],
+                y.to_vec::<f32>()?[0],
+                z.to_vec::<f32>()?[0],
+            ])
+        });
         assert_eq!(sums?, [3.0, 3.0, 6.0]);
         Ok(())
     });
@@ -135,16 +179,25 @@ fn every_so_many_pieces_of_work_are_told_for_longer() {
         let lanes = [Progress::new(device, 1)?, Progress::new(device, 1)?];
         for (progress, first) in lanes.iter().zip([1, 2]) {
             for number in 1..=2 * STRIDE as u32 + 100 {
-                // They differ in the first piece alone.
+                // They differ only in the first piece.
                 progress.begin(0, if number == 1 { first } else { 7 }, 0, &stream, at)?;
                 progress.end(0, &stream, at)?;
             }
         }
         stream.synchronize()?;
         for number in [STRIDE as u32, 2 * STRIDE as u32] {
-            let told = |progress: &Progress| progress.board().ring(0).find(|told| told.number == number).unwrap();
+            let told = |progress: &Progress| {
+                progress
+                    .board()
+                    .ring(0)
+                    .find(|told| told.number == number)
+                    .unwrap()
+            };
             let [one, other] = [told(&lanes[0]), told(&lanes[1])];
-            assert!(one.call == 7 && other.call == 7 && one.chain != other.chain, "{one:?} {other:?}");
+            assert!(
+                one.call == 7 && other.call == 7 && one.chain != other.chain,
+                "{one:?} {other:?}"
+            );
         }
         Ok(())
     });
@@ -161,7 +214,7 @@ fn the_memory_of_tensors_that_are_dropped_while_they_are_reduced_stays() {
             group.all_reduce(&x, Reduce::Sum, &stream)?;
             stream.scope(|| ops::add_into(&total, &total, &x))?;
             drop(x);
-            // Whoever takes the memory next must not disturb the sum.
+            // The next user of the memory must not disturb the sum.
             drop(Tensor::full(&[5000], 1e9, ddp_kernels::DType::F32, device)?);
         }
         Ok(stream.scope(|| total.to_vec::<f32>())?)

@@ -1,10 +1,11 @@
-//! Collectives within a host allocate nothing once they have run: counted by an allocator of this test's own.
+//! Collectives within a host allocate nothing after their first run, counted by this test's
+//! allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-use ddp_comm::{Group, Reduce, threads};
+use ddp_comm::{Group, Reduce, World};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
@@ -14,10 +15,10 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is left to the system's allocator; counting allocates nothing itself.
+// SAFETY: the system's allocator does everything; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // While a thread ends its counter is gone.
+        // A thread that ends has no counter.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         // SAFETY: by the caller's promise.
         unsafe { System.alloc(layout) }
@@ -49,13 +50,20 @@ fn every_call(group: &Group, tensors: &[Tensor], stream: &Stream) {
 #[test]
 fn after_the_first_round_nothing_is_allocated() {
     std::thread::scope(|scope| {
-        for rank in threads::ranks(2, None, Duration::from_secs(60)).unwrap() {
+        for world in World::threads(2, None, Duration::from_secs(60)).unwrap() {
             scope.spawn(move || {
-                let group = rank.group(0, "main").unwrap();
+                let group = world.group("main").unwrap();
                 let stream = Stream::default_of(Device::Cpu).unwrap();
-                let make = |&(count, dtype): &_| Tensor::zeros(&[count], dtype, Device::Cpu).unwrap();
-                let tensors: Vec<Tensor> =
-                    [(6, DType::F32), (400_000, DType::F32), (300_000, DType::BF16)].iter().map(make).collect();
+                let make =
+                    |&(count, dtype): &_| Tensor::zeros(&[count], dtype, Device::Cpu).unwrap();
+                let tensors: Vec<Tensor> = [
+                    (6, DType::F32),
+                    (400_000, DType::F32),
+                    (300_000, DType::BF16),
+                ]
+                .iter()
+                .map(make)
+                .collect();
                 every_call(&group, &tensors, &stream);
                 let before = ALLOCATIONS.get();
                 (0..10).for_each(|_| every_call(&group, &tensors, &stream));

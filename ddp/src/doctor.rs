@@ -4,67 +4,18 @@
 //! Each rank brings findings: `look.rs` what can be seen, `measure.rs` what has to be tried. Rank 0 tells all of them, what is of a whole
 //! host once. Something bad is an error with exit code 69.
 
+mod finding;
 mod look;
 mod measure;
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
 use ddp_comm::World;
 use serde::{Deserialize, Serialize};
 
+use self::finding::Finding;
 use crate::cli::DoctorFlags;
 use crate::error::{Error, Result};
-
-/// How something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Health {
-    /// As it should be.
-    Fine,
-    /// Training runs, slower than it could or not on all that is there.
-    Note,
-    /// Training as this job is started does not run.
-    Bad,
-}
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Finding {
-    /// What it is about.
-    pub topic: String,
-    /// How it is.
-    pub health: Health,
-    /// What was seen.
-    pub text: String,
-    /// What mends it.
-    pub mend: Option<String>,
-}
-
-impl Finding {
-    fn fine(topic: &str, text: impl Into<String>) -> Finding {
-        Finding { topic: topic.into(), health: Health::Fine, text: text.into(), mend: None }
-    }
-
-    fn note(topic: &str, text: impl Into<String>, mend: impl Into<String>) -> Finding {
-        Finding { topic: topic.into(), health: Health::Note, text: text.into(), mend: Some(mend.into()) }
-    }
-
-    fn bad(topic: &str, text: impl Into<String>, mend: impl Into<String>) -> Finding {
-        Finding { topic: topic.into(), health: Health::Bad, text: text.into(), mend: Some(mend.into()) }
-    }
-}
-
-impl Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = match self.health {
-            Health::Fine => "ok  ",
-            Health::Note => "note",
-            Health::Bad => "BAD ",
-        };
-        write!(f, "{mark}  {:<12} {}", self.topic, self.text.replace('\n', "\n                    "))?;
-        self.mend.as_ref().map_or(Ok(()), |mend| write!(f, "\n                    -> {mend}"))
-    }
-}
 
 /// What one rank has found.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -76,7 +27,11 @@ struct Found {
 }
 
 /// Looks at this machine, as all ranks of `world` see it.
-pub fn examine(flags: &DoctorFlags, world: &World, say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
+pub fn examine(
+    flags: &DoctorFlags,
+    world: &World,
+    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
+) -> Result<()> {
     let mut found = Found::default();
     if world.local_rank() == 0 {
         found.of_host = look::host(&flags.out);
@@ -90,17 +45,23 @@ pub fn examine(flags: &DoctorFlags, world: &World, say: &mut dyn FnMut(&dyn Disp
     if !flags.quick {
         found.of_rank.extend(measure::rank(&devices, world));
     }
-    let mine = serde_json::to_vec(&found).map_err(|error| Error::Internal(format!("findings: {error}")))?;
+    let mine = serde_json::to_vec(&found)
+        .map_err(|error| Error::Internal(format!("findings: {error}")))?;
     let all = world.all_gather_bytes(&mine)?;
     let hosts = world.all_gather_bytes(world.host().as_bytes())?;
     let mut of_job = vec![look::assignment(&devices, world.size())];
     if !flags.quick && world.size() > 1 {
         of_job.push(measure::reductions(&devices, world)?);
     }
-    let mut told = Telling { say, json: flags.json, counts: [0; 3] };
+    let mut told = Telling {
+        say,
+        json: flags.json,
+        counts: [0; 3],
+    };
     for (rank, (found, host)) in all.iter().zip(&hosts).enumerate() {
-        let found: Found = serde_json::from_slice(found)
-            .map_err(|error| Error::Internal(format!("findings of rank {rank} do not read back: {error}")))?;
+        let found: Found = serde_json::from_slice(found).map_err(|error| {
+            Error::Internal(format!("findings of rank {rank} do not read back: {error}"))
+        })?;
         let host = String::from_utf8_lossy(host);
         told.part(&format!("host {host}"), &found.of_host)?;
         told.part(&format!("rank {rank} on {host}"), &found.of_rank)?;
@@ -147,7 +108,11 @@ impl Telling<'_> {
                 "doctor: {counts}. Mend what is marked BAD: the line behind it says how"
             )));
         }
-        if self.json { Ok(()) } else { (self.say)(&format!("healthy: {counts}")) }
+        if self.json {
+            Ok(())
+        } else {
+            (self.say)(&format!("healthy: {counts}"))
+        }
     }
 }
 
@@ -161,7 +126,11 @@ mod tests {
             text += &format!("{line}\n");
             Ok(())
         };
-        let mut telling = Telling { say: &mut say, json, counts: [0; 3] };
+        let mut telling = Telling {
+            say: &mut say,
+            json,
+            counts: [0; 3],
+        };
         telling.part("host a", findings).unwrap();
         let end = telling.end();
         (end, text)
@@ -169,11 +138,20 @@ mod tests {
 
     #[test]
     fn something_bad_is_an_error_and_a_note_is_none() {
-        let findings = [Finding::fine("cpu", "8 cores"), Finding::note("shm", "small", "make it larger")];
+        let findings = [
+            Finding::fine("cpu", "8 cores"),
+            Finding::note("shm", "small", "make it larger"),
+        ];
         let (end, text) = told(&findings, false);
         end.unwrap();
-        assert!(text.contains("-> make it larger") && text.ends_with("healthy: 1 fine, 1 to note, 0 bad\n"), "{text}");
-        let error = told(&[Finding::bad("disk", "full", "rm")], false).0.unwrap_err();
+        assert!(
+            text.contains("-> make it larger")
+                && text.ends_with("healthy: 1 fine, 1 to note, 0 bad\n"),
+            "{text}"
+        );
+        let error = told(&[Finding::bad("disk", "full", "rm")], false)
+            .0
+            .unwrap_err();
         assert_eq!(error.exit_code(), 69);
     }
 
@@ -181,16 +159,24 @@ mod tests {
     fn json_has_a_line_a_finding() {
         let (end, text) = told(&[Finding::fine("cpu", "8 \"cores\"")], true);
         end.unwrap();
-        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
         assert_eq!(
             (&lines[0]["of"], &lines[0]["health"], &lines[1]["healthy"]),
             (&"host a".into(), &"fine".into(), &true.into())
         );
         // Whoever reads lines alone learns of the end from the last one, too.
         let (end, text) = told(&[Finding::bad("disk", "full", "rm")], true);
-        let verdict: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        let verdict: serde_json::Value =
+            serde_json::from_str(text.lines().last().unwrap()).unwrap();
         assert_eq!(
-            (end.unwrap_err().exit_code(), &verdict["healthy"], &verdict["bad"]),
+            (
+                end.unwrap_err().exit_code(),
+                &verdict["healthy"],
+                &verdict["bad"]
+            ),
             (69, &false.into(), &1.into())
         );
     }

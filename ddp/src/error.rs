@@ -1,83 +1,12 @@
-//! The one error type of this crate, and the exit code each error means.
+//! Errors as `ddp-train` shows them.
 
 use std::fmt;
-use std::path::PathBuf;
 
+use ddp_comm::Remedy;
+pub use ddp_engine::error::{Error, Result};
+
+use crate::config::{SETTINGS, Setting};
 use crate::shown::{shown, shown_lines};
-
-/// A result of this crate.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// Everything that can go wrong in training. `Debug` shows the same text as `Display`.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// Flags or a configuration that cannot be.
-    #[error("{0}")]
-    Usage(String),
-    /// A model that cannot be built as described.
-    #[error("{layer}: expected {expected}, got {got}. {way_out}")]
-    Model {
-        /// The layer, by its name in the model.
-        layer: String,
-        /// What would have been right.
-        expected: String,
-        /// What was given.
-        got: String,
-        /// What to do.
-        way_out: String,
-    },
-    /// Data that cannot be trained on.
-    #[error("{0}")]
-    Data(String),
-    /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {}: {source}. {way_out}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-        /// What to do.
-        way_out: String,
-    },
-    /// The loss is not a number any more.
-    #[error("{0}")]
-    NonFinite(String),
-    /// The run was asked to stop, has saved what it had, and can go on.
-    #[error("{0}")]
-    Stopped(String),
-    /// `doctor` has found something that has to be mended.
-    #[error("{0}")]
-    Unhealthy(String),
-    /// A mistake of this program.
-    #[error("{0}. This is a mistake in ddp: please report it.")]
-    Internal(String),
-    /// An error between ranks.
-    #[error(transparent)]
-    Comm(#[from] ddp_comm::Error),
-    /// An error of a tensor operation.
-    #[error(transparent)]
-    Tensor(#[from] ddp_kernels::Error),
-}
-
-impl Error {
-    /// The exit code of a process that ends with this error.
-    pub fn exit_code(&self) -> u8 {
-        match self {
-            Error::Usage(_) | Error::Model { .. } => 2,
-            Error::Data(_) => 65,
-            Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error)) if is_out_of_memory(error) => 71,
-            Error::Internal(_) | Error::Tensor(_) => 70,
-            Error::Io { .. } => 74,
-            Error::Unhealthy(_) => 69,
-            Error::Stopped(_) => 75,
-            Error::NonFinite(_) => 76,
-            Error::Comm(error) => error.exit_code(),
-        }
-    }
-}
 
 /// An error as a terminal may have it: `ddp-train` ends with it. What data and files bring along (names, paths) stays on its line, and
 /// none of it drives the terminal.
@@ -86,12 +15,46 @@ pub struct Told(pub Error);
 
 impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.0.to_string();
-        match &self.0 {
-            Error::Data(_) | Error::Io { .. } | Error::Model { .. } | Error::Stopped(_) => f.write_str(&shown(&text)),
-            // Lists of flags, ranks, tensors have lines of their own, none of which begins as the first does.
-            _ => f.write_str(&shown_lines(&text).replace('\n', "\n  ").replace("\n  \n", "\n\n")),
+        let mut text = with_flags(&self.0.to_string());
+        if let Error::Comm(error) = &self.0
+            && let Some(remedy) = error.remedy().map(remedy_text)
+            && !remedy.is_empty()
+        {
+            text += &format!("; {remedy}");
         }
+        match &self.0 {
+            Error::Data(_)
+            | Error::Remote { .. }
+            | Error::Io { .. }
+            | Error::Model { .. }
+            | Error::Stopped(_) => f.write_str(&shown(&text)),
+            // Lists of flags, ranks, tensors have lines of their own, none of which begins as the first does.
+            _ => f.write_str(
+                &shown_lines(&text)
+                    .replace('\n', "\n  ")
+                    .replace("\n  \n", "\n\n"),
+            ),
+        }
+    }
+}
+
+/// Libraries name settings in backquotes: here they become flags.
+pub(crate) fn with_flags(text: &str) -> String {
+    let of_predict = ["probabilities", "logits"].map(Into::into);
+    let names = SETTINGS.iter().map(Setting::name).chain(of_predict);
+    names.fold(text.to_string(), |text, name| {
+        text.replace(&format!("`{name}`"), &format!("--{name}"))
+    })
+}
+
+/// What a user of `ddp-train` types to change a setting that would avoid an error between ranks.
+pub fn remedy_text(remedy: Remedy) -> &'static str {
+    match remedy {
+        Remedy::LongerTimeout => "--timeout-s sets how long to wait",
+        Remedy::ShareGpus => "--share-gpus lets several ranks use one GPU, for tests",
+        Remedy::TrainOnCpu => "--device cpu trains on the CPU",
+        Remedy::NoGraphs => "--graph off runs steps without graphs",
+        _ => "",
     }
 }
 
@@ -101,24 +64,8 @@ impl From<ddp_comm::Error> for Told {
     }
 }
 
-impl ddp_comm::Failure for Told {
+impl ddp_comm::HasExitCode for Told {
     fn exit_code(&self) -> u8 {
         self.0.exit_code()
-    }
-}
-
-fn is_out_of_memory(error: &ddp_kernels::Error) -> bool {
-    matches!(error, ddp_kernels::Error::OutOfMemory(_))
-}
-
-impl ddp_comm::Failure for Error {
-    fn exit_code(&self) -> u8 {
-        Error::exit_code(self)
-    }
-}
-
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }

@@ -12,26 +12,18 @@ mod sheet;
 use std::fmt::Display;
 use std::path::Path;
 
-use serde_json::Value;
-
-use self::sheet::Sheet;
+use self::sheet::Found;
 use crate::checkpoint::MODEL_FILE;
 use crate::cli::InspectFlags;
-use crate::error::{Error, Result};
-use crate::metrics::EVENTS_FILE;
+use crate::error::Result;
+use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
 
-/// What was found.
-#[derive(Debug)]
-struct Found {
-    sheet: Sheet,
-    json: Value,
-    /// What is wrong with it.
-    trouble: Option<Error>,
-}
-
 /// Says what is in it.
-pub fn inspect(flags: &InspectFlags, say: &mut dyn FnMut(&dyn Display) -> Result<()>) -> Result<()> {
+pub fn inspect(
+    flags: &InspectFlags,
+    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
+) -> Result<()> {
     let found = find(flags)?;
     if flags.json {
         say(&found.json)?

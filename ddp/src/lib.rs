@@ -5,32 +5,37 @@
 
 #![forbid(unsafe_code)]
 
-pub mod audit;
 pub mod bench;
-pub mod checkpoint;
 pub mod cli;
 pub mod config;
-pub mod data;
 pub mod doctor;
+pub mod dry_run;
 pub mod error;
-mod faults;
-mod files;
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod inspect;
-pub mod metrics;
-pub mod models;
-pub mod nn;
-pub mod optim;
-pub mod params;
-pub mod process;
 pub mod progress;
-pub mod reducer;
 pub mod report;
-mod shown;
-pub mod step;
 pub mod tensorboard;
-pub mod trainer;
+pub mod train;
 pub mod using;
 
+pub use ddp_data as data;
+use ddp_data::disk as files;
+use ddp_engine::shown;
+pub use ddp_engine::{
+    audit, checkpoint, devices, evidence, process, ranks, record, reducer, step, tasks, trainer,
+};
+pub use ddp_nn as nn;
+pub use ddp_nn::{models, optim, params};
 pub use error::{Error, Result, Told};
+
+#[doc(hidden)]
+pub mod fuzzing {
+    //! What fuzz targets call.
+
+    pub use ddp_data::fuzzing::*;
+
+    /// Reads bytes as each of the files of a checkpoint.
+    pub fn checkpoint(bytes: &[u8]) {
+        crate::checkpoint::read_as_anything(bytes);
+    }
+}

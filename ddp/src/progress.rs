@@ -13,6 +13,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::config::{LogLevel, When};
+use crate::error::with_flags;
 
 /// Off a terminal a line is shown when this much time has gone by.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -58,13 +59,15 @@ enum Shown {
 }
 
 impl Progress {
-    /// Progress of a run of `steps` steps. Nothing is shown by any rank but the first.
-    pub fn new(when: When, steps: u64, first_rank: bool) -> Progress {
+    /// Progress of a run of `steps` steps, for rank 0.
+    pub fn new(when: When, steps: u64) -> Progress {
         let terminal = io::stderr().is_terminal();
         let shown = match when {
-            _ if !first_rank => Shown::Nothing,
             When::Never => Shown::Nothing,
-            When::Auto if !terminal => Shown::Lines { first: None, last: None },
+            When::Auto if !terminal => Shown::Lines {
+                first: None,
+                last: None,
+            },
             When::Auto | When::Always => {
                 let target = if terminal {
                     ProgressDrawTarget::stderr()
@@ -94,7 +97,8 @@ impl Progress {
             Shown::Nothing => {}
             Shown::Bar(bar) => bar.set_message(describe(figures)),
             Shown::Lines { first, last } => {
-                let (began, first_step) = *first.get_or_insert_with(|| (Instant::now(), figures.step));
+                let (began, first_step) =
+                    *first.get_or_insert_with(|| (Instant::now(), figures.step));
                 if last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
                     return;
                 }
@@ -105,7 +109,11 @@ impl Progress {
                     steps.saturating_sub(figures.step),
                 );
                 let left = left.map_or(String::new(), |left| format!("  {} left", duration(left)));
-                say(&format!("step {} of {steps}  {}{left}", figures.step, describe(figures)));
+                say(&format!(
+                    "step {} of {steps}  {}{left}",
+                    figures.step,
+                    describe(figures)
+                ));
             }
         }
     }
@@ -123,7 +131,10 @@ impl Progress {
     pub fn finish(&mut self) {
         if let Shown::Bar(_) = &self.shown {
             clear_bar();
-            self.shown = Shown::Lines { first: None, last: None };
+            self.shown = Shown::Lines {
+                first: None,
+                last: None,
+            };
         }
     }
 }
@@ -151,8 +162,15 @@ fn bar(steps: u64, target: ProgressDrawTarget) -> ProgressBar {
 
 /// `epoch 1  loss 0.3124  accuracy 93.1%  41,200 samples/s`; without a rate the GPU is simulated.
 fn describe(figures: &Figures) -> String {
-    let accuracy = figures.accuracy.map_or(String::new(), |accuracy| format!("  accuracy {:.1}%", accuracy * 100.0));
-    let Figures { epoch, loss, samples_per_s, .. } = figures;
+    let accuracy = figures.accuracy.map_or(String::new(), |accuracy| {
+        format!("  accuracy {:.1}%", accuracy * 100.0)
+    });
+    let Figures {
+        epoch,
+        loss,
+        samples_per_s,
+        ..
+    } = figures;
     let rate = if samples_per_s.is_nan() {
         "simulated".to_string()
     } else {
@@ -167,8 +185,12 @@ fn thousands(number: f64) -> String {
     if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return digits;
     }
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| str::from_utf8(group).unwrap_or("")).collect();
+    let groups: Vec<&str> = digits
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| str::from_utf8(group).unwrap_or(""))
+        .collect();
     groups.join(",")
 }
 
@@ -205,19 +227,35 @@ impl TermLike for AnyStderr {
     }
 
     fn move_cursor_up(&self, lines: usize) -> io::Result<()> {
-        if lines == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{lines}A") }
+        if lines == 0 {
+            Ok(())
+        } else {
+            write!(io::stderr(), "\x1b[{lines}A")
+        }
     }
 
     fn move_cursor_down(&self, lines: usize) -> io::Result<()> {
-        if lines == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{lines}B") }
+        if lines == 0 {
+            Ok(())
+        } else {
+            write!(io::stderr(), "\x1b[{lines}B")
+        }
     }
 
     fn move_cursor_right(&self, columns: usize) -> io::Result<()> {
-        if columns == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{columns}C") }
+        if columns == 0 {
+            Ok(())
+        } else {
+            write!(io::stderr(), "\x1b[{columns}C")
+        }
     }
 
     fn move_cursor_left(&self, columns: usize) -> io::Result<()> {
-        if columns == 0 { Ok(()) } else { write!(io::stderr(), "\x1b[{columns}D") }
+        if columns == 0 {
+            Ok(())
+        } else {
+            write!(io::stderr(), "\x1b[{columns}D")
+        }
     }
 
     fn write_line(&self, text: &str) -> io::Result<()> {
@@ -241,7 +279,8 @@ impl TermLike for AnyStderr {
 /// the program listens to its log already.
 pub fn start_log(level: LogLevel, rank: usize) {
     let level = if rank == 0 { level } else { LogLevel::Error };
-    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colours = io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level.filter())
         .with_ansi(colours)
@@ -271,7 +310,11 @@ impl<'a> MakeWriter<'a> for Stderr {
     type Writer = Event;
 
     fn make_writer(&'a self) -> Event {
-        let prefix = if self.rank == 0 { Vec::new() } else { format!("rank {}: ", self.rank).into_bytes() };
+        let prefix = if self.rank == 0 {
+            Vec::new()
+        } else {
+            format!("rank {}: ", self.rank).into_bytes()
+        };
         Event(prefix)
     }
 }
@@ -293,9 +336,14 @@ impl Write for Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let write = || {
-            let _ = io::stderr().write_all(&self.0);
+            let text = with_flags(&String::from_utf8_lossy(&self.0));
+            let _ = io::stderr().write_all(text.as_bytes());
         };
-        let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
+        let bar = BAR
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .and_then(WeakProgressBar::upgrade);
         match bar {
             Some(bar) => bar.suspend(write),
             None => write(),
@@ -309,24 +357,44 @@ mod tests {
 
     use super::*;
 
-    const FIGURES: Figures =
-        Figures { step: 120, epoch: 1, loss: 0.31236, accuracy: Some(0.9312), samples_per_s: 41_234.6 };
+    const FIGURES: Figures = Figures {
+        step: 120,
+        epoch: 1,
+        loss: 0.31236,
+        accuracy: Some(0.9312),
+        samples_per_s: 41_234.6,
+    };
 
     #[test]
     fn figures_read_as_people_write_them() {
-        assert_eq!(describe(&FIGURES), "epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s");
-        let without = Figures { accuracy: None, loss: f64::NAN, samples_per_s: 999.4, ..FIGURES };
+        assert_eq!(
+            describe(&FIGURES),
+            "epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s"
+        );
+        let without = Figures {
+            accuracy: None,
+            loss: f64::NAN,
+            samples_per_s: 999.4,
+            ..FIGURES
+        };
         assert_eq!(describe(&without), "epoch 1  loss NaN  999 samples/s");
-        assert_eq!([0.0, 1000.0, 1_234_567.0, f64::INFINITY].map(thousands), ["0", "1,000", "1,234,567", "inf"]);
+        assert_eq!(
+            [0.0, 1000.0, 1_234_567.0, f64::INFINITY].map(thousands),
+            ["0", "1,000", "1,234,567", "inf"]
+        );
     }
 
     #[test]
     fn time_left_is_the_time_gone_by_rule_of_three() {
-        assert_eq!(time_left(Duration::from_secs(10), 20, 60), Some(Duration::from_secs(30)));
+        assert_eq!(
+            time_left(Duration::from_secs(10), 20, 60),
+            Some(Duration::from_secs(30))
+        );
         assert_eq!(time_left(Duration::from_secs(10), 0, 60), None);
         assert_eq!(time_left(Duration::from_secs(10), 20, 0), None);
         assert_eq!(time_left(Duration::MAX, 1, u64::MAX), None);
-        let texts = [42.4, 190.0, 18_750.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
+        let texts =
+            [42.4, 190.0, 18_750.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
         assert_eq!(texts, ["42 s", "3 min 10 s", "5 h 12 min"]);
     }
 
@@ -377,14 +445,18 @@ mod tests {
         let paper = Paper::default();
         let bar = bar(785, ProgressDrawTarget::term_like(Box::new(paper.clone())));
         *BAR.lock().unwrap() = Some(bar.downgrade());
-        let mut progress = Progress { shown: Shown::Bar(bar.clone()), steps: 785 };
+        let mut progress = Progress {
+            shown: Shown::Bar(bar.clone()),
+            steps: 785,
+        };
         progress.step(120);
         progress.figures(&FIGURES);
         bar.tick();
         let drawn = paper.0.lock().unwrap().clone();
         let last = drawn.lines().rfind(|line| line.contains('/')).unwrap();
         assert!(
-            last.contains("120/785  epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s") && last.contains("left"),
+            last.contains("120/785  epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s")
+                && last.contains("left"),
             "{last}"
         );
         progress.finish();
@@ -392,16 +464,22 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_rank_shows_anything() {
-        for when in [When::Auto, When::Always, When::Never] {
-            assert!(matches!(Progress::new(when, 10, false).shown, Shown::Nothing));
-        }
-        assert!(matches!(Progress::new(When::Never, 10, true).shown, Shown::Nothing));
+    fn never_shows_nothing() {
+        assert!(matches!(
+            Progress::new(When::Never, 10).shown,
+            Shown::Nothing
+        ));
     }
 
     #[test]
     fn off_a_terminal_the_first_figures_are_a_line_and_the_next_wait() {
-        let mut progress = Progress { shown: Shown::Lines { first: None, last: None }, steps: 200 };
+        let mut progress = Progress {
+            shown: Shown::Lines {
+                first: None,
+                last: None,
+            },
+            steps: 200,
+        };
         progress.figures(&FIGURES);
         let last = |progress: &Progress| match progress.shown {
             Shown::Lines { last, .. } => last,
@@ -409,7 +487,14 @@ mod tests {
         };
         let first = last(&progress);
         assert!(first.is_some());
-        progress.figures(&Figures { step: 130, ..FIGURES });
-        assert_eq!(last(&progress), first, "less than {LINE_EVERY:?} later nothing is shown");
+        progress.figures(&Figures {
+            step: 130,
+            ..FIGURES
+        });
+        assert_eq!(
+            last(&progress),
+            first,
+            "less than {LINE_EVERY:?} later nothing is shown"
+        );
     }
 }

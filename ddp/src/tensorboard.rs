@@ -11,6 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::Result;
 use crate::files;
+use crate::record::{EvalEvent, StepEvent};
 
 /// The folder of these files in a run's.
 pub const FOLDER: &str = "tensorboard";
@@ -54,12 +55,26 @@ impl EventFile {
         let now = wall_time_s();
         // TensorBoard reads a folder's files in the order of their names: this one comes last, also where it is made within the same second,
         // or on a host whose clock is behind.
-        let second = newest_second(&folder).map_or(now as u64, |newest| (newest + 1).max(now as u64));
-        let path = folder.join(format!("{PREFIX}{second:010}.ddp-train.{}", std::process::id()));
-        let file =
-            OpenOptions::new().append(true).create_new(true).open(&path).map_err(files::failed("make", &path))?;
-        let mut events = EventFile { file, path, event: Vec::new(), record: Vec::new() };
-        events.write(now, |event| bytes_field(event, FILE_VERSION, VERSION.as_bytes()))?;
+        let second =
+            newest_second(&folder).map_or(now as u64, |newest| (newest + 1).max(now as u64));
+        let path = folder.join(format!(
+            "{PREFIX}{second:010}.ddp-train.{}",
+            std::process::id()
+        ));
+        let file = OpenOptions::new()
+            .append(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(files::failed("make", &path))?;
+        let mut events = EventFile {
+            file,
+            path,
+            event: Vec::new(),
+            record: Vec::new(),
+        };
+        events.write(now, |event| {
+            bytes_field(event, FILE_VERSION, VERSION.as_bytes())
+        })?;
         if next_step > 1 {
             events.write(now, |event| {
                 varint_field(event, STEP, next_step);
@@ -69,9 +84,34 @@ impl EventFile {
         Ok(events)
     }
 
+    /// The curves of a step.
+    pub fn step(&mut self, event: &StepEvent) -> Result<()> {
+        self.scalars(
+            event.step,
+            &[
+                ("train/loss", event.loss),
+                ("train/lr", event.lr),
+                ("train/grad_norm", event.grad_norm.unwrap_or(f64::NAN)),
+                ("speed/samples_per_s", event.samples_per_s),
+                ("speed/step_ms", event.step_ms),
+                ("speed/data_ms", event.data_ms),
+            ],
+        )
+    }
+
+    /// The curves of an evaluation.
+    pub fn evaluation(&mut self, event: &EvalEvent) -> Result<()> {
+        let accuracy = event.accuracy.unwrap_or(f64::NAN);
+        let points = [("eval/loss", event.loss), ("eval/accuracy", accuracy)];
+        self.scalars(event.step, &points)
+    }
+
     /// Adds a point to each of these curves. Numbers that are none are left out.
     pub fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
-        let points = points.iter().filter(|(_, value)| value.is_finite()).collect::<Vec<_>>();
+        let points = points
+            .iter()
+            .filter(|(_, value)| value.is_finite())
+            .collect::<Vec<_>>();
         if points.is_empty() {
             return Ok(());
         }
@@ -100,20 +140,37 @@ impl EventFile {
         self.record.extend(length);
         self.record.extend(masked(crc32c(&length)).to_le_bytes());
         self.record.extend(&self.event);
-        self.record.extend(masked(crc32c(&self.event)).to_le_bytes());
-        self.file.write_all(&self.record).map_err(files::failed("write", &self.path))
+        self.record
+            .extend(masked(crc32c(&self.event)).to_le_bytes());
+        let written = self.file.write_all(&self.record);
+        Ok(written.map_err(files::failed("write", &self.path))?)
     }
 }
 
 /// The second that the last of the files in `folder` is called after.
 fn newest_second(folder: &Path) -> Option<u64> {
-    let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name());
-    let second = |name: OsString| name.to_str()?.strip_prefix(PREFIX)?.split('.').next()?.parse::<u64>().ok();
-    names.filter_map(second).filter(|&second| second <= SECOND_MAX).max()
+    let names = std::fs::read_dir(folder)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.file_name());
+    let second = |name: OsString| {
+        name.to_str()?
+            .strip_prefix(PREFIX)?
+            .split('.')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    };
+    names
+        .filter_map(second)
+        .filter(|&second| second <= SECOND_MAX)
+        .max()
 }
 
 fn wall_time_s() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// The key of a field: its number and how it is written (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes).
@@ -150,7 +207,9 @@ fn message_field(out: &mut Vec<u8>, field: u32, fill: impl FnOnce(&mut Vec<u8>))
 /// CRC-32 with Castagnoli's polynomial, bit by bit through a table.
 fn crc32c(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = table();
-    !bytes.iter().fold(!0, |crc, &byte| TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8)
+    !bytes.iter().fold(!0, |crc, &byte| {
+        TABLE[usize::from(crc as u8 ^ byte)] ^ crc >> 8
+    })
 }
 
 const fn table() -> [u32; 256] {
@@ -159,7 +218,11 @@ const fn table() -> [u32; 256] {
     while index < 256 {
         let (mut crc, mut bit) = (index as u32, 0);
         while bit < 8 {
-            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+            crc = if crc & 1 == 1 {
+                crc >> 1 ^ 0x82f6_3b78
+            } else {
+                crc >> 1
+            };
             bit += 1;
         }
         table[index] = crc;
@@ -185,7 +248,10 @@ mod tests {
             let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
             let sum = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().unwrap());
             let event = &rest[12..12 + length];
-            assert_eq!((sum(8), sum(12 + length)), (masked(crc32c(&rest[..8])), masked(crc32c(event))));
+            assert_eq!(
+                (sum(8), sum(12 + length)),
+                (masked(crc32c(&rest[..8])), masked(crc32c(event)))
+            );
             events.push(event);
             rest = &rest[16 + length..];
         }
@@ -195,28 +261,43 @@ mod tests {
     fn only_file(out: &Path) -> Vec<u8> {
         let mut files = std::fs::read_dir(out.join(FOLDER)).unwrap();
         let file = files.next().unwrap().unwrap().path();
-        assert!(files.next().is_none() && file.file_name().unwrap().to_str().unwrap().contains("tfevents"));
+        assert!(
+            files.next().is_none()
+                && file
+                    .file_name()
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .contains("tfevents")
+        );
         std::fs::read(file).unwrap()
     }
 
     #[test]
     fn the_checksum_is_castagnolis() {
         // The check value of the CRC catalogue, and RFC 3720's of 32 zeros.
-        assert_eq!((crc32c(b"123456789"), crc32c(&[0; 32])), (0xe306_9283, 0x8a91_36aa));
+        assert_eq!(
+            (crc32c(b"123456789"), crc32c(&[0; 32])),
+            (0xe306_9283, 0x8a91_36aa)
+        );
     }
 
     #[test]
     fn points_are_events_with_step_tag_and_number() {
         let scratch = Scratch::new();
         let mut file = EventFile::create(scratch.path(), 1).unwrap();
-        file.scalars(300, &[("loss", 0.5), ("none", f64::NAN)]).unwrap();
+        file.scalars(300, &[("loss", 0.5), ("none", f64::NAN)])
+            .unwrap();
         file.scalars(301, &[("none", f64::NAN)]).unwrap();
         let bytes = only_file(scratch.path());
         let events = events(&bytes);
         assert_eq!(events.len(), 2);
         assert!(events[0].ends_with(b"\x1a\x0dbrain.Event:2"));
         // step 300; summary of 13 bytes; value of 11 bytes; tag of 4; number 0.5.
-        assert_eq!(&events[1][9..], b"\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15\x00\x00\x00\x3f");
+        assert_eq!(
+            &events[1][9..],
+            b"\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04loss\x15\x00\x00\x00\x3f"
+        );
     }
 
     #[test]
@@ -233,8 +314,9 @@ mod tests {
         let scratch = Scratch::new();
         let folder = scratch.path().join(FOLDER);
         let names = || {
-            let names =
-                std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let names = std::fs::read_dir(&folder)
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap());
             let mut names: Vec<String> = names.collect();
             names.sort();
             names

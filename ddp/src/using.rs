@@ -9,7 +9,6 @@
 
 pub(crate) mod choose;
 mod dealt;
-mod encode;
 mod eval;
 mod forward;
 mod load;

@@ -1,11 +1,12 @@
-//! After the first steps a training step over layers takes nothing from the system: no buffer for a tensor, no heap memory but
-//! what the crate `gemm` packs its operands into, and nothing crosses between devices. Counted, by an allocator that counts
-//! and by the memory statistics. One test, alone in its process, since it counts what the process does.
+//! After the first steps a training step over layers allocates nothing but the buffers in which
+//! `gemm` packs its operands, and nothing crosses between devices. Counted by an allocator and by
+//! the memory statistics. Alone in its process, because it counts what the whole process does.
 
 use counting::allocations;
 use ddp::models::Model;
 use ddp::nn::{
-    Activate, CrossEntropy, Dropout, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved, Scratch, Sequential, Tie,
+    Activate, CrossEntropy, Dropout, Linear, Loss, Mse, Pass, PassOptions, Residual, Saved,
+    Scratch, Sequential, Tie,
 };
 use ddp::optim::{Clip, Optimizer, Rule};
 use ddp::params::ParamId;
@@ -42,10 +43,14 @@ struct Training {
     addresses: [usize; 2],
 }
 
-/// Every kind of layer: fused and unfused activations, dropout, a residual, a tied weight, a layer that is frozen.
+/// Every kind of layer: fused and unfused activations, dropout, a residual, a tied weight, a frozen
+/// layer.
 fn layers() -> Sequential {
     let tie = Tie::new();
-    let inner = Sequential::new().then(Linear::new(WIDTH).tied(&tie)).then(Activate::gelu()).then(Dropout::new(0.1));
+    let inner = Sequential::new()
+        .then(Linear::new(WIDTH).tied(&tie))
+        .then(Activate::gelu())
+        .then(Dropout::new(0.1));
     Sequential::new()
         .then(Linear::new(WIDTH))
         .then(Activate::relu())
@@ -78,11 +83,27 @@ impl Training {
         }
     }
 
-    fn pass<R>(&mut self, training: bool, body: impl FnOnce(&Model, &dyn Loss, &mut Pass<'_>) -> R) -> R {
+    fn pass<R>(
+        &mut self,
+        training: bool,
+        body: impl FnOnce(&Model, &dyn Loss, &mut Pass<'_>) -> R,
+    ) -> R {
         let position = &self.position;
-        let options = PassOptions { training, accumulate: false, last: true, seed: 1, position };
+        let options = PassOptions {
+            training,
+            accumulate: false,
+            last: true,
+            seed: 1,
+            position,
+        };
         let mut ready = |_: ParamId| Ok(());
-        let mut pass = Pass::new(&self.model.params, &mut self.scratch, &mut self.saved, options, &mut ready);
+        let mut pass = Pass::new(
+            &self.model.params,
+            &mut self.scratch,
+            &mut self.saved,
+            options,
+            &mut ready,
+        );
         body(&self.model, self.loss.as_ref(), &mut pass)
     }
 
@@ -99,24 +120,44 @@ impl Training {
             let y = model.forward(pass, &x).unwrap();
             let dy = loss.gradient(pass, &y, &targets, &stats).unwrap();
             model.backward(pass, &dy).unwrap();
-            [&y, &dy].map(|tensor| tensor.with_slice(|elements: &[f32]| elements.as_ptr().addr()).unwrap())
+            [&y, &dy].map(|tensor| {
+                tensor
+                    .with_slice(|elements: &[f32]| elements.as_ptr().addr())
+                    .unwrap()
+            })
         });
-        self.clip.compute(&self.model.params, Some(&stats.slice(1..2).unwrap()), false).unwrap();
+        self.clip
+            .compute(&self.model.params, Some(&stats.slice(1..2).unwrap()), false)
+            .unwrap();
         ops::mark_nonfinite(&self.bad_step, self.clip.out(), &self.step).unwrap();
         let (scale, bad) = (Some(self.clip.out()), Some(&self.bad_step));
-        self.optimizer.update(&self.model.params, self.steps, 1e-3, scale, bad).unwrap();
+        self.optimizer
+            .update(&self.model.params, self.steps, 1e-3, scale, bad)
+            .unwrap();
         self.pass(false, |model, loss, pass| {
             let y = model.forward(pass, &x).unwrap();
             loss.compute(pass, &y, &targets, &stats).unwrap();
         });
     }
 
-    /// The products of a step and nothing else, on tensors of their own: what `gemm` takes from the heap.
+    /// Only the products of a step, on separate tensors: what `gemm` allocates.
     fn products(&self) -> impl Fn() + use<> {
         let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, CPU).unwrap();
-        let sizes = [(INPUTS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH), (WIDTH, CLASSES)];
-        let all =
-            sizes.map(|(i, o)| (zeros(&[ROWS, i]), zeros(&[o, i]), zeros(&[ROWS, o]), zeros(&[o, i]), i == INPUTS));
+        let sizes = [
+            (INPUTS, WIDTH),
+            (WIDTH, WIDTH),
+            (WIDTH, WIDTH),
+            (WIDTH, CLASSES),
+        ];
+        let all = sizes.map(|(i, o)| {
+            (
+                zeros(&[ROWS, i]),
+                zeros(&[o, i]),
+                zeros(&[ROWS, o]),
+                zeros(&[o, i]),
+                i == INPUTS,
+            )
+        });
         move || {
             let run = || -> Result<()> {
                 for (x, weight, y, dw, is_lowest) in &all {
@@ -135,8 +176,8 @@ impl Training {
     }
 }
 
-/// The least of some counts of twenty runs: the test's own harness, or a worker that makes its buffer for panels when it
-/// helps for the first time, may add to one of them. What every step takes shows in all.
+/// The smallest count of twenty runs: the harness, or a worker that allocates its panel buffer when
+/// it first helps, may add to some of them. What every step allocates shows in all.
 fn heap_count(mut body: impl FnMut()) -> u64 {
     let counts = (0..8).map(|_| {
         let before = allocations();
@@ -148,12 +189,27 @@ fn heap_count(mut body: impl FnMut()) -> u64 {
 
 #[test]
 fn a_step_over_layers_takes_nothing_from_the_system_after_the_first() {
-    let labels = Tensor::randint(CLASSES as u32, &[ROWS], DType::I64, CPU, &mut Random::new(3)).unwrap();
+    let labels = Tensor::randint(
+        CLASSES as u32,
+        &[ROWS],
+        DType::I64,
+        CPU,
+        &mut Random::new(3),
+    )
+    .unwrap();
     let class_weights = Some(Tensor::ones(&[CLASSES], DType::F32, CPU).unwrap());
-    let weighted = CrossEntropy { label_smoothing: 0.1, class_weights, ..CrossEntropy::default() };
+    let weighted = CrossEntropy {
+        label_smoothing: 0.1,
+        class_weights,
+        ..CrossEntropy::default()
+    };
     let numbers = Tensor::randn(&[ROWS, CLASSES], DType::F32, CPU, &mut Random::new(4)).unwrap();
     let cases: [(Box<dyn Loss>, Tensor, Rule); 3] = [
-        (Box::new(CrossEntropy::default()), labels.clone(), Rule::adamw()),
+        (
+            Box::new(CrossEntropy::default()),
+            labels.clone(),
+            Rule::adamw(),
+        ),
         (Box::new(weighted), labels, Rule::sgd(0.9)),
         (Box::new(Mse), numbers, Rule::sgd(0.0)),
     ];
@@ -164,15 +220,28 @@ fn a_step_over_layers_takes_nothing_from_the_system_after_the_first() {
         let (scratch_bytes, addresses) = (training.scratch.bytes(), training.addresses);
         for _ in 0..20 {
             training.step();
-            assert_eq!(training.addresses, addresses, "every step finds its tensors where the last one did");
+            assert_eq!(
+                training.addresses, addresses,
+                "every step finds its tensors where the last one did"
+            );
         }
         let after = memory::stats(CPU);
-        assert_eq!(after.allocation_count, before.allocation_count, "no tensor was made ({rule:?})");
-        assert_eq!(after.system_allocation_count, before.system_allocation_count);
+        assert_eq!(
+            after.allocation_count, before.allocation_count,
+            "no tensor was made ({rule:?})"
+        );
+        assert_eq!(
+            after.system_allocation_count,
+            before.system_allocation_count
+        );
         assert_eq!(training.scratch.bytes(), scratch_bytes);
 
         let products = training.products();
-        assert_eq!(heap_count(|| training.step()), heap_count(products), "only products touch the heap ({rule:?})");
+        assert_eq!(
+            heap_count(|| training.step()),
+            heap_count(products),
+            "only products touch the heap ({rule:?})"
+        );
         assert_eq!(training.bad_step.to_vec::<i64>().unwrap(), [0]);
     }
 }

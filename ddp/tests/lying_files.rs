@@ -1,5 +1,5 @@
-//! Headers that lie about sizes: refused without allocating what they claim. A test program of its own, because it counts every
-//! allocation of the process.
+//! Headers that claim false sizes are refused without allocating those sizes. Alone in its process,
+//! because it counts every allocation of the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
@@ -58,8 +58,14 @@ fn refused(ending: &str, bytes: &[u8], claim: &str) {
         _ => (fuzzing::arrays(&name, bytes), ALLOWED_BYTES),
     };
     let largest = LARGEST.load(Ordering::Relaxed);
-    assert!(read.is_err_and(|error| error.exit_code() == 65), "{ending} with {claim} was read");
-    assert!(largest <= allowed, "{ending} with {claim}: {largest} bytes at once");
+    assert!(
+        read.is_err_and(|error| error.exit_code() == 65),
+        "{ending} with {claim} was read"
+    );
+    assert!(
+        largest <= allowed,
+        "{ending} with {claim}: {largest} bytes at once"
+    );
 }
 
 fn packed(bytes: &[u8]) -> Vec<u8> {
@@ -72,12 +78,20 @@ fn npy(shape: &str, fortran_order: bool, bytes: usize) -> Vec<u8> {
     let order = if fortran_order { "True" } else { "False" };
     let mut text = format!("{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}");
     text.push_str(&" ".repeat(117 - text.len()));
-    [b"\x93NUMPY\x01\x00v\x00", text.as_bytes(), b"\n", &vec![0; bytes]].concat()
+    [
+        b"\x93NUMPY\x01\x00v\x00",
+        text.as_bytes(),
+        b"\n",
+        &vec![0; bytes],
+    ]
+    .concat()
 }
 
 /// A golden file with these bytes at some places.
 fn golden(name: &str, changes: &[(usize, &[u8])]) -> Vec<u8> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/data").join(name);
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/golden/data")
+        .join(name);
     let mut bytes = std::fs::read(path).unwrap();
     for (place, change) in changes {
         bytes[*place..place + change.len()].copy_from_slice(change);
@@ -88,46 +102,92 @@ fn golden(name: &str, changes: &[(usize, &[u8])]) -> Vec<u8> {
 // One test, since the count is of the whole process.
 #[test]
 fn what_a_header_claims_is_not_allocated() {
-    for shape in ["(1000000000,)", "(100000, 100000)", "(1, 9000000000)", "(4294967296, 4294967296)"] {
+    for shape in [
+        "(1000000000,)",
+        "(100000, 100000)",
+        "(1, 9000000000)",
+        "(4294967296, 4294967296)",
+    ] {
         for fortran_order in [false, true] {
             refused(".npy", &npy(shape, fortran_order, 64), shape);
         }
     }
-    refused(".npy", b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "a header of 4 GiB");
+    refused(
+        ".npy",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
+        "a header of 4 GiB",
+    );
     for dims in [[0x40, 0, 0, 0], [0xff, 0xff, 0xff, 0xff]] {
         for place in [4, 8, 12] {
-            refused("-idx3-ubyte", &golden("f64-idx3-ubyte", &[(place, &dims)]), "a large dimension");
+            refused(
+                "-idx3-ubyte",
+                &golden("f64-idx3-ubyte", &[(place, &dims)]),
+                "a large dimension",
+            );
         }
     }
     for length in [u64::MAX, 1 << 40, 1 << 30, 1 << 24] {
-        refused(".safetensors", &golden("all.safetensors", &[(0, &length.to_le_bytes())]), "a long header");
+        refused(
+            ".safetensors",
+            &golden("all.safetensors", &[(0, &length.to_le_bytes())]),
+            "a long header",
+        );
         refused(
             ".bin",
-            &[&[0; 8][..], &64u64.to_le_bytes(), &length.to_le_bytes(), &[0; 200]].concat(),
+            &[
+                &[0; 8][..],
+                &64u64.to_le_bytes(),
+                &length.to_le_bytes(),
+                &[0; 200],
+            ]
+            .concat(),
             "a long header",
         );
     }
     let tensor = r#"{"x":{"dtype":"F32","shape":[1000000000,1000000000],"data_offsets":[0,4000000000000000000]}}"#;
-    let bytes = [&(tensor.len() as u64).to_le_bytes()[..], tensor.as_bytes(), &[0; 64]].concat();
+    let bytes = [
+        &(tensor.len() as u64).to_le_bytes()[..],
+        tensor.as_bytes(),
+        &[0; 64],
+    ]
+    .concat();
     refused(".safetensors", &bytes, "a large tensor");
-    let flat = r#"{"arrays":[{"name":"x","element":"f64","shape":[1000000000,1000000],"offset":192}]}"#;
-    let mut bytes =
-        [&[0; 8][..], &64u64.to_le_bytes(), &(flat.len() as u64).to_le_bytes(), &[0; 40], flat.as_bytes()].concat();
+    let flat =
+        r#"{"arrays":[{"name":"x","element":"f64","shape":[1000000000,1000000],"offset":192}]}"#;
+    let mut bytes = [
+        &[0; 8][..],
+        &64u64.to_le_bytes(),
+        &(flat.len() as u64).to_le_bytes(),
+        &[0; 40],
+        flat.as_bytes(),
+    ]
+    .concat();
     bytes.resize(256, 0);
     refused(".bin", &bytes, "a large array");
     lying_archives();
     true_claims_of_too_much();
 }
 
-/// What is said is true, but more than can be trained on: a file with holes costs nobody anything, nor one that packs well.
+/// True sizes that are too large to train on: sparse and highly compressed files are cheap to make.
 fn true_claims_of_too_much() {
     let shape = format!("(2, {})", (1 << 24) + 1);
     let mut wide = npy(&shape, true, 2 * ((1 << 24) + 1));
-    let descr = wide.windows(3).position(|letters| letters == b"<f4").unwrap();
+    let descr = wide
+        .windows(3)
+        .position(|letters| letters == b"<f4")
+        .unwrap();
     wide[descr..descr + 3].copy_from_slice(b"|u1");
     refused(".npy", &wide, "a row of too many numbers, in Fortran order");
-    refused(".npy.gz", &packed(&wide), "a row of too many numbers, in Fortran order");
-    refused(".gz", &packed(&npy("(1000000000,)", false, 64)), "a large array");
+    refused(
+        ".npy.gz",
+        &packed(&wide),
+        "a row of too many numbers, in Fortran order",
+    );
+    refused(
+        ".gz",
+        &packed(&npy("(1000000000,)", false, 64)),
+        "a large array",
+    );
     let commas = vec![b','; 32 << 20];
     for line in [&b""[..], b"a,b\n"] {
         let table = [line, &commas].concat();
@@ -140,7 +200,10 @@ fn true_claims_of_too_much() {
 fn lying_archives() {
     for name in ["mixed.npz", "packed.npz"] {
         let whole = golden(name, &[]);
-        let directory = whole.windows(4).position(|window| window == b"PK\x01\x02").unwrap();
+        let directory = whole
+            .windows(4)
+            .position(|window| window == b"PK\x01\x02")
+            .unwrap();
         for place in directory..whole.len() - 4 {
             for value in [[0xff; 4], [0, 0, 0, 0x40]] {
                 let changed = golden(name, &[(place, &value)]);

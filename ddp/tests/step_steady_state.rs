@@ -1,11 +1,12 @@
-//! After its first steps a rank takes nothing from the system in a step, communication included: no tensor memory, and no heap
-//! memory but what the crate `gemm` packs its operands into, which a rank alone takes too.
+//! After its first steps a rank allocates nothing in a step, communication included, but the
+//! buffers in which `gemm` packs its operands, which a single rank allocates too.
 
-mod common;
+mod support;
 
 use std::sync::{Arc, Barrier};
 
-use common::{Case, on_ranks, quietly, uniform};
+use crate::support::random::uniform;
+use crate::support::training::{Case, on_ranks, quietly};
 use counting::allocations;
 use ddp::Result;
 use ddp::data::{Loader, Sampler};
@@ -21,14 +22,21 @@ static COUNTING: counting::Counting = counting::Counting;
 const STEPS: u64 = 20;
 const WINDOWS: u64 = 8;
 
-/// The least number of heap allocations that `size` ranks together made in `STEPS` steps, of `WINDOWS` tries: the harness, or a
-/// buffer that a thread makes for its first use, may add to some.
+/// The smallest number of heap allocations that `size` ranks made together in `STEPS` steps, of
+/// `WINDOWS` tries: the harness, or a thread's first use of a buffer, may add to some.
 fn heap_allocations(case: &Case, size: usize) -> u64 {
     let together = Arc::new(Barrier::new(size));
     let run = |world: &World| -> Result<u64> {
         let mut step = case.step(world)?;
         let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-        let mut loader = Loader::new(case.data.clone(), sampler, world.rank(), world.size(), case.micro, Device::Cpu)?;
+        let mut loader = Loader::new(
+            case.data.clone(),
+            sampler,
+            world.rank(),
+            world.size(),
+            case.micro,
+            Device::Cpu,
+        )?;
         let mut number = 0;
         let mut steps = |count: u64| -> Result<()> {
             for _ in 0..count {
@@ -50,7 +58,11 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
             least = least.min(allocations() - before);
         }
         together.wait();
-        assert_eq!(memory::stats(Device::Cpu).allocation_count, tensors, "a step made a tensor's memory");
+        assert_eq!(
+            memory::stats(Device::Cpu).allocation_count,
+            tensors,
+            "a step made a tensor's memory"
+        );
         Ok(least)
     };
     on_ranks(size, None, run)[0]
@@ -60,7 +72,10 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
 fn a_step_with_its_reductions_takes_nothing_from_the_system() {
     quietly();
     let ways = [(false, DType::F32), (true, DType::F32), (true, DType::BF16)];
-    for (zero, (overlap, reduce_dtype)) in [false, true].into_iter().flat_map(|zero| ways.map(|way| (zero, way))) {
+    for (zero, (overlap, reduce_dtype)) in [false, true]
+        .into_iter()
+        .flat_map(|zero| ways.map(|way| (zero, way)))
+    {
         let case = Case {
             zero,
             rule: Rule::adamw(),
@@ -74,6 +89,10 @@ fn a_step_with_its_reductions_takes_nothing_from_the_system() {
         let alone = heap_allocations(&case, 1);
         // Each of the two has as many rows as the one had.
         let together = heap_allocations(&Case { batch: 16, ..case }, 2);
-        assert_eq!(together, 2 * alone, "overlap {overlap}, reduced in {reduce_dtype}, ZeRO-1 {zero}");
+        assert_eq!(
+            together,
+            2 * alone,
+            "overlap {overlap}, reduced in {reduce_dtype}, ZeRO-1 {zero}"
+        );
     }
 }

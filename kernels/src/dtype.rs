@@ -1,26 +1,26 @@
 //! What a tensor's elements are, and which Rust type holds each.
 //!
-//! F32 is the working type. BF16 and F16 are for storage and casts. F64 is for checking: any device may
-//! store it, only the CPU computes with it. U8, I32 and I64 hold labels, bytes and counters.
+//! F32 is the working type. BF16 and F16 are for storage and casts. F64 is for checking: any device
+//! may store it, only the CPU computes with it. U8, I32 and I64 hold labels, bytes and counters.
 
+mod exact;
 pub mod round;
 
 use std::fmt;
 
+pub(crate) use exact::exact;
 pub use half::{bf16, f16};
-
-use crate::error::{Error, Result, Site};
 
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// 32-bit float: what is computed with.
+    /// 32-bit float: the working type.
     F32,
     /// bfloat16: storage and casts.
     BF16,
     /// IEEE half: storage and casts.
     F16,
-    /// 64-bit float: for checking, computed with on the CPU alone.
+    /// 64-bit float: for checking, on the CPU only.
     F64,
     /// Unsigned byte.
     U8,
@@ -32,7 +32,15 @@ pub enum DType {
 
 impl DType {
     /// Every dtype, in the order the documentation lists them.
-    pub const ALL: [DType; 7] = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U8, DType::I32, DType::I64];
+    pub const ALL: [DType; 7] = [
+        DType::F32,
+        DType::BF16,
+        DType::F16,
+        DType::F64,
+        DType::U8,
+        DType::I32,
+        DType::I64,
+    ];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
@@ -73,11 +81,11 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that a tensor can hold: plain bytes, every bit pattern a value.
+/// A Rust type that a tensor can hold: plain data for which every bit pattern is a value.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + fmt::Debug + 'static {
-    /// The dtype that this type is stored as.
+    /// The dtype of this type.
     const DTYPE: DType;
-    /// The nearest value of this type (ties to even, integers saturate and drop the fraction).
+    /// The nearest value of this type (ties to even; integers saturate and truncate).
     fn from_f64(value: f64) -> Self;
     /// The value as f64 (I64 beyond 2⁵³ rounds).
     fn to_f64(self) -> f64;
@@ -102,25 +110,17 @@ macro_rules! element {
 
 element! {
     f32 => F32, |v: f64| v as f32, |v: f32| f64::from(v);
-    // Not half's from_f64: it cuts bits off before it rounds.
-    bf16 => BF16, |v: f64| round::bf16_nearest(round::f32_to_odd(v)), |v: bf16| f64::from(round::bf16_wide(v));
-    f16 => F16, |v: f64| round::f16_nearest(round::f32_to_odd(v)), |v: f16| f64::from(round::f16_wide(v));
+    // Not half's from_f64, which truncates bits before it rounds.
+    bf16 => BF16,
+        |v: f64| round::bf16_nearest(round::f32_to_odd(v)),
+        |v: bf16| f64::from(round::bf16_wide(v));
+    f16 => F16,
+        |v: f64| round::f16_nearest(round::f32_to_odd(v)),
+        |v: f16| f64::from(round::f16_wide(v));
     f64 => F64, |v: f64| v, |v: f64| v;
     u8 => U8, |v: f64| v as u8, |v: u8| f64::from(v);
     i32 => I32, |v: f64| v as i32, |v: i32| f64::from(v);
     i64 => I64, |v: f64| v as i64, |v: i64| v as f64;
-}
-
-/// `value` as a `T`, or an error if an integer type cannot hold it.
-pub(crate) fn exact<T: Element>(op: &'static str, value: f64, at: Site) -> Result<T> {
-    let converted = T::from_f64(value);
-    // I64 ends at 2⁶³ − 1, which as f64 is 2⁶³ again.
-    let beyond = T::DTYPE == DType::I64 && value >= 9_223_372_036_854_775_808.0;
-    if T::DTYPE.is_float() || (converted.to_f64() == value && !beyond) {
-        return Ok(converted);
-    }
-    let (what, expected) = ("value".into(), format!("a whole number that {} holds", T::DTYPE));
-    Err(Error::Value { op, what, expected, got: value.to_string(), at })
 }
 
 /// Runs `$body` with `$T` bound to the Rust type of the dtype `$dtype`.

@@ -1,5 +1,7 @@
-//! The one error type of this crate. A message about tensors names the operation, the operand with its dtype, shape and
-//! device, what was expected, what was got, the caller's source line, and the way out; one about a file names the file.
+//! The error type of this crate.
+//!
+//! Every message has one form: what failed, which operand, what was expected, what was got, the
+//! caller's line, then `; help:` and the fix. Other crates follow it and use [`Help`] for its end.
 
 use std::fmt;
 use std::panic::Location;
@@ -11,42 +13,43 @@ use crate::{DType, Device, Shape};
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A place in the caller's source.
+/// A line in the caller's source.
 pub type Site = &'static Location<'static>;
 
-/// Everything that can go wrong in tensors, transfers and operations. `Debug` shows the same text as `Display`, since that
-/// is what `unwrap` and a `main` that returns an error print.
+/// Everything that can go wrong in tensors, transfers and operations.
+///
+/// `Debug` shows the same text as `Display`, because `unwrap` and `main` print `Debug`.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Operands live on different devices and the policy is to refuse.
+    /// The operands live on different devices and the policy forbids moving them.
     #[error("{0}")]
     DeviceMismatch(Box<DeviceMismatch>),
-    /// A transfer that was not announced, inside a scope that forbids them.
+    /// An unannounced transfer inside a scope that forbids transfers.
     #[error("{0}")]
     ForbiddenTransfer(Box<ForbiddenTransfer>),
-    /// The operation exists, but not for this dtype on this device.
+    /// The operation is not implemented for this dtype on this device.
     #[error("{0}")]
     NoVersion(Box<NoVersion>),
-    /// An operand does not fit the operation: shape, dtype, layout.
-    #[error("{op}: {operand}: expected {expected} ({}). {hint}", Place(at))]
+    /// An operand has the wrong shape, dtype, layout or device.
+    #[error("{op}: {operand}: expected {expected} ({}){}", Line(at), Help(help))]
     Operand {
         /// The operation.
         op: &'static str,
-        /// The operand at fault.
+        /// The operand.
         operand: Box<OperandInfo>,
-        /// What would have been right.
+        /// What the operation accepts.
         expected: String,
-        /// What to do.
-        hint: String,
+        /// The fix.
+        help: String,
         /// The caller's line.
         at: Site,
     },
     /// Two operands of one operation overlap in memory and at least one is written.
     #[error(
-        "{op}: {first} and {second} share memory, and one of them is written ({}). Give {op} tensors that do not \
-             overlap: empty_like makes one.",
-        Place(at)
+        "{op}: {first} and {second} share memory, and one of them is written ({}); help: give {op} \
+         tensors that do not overlap, for example one from empty_like()",
+        Line(at)
     )]
     Overlap {
         /// The operation.
@@ -58,26 +61,28 @@ pub enum Error {
         /// The caller's line.
         at: Site,
     },
-    /// Something else (another thread, a copy in flight, a slice lent out) is using the same memory right now.
-    #[error("{op}: {operand} is being {} by {other_op} ({}), which has not finished ({}). Let {other_op} finish \
-             before starting {op}.",
-            if *other_writes { "written" } else { "read" }, Place(other_at), Place(at))]
+    /// Another operation, a copy in flight or a borrowed slice is using the same memory.
+    #[error(
+        "{op}: {operand} is being {} by {other_op} ({}), which has not finished ({}); help: let \
+         {other_op} finish before you start {op}",
+        if *other_writes { "written" } else { "read" }, Line(other_at), Line(at)
+    )]
     Busy {
         /// The operation that was refused.
         op: &'static str,
         /// The operand in use.
         operand: Box<OperandInfo>,
-        /// The operation using it.
+        /// The operation that is using it.
         other_op: &'static str,
-        /// Whether that one writes.
+        /// Whether that operation writes.
         other_writes: bool,
-        /// Where that one was called.
+        /// Where that operation was called.
         other_at: Site,
         /// The caller's line.
         at: Site,
     },
-    /// A number, index or argument outside what is allowed.
-    #[error("{op}: {what}: expected {expected}, got {got} ({})", Place(at))]
+    /// A number, index or argument is out of range.
+    #[error("{op}: {what}: expected {expected}, got {got} ({})", Line(at))]
     Value {
         /// The operation.
         op: &'static str,
@@ -90,34 +95,37 @@ pub enum Error {
         /// The caller's line.
         at: Site,
     },
-    /// No memory left on one device.
+    /// A device has no memory left.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// A device name that means nothing here.
-    #[error("unknown device {text:?}: {why}. Supported: cpu, cuda, cuda:N, auto")]
+    /// Text that does not name a device.
+    #[error("unknown device {text:?}: {why}; supported: cpu, cuda, cuda:N, auto")]
     UnknownDevice {
         /// What was given.
         text: String,
         /// Why it was refused.
         why: String,
     },
-    /// A device that this machine, or this release, does not have.
-    #[error("{op}: {device} is not available ({}): {why}", Place(at))]
+    /// A device that this machine does not have or this process cannot use.
+    #[error("{op}: {device} is not available ({}): {why}", Line(at))]
     DeviceAbsent {
         /// The operation.
         op: &'static str,
         /// The device asked for.
         device: Device,
-        /// Why not, and what to do.
+        /// Why not, and the fix.
         why: String,
         /// The caller's line.
         at: Site,
     },
-    /// The CUDA driver, or one of its libraries, refused a call.
+    /// A call into the CUDA driver or one of its libraries failed.
     #[error("{0}")]
     Cuda(Box<CudaFailure>),
-    /// A kernel of ours could not be compiled or loaded for this GPU.
-    #[error("{op}: {source_name} cannot be compiled for {device} ({}): {problem}", Place(at))]
+    /// A kernel could not be compiled or loaded for this GPU.
+    #[error(
+        "{op}: cannot build {source_name} for {device} ({}): {problem}",
+        Line(at)
+    )]
     Kernel {
         /// The operation.
         op: &'static str,
@@ -125,24 +133,30 @@ pub enum Error {
         source_name: &'static str,
         /// The device.
         device: Device,
-        /// What is missing or what the compiler said, and the way out.
+        /// What is missing or what the compiler said, and the fix.
         problem: String,
         /// The caller's line.
         at: Site,
     },
-    /// Something that a graph being captured cannot contain.
-    #[error("{op}: not while a graph is captured on {device} ({}): {why}", Place(at))]
+    /// Work that a CUDA graph cannot contain, given during a capture.
+    #[error(
+        "{op}: a graph is being captured on {device} ({}): {why}{}",
+        Line(at),
+        Help(help)
+    )]
     Capture {
         /// The operation.
         op: &'static str,
         /// The device.
         device: Device,
-        /// Why, and what to do.
+        /// Why it cannot be captured.
         why: String,
+        /// The fix.
+        help: String,
         /// The caller's line.
         at: Site,
     },
-    /// A file that is not what it claims to be.
+    /// A file that does not have the format it claims.
     #[error("{path:?}: not a usable {format} file: {problem}")]
     BadFile {
         /// The file.
@@ -171,7 +185,7 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// An argument outside what is allowed, at the caller's line.
+    /// An argument out of range, at the caller's line.
     #[track_caller]
     pub(crate) fn value(
         op: &'static str,
@@ -179,29 +193,93 @@ impl Error {
         expected: impl Into<String>,
         got: impl fmt::Display,
     ) -> Error {
-        Error::Value { op, what: what.into(), expected: expected.into(), got: got.to_string(), at: Location::caller() }
+        Error::value_at(op, what, expected, got, Location::caller())
+    }
+
+    /// As `value`, at the line `at`.
+    pub(crate) fn value_at(
+        op: &'static str,
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl fmt::Display,
+        at: Site,
+    ) -> Error {
+        Error::Value {
+            op,
+            what: what.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+            at,
+        }
+    }
+
+    /// An operand that does not fit the operation.
+    pub(crate) fn operand(
+        op: &'static str,
+        operand: OperandInfo,
+        expected: impl Into<String>,
+        help: impl Into<String>,
+        at: Site,
+    ) -> Error {
+        Error::Operand {
+            op,
+            operand: Box::new(operand),
+            expected: expected.into(),
+            help: help.into(),
+            at,
+        }
+    }
+
+    /// Work that a graph cannot contain.
+    pub(crate) fn capture(
+        op: &'static str,
+        device: Device,
+        why: impl Into<String>,
+        help: impl Into<String>,
+        at: Site,
+    ) -> Error {
+        Error::Capture {
+            op,
+            device,
+            why: why.into(),
+            help: help.into(),
+            at,
+        }
     }
 }
 
-/// A source place as `file:line`.
-pub(crate) struct Place<'a>(pub(crate) &'a Location<'static>);
+/// The end of an error message: `; help:` and the fix, or nothing if there is no fix to name.
+pub struct Help<'a>(pub &'a str);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for Help<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "; help: {}", self.0)
+        }
+    }
+}
+
+/// A source line as `file:line`.
+pub(crate) struct Line<'a>(pub(crate) &'a Location<'static>);
+
+impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.0.file(), self.0.line())
     }
 }
 
-/// What a tensor is, apart from its contents: `"w" f32[1000, 1000] on cuda:0`.
+/// What a tensor is, without its contents: `"w" f32[1000, 1000] on cuda:0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name, if it was given one.
+    /// Its name, if it has one.
     pub name: Option<Arc<str>>,
     /// Its dtype.
     pub dtype: DType,
     /// Its shape.
     pub shape: Shape,
-    /// Where it lives.
+    /// The device it lives on.
     pub device: Device,
 }
 
@@ -219,22 +297,13 @@ impl fmt::Display for TensorInfo {
 pub struct OperandInfo {
     /// What the operation calls it.
     pub role: &'static str,
-    /// What it is.
+    /// The tensor.
     pub tensor: TensorInfo,
 }
 
 impl fmt::Display for OperandInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.role, self.tensor)
-    }
-}
-
-/// Joins items as prose: `a`, `a and b`, `a, b and c`.
-fn joined(items: &[String]) -> String {
-    match items {
-        [] => String::new(),
-        [one] => one.clone(),
-        [rest @ .., last] => format!("{} and {last}", rest.join(", ")),
     }
 }
 
@@ -247,21 +316,32 @@ pub struct CudaFailure {
     pub device: Device,
     /// The function that was called.
     pub function: &'static str,
-    /// CUDA's name for what is wrong.
+    /// CUDA's name for the error.
     pub name: String,
-    /// CUDA's words for it.
+    /// CUDA's description of it.
     pub meaning: String,
-    /// What to do, where we know.
-    pub hint: &'static str,
+    /// The fix, where we know one.
+    pub help: &'static str,
     /// The caller's line.
     pub at: Site,
 }
 
 impl fmt::Display for CudaFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CudaFailure { op, device, function, name, meaning, hint, at } = self;
-        write!(f, "{op}: {function} on {device} said {name} ({meaning}) ({})", Place(at))?;
-        if hint.is_empty() { Ok(()) } else { write!(f, ". {hint}") }
+        let CudaFailure {
+            op,
+            device,
+            function,
+            name,
+            meaning,
+            help,
+            at,
+        } = self;
+        let (line, help) = (Line(at), Help(help));
+        write!(
+            f,
+            "{op}: {function} on {device} failed: {name} ({meaning}) ({line}){help}"
+        )
     }
 }
 
@@ -279,31 +359,37 @@ pub struct DeviceMismatch {
 impl fmt::Display for DeviceMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list: Vec<String> = self.operands.iter().map(ToString::to_string).collect();
-        write!(f, "{}: operands are on different devices: {} ({}). ", self.op, list.join(", "), Place(self.at))?;
-        // One way out for each device in play, the one with the fewest moves first.
-        let mut ways: Vec<(usize, String)> = Vec::new();
-        for target in self.operands.iter().map(|o| o.tensor.device) {
-            let movers: Vec<String> =
-                self.operands.iter().filter(|o| o.tensor.device != target).map(|o| o.role.to_string()).collect();
-            let way = format!("{} with .to(Device::{target:?})", joined(&movers));
-            if !ways.iter().any(|(_, known)| *known == way) {
-                ways.push((movers.len(), way));
+        // One fix for each device in play, the one with the fewest moves first.
+        let mut fixes: Vec<(usize, String)> = Vec::new();
+        for target in self.operands.iter().map(|operand| operand.tensor.device) {
+            let elsewhere = self.operands.iter().filter(|o| o.tensor.device != target);
+            let movers: Vec<&str> = elsewhere.map(|operand| operand.role).collect();
+            let fix = format!("{} with .to(Device::{target:?})", movers.join(" and "));
+            if fixes.iter().all(|(_, known)| *known != fix) {
+                fixes.push((movers.len(), fix));
             }
         }
-        ways.sort_by_key(|(moves, _)| *moves);
-        let ways: Vec<String> = ways.into_iter().map(|(_, way)| way).collect();
-        write!(f, "Move {}.", ways.join(", or "))
+        fixes.sort_by_key(|(moves, _)| *moves);
+        let fixes: Vec<String> = fixes.into_iter().map(|(_, fix)| fix).collect();
+        write!(
+            f,
+            "{}: operands are on different devices: {} ({}); help: move {}",
+            self.op,
+            list.join(", "),
+            Line(self.at),
+            fixes.join(", or ")
+        )
     }
 }
 
-/// A transfer inside a scope that forbids those not announced.
+/// An unannounced transfer inside a scope that forbids transfers.
 #[derive(Debug)]
 pub struct ForbiddenTransfer {
-    /// The transferring call: `to`, `copy_from`, `item` …
+    /// The call that transfers: `to`, `copy_from`, `item` …
     pub op: &'static str,
     /// The tensor that would have crossed.
     pub tensor: TensorInfo,
-    /// Where it would have gone.
+    /// The device it would have gone to.
     pub target: Device,
     /// How many bytes.
     pub bytes: usize,
@@ -317,31 +403,31 @@ impl fmt::Display for ForbiddenTransfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}: {} would cross to {} ({} bytes, {}), but transfers are forbidden since {}. Move it before that \
-             scope, or wrap the call in transfer::announced(\"why\", || …).",
+            "{}: {} would cross to {} ({} bytes, {}), but transfers are forbidden since {}; help: \
+             move it before that scope, or wrap the call in transfer::announced(\"reason\", || …)",
             self.op,
             self.tensor,
             self.target,
             self.bytes,
-            Place(self.at),
-            Place(self.scope)
+            Line(self.at),
+            Line(self.scope)
         )
     }
 }
 
-/// No version of an operation for an operand's dtype on its device.
+/// An operation that is not implemented for an operand's dtype on a device.
 #[derive(Debug)]
 pub struct NoVersion {
     /// The operation.
     pub op: &'static str,
-    /// The operand that has no version.
+    /// The operand.
     pub operand: OperandInfo,
-    /// Where the operation would run: the operand's device, or where the policy would bring it.
+    /// Where it would run: the operand's device, or the one the policy would move it to.
     pub device: Device,
-    /// What there is instead.
+    /// The dtypes that are supported, by device.
     pub supported: String,
-    /// What to do.
-    pub way_out: String,
+    /// The fix.
+    pub help: String,
     /// The caller's line.
     pub at: Site,
 }
@@ -351,15 +437,13 @@ impl fmt::Display for NoVersion {
         let OperandInfo { role, tensor } = &self.operand;
         write!(
             f,
-            "{}: there is no version for {} on {}: {role} {tensor} ({}). {} has {}, and never runs elsewhere by itself. \
-             {}",
+            "{}: there is no version for {} on {}: {role} {tensor} ({}); supported: {}{}",
             self.op,
             tensor.dtype,
             self.device,
-            Place(self.at),
-            self.op,
+            Line(self.at),
             self.supported,
-            self.way_out
+            Help(&self.help)
         )
     }
 }
@@ -367,36 +451,37 @@ impl fmt::Display for NoVersion {
 /// A live tensor, as an out-of-memory error and `memory::largest_live` list it.
 #[derive(Clone, Debug)]
 pub struct LiveTensor {
-    /// What it is.
+    /// The tensor.
     pub tensor: TensorInfo,
     /// The bytes it holds.
     pub bytes: usize,
-    /// Where it was made.
+    /// The line that made it.
     pub made_at: Site,
 }
 
 impl fmt::Display for LiveTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} made at {}", human_bytes(self.bytes), self.tensor, Place(self.made_at))
+        let (bytes, line) = (human_bytes(self.bytes), Line(self.made_at));
+        write!(f, "{bytes} {} made at {line}", self.tensor)
     }
 }
 
 /// An allocation that did not fit.
 #[derive(Debug)]
 pub struct OutOfMemory {
-    /// Where there was no room.
+    /// The device that is full.
     pub device: Device,
-    /// What was to be made.
+    /// The tensor that was to be made.
     pub wanted: TensorInfo,
     /// The bytes asked for.
     pub asked_bytes: usize,
-    /// The bytes free there.
+    /// The bytes free on the device.
     pub free_bytes: usize,
-    /// The most that may be used there.
+    /// The most bytes that may be used there.
     pub limit_bytes: usize,
-    /// The bytes live tensors hold there.
+    /// The bytes that live tensors hold there.
     pub allocated_bytes: usize,
-    /// The bytes taken from the system there: those of live tensors and those kept for reuse.
+    /// The bytes taken from the system there, for live tensors and for reuse.
     pub reserved_bytes: usize,
     /// The largest live tensors there.
     pub largest: Vec<LiveTensor>,
@@ -406,14 +491,16 @@ pub struct OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = if self.device == Device::Cpu { " (host memory)" } else { "" };
+        let is_host = self.device == Device::Cpu;
         write!(
             f,
-            "out of memory on {}{side}: {} asks for {} ({}), free {} of {}; live tensors hold {}, reserved {}. ",
+            "out of memory on {}{}: {} asks for {} ({}), free {} of {}; live tensors hold {}, \
+             reserved {}",
             self.device,
+            if is_host { " (host memory)" } else { "" },
             self.wanted,
             human_bytes(self.asked_bytes),
-            Place(self.at),
+            Line(self.at),
             human_bytes(self.free_bytes),
             human_bytes(self.limit_bytes),
             human_bytes(self.allocated_bytes),
@@ -421,13 +508,15 @@ impl fmt::Display for OutOfMemory {
         )?;
         if !self.largest.is_empty() {
             let list: Vec<String> = self.largest.iter().map(ToString::to_string).collect();
-            write!(f, "Largest: {}. ", list.join("; "))?;
+            write!(f, ". Largest: {}", list.join("; "))?;
         }
-        write!(f, "Try a smaller batch, drop the largest tensors, or place some of them on another device.")
+        f.write_str(
+            "; help: use a smaller batch, drop the largest tensors, or place some on another device",
+        )
     }
 }
 
-/// Bytes for people: `512 B`, `4.0 KiB`, `1.5 GiB`.
+/// Bytes with a binary unit: `512 B`, `4.0 KiB`, `1.5 GiB`.
 pub(crate) fn human_bytes(bytes: usize) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -448,12 +537,17 @@ mod tests {
 
     #[test]
     fn bytes_read_well() {
-        let shown: Vec<String> = [0, 1023, 1024, 1536, 3 << 30, usize::MAX].map(human_bytes).into();
-        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "3.0 GiB", "16.0 EiB"]);
+        let shown: Vec<String> = [0, 1023, 1024, 1536, 3 << 30, usize::MAX]
+            .map(human_bytes)
+            .into();
+        assert_eq!(
+            shown,
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "3.0 GiB", "16.0 EiB"]
+        );
     }
 
     #[test]
     fn an_error_is_small_enough_to_return_by_value() {
-        assert!(std::mem::size_of::<Error>() <= 128, "{}", std::mem::size_of::<Error>());
+        assert!(std::mem::size_of::<Error>() <= 128);
     }
 }

@@ -1,8 +1,9 @@
-//! A door for libraries of NVIDIA's that this crate does not call itself: another crate may load one, and give it memory and a stream
-//! under the same rules as an operation of this crate.
+//! A door for libraries of NVIDIA's that this crate does not call itself: another crate may load
+//! one, and give it memory and a stream under the same rules as an operation of this crate.
 //!
-//! What a call enters is in use until it returns; from then on the order of the stream keeps it. A stream's first use of memory waits as
-//! `memory/gpu.rs` says, and a graph that is captured keeps what its work uses.
+//! What a call enters is in use until it returns; from then on the order of the stream keeps it. A
+//! stream's first use of memory waits as `memory/gpu.rs` says, and a graph that is captured keeps
+//! what its work uses.
 //!
 //! ```
 //! use ddp_kernels::foreign::{Library, functions};
@@ -26,7 +27,6 @@ use std::ffi::c_void;
 pub use crate::cuda::library::{Library, functions};
 
 use crate::cuda::Gpu;
-use crate::cuda::library::capture_of;
 use crate::error::{Error, Result, Site};
 use crate::storage::Borrow;
 use crate::stream::Stream;
@@ -35,31 +35,33 @@ use crate::{Device, Tensor};
 /// The most operands of one call.
 pub const OPERANDS_MAX: usize = 64;
 
-/// A tensor that a call is given.
+/// A tensor that a call uses.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
-    /// What it is to the call, for messages.
+    /// Its role in the call, for messages.
     pub role: &'static str,
-    /// The elements. Their rows must be in order.
+    /// The elements, which must be row-major.
     pub tensor: &'a Tensor,
-    /// Whether the call may change them. It may read them in any case.
+    /// Whether the call may change them. It may always read them.
     pub writes: bool,
 }
 
-/// Where a call's work goes, and where its operands lie. Using either is unsafe, and for this call alone.
+/// The stream and the addresses for one call. Using them is unsafe, and only for this call.
 #[derive(Debug)]
 pub struct Place<'a> {
-    /// The driver's stream (`cudaStream_t`, which is the same). While this thread captures, the one that the graph is captured on.
+    /// The driver's stream (the same as a `cudaStream_t`). While this thread captures, the graph's
+    /// stream.
     pub stream: *mut c_void,
-    /// Where each operand begins in the device's memory, in their order.
+    /// The device address of each operand, in order.
     pub addresses: &'a [u64],
 }
 
-/// Enters the memory of `operands` for work on `stream`, which must be one of a GPU, makes that device's context the calling thread's,
-/// and runs `body`, which gives the work to the stream.
+/// Enters the memory of `operands` for work on `stream`, which must be a GPU's, makes that device's
+/// context current, and runs `body`, which gives the work to the stream.
 ///
-/// The work may touch the elements of the operands and nothing else of this crate's memory, may change only those that were entered for
-/// writing, and goes to the stream that `body` is given, or to others that this one waits for before its next work.
+/// The work may touch only the operands' elements and change only those entered for writing. It
+/// must go to the stream that `body` gets, or to others that this one waits for before its next
+/// work.
 pub fn enter<R, E: From<Error>>(
     op: &'static str,
     stream: &Stream,
@@ -69,7 +71,14 @@ pub fn enter<R, E: From<Error>>(
 ) -> Result<R, E> {
     let device = stream.device();
     let Some(queue) = stream.queue() else {
-        return Err(refused(op, "stream", "one of a GPU".into(), format!("one on {device}"), at).into());
+        return Err(refused(
+            op,
+            "stream",
+            "one of a GPU".into(),
+            format!("one on {device}"),
+            at,
+        )
+        .into());
     };
     if operands.len() > OPERANDS_MAX {
         let got = operands.len().to_string();
@@ -85,29 +94,54 @@ pub fn enter<R, E: From<Error>>(
         }
         if tensor.is_transposed() {
             let got = format!("{tensor}, transposed");
-            return Err(refused(op, operand.role, "rows in order: call .contiguous() first".into(), got, at).into());
+            return Err(refused(
+                op,
+                operand.role,
+                "rows in order: call .contiguous() first".into(),
+                got,
+                at,
+            )
+            .into());
         }
         let borrow = tensor.enter_for(operand.role, operand.writes, queue, op, at)?;
         addresses[index] = borrow.address();
         entered[index] = Some(borrow);
     }
     queue.gpu.bind().map_err(|fault| fault.of(op, device, at))?;
-    body(Place { stream: queue.raw().cast(), addresses: &addresses[..operands.len()] })
+    body(Place {
+        stream: queue.raw().cast(),
+        addresses: &addresses[..operands.len()],
+    })
 }
 
-/// Makes the context of `device` the calling thread's: what a library that asks for the current device goes by.
+/// Makes the context of `device` current, for libraries that use the current device.
 pub fn bind(device: Device, op: &'static str, at: Site) -> Result<()> {
     let Device::Cuda(index) = device else {
-        return Err(refused(op, "device", "a GPU".into(), device.to_string(), at));
+        return Err(refused(
+            op,
+            "device",
+            "a GPU".into(),
+            device.to_string(),
+            at,
+        ));
     };
-    Gpu::get(index, op, at)?.bind().map_err(|fault| fault.of(op, device, at))
+    Gpu::get(index, op, at)?
+        .bind()
+        .map_err(|fault| fault.of(op, device, at))
 }
 
-/// The number of the capture that this thread records `stream` in; none if it records no such one. No two captures have the same.
+/// The number of this thread's capture of `stream`, if any. Each capture has its own number.
 pub fn capture(stream: &Stream) -> Option<u64> {
-    stream.queue().map(|queue| capture_of(queue)).filter(|&capture| capture != 0)
+    let capture = stream.queue()?.capture();
+    (capture != 0).then_some(capture)
 }
 
 fn refused(op: &'static str, what: &str, expected: String, got: String, at: Site) -> Error {
-    Error::Value { op, what: what.into(), expected, got, at }
+    Error::Value {
+        op,
+        what: what.into(),
+        expected,
+        got,
+        at,
+    }
 }

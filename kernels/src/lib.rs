@@ -1,7 +1,7 @@
-//! Tensors that live on a device, the one door between devices, and the math on them.
+//! Tensors on devices, transfers between devices, and operations on tensors.
 //!
-//! Knows nothing of ranks or training. Where to start reading the source: `tensor.rs`, then `transfer.rs`, then any file
-//! of `ops/`.
+//! This crate knows nothing of ranks or training. To read the source, start with `tensor.rs`, then
+//! `transfer.rs`, then any file of `ops/`.
 //!
 //! ```
 //! use ddp_kernels::{DType, Device, Tensor, ops};
@@ -13,6 +13,7 @@
 //! # Ok::<(), ddp_kernels::Error>(())
 //! ```
 
+pub mod choice;
 mod cuda;
 pub mod device;
 pub mod dtype;
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod npy;
 pub mod ops;
 mod philox;
+mod precision;
 pub mod progress;
 pub mod random;
 pub mod registry;
@@ -32,9 +34,11 @@ pub mod simd;
 mod storage;
 pub mod stream;
 mod streaming;
+mod sync;
 mod tensor;
 pub mod threads;
 pub mod transfer;
+mod warning;
 
 pub use device::Device;
 pub use dtype::{DType, Element};

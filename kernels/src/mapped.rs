@@ -1,8 +1,8 @@
-//! Files mapped for reading: data of any size, in the memory that the system gives to files anyway.
+//! Files mapped for reading: data of any size, in the system's page cache.
 //!
-//! Other programs may write to a mapped file, cut it short or replace it while it is in use. So no slice of it is ever handed
-//! out: `read` copies, and nothing is known of the bytes but that they are bytes. Where a file ends earlier than it did, touching its
-//! mapping is a SIGBUS; that is caught (`bus.rs`), and `read` says that the file was cut short.
+//! Other programs may write to a mapped file, truncate or replace it during use. So `read` copies,
+//! and no slice is handed out. Touching the mapping beyond a new, earlier end raises SIGBUS;
+//! `bus.rs` catches it, and `read` reports that the file was truncated.
 
 mod bus;
 
@@ -20,7 +20,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use self::bus::Region;
 use crate::Element;
 
-/// A file, mapped for reading. Never hands out a slice: others may write to the file.
+/// A file mapped for reading. Never gives out slices, because other programs may write to the file.
 pub struct Mapped {
     path: PathBuf,
     identity: Identity,
@@ -28,25 +28,26 @@ pub struct Mapped {
     mapping: Option<Mapping>,
 }
 
-/// What tells one content of a file from another, without reading it.
+/// Distinguishes contents of a file without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The file system that it is on.
+    /// Its file system.
     pub device: u64,
-    /// Its number there.
+    /// Its inode.
     pub inode: u64,
-    /// Its length.
+    /// Its length in bytes.
     pub bytes: u64,
-    /// When its contents were last written.
+    /// Modification time (mtime).
     pub modified_ns: i128,
-    /// When its contents, name, owner or permissions last changed.
+    /// Status change time (ctime): contents, name, owner or permissions.
     pub changed_ns: i128,
 }
 
 impl Identity {
-    /// As the system tells it.
+    /// From the system's metadata.
     pub fn of(metadata: &Metadata) -> Identity {
-        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+        let nanoseconds =
+            |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
         Identity {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -58,18 +59,31 @@ impl Identity {
 }
 
 impl Mapped {
-    /// Maps the file at `path`, which must be an ordinary one. The file itself is not kept open: thousands of shards need no more
-    /// descriptors than one.
+    /// Maps the file at `path`, which must be a regular one. Closes the file again, so thousands of
+    /// shards need no descriptors.
     pub fn open(path: &Path) -> io::Result<Mapped> {
         // Opening a FIFO would wait for its other end.
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
         let metadata = file.metadata()?;
         check_ordinary(&metadata)?;
         let identity = Identity::of(&metadata);
-        let bytes = usize::try_from(identity.bytes)
-            .map_err(|_| io::Error::new(ErrorKind::FileTooLarge, "it is larger than this machine can address"))?;
-        let mapping = (bytes > 0).then(|| Mapping::new(&file, bytes)).transpose()?;
-        Ok(Mapped { path: path.to_path_buf(), identity, mapping })
+        let bytes = usize::try_from(identity.bytes).map_err(|_| {
+            io::Error::new(
+                ErrorKind::FileTooLarge,
+                "it is larger than this machine can address",
+            )
+        })?;
+        let mapping = (bytes > 0)
+            .then(|| Mapping::new(&file, bytes))
+            .transpose()?;
+        Ok(Mapped {
+            path: path.to_path_buf(),
+            identity,
+            mapping,
+        })
     }
 
     /// Its length when it was opened.
@@ -82,33 +96,44 @@ impl Mapped {
         self.mapping.is_none()
     }
 
-    /// Under which name it was opened.
+    /// The path it was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it was when it was opened.
+    /// Its identity when it was opened.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Copies the bytes from `offset` on. Bytes beyond the end are an error, and so is a file that was cut short underneath, from the
-    /// first read that meets it on: what `into` then holds is of no use.
+    /// Copies the bytes from `offset` on. Bytes beyond the end are an error. If the file was
+    /// truncated since, every read from the first that notices it fails, and `into` is then
+    /// meaningless.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.read_elements(offset, into)
     }
 
-    /// As `read`, for elements in this machine's byte order. `offset` is in bytes and need not be a multiple of anything.
+    /// As `read`, for elements in this machine's byte order. `offset` is in bytes and need not be
+    /// aligned.
     pub fn read_elements<T: Element>(&self, offset: u64, into: &mut [T]) -> io::Result<()> {
         let bytes = size_of_val(into);
         // A slice's bytes fit isize.
-        if offset.checked_add(bytes as u64).is_none_or(|end| end > self.len()) {
+        if offset
+            .checked_add(bytes as u64)
+            .is_none_or(|end| end > self.len())
+        {
             return Err(io::Error::new(
                 ErrorKind::UnexpectedEof,
-                format!("bytes {offset} to {} are beyond its {}", u128::from(offset) + bytes as u128, self.len()),
+                format!(
+                    "bytes {offset} to {} are beyond its {}",
+                    u128::from(offset) + bytes as u128,
+                    self.len()
+                ),
             ));
         }
-        let Some(mapping) = &self.mapping else { return Ok(()) };
+        let Some(mapping) = &self.mapping else {
+            return Ok(());
+        };
         if !mapping.copy(offset as usize, into) {
             return Err(io::Error::new(
                 ErrorKind::UnexpectedEof,
@@ -118,19 +143,24 @@ impl Mapped {
         Ok(())
     }
 
-    /// What has become of the file since it was opened, in words that follow its name: `None` while it is as it was. Asks the
-    /// system once. The time of the last change of names and permissions is no part of it: a backup by hard links changes that.
+    /// What has changed about the file since it was opened, in words that follow its name; `None`
+    /// if nothing. Asks the system once. Ignores ctime, which a backup by hard links changes.
     pub fn change(&self) -> io::Result<Option<String>> {
         let now = match fs::metadata(&self.path) {
             Ok(metadata) => Identity::of(&metadata),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some("was removed".into())),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Ok(Some("was removed".into()));
+            }
             Err(error) => return Err(error),
         };
         let then = self.identity;
         Ok(if (now.device, now.inode) != (then.device, then.inode) {
             Some("was replaced by another file".into())
         } else if now.bytes != then.bytes {
-            Some(format!("had {} bytes and has {} now", then.bytes, now.bytes))
+            Some(format!(
+                "had {} bytes and has {} now",
+                then.bytes, now.bytes
+            ))
         } else if now.modified_ns != then.modified_ns {
             Some("was written to".into())
         } else {
@@ -138,12 +168,17 @@ impl Mapped {
         })
     }
 
-    /// Says that what is read next lies anywhere: then the system reads no more from disk than is asked for. Worth it for files that
-    /// are larger than memory; for others reading ahead brings them there sooner. Advice only.
+    /// Tells the system that reads will be at random places, so it does not read ahead. For files
+    /// larger than memory; for others read-ahead is faster.
     pub fn random_order(&self, random: bool) {
-        let advice = if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL };
+        let advice = if random {
+            libc::MADV_RANDOM
+        } else {
+            libc::MADV_NORMAL
+        };
         if let Some(mapping) = &self.mapping {
-            // SAFETY: a mapping of our own, in its whole length; this advice changes when pages come, never what they hold.
+            // SAFETY: our own mapping in its whole length. The advice changes when pages are read,
+            // never their contents.
             unsafe { libc::madvise(mapping.start.as_ptr().cast(), mapping.bytes, advice) };
         }
     }
@@ -155,12 +190,14 @@ impl fmt::Debug for Mapped {
     }
 }
 
-/// Refuses what is not an ordinary file, saying what it is.
+/// Refuses what is not a regular file.
 fn check_ordinary(metadata: &Metadata) -> io::Result<()> {
-    refusal(metadata).map_or(Ok(()), |refusal| Err(io::Error::new(ErrorKind::InvalidInput, refusal)))
+    refusal(metadata).map_or(Ok(()), |refusal| {
+        Err(io::Error::new(ErrorKind::InvalidInput, refusal))
+    })
 }
 
-/// What a file is that is not an ordinary one, as words for an error.
+/// Why a file is not a regular one, in words for an error.
 pub(crate) fn refusal(metadata: &Metadata) -> Option<String> {
     let kind = metadata.file_type();
     let what = match kind {
@@ -173,15 +210,15 @@ pub(crate) fn refusal(metadata: &Metadata) -> Option<String> {
     Some(format!("it is {what}; expected an ordinary file"))
 }
 
-/// The pages of a file. Read only, shared with whoever writes to it.
+/// The pages of a file, read-only and shared with its writers.
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
     region: &'static Region,
 }
 
-// SAFETY: the pointer is to pages that nobody writes to through it and that stay until the drop; they are read by copying alone,
-// which any number of threads may do at once.
+// SAFETY: nothing writes through the pointer, and the pages stay mapped until the drop. Reads only
+// copy, which any number of threads may do at once.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -189,33 +226,51 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     fn new(file: &File, bytes: usize) -> io::Result<Mapping> {
         bus::catch()?;
-        // SAFETY: a new mapping at an address of the kernel's choosing touches nothing of ours.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let start = NonNull::new(start.cast::<u8>()).expect("no mapping is at address 0 that did not ask for it");
-        Ok(Mapping { start, bytes, region: Region::watch(start.addr().get(), bytes) })
+        let start = NonNull::new(start.cast::<u8>())
+            .expect("no mapping is at address 0 that did not ask for it");
+        Ok(Mapping {
+            start,
+            bytes,
+            region: Region::watch(start.addr().get(), bytes),
+        })
     }
 }
 
 impl Mapping {
-    /// Copies from `offset` on, and says whether everything was there. Never inlined: a copy that nobody looks at could be left out, and
-    /// its error with it.
+    /// Copies from `offset` on; false if pages were missing. Never inlined: the compiler could omit
+    /// a copy whose result is unused, and with it the error.
     #[inline(never)]
     fn copy<T: Element>(&self, offset: usize, into: &mut [T]) -> bool {
         let bytes = size_of_val(into);
-        assert!(offset <= self.bytes && bytes <= self.bytes - offset, "bytes of the mapping alone");
-        // SAFETY: the bytes from `offset` on lie within the mapping, as just checked, and it stays while `self` is borrowed; `into` is
-        // the caller's alone, so the two cannot overlap. No reference to the mapped bytes is made, so that another program may
-        // change them meanwhile: whatever arrives is valid, because every pattern of bytes is a value of an `Element`. Where the file
-        // has become shorter, the handler of `bus.rs` puts zeros there and says so.
+        assert!(
+            offset <= self.bytes && bytes <= self.bytes - offset,
+            "bytes of the mapping alone"
+        );
+        // SAFETY: the bytes from `offset` on are within the mapping, as just checked, and it stays
+        // while `self` is borrowed; `into` is exclusive, so the two do not overlap. No reference to
+        // the mapped bytes is made, so other programs may change them meanwhile; any bytes are a
+        // valid `Element`. If the file became shorter, the handler of `bus.rs` puts zeros there and
+        // records it.
         unsafe {
             let from = self.start.as_ptr().add(offset);
             libc::memcpy(into.as_mut_ptr().cast(), from.cast(), bytes);
         }
-        // The handler runs within the copy, which the compiler does not know of: it shall not look before.
+        // The handler runs during the copy without the compiler's knowledge, so the check must come
+        // after.
         compiler_fence(Ordering::SeqCst);
         !self.region.was_cut()
     }
@@ -223,19 +278,19 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First: another mapping may come to the same addresses.
+        // First, because another mapping may get these addresses.
         self.region.forget();
-        // SAFETY: made by `new` in this length, and nothing reads it any more: reads borrow what is being dropped.
+        // SAFETY: `new` made it with this length, and no read borrows it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// How many bytes can still be written to the file system that `folder` is on, by who we are.
+/// How many bytes this user can still write to the file system of `folder`.
 pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     let path = CString::new(folder.as_os_str().as_bytes())?;
-    // SAFETY: all fields are whole numbers, for which zeros are values.
+    // SAFETY: all fields are integers, for which zeros are valid.
     let mut about: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends with a zero byte and both are ours for the length of the call.
+    // SAFETY: the path is a C string, and both live during the call.
     if unsafe { libc::statvfs(path.as_ptr(), &mut about) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,12 +1,13 @@
-//! The math: one operation, one file (its `.cu` joins it with CUDA).
+//! Operations, one per file; its `.cu` file has the CUDA kernels.
 //!
-//! Operations write into tensors given to them, and backward is a call of its own: there is no autograd and no
-//! broadcasting (but for addmm's accumulator and linear's bias). Where an operation `foo_into` has a short form `foo`, that
-//! makes the output on the operands' device.
+//! Operations write into tensors that the caller passes, and backward is a separate call: there is
+//! no autograd and no broadcasting (except addmm's accumulator and linear's bias). Where `foo_into`
+//! has a short form `foo`, that makes the output on the operands' device.
 //!
-//! What all do before their math stands in `call.rs`; the elementwise loops in `loops.rs`.
+//! `call.rs` has what all operations do before their math, `loops.rs` the elementwise loops.
 
 mod accuracy;
+mod activation;
 mod adamw;
 mod add;
 mod addmm;
@@ -29,7 +30,6 @@ mod matmul;
 mod mse;
 mod mul;
 mod nonfinite;
-mod precision;
 mod random;
 mod relu;
 mod scale;
@@ -40,12 +40,13 @@ mod targets;
 pub(crate) mod testing;
 mod transpose;
 
-pub(crate) use call::Lent;
 pub(crate) use fill::{arange_new, fill_new};
 pub(crate) use random::{Distribution, draw_new};
 pub(crate) use transpose::write_transposed;
 
+pub use crate::precision::{F32Math, f32_math, with_f32_math};
 pub use accuracy::accuracy;
+pub use activation::Activation;
 pub use adamw::{AdamwConstants, AdamwScalars, adamw};
 pub use add::{add, add_into};
 pub use addmm::{addmm, addmm_into};
@@ -59,11 +60,10 @@ pub use fill::{fill_into, zero};
 pub use gather::gather_rows;
 pub use gelu::{Gelu, gelu, gelu_backward_into, gelu_into};
 pub use grad_norm::{clip_scale, grad_norm_partials};
-pub use linear::{Activation, Below, linear_backward_input_into, linear_backward_weight_into, linear_into};
+pub use linear::{Below, linear_backward_input_into, linear_backward_weight_into, linear_into};
 pub use mse::mse_into;
 pub use mul::{mul, mul_into};
 pub use nonfinite::mark_nonfinite;
-pub use precision::{F32Math, f32_math, with_f32_math};
 pub use relu::{relu, relu_backward_into, relu_into};
 pub use scale::{scale, scale_into};
 pub use sgd::{SgdConstants, SgdScalars, sgd};

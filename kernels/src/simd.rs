@@ -1,7 +1,8 @@
-//! One binary for every x86-64: each hot loop is compiled three times (plain, AVX2 with FMA, AVX-512) and the widest
-//! that this processor has is chosen at run time.
+//! One binary for every x86-64: each hot loop is compiled three times (plain, AVX2 with FMA,
+//! AVX-512), and the widest that this processor supports is chosen at run time.
 //!
-//! The results do not depend on the choice: the loops use explicit `mul_add`, and sums keep a fixed number of lanes.
+//! Results do not depend on the choice: loops use explicit `mul_add`, and sums have a fixed number
+//! of lanes.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -9,18 +10,18 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
-    /// What every processor of the architecture has.
+    /// What every processor of the architecture supports.
     Baseline = 1,
     /// AVX2 and FMA.
     Avx2 = 2,
-    /// AVX-512 (F, BW, DQ, VL) besides.
+    /// Also AVX-512 (F, BW, DQ, VL).
     Avx512 = 3,
 }
 
-/// The level in use, once it is found.
+/// The level in use, once known.
 static FOUND: AtomicU8 = AtomicU8::new(0);
 
-/// The widest level that this processor has.
+/// The widest level of this processor.
 #[inline]
 pub fn level() -> Level {
     match FOUND.load(Ordering::Relaxed) {
@@ -37,7 +38,9 @@ pub fn level() -> Level {
 
 #[cfg(target_arch = "x86_64")]
 fn detect() -> Level {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    let avx2 = is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
@@ -54,8 +57,9 @@ fn detect() -> Level {
     Level::Baseline
 }
 
-/// Declares a function whose body is compiled once for every level: `multiversion! { fn name[T: Bound](args) { … } }`.
-/// The brackets hold type parameters and may be empty. What the body calls must be `#[inline(always)]` to take part.
+/// Declares a function whose body is compiled once per level: `multiversion! { fn name[T:
+/// Bound](args) { … } }`. The brackets hold type parameters and may be empty. Functions that the
+/// body calls must be `#[inline(always)]`, or they stay at the plain level.
 macro_rules! multiversion {
     (
         $(#[$meta:meta])*
@@ -95,56 +99,4 @@ macro_rules! multiversion {
 pub(crate) use multiversion;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops::testing::{alone_with_the_pool, cpu, cpu_of, random_f32};
-    use crate::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, CrossEntropyOut, Gelu};
-    use crate::{DType, Device, Random, Tensor};
-
-    /// The bits of what loops of every kind make of the same inputs.
-    fn bits() -> Vec<u32> {
-        const COUNT: usize = 70_001;
-        let (x, y) = (cpu(&random_f32(COUNT, 1), &[COUNT]), cpu(&random_f32(COUNT, 2), &[COUNT]));
-        let mut made = vec![
-            ops::gelu(&x, Gelu::Erf).unwrap(),
-            ops::gelu(&x, Gelu::Tanh).unwrap(),
-            ops::relu(&x).unwrap(),
-            ops::add(&x, &y).unwrap(),
-            ops::sum(&x).unwrap(),
-            ops::cast(&ops::cast(&x, DType::BF16).unwrap(), DType::F32).unwrap(),
-            ops::cast(&ops::cast(&x, DType::F16).unwrap(), DType::F32).unwrap(),
-            Tensor::rand(&[COUNT], DType::F32, Device::Cpu, &mut Random::new(3)).unwrap(),
-        ];
-        ops::axpy(&y, 0.3, &x).unwrap();
-        let [values, first, second] = [x.clone(), x.zeros_like().unwrap(), x.zeros_like().unwrap()];
-        let values = ops::scale(&values, 2.0).unwrap();
-        let constants = AdamwConstants::default();
-        let scalars = AdamwScalars { learning_rate: 1e-2, weight_decay: 0.1, step: 1 }.to_array(&constants).unwrap();
-        let chunks = ChunkTable::whole(COUNT, true);
-        ops::adamw(&values, &y, &first, &second, &chunks, &constants, &cpu(&scalars, &[4]), None, None).unwrap();
-        made.extend([y, values, first, second]);
-        for classes in [10, 700] {
-            let logits = x.slice(0..70_000).unwrap().reshape(&[70_000 / classes, classes]).unwrap();
-            let targets = cpu_of(&vec![3i64; 70_000 / classes], &[70_000 / classes]);
-            let (losses, dlogits) = (logits.new_zeros(&[70_000 / classes]).unwrap(), logits.zeros_like().unwrap());
-            let out = CrossEntropyOut { losses: &losses, dlogits: Some(&dlogits), weights: None };
-            ops::cross_entropy(&logits, &targets, out, &Default::default()).unwrap();
-            made.extend([losses, dlogits]);
-        }
-        made.iter().flat_map(|tensor| tensor.to_vec::<f32>().unwrap()).map(f32::to_bits).collect()
-    }
-
-    #[test]
-    fn the_results_do_not_depend_on_the_level() {
-        let _alone = alone_with_the_pool();
-        let widest = level();
-        let expected = bits();
-        for narrower in [Level::Baseline, Level::Avx2].into_iter().filter(|&narrower| narrower < widest) {
-            // Other tests may run at this level meanwhile, which by this very claim changes nothing for them.
-            FOUND.store(narrower as u8, Ordering::Relaxed);
-            let same = bits() == expected;
-            FOUND.store(widest as u8, Ordering::Relaxed);
-            assert!(same, "{narrower:?} differs from {widest:?}");
-        }
-    }
-}
+mod tests;

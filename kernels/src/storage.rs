@@ -1,53 +1,52 @@
-//! A tensor's bytes, and who is using them right now.
+//! A tensor's bytes, and which operations are using them.
 //!
-//! THE ALIASING RULE. Tensors are handles: clones and views share one storage, and operations write into tensors
-//! given to them. What keeps that free of data races is a list in every storage of the byte ranges in use. An
-//! operation enters each of its operands before it touches a byte and leaves when it is done; a write may not
-//! overlap anything, reads may overlap reads. Whoever comes second gets an error naming both operations, at once:
-//! waiting would only hide a missing order. So safe code cannot race, and parts of one arena (two parameters'
-//! gradients, say) can be worked on by two threads at the same time.
+//! THE ALIASING RULE. Tensors are handles: clones and views share one storage, and operations write
+//! into tensors given to them. To rule out data races, every storage lists the byte ranges in use.
+//! An operation enters its operands before it touches a byte and leaves when it is done. A write
+//! may not overlap anything; reads may overlap reads. A second operation that clashes gets an error
+//! that names both, at once: waiting would only hide a missing order. Two threads may work on
+//! different parts of one arena at the same time.
 //!
-//! On a GPU an operation leaves when it has been given to its stream; from then on the order of streams counts, and
-//! `memory/gpu.rs` keeps the bytes. Host memory that a device copies from or to by itself stays in the list until that copy is
-//! done, whatever becomes of the handle that would wait for it. Where that cannot be known, after a copy that failed half-way, it stays for ever.
+//! On a GPU an operation leaves when its work is in the stream; from then on the order of streams
+//! counts, and `memory/gpu.rs` keeps the bytes. Host memory that a device copies from or to stays
+//! in the list until the copy is done, or for the rest of the process if a failed copy may still
+//! run.
 
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::Device;
 use crate::error::{Result, Site, TensorInfo};
 use crate::memory::Block;
 use crate::stream::Event;
+use crate::sync::{get_mut, lock};
+use crate::{Device, Element};
 
-/// How a storage's contents came to be: what the hints about needless transfers go by.
+/// How a storage got its contents; the hints about needless transfers use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// Made by a constructor that could have made it on any device.
     Computed,
     /// Filled from data that only the host has: a slice, a file.
     HostData,
-    /// Copied here from another device, by the call at this line.
+    /// Copied from another device by the call at this line.
     Arrived(Device, Site),
 }
 
-/// The bytes behind one or more tensors.
+/// The bytes of one or more tensors.
 pub(crate) struct Storage {
     block: Block,
-    device: Device,
     bytes: usize,
     pub(crate) origin: Origin,
     pub(crate) made_at: Site,
-    /// Host memory that a device copies from and to without a detour.
-    pinned: bool,
-    /// Whether any operation has used the contents since they were made; a transfer does not count.
+    /// Whether any operation has used the contents since they were made; transfers do not count.
     used: AtomicBool,
     /// Whether any operation or copy has changed the contents since they were made.
     changed: AtomicBool,
     in_use: Mutex<List>,
-    /// How many of the references to this are graphs', which use it only when they are launched.
+    /// How many references graphs hold, which use the memory only when they are launched.
     held_by_graphs: AtomicUsize,
 }
 
@@ -68,9 +67,9 @@ pub(crate) struct Use {
 enum Until {
     /// When the call that entered the range leaves it.
     Call,
-    /// A copy in flight: when this has passed.
+    /// When this event of a copy in flight has passed.
     Event(Event),
-    /// Nobody can say: a copy failed, and the device may still be at it.
+    /// Never: a copy failed, and the device may still be running it.
     Never,
 }
 
@@ -84,7 +83,7 @@ impl Until {
 #[derive(Debug, Default)]
 struct List {
     uses: Vec<Use>,
-    /// From this length on the copies that are done are looked for and taken out: each entry is looked at a constant number of times.
+    /// From this length on, finished copies are removed. It doubles, so the cost is constant a use.
     sweep_at: usize,
 }
 
@@ -101,9 +100,8 @@ impl List {
 }
 
 impl Storage {
-    /// `bytes` bytes on `device`, contents unspecified but initialised.
+    /// `bytes` bytes with unspecified but initialised contents on `info.device`.
     pub(crate) fn new(
-        device: Device,
         bytes: usize,
         origin: Origin,
         pinned: bool,
@@ -111,14 +109,11 @@ impl Storage {
         op: &'static str,
         at: Site,
     ) -> Result<Arc<Storage>> {
-        let block = Block::new(device, bytes, pinned, info, op, at)?;
         Ok(Arc::new(Storage {
-            block,
-            device,
+            block: Block::new(bytes, pinned, info, op, at)?,
             bytes,
             origin,
             made_at: at,
-            pinned,
             used: AtomicBool::new(false),
             changed: AtomicBool::new(false),
             in_use: Mutex::default(),
@@ -127,7 +122,7 @@ impl Storage {
     }
 
     pub(crate) fn device(&self) -> Device {
-        self.device
+        self.block.device()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -140,10 +135,6 @@ impl Storage {
 
     pub(crate) fn block(&self) -> &Block {
         &self.block
-    }
-
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.pinned
     }
 
     pub(crate) fn was_used(&self) -> bool {
@@ -163,9 +154,9 @@ impl Storage {
         self.changed.store(true, Ordering::Relaxed);
     }
 
-    /// Counts a reference of a graph's, or its end.
-    pub(crate) fn count_graph(&self, one_more: bool) {
-        if one_more {
+    /// Counts a reference that a graph takes or gives up.
+    pub(crate) fn count_graph(&self, takes: bool) {
+        if takes {
             self.held_by_graphs.fetch_add(1, Ordering::Relaxed);
         } else {
             self.held_by_graphs.fetch_sub(1, Ordering::Relaxed);
@@ -176,12 +167,7 @@ impl Storage {
         self.held_by_graphs.load(Ordering::Relaxed)
     }
 
-    fn list(&self) -> MutexGuard<'_, List> {
-        // Only pushes and removals happen under this lock: a panic cannot leave the list half changed.
-        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Enters a byte range, or says which use of it is in the way.
+    /// Enters a byte range, or returns the use that clashes with it.
     pub(crate) fn enter(
         &self,
         range: Range<usize>,
@@ -189,39 +175,51 @@ impl Storage {
         op: &'static str,
         at: Site,
     ) -> Result<Borrow<'_>, Box<Use>> {
-        debug_assert!(range.end <= self.bytes);
+        debug_assert!(range.start <= range.end && range.end <= self.bytes);
         static NEXT_TOKEN: AtomicU64 = AtomicU64::new(0);
         let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
-        let mut list = self.list();
-        let uses = &mut list.uses;
-        let clash = |other: &Use| (writes || other.writes) && range.start < other.end && other.start < range.end;
-        debug_assert!(range.start <= range.end);
-        // An empty range is in nobody's way, wherever it lies.
+        let clash = |other: &Use| {
+            (writes || other.writes) && range.start < other.end && other.start < range.end
+        };
+        // An empty range clashes with nothing.
         if !range.is_empty() {
+            let uses = &mut lock(&self.in_use).uses;
             while let Some(position) = uses.iter().position(clash) {
                 if !uses[position].until.is_over() {
                     return Err(Box::new(uses[position].clone()));
                 }
                 uses.swap_remove(position);
             }
-            uses.push(Use { token, start: range.start, end: range.end, writes, op, at, until: Until::Call });
+            uses.push(Use {
+                token,
+                start: range.start,
+                end: range.end,
+                writes,
+                op,
+                at,
+                until: Until::Call,
+            });
         }
-        drop(list);
-        Ok(Borrow { storage: self, token, range, writes })
+        Ok(Borrow {
+            storage: self,
+            token,
+            range,
+            writes,
+        })
     }
 
-    /// A range entered before is in use beyond the call that entered it.
+    /// A range stays in use after the call that entered it.
     fn stay(&self, token: u64, until: Until) {
-        let mut list = self.list();
+        let mut list = lock(&self.in_use);
         if let Some(entry) = list.uses.iter_mut().find(|entry| entry.token == token) {
             entry.until = until;
         }
         list.sweep();
     }
 
-    /// Leaves a range entered before, unless a copy is to stay in it.
+    /// Leaves a range, unless it stays in use.
     fn leave(&self, token: u64) {
-        let uses = &mut self.list().uses;
+        let uses = &mut lock(&self.in_use).uses;
         if let Some(position) = uses.iter().position(|entry| entry.token == token)
             && let Until::Call = uses[position].until
         {
@@ -232,12 +230,11 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        let list = std::mem::take(self.in_use.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for used in list.uses {
+        for used in std::mem::take(get_mut(&mut self.in_use)).uses {
             match used.until {
                 Until::Event(event) => self.block.hold_until(event),
-                // A call that never left, which only a leak of its borrow can be, counts as one that goes on.
-                Until::Never | Until::Call => self.block.keep_for_ever(),
+                // A call that never left has leaked its borrow and may still use the memory.
+                Until::Never | Until::Call => self.block.keep_forever(),
             }
         }
     }
@@ -245,11 +242,12 @@ impl Drop for Storage {
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Storage {} of {} bytes on {}", self.id(), self.bytes, self.device)
+        let (id, bytes, device) = (self.id(), self.bytes, self.device());
+        write!(f, "Storage {id} of {bytes} bytes on {device}")
     }
 }
 
-/// The right to read, or to read and write, a byte range of a storage, until it is dropped.
+/// The right to read, or to read and write, a byte range of a storage until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Borrow<'a> {
     storage: &'a Storage,
@@ -259,51 +257,48 @@ pub(crate) struct Borrow<'a> {
 }
 
 impl Borrow<'_> {
-    /// The first byte of the range. The memory must be the host's: of a GPU's there is an address and nothing to point into.
-    fn pointer(&self) -> NonNull<u8> {
-        debug_assert!(self.storage.device == Device::Cpu);
-        // SAFETY: the block is one allocation of the host's, and the range was checked against its length when the tensor was made.
-        unsafe { self.storage.block.pointer().add(self.range.start) }
-    }
-
-    /// Where the range begins, in its device's memory.
+    /// The address of the range in its device's memory.
     pub(crate) fn address(&self) -> u64 {
         (self.storage.block.pointer().addr().get() + self.range.start) as u64
     }
 
-    /// The range as elements. The memory must be the host's.
-    pub(crate) fn elements<T: crate::Element>(&self) -> &[T] {
-        let count = self.check::<T>();
-        // SAFETY: the bytes are initialised (memory.rs), aligned (the block to 256, offsets to whole elements),
-        // any bit pattern is a T (Element is sealed to plain numbers), and the list of ranges in use keeps every
-        // writer out while this borrow lives; `elements_mut` needs `&mut self`, so no slice of ours overlaps.
-        unsafe { std::slice::from_raw_parts(self.pointer().cast().as_ptr(), count) }
+    /// The range as elements. It must be in host memory.
+    pub(crate) fn elements<T: Element>(&self) -> &[T] {
+        let (start, count) = self.first_and_count();
+        // SAFETY: the bytes are initialised (memory.rs), aligned (the block to 256, offsets to
+        // whole elements), any bit pattern is a T (Element is sealed to plain numbers), and the
+        // list of ranges in use keeps every writer out while this borrow lives; `elements_mut`
+        // needs `&mut self`, so no slice of it overlaps.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), count) }
     }
 
-    /// The range as elements to write. The memory must be the host's.
-    pub(crate) fn elements_mut<T: crate::Element>(&mut self) -> &mut [T] {
-        let count = self.check::<T>();
+    /// The range as elements to write. It must be in host memory.
+    pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
         assert!(self.writes, "a borrow for reading was used for writing");
-        // SAFETY: as in `elements`; besides, a writing borrow is the only entry that overlaps its range, and
-        // `&mut self` makes this the only slice made from it.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer().cast().as_ptr(), count) }
+        let (start, count) = self.first_and_count();
+        // SAFETY: as in `elements`; besides, a writing borrow is the only entry that overlaps its
+        // range, and `&mut self` makes this the only slice made from it.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), count) }
     }
 
-    /// Host memory that a device uses by itself until `until`: nobody else may before.
-    pub(crate) fn leave_after(self, until: Event) {
-        self.storage.stay(self.token, Until::Event(until));
+    /// The range, in host memory, stays in use until `event` has passed.
+    pub(crate) fn leave_after(self, event: Event) {
+        self.storage.stay(self.token, Until::Event(event));
     }
 
-    /// Host memory that a device may be using for all that is known: nobody else ever may, and it is not given back.
+    /// The range, in host memory, stays in use for the rest of the process.
     pub(crate) fn leave_never(&self) {
         self.storage.stay(self.token, Until::Never);
     }
 
-    fn check<T: crate::Element>(&self) -> usize {
-        assert!(self.storage.device == Device::Cpu, "host access to memory of {}", self.storage.device);
+    fn first_and_count<T: Element>(&self) -> (NonNull<T>, usize) {
+        let device = self.storage.device();
+        assert!(device == Device::Cpu, "host access to memory of {device}");
         let size = size_of::<T>();
         assert!(self.range.start.is_multiple_of(size) && self.range.len().is_multiple_of(size));
-        self.range.len() / size
+        // SAFETY: the block is one host allocation, and `enter` got a range within its length.
+        let start = unsafe { self.storage.block.pointer().add(self.range.start) };
+        (start.cast(), self.range.len() / size)
     }
 }
 
@@ -314,52 +309,4 @@ impl Drop for Borrow<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::panic::Location;
-
-    use super::*;
-    use crate::stream::Stream;
-    use crate::{DType, Shape};
-
-    fn storage() -> Arc<Storage> {
-        let info = TensorInfo { name: None, dtype: DType::U8, shape: Shape::new(&[64]).unwrap(), device: Device::Cpu };
-        Storage::new(Device::Cpu, 64, Origin::HostData, false, info, "test", Location::caller()).unwrap()
-    }
-
-    #[test]
-    fn copies_that_are_done_do_not_pile_up() {
-        let (storage, at) = (storage(), Location::caller());
-        let passed = Stream::new(Device::Cpu).unwrap().record().unwrap();
-        for _ in 0..1000 {
-            // Reads overlap reads, so no reader after it ever meets the entry.
-            storage.enter(0..64, false, "copy", at).unwrap().leave_after(passed.clone());
-            assert!(storage.list().uses.len() <= SWEEP_AT_LEAST);
-        }
-        storage.enter(0..64, true, "write", at).unwrap();
-        assert!(storage.list().uses.is_empty());
-    }
-
-    #[test]
-    fn a_range_left_for_ever_is_in_use_for_ever_and_its_memory_is_nobody_else_s() {
-        let (storage, at) = (storage(), Location::caller());
-        let entered = storage.enter(8..16, false, "copy", at).unwrap();
-        entered.leave_never();
-        drop(entered);
-        for _ in 0..2 * SWEEP_AT_LEAST {
-            storage.enter(0..64, false, "read", at).unwrap().leave_never();
-        }
-        let other = storage.enter(10..11, true, "write", at).unwrap_err();
-        assert!((other.op == "copy" || other.op == "read") && !other.writes, "{other:?}");
-        let address = storage.block.pointer();
-        drop(storage);
-        let again: Vec<Arc<Storage>> = (0..64).map(|_| self::storage()).collect();
-        assert!(again.iter().all(|other| other.block.pointer() != address));
-    }
-
-    #[test]
-    fn a_range_s_address_is_where_it_begins() {
-        let storage = storage();
-        let entered = storage.enter(24..40, false, "read", Location::caller()).unwrap();
-        assert_eq!(entered.address(), entered.elements::<u8>().as_ptr().addr() as u64);
-    }
-}
+mod tests;

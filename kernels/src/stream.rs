@@ -1,6 +1,10 @@
-//! Streams, events and timers: explicit, as on the GPU. Work given to a stream runs in order; work of two streams runs in any
-//! order but where an event says otherwise (or where a stream first meets a tensor: `memory/gpu.rs`). On the CPU work is done when the call that starts it returns, so a stream is in
-//! order by itself, an event is a moment in time, and waiting returns at once.
+//! Streams, events, graphs and timers.
+//!
+//! Work given to a stream runs in order. Work of two streams runs in any order, except where an
+//! event orders it or where a stream first uses a tensor (see `memory/gpu.rs`). On the CPU work is
+//! done when its call returns: an event is a moment in time, and waiting returns at once.
+
+mod graph;
 
 use std::cell::RefCell;
 use std::panic::Location;
@@ -8,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+pub use graph::Graph;
+
 use crate::Device;
-use crate::cuda::capture::Executable;
+use crate::cuda::Gpu;
 use crate::cuda::queue::{Mark, Queue};
-use crate::cuda::{Gpu, capture};
 use crate::error::{Error, Result, Site};
 
 /// An ordered queue of work on one device.
@@ -20,7 +25,7 @@ pub struct Stream {
     device: Device,
     /// 0 is the device's default stream.
     id: u64,
-    /// The driver's stream; none where the host does the work.
+    /// The driver's stream; None on the CPU.
     queue: Option<Arc<Queue>>,
 }
 
@@ -36,60 +41,72 @@ impl Stream {
     /// A new stream on `device`.
     #[track_caller]
     pub fn new(device: Device) -> Result<Stream> {
-        Stream::made(device, false, Location::caller())
+        Stream::make(device, false, Location::caller())
     }
 
-    /// A new stream whose work goes first where the device could run that of several: for what others will wait for.
+    /// A new stream whose work has priority over that of other streams.
     #[track_caller]
     pub fn urgent(device: Device) -> Result<Stream> {
-        Stream::made(device, true, Location::caller())
+        Stream::make(device, true, Location::caller())
     }
 
-    fn made(device: Device, urgent: bool, at: Site) -> Result<Stream> {
+    fn make(device: Device, urgent: bool, at: Site) -> Result<Stream> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        device.check_usable("stream", at)?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let queue = match gpu_of(device, "stream", at)? {
             None => None,
-            Some(gpu) => Some(Queue::new(gpu, id, urgent).map_err(|fault| fault.of("stream", device, at))?),
+            Some(gpu) => {
+                Some(Queue::new(gpu, id, urgent).map_err(|fault| fault.of("stream", device, at))?)
+            }
         };
         Ok(Stream { device, id, queue })
     }
 
-    /// The stream that operations on `device` run on when no other was chosen.
+    /// The stream that operations on `device` use when no other was chosen.
     #[track_caller]
     pub fn default_of(device: Device) -> Result<Stream> {
         Stream::default_at(device, "stream", Location::caller())
     }
 
     fn default_at(device: Device, op: &'static str, at: Site) -> Result<Stream> {
-        device.check_usable(op, at)?;
         let queue = match gpu_of(device, op, at)? {
             None => None,
-            Some(gpu) => Some(gpu.default_queue().map_err(|fault| fault.of(op, device, at))?),
+            Some(gpu) => Some(Queue::default_of(gpu).map_err(|fault| fault.of(op, device, at))?),
         };
-        Ok(Stream { device, id: 0, queue })
+        Ok(Stream {
+            device,
+            id: 0,
+            queue,
+        })
     }
 
-    /// The stream that operations on `device` called from this thread run on.
+    /// The stream that operations on `device` called from this thread use.
     #[track_caller]
     pub fn current(device: Device) -> Result<Stream> {
         Stream::current_at(device, "stream", Location::caller())
     }
 
     pub(crate) fn current_at(device: Device, op: &'static str, at: Site) -> Result<Stream> {
-        let chosen = CHOSEN.with_borrow(|chosen| chosen.iter().rev().find(|s| s.device == device).cloned());
+        let chosen =
+            CHOSEN.with_borrow(|chosen| chosen.iter().rev().find(|s| s.device == device).cloned());
         match chosen {
             Some(stream) => Ok(stream),
             None => Stream::default_at(device, op, at),
         }
     }
 
+    /// The driver's stream for operations on a GPU called from this thread.
+    pub(crate) fn current_queue(device: Device, op: &'static str, at: Site) -> Result<Arc<Queue>> {
+        let stream = Stream::current_at(device, op, at)?;
+        Ok(stream.queue.expect("a GPU's stream has a queue"))
+    }
+
     /// Runs `body` with operations on this stream's device going to this stream.
     ///
-    /// Work of two streams is ordered by events alone: what one writes and the other reads needs `record` on the one and `wait` on the other, each
-    /// time. A stream's very FIRST use of a tensor waits by itself for everything that the stream on which the tensor was made was given so
-    /// far, so that a tensor just made can be used anywhere; the second use does not. Dropping a tensor is always safe.
+    /// Only events order the work of two streams: what one writes and the other reads needs
+    /// `record` on the one and `wait` on the other, each time. There is one exception: a stream's
+    /// FIRST use of a tensor waits for everything that the tensor's own stream was given so far, so
+    /// a new tensor can be used anywhere. Dropping a tensor is always safe.
     pub fn scope<R>(&self, body: impl FnOnce() -> R) -> R {
         struct Leave;
         impl Drop for Leave {
@@ -107,7 +124,7 @@ impl Stream {
         self.device
     }
 
-    /// The driver's stream, on a GPU.
+    /// The driver's stream; None on the CPU.
     pub(crate) fn queue(&self) -> Option<&Arc<Queue>> {
         self.queue.as_ref()
     }
@@ -118,7 +135,7 @@ impl Stream {
         self.record_at(false, Location::caller())
     }
 
-    /// As `record`, for an event whose time will be asked for: `Event::since`. On a GPU it costs a little more.
+    /// As `record`, for `Event::since`. On a GPU it costs a little more.
     #[track_caller]
     pub fn record_timed(&self) -> Result<Event> {
         self.record_at(true, Location::caller())
@@ -128,11 +145,15 @@ impl Stream {
         let mark = match &self.queue {
             None => None,
             Some(queue) => {
-                let mark = queue.record(timed).map_err(|fault| fault.of("record", self.device, at))?;
-                Some(Arc::new(mark))
+                let mark = queue.record(timed);
+                Some(mark.map_err(|fault| fault.of("record", self.device, at))?)
             }
         };
-        Ok(Event { device: self.device, at: Instant::now(), mark })
+        Ok(Event {
+            device: self.device,
+            at: Instant::now(),
+            mark: mark.map(Arc::new),
+        })
     }
 
     /// Work given to this stream from now on starts after `event`, which may be of another device.
@@ -140,10 +161,12 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<()> {
         let at = Location::caller();
         match (&self.queue, &event.mark) {
-            (Some(queue), Some(mark)) => queue.wait(mark).map_err(|fault| fault.of("wait", self.device, at)),
-            // The host's next work starts when its calls are made: that is what has to wait.
+            (Some(queue), Some(mark)) => queue
+                .wait(mark)
+                .map_err(|fault| fault.of("wait", self.device, at)),
+            // The CPU runs its work in the calling thread: that has to wait.
             (None, Some(_)) => event.synchronize(),
-            // Host work is done when its call returns: an event recorded is an event passed.
+            // An event of the CPU has passed when it is recorded.
             (_, None) => Ok(()),
         }
     }
@@ -152,20 +175,21 @@ impl Stream {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let at = Location::caller();
-        let Some(queue) = &self.queue else { return Ok(()) };
-        queue.synchronize().map_err(|fault| fault.of("synchronize", self.device, at))
+        let done = self.queue.as_ref().map_or(Ok(()), |it| it.synchronize());
+        done.map_err(|fault| fault.of("synchronize", self.device, at))
     }
 }
 
-/// The GPU behind a device; none where the host does the work.
-fn gpu_of(device: Device, op: &'static str, at: Site) -> Result<Option<&'static Gpu>> {
+/// The GPU of a device; None for the CPU.
+pub(crate) fn gpu_of(device: Device, op: &'static str, at: Site) -> Result<Option<&'static Gpu>> {
     match device {
-        Device::Cuda(index) if device.is_accelerator() => Gpu::get(index, op, at).map(Some),
-        _ => Ok(None),
+        Device::Cpu => Ok(None),
+        Device::Cuda(index) => Gpu::get(index, op, at).map(Some),
     }
 }
 
 thread_local! {
+    /// The streams chosen by the scopes that this thread is in.
     static CHOSEN: RefCell<Vec<Stream>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -174,14 +198,18 @@ thread_local! {
 pub struct Event {
     device: Device,
     at: Instant,
-    /// The driver's event; none where the host does the work.
+    /// The driver's event; None on the CPU.
     mark: Option<Arc<Mark>>,
 }
 
 impl Event {
     /// A point in a GPU's work.
     pub(crate) fn of(mark: Mark, device: Device) -> Event {
-        Event { device, at: Instant::now(), mark: Some(Arc::new(mark)) }
+        Event {
+            device,
+            at: Instant::now(),
+            mark: Some(Arc::new(mark)),
+        }
     }
 
     /// The device whose stream recorded it.
@@ -189,7 +217,7 @@ impl Event {
         self.device
     }
 
-    /// Whether all work before it is done. On a device that is lost nothing is done any more, and this says true: waiting says what happened.
+    /// Whether all work before it is done. True on a lost device, where waiting gives the error.
     pub fn is_done(&self) -> bool {
         self.mark.as_ref().is_none_or(|mark| mark.is_done())
     }
@@ -198,69 +226,40 @@ impl Event {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let at = Location::caller();
-        let Some(mark) = &self.mark else { return Ok(()) };
-        mark.synchronize().map_err(|fault| fault.of("synchronize", self.device, at))
+        let done = self.mark.as_ref().map_or(Ok(()), |it| it.synchronize());
+        done.map_err(|fault| fault.of("synchronize", self.device, at))
     }
 
-    /// The time the device took from `earlier` to this event; zero if `earlier` is the later one. Both must have been recorded
-    /// by `record_timed`; waits for them.
+    /// The device's time from `earlier` to this event; zero if `earlier` is the later one. Waits
+    /// for both, which must come from `record_timed`.
     #[track_caller]
     pub fn since(&self, earlier: &Event) -> Result<Duration> {
+        let at = Location::caller();
         if self.device != earlier.device {
-            let expected = format!("one on {}: devices have clocks of their own", self.device);
-            return Err(Error::value("since", "earlier", expected, format!("one on {}", earlier.device)));
+            let (expected, got) = (self.device, earlier.device);
+            let expected = format!("an event of {expected}: each device has its own clock");
+            return Err(Error::value("since", "earlier", expected, got));
         }
         let (Some(mark), Some(earlier_mark)) = (&self.mark, &earlier.mark) else {
             return Ok(self.at.saturating_duration_since(earlier.at));
         };
         if !mark.is_timed() || !earlier_mark.is_timed() {
-            return Err(Error::value("since", "event", "one recorded with record_timed()", "one without timing"));
+            let expected = "one recorded with record_timed()";
+            return Err(Error::value(
+                "since",
+                "event",
+                expected,
+                "one without timing",
+            ));
         }
-        let at = Location::caller();
         let milliseconds = earlier_mark
             .synchronize()
             .and_then(|()| mark.synchronize())
             .and_then(|()| mark.milliseconds_since(earlier_mark))
             .map_err(|fault| fault.of("since", self.device, at))?;
-        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
-    }
-}
-
-/// Work of a GPU's stream, recorded once and launched many times, with one call for all of it.
-///
-/// The operations are those of the capture: the same tensors, the same numbers among the arguments. What varies from launch to
-/// launch is read from tensors, which [`Scalars`](crate::transfer::Scalars) fills. A graph keeps the memory it uses alive.
-#[derive(Debug)]
-pub struct Graph {
-    executable: Executable,
-    device: Device,
-}
-
-impl Graph {
-    /// Captures what `body` gives to `stream`, and to streams that wait for events of it, instead of running it. Operations called
-    /// by `body` go to `stream`. Run the same once before: a graph allocates nothing, compiles nothing, and copies nothing
-    /// between devices.
-    #[track_caller]
-    pub fn capture<E: From<Error>>(stream: &Stream, body: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
-        let at = Location::caller();
-        let Some(queue) = &stream.queue else {
-            let got = format!("one on {}", stream.device);
-            return Err(Error::value("capture", "stream", "a stream of a GPU: graphs are CUDA's", got).into());
-        };
-        let executable = capture::capture(queue, at, || stream.scope(body))?;
-        Ok(Graph { executable, device: stream.device })
-    }
-
-    /// Gives all of it to the stream that it was captured on, as one piece of work: after what the device's current stream was given so far,
-    /// and before what it is given next, like an operation called here.
-    #[track_caller]
-    pub fn launch(&self) -> Result<()> {
-        self.executable.launch(Location::caller())
-    }
-
-    /// The device that it runs on.
-    pub fn device(&self) -> Device {
-        self.device
+        Ok(Duration::from_secs_f64(
+            f64::from(milliseconds.max(0.0)) / 1e3,
+        ))
     }
 }
 
@@ -268,14 +267,16 @@ impl Graph {
 #[track_caller]
 pub fn synchronize(device: Device) -> Result<()> {
     let at = Location::caller();
-    device.check_usable("synchronize", at)?;
     match gpu_of(device, "synchronize", at)? {
         None => Ok(()),
-        Some(gpu) => gpu.synchronize().map_err(|fault| fault.of("synchronize", device, at)),
+        Some(gpu) => gpu
+            .synchronize()
+            .map_err(|fault| fault.of("synchronize", device, at)),
     }
 }
 
-/// A stopwatch that cannot measure a launch instead of the work: it waits for the device before it reads the time.
+/// A stopwatch that measures the work and not only its launch: it waits for the device before it
+/// reads the time.
 #[derive(Debug)]
 pub struct Timer {
     device: Device,
@@ -287,7 +288,8 @@ impl Timer {
     #[track_caller]
     pub fn start(device: Device) -> Result<Timer> {
         synchronize(device)?;
-        Ok(Timer { device, started: Instant::now() })
+        let started = Instant::now();
+        Ok(Timer { device, started })
     }
 
     /// Waits for the device to finish and reads the time since `start`.

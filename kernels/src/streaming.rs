@@ -1,40 +1,45 @@
-//! Stores past the caches, and loads ahead of time, for outputs too large to stay in the caches.
+//! Stores past the caches, with prefetched inputs, for outputs too large for the caches.
 //!
-//! An ordinary store reads the line from memory first, and pushes out what the next operation needs; a streaming store of
-//! a whole line does neither. And with each line the inputs a little ahead are asked for, since the processor's own
-//! prefetching stops at every page. add of 64 MiB operands on two threads of a Zen 4: ordinary stores 40 GB/s, these 54
-//! to 57, a copy by the same means 56.
+//! An ordinary store first reads the line from memory and evicts what the next operation needs; a
+//! streaming store of a whole line does neither. Inputs a little ahead are prefetched, because the
+//! processor's own prefetching stops at every page. Adding 64 MiB operands on two threads of a Zen
+//! 4: ordinary stores 40 GB/s, these 54 to 57, a copy by the same means 56.
 //!
-//! A line has to go from the registers straight to memory: made in a buffer first and copied, it is up to a third slower.
+//! Lines go straight from registers to memory: through a buffer it would be up to a third slower.
 
 use std::marker::PhantomData;
 
 use crate::dtype::Element;
 use crate::simd::{Level, level};
 
-/// From this many bytes on, an output that is not read besides goes past the caches. About the size of a large
-/// third-level cache: below, what is written may still be there when it is wanted.
+/// Outputs from this size on go past the caches if nothing reads them now. About the size of a
+/// large L3 cache: smaller outputs may still be in it at the next use.
 pub(crate) const STREAMING_BYTES_MIN: usize = 32 << 20;
 
 /// A cache line, and the widest store.
 const LINE_BYTES: usize = 64;
-/// How far ahead of a line its inputs are asked for.
+/// How far ahead of a line its inputs are prefetched.
 const AHEAD_BYTES: usize = 1024;
 
-/// Makes an output piece by piece.
+/// Computes an output piece by piece.
 pub(crate) trait Make<T>: Copy + Sync {
-    /// Writes the elements from `first` on. `#[inline(always)]`, to be compiled into each SIMD version of the loop.
+    /// Writes the elements from `first` on. `#[inline(always)]`, so that each SIMD version of the
+    /// loop compiles its own.
     fn make(self, first: usize, out: &mut [T]);
-    /// Asks for what the elements from `first` on will be made from.
+    /// Prefetches the inputs of the elements from `first` on.
     fn ask(self, first: usize);
 }
 
-/// Makes `out`, whose first element is number `first`, past the caches. `fence` has to follow before other threads are
-/// told.
+/// Computes `out`, whose first element is number `first`, past the caches. Call `fence` before
+/// other threads may read it.
 pub(crate) fn write<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
-    // The elements before the first whole line; lines are whole elements, and elements are aligned to their size.
+    // The elements before the first whole line. Lines hold whole elements.
     let misaligned = out.as_ptr().addr() % LINE_BYTES;
-    let head = if misaligned == 0 { 0 } else { (LINE_BYTES - misaligned) / size_of::<T>() };
+    let head = if misaligned == 0 {
+        0
+    } else {
+        (LINE_BYTES - misaligned) / size_of::<T>()
+    };
     let (head, rest) = out.split_at_mut(head.min(out.len()));
     let body = size_of_val(rest) / LINE_BYTES * LINE_BYTES / size_of::<T>();
     let (body, tail) = rest.split_at_mut(body);
@@ -44,11 +49,11 @@ pub(crate) fn write<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M
     make.make(tail_first, tail);
 }
 
-/// Makes whole, aligned lines.
+/// Computes whole, aligned lines.
 fn write_lines<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
     #[cfg(target_arch = "x86_64")]
     match level() {
-        // SAFETY: the level was found on this processor.
+        // SAFETY: this processor has that level.
         Level::Avx512 => return unsafe { x86::write_avx512(out, first, make) },
         // SAFETY: as above.
         Level::Avx2 => return unsafe { x86::write_avx2(out, first, make) },
@@ -57,25 +62,32 @@ fn write_lines<T: Element, M: Make<T>>(out: &mut [T], first: usize, make: M) {
     make.make(first, out);
 }
 
-/// Orders the streaming stores of this thread before whatever tells others that they are done.
+/// Orders this thread's streaming stores before its later stores, which tell others that they are
+/// done.
 pub(crate) fn fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 has it, and it touches no memory.
+    // SAFETY: every x86-64 has the instruction, which touches no memory.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// Asks for the line some way ahead of element `index`. It need not be there: beyond the end nothing is asked for.
+/// Prefetches the line some way ahead of element `index`, if the slice reaches so far.
 #[inline(always)]
 pub(crate) fn ask_ahead<T>(elements: &[T], index: usize) {
     #[cfg(target_arch = "x86_64")]
-    x86::prefetch_line(elements.as_ptr().wrapping_add(index).cast::<u8>().wrapping_add(AHEAD_BYTES));
+    x86::prefetch_line(
+        elements
+            .as_ptr()
+            .wrapping_add(index)
+            .cast::<u8>()
+            .wrapping_add(AHEAD_BYTES),
+    );
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (elements, index);
 }
 
-/// Asks for the `bytes` bytes from `start` on, which need not be there.
+/// Prefetches `bytes` bytes from `start` on, which need not exist.
 #[inline(always)]
 pub(crate) fn ask(start: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -86,7 +98,7 @@ pub(crate) fn ask(start: *const u8, bytes: usize) {
     let _ = (start, bytes);
 }
 
-/// The elements of a slice as they are.
+/// Copies a slice.
 #[derive(Clone, Copy)]
 pub(crate) struct CopyOf<'a, T>(pub(crate) &'a [T]);
 
@@ -101,24 +113,30 @@ impl<T: Element> Make<T> for CopyOf<'_, T> {
     }
 }
 
-/// How a line leaves the registers.
+/// How a line is stored.
 trait Store {
     /// # Safety
-    /// A line can be read at `from` and written at `to`, which is aligned to it; the processor has what it takes.
+    /// A line can be read at `from` and written at `to`, which is aligned to it; the processor has
+    /// the instructions.
     unsafe fn store(to: *mut u8, from: *const u8);
 }
 
 /// The loop over lines, compiled for each kind of store.
 #[inline(always)]
-fn each_line<T: Element, M: Make<T>, S: Store>(out: &mut [T], first: usize, make: M, _store: PhantomData<S>) {
+fn each_line<T: Element, M: Make<T>, S: Store>(
+    out: &mut [T],
+    first: usize,
+    make: M,
+    _store: PhantomData<S>,
+) {
     let line_len = LINE_BYTES / size_of::<T>();
     for (line, out) in out.chunks_exact_mut(line_len).enumerate() {
         let index = first + line * line_len;
         make.ask(index);
-        // As long as a line of the narrowest elements; the compiler keeps what is used of it in a register.
+        // Long enough for the narrowest elements; the compiler keeps the used part in a register.
         let mut made = [T::default(); LINE_BYTES];
         make.make(index, &mut made[..line_len]);
-        // SAFETY: both are a line long, and `write` aligned the output to lines.
+        // SAFETY: both are one line long, and `write` aligned the output to lines.
         unsafe { S::store(out.as_mut_ptr().cast(), made.as_ptr().cast()) };
     }
 }
@@ -126,7 +144,8 @@ fn each_line<T: Element, M: Make<T>, S: Store>(out: &mut [T], first: usize, make
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512,
+        _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512,
+        _mm512_stream_si512,
     };
     use std::marker::PhantomData;
 
@@ -176,9 +195,12 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn store_halves(to: *mut u8, from: *const u8) {
-        // SAFETY: by the caller's promise; both halves one after the other fill the line.
+        // SAFETY: by the caller's promise; the two halves fill the line.
         unsafe {
-            let (low, high) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast()));
+            let (low, high) = (
+                _mm256_loadu_si256(from.cast()),
+                _mm256_loadu_si256(from.add(32).cast()),
+            );
             _mm256_stream_si256(to.cast(), low);
             _mm256_stream_si256(to.add(32).cast(), high);
         }

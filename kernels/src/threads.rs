@@ -1,47 +1,53 @@
-//! The pool that operations on the CPU share: as many threads as the affinity mask has cores, the caller among them.
+//! The thread pool of operations on the CPU: one thread per core of the affinity mask, including
+//! the caller.
 //!
-//! Piece `i` of an operation is first of all the same thread's each time, which finds its part of the last result in its
-//! own cache; a thread that is done helps one that is behind. A caller that finds the pool taken does its work alone; results are
-//! the same, since no result depends on the cut. A worker spins for some microseconds before it sleeps, because
-//! the next operation of a training step is never far.
+//! Piece `i` of an operation goes to the same thread each time if possible, because that thread's
+//! cache holds its part of the last result. A thread that is done helps slower ones. If another
+//! caller uses the pool, the caller does its work alone; no result depends on how work is cut. A
+//! worker spins for some microseconds before it sleeps, because the next operation of a training
+//! step follows soon.
 
+mod cores;
 mod pool;
 mod shares;
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
+pub use self::cores::{cores, pin_current};
 use self::pool::Pool;
-pub(crate) use self::shares::Shares;
+pub(crate) use self::shares::{Shares, cut};
 use crate::error::{Error, Result};
 use crate::streaming::{self, CopyOf, STREAMING_BYTES_MIN};
 use crate::transfer;
 
 /// The most threads a pool may have.
 pub const COUNT_MAX: usize = 1024;
-/// Below this many elements a simple loop is not worth waking anybody for.
+/// Simple loops over fewer elements run on the caller alone.
 pub(crate) const PARALLEL_MIN: usize = 1 << 15;
 
 static POOL: RwLock<Option<Arc<Pool>>> = RwLock::new(None);
 
-/// How many threads operations on the CPU use. By default the cores in the affinity mask.
+/// How many threads operations on the CPU use; by default one per core of the affinity mask.
 pub fn count() -> usize {
     pool().count()
 }
 
-/// Uses `count` threads from now on: the caller as it is, and workers free to move between `cores()`.
+/// Uses `count` threads from now on. Workers may move between `cores()`.
 #[track_caller]
 pub fn set_count(count: usize) -> Result<()> {
     replace(count, None)
 }
 
-/// Uses `count` threads from now on, each kept on one of `cores()`, the calling thread on the first: for measuring.
+/// Uses `count` threads from now on, each pinned to one of `cores()`, the caller to the first: for
+/// measurements.
 #[track_caller]
 pub fn set_count_pinned(count: usize) -> Result<()> {
     set_count_pinned_from(0, count)
 }
 
-/// As `set_count_pinned`, the calling thread on the `first` of `cores()`, counted round: for ranks that share cores.
+/// As `set_count_pinned`, with the caller on core number `first` of `cores()`, modulo their number:
+/// for ranks that share cores.
 #[track_caller]
 pub fn set_count_pinned_from(first: usize, count: usize) -> Result<()> {
     replace(count, Some(first))
@@ -50,36 +56,32 @@ pub fn set_count_pinned_from(first: usize, count: usize) -> Result<()> {
 #[track_caller]
 fn replace(count: usize, pinned_from: Option<usize>) -> Result<()> {
     if count == 0 || count > COUNT_MAX {
-        return Err(Error::value("threads", "count", format!("1 to {COUNT_MAX}"), count));
+        return Err(Error::value(
+            "threads",
+            "count",
+            format!("1 to {COUNT_MAX}"),
+            count,
+        ));
     }
     let pool = Arc::new(Pool::new(count, pinned_from));
-    // The former pool ends outside the lock: that waits for its workers.
-    let former = POOL.write().unwrap_or_else(PoisonError::into_inner).replace(pool);
+    // Outside the lock, because ending a pool waits for its workers.
+    let former = POOL
+        .write()
+        .unwrap_or_else(PoisonError::into_inner)
+        .replace(pool);
     drop(former);
     Ok(())
 }
 
-/// The cores in this process's affinity mask, as it was when they were first asked for (before anything was pinned).
-pub fn cores() -> &'static [usize] {
-    static CORES: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
-    CORES.get_or_init(pool::affinity_cores)
-}
-
-/// Keeps the calling thread (and threads it starts, but not the pool's) on the `index`-th of `cores()`, counted round. A refusal by the system changes only speed.
-pub fn pin_current(index: usize) {
-    if let Some(&core) = cores().get(index % cores().len().max(1)) {
-        pool::keep_on(&[core]);
-    }
-}
-
-/// The pool in use. Nothing is locked while it works: a caller may call again from within, and another thread may put a
-/// new pool in its place, which leaves this one to those who still use it.
+/// The pool in use. No lock is held while it works: operations may nest, and a pool that is
+/// replaced lives until its last user is done.
 fn pool() -> Arc<Pool> {
     if let Some(pool) = POOL.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
         return pool.clone();
     }
     let mut slot = POOL.write().unwrap_or_else(PoisonError::into_inner);
-    slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), None))).clone()
+    slot.get_or_insert_with(|| Arc::new(Pool::new(cores().len().clamp(1, COUNT_MAX), None)))
+        .clone()
 }
 
 /// Starts a thread that inherits this thread's transfer rules: policy, phase, scopes and ledger.
@@ -88,12 +90,17 @@ pub fn spawn<R: Send + 'static>(
     body: impl FnOnce() -> R + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<R>> {
     if name.contains('\0') {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "a thread's name cannot hold a zero byte"));
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidInput,
+            "a thread's name cannot hold a zero byte",
+        ));
     }
-    std::thread::Builder::new().name(name.to_string()).spawn(transfer::inherit(body))
+    std::thread::Builder::new()
+        .name(name.to_string())
+        .spawn(transfer::inherit(body))
 }
 
-/// Runs `body(0)` … `body(pieces - 1)`, spread over the pool, and returns when all are done.
+/// Runs `body(0)` … `body(pieces - 1)` on the pool and returns when all are done.
 pub(crate) fn run(pieces: usize, body: impl Fn(usize) + Sync) {
     if pieces <= 1 {
         (0..pieces).for_each(body);
@@ -102,17 +109,10 @@ pub(crate) fn run(pieces: usize, body: impl Fn(usize) + Sync) {
     }
 }
 
-/// The `index`-th of `pieces` nearly equal cuts of `0..len`, on multiples of `grain`.
-pub(crate) fn cut(len: usize, grain: usize, pieces: usize, index: usize) -> Range<usize> {
-    let grains = len.div_ceil(grain);
-    let edge = |i: usize| (grains * i / pieces * grain).min(len);
-    edge(index)..edge(index + 1)
-}
-
-/// Pieces for each thread in a long loop, so that one that is held up can be helped.
+/// Pieces per thread in a long loop, so that others can help a slow thread.
 const PIECES_PER_THREAD: usize = 4;
 
-/// How many pieces a loop over `len` elements is worth, if one may be cut at multiples of `grain` alone.
+/// Into how many pieces to cut a loop over `len` elements, at multiples of `grain`.
 fn pieces(len: usize, grain: usize) -> usize {
     if len < PARALLEL_MIN {
         return 1;
@@ -121,17 +121,23 @@ fn pieces(len: usize, grain: usize) -> usize {
     if threads == 1 {
         return 1;
     }
-    (threads * PIECES_PER_THREAD).min(len / (PARALLEL_MIN / 4)).clamp(1, len.div_ceil(grain))
+    (threads * PIECES_PER_THREAD)
+        .min(len / (PARALLEL_MIN / 4))
+        .clamp(1, len.div_ceil(grain))
 }
 
-/// Runs `body` on cuts of `0..len` at multiples of `grain`, in parallel where that pays.
+/// Runs `body` on cuts of `0..len` at multiples of `grain`, in parallel if that is faster.
 pub(crate) fn split(len: usize, grain: usize, body: impl Fn(Range<usize>) + Sync) {
     let pieces = pieces(len, grain);
     run(pieces, |index| body(cut(len, grain, pieces, index)));
 }
 
-/// Runs `body(first, part)` on cuts of `out` at multiples of `grain`; `first` is where the part starts.
-pub(crate) fn split_mut<T: Send>(out: &mut [T], grain: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+/// Runs `body(first, part)` on cuts of `out` at multiples of `grain`; `first` is the part's start.
+pub(crate) fn split_mut<T: Send>(
+    out: &mut [T],
+    grain: usize,
+    body: impl Fn(usize, &mut [T]) + Sync,
+) {
     let parts = Shares::new(out);
     split(parts.len(), grain, |range| {
         // SAFETY: `split` hands out ranges that do not overlap, each once.
@@ -139,8 +145,13 @@ pub(crate) fn split_mut<T: Send>(out: &mut [T], grain: usize, body: impl Fn(usiz
     });
 }
 
-/// As `split_mut`, into a number of pieces that the caller chose.
-pub(crate) fn split_mut_in<T: Send>(out: &mut [T], grain: usize, pieces: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+/// As `split_mut`, into this number of pieces.
+pub(crate) fn split_mut_in<T: Send>(
+    out: &mut [T],
+    grain: usize,
+    pieces: usize,
+    body: impl Fn(usize, &mut [T]) + Sync,
+) {
     let parts = Shares::new(out);
     run(pieces, |index| {
         let range = cut(parts.len(), grain, pieces, index);
@@ -149,7 +160,7 @@ pub(crate) fn split_mut_in<T: Send>(out: &mut [T], grain: usize, pieces: usize, 
     });
 }
 
-/// Copies `source` to `target`, in parallel where that pays, past the caches where it is large.
+/// Copies `source` to `target`: in parallel if that is faster, past the caches if it is large.
 pub(crate) fn copy(target: &mut [u8], source: &[u8]) {
     const GRAIN_BYTES: usize = 4096;
     assert_eq!(target.len(), source.len());
@@ -196,7 +207,11 @@ mod tests {
                                 *value += (first + offset) as u32;
                             }
                         });
-                        assert!(out.iter().enumerate().all(|(index, &value)| value == index as u32));
+                        assert!(
+                            out.iter()
+                                .enumerate()
+                                .all(|(index, &value)| value == index as u32)
+                        );
                     }
                 });
             }
@@ -224,15 +239,23 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_piece_reaches_the_caller_and_the_pool_lives_on() {
-        let outcome = std::panic::catch_unwind(|| run(16, |piece| assert_ne!(piece, 15, "piece fifteen")));
+        let outcome =
+            std::panic::catch_unwind(|| run(16, |piece| assert_ne!(piece, 15, "piece fifteen")));
         assert!(outcome.is_err());
         let sum = std::sync::atomic::AtomicUsize::new(0);
-        run(16, |piece| _ = sum.fetch_add(piece, std::sync::atomic::Ordering::Relaxed));
+        run(16, |piece| {
+            _ = sum.fetch_add(piece, std::sync::atomic::Ordering::Relaxed)
+        });
         assert_eq!(sum.into_inner(), 120);
     }
 
     #[test]
     fn a_count_of_zero_is_refused() {
-        assert!(set_count(0).unwrap_err().to_string().contains("expected 1 to 1024, got 0"));
+        assert!(
+            set_count(0)
+                .unwrap_err()
+                .to_string()
+                .contains("expected 1 to 1024, got 0")
+        );
     }
 }

@@ -1,117 +1,51 @@
-//! THE door between devices. Every byte that crosses goes through this file: `to`, `copy_from`, asynchronous and
-//! peer copies, `item`, `to_vec`. Each crossing is checked against the rules in force and booked in the ledger with
-//! the caller's line.
+//! THE door between devices: every byte that crosses goes through this file. Each crossing is
+//! checked against the rules in force and booked in the ledger with the caller's line.
 //!
 //! The rules belong to a thread and nest (`policy.rs`):
-//! * `with_policy`: what happens to operands on different devices: refuse (the default), warn and move, or move.
-//! * `forbid_transfers`: inside, a transfer that was not `announced` is an error, even an explicit one.
+//! * `with_policy`: operands on different devices are refused (the default), moved with a warning,
+//!   or moved.
+//! * `forbid_transfers`: inside, every transfer that was not `announced` is an error.
 //! * `in_phase`: the part of the run that the ledger books under.
 
+mod book;
 mod hints;
-mod ledger;
-mod policy;
+pub(crate) mod ledger;
+pub(crate) mod policy;
 mod route;
 mod scalars;
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+pub use book::book_collective;
+pub(crate) use book::{Asked, book_launch, check};
 pub use hints::Hint;
-pub(crate) use ledger::Held;
-pub use ledger::{Kind, Ledger, Row, readable_bytes};
-pub(crate) use policy::with_rules;
+pub use ledger::{Kind, Ledger, Phase, Row, readable_bytes};
 pub use policy::{
-    Phase, Policy, announced, current_phase, forbid_transfers, in_phase, inherit, policy, with_ledger, with_policy,
+    Policy, announced, current_phase, forbid_transfers, in_phase, inherit, policy, with_ledger,
+    with_policy,
 };
-
 pub use scalars::Scalars;
 
-use self::ledger::{Circumstances, Key};
-use self::policy::Rules;
+use self::book::{book, enter};
+use self::ledger::{Key, Sums};
+use self::policy::with_rules;
 use self::route::Copy;
-use crate::cuda::capture;
-use crate::error::{DeviceMismatch, Error, ForbiddenTransfer, Place, Result, Site, TensorInfo};
-use crate::storage::{Borrow, Origin};
+use crate::error::{DeviceMismatch, Error, Line, Result, Site};
+use crate::storage::Borrow;
 use crate::stream::{Event, Stream};
+use crate::sync::lock;
+use crate::warning::warn;
 use crate::{Device, Element as _, Tensor};
 
-/// Who asked for a crossing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// A call of the user's: `to`, `copy_from` …
-    Explicitly,
-    /// The policy, for an operand of an operation.
-    ByPolicy,
-}
-
-/// Checks one crossing against the rules in force, without booking it. An announcement speaks for explicit transfers
-/// alone: what a policy would move was not meant.
-pub(crate) fn check(op: &'static str, info: &TensorInfo, target: Device, asked: Asked, at: Site) -> Result<()> {
-    with_rules(|rules| match rules.forbidden_since {
-        Some(scope) if rules.announced.is_none() || asked == Asked::ByPolicy => {
-            let bytes = info.shape.count() * info.dtype.bytes();
-            let forbidden = ForbiddenTransfer { op, tensor: info.clone(), target, bytes, scope, at };
-            Err(Error::ForbiddenTransfer(Box::new(forbidden)))
-        }
-        _ => Ok(()),
-    })
-}
-
-/// Books one crossing that has happened.
-fn book(tensor: &Tensor, target: Device, kind: Kind, pinned: bool, asked: Asked, at: Site) {
-    let storage = tensor.storage();
-    let source = tensor.device();
-    let unused = source == Device::Cpu && storage.origin == Origin::Computed && !storage.was_used();
-    let made_only_to_move = unused.then_some(storage.made_at);
-    let came_from_target = match storage.origin {
-        // Changed since: what goes back is news (trained weights being saved, say).
-        Origin::Arrived(from, by) if from == target && !storage.was_changed() => Some(by),
-        _ => None,
-    };
-    with_rules(|rules| {
-        // Saving copies down what came up, and that is its purpose.
-        let saving = rules.phase == Phase::Checkpoint;
-        let key = Key { kind, phase: rules.phase, source, target, implicit: asked == Asked::ByPolicy, site: at };
-        let seen = Circumstances {
-            bytes: tensor.bytes(),
-            announced: rules.announced,
-            pageable: !pinned && (source == Device::Cpu || target == Device::Cpu),
-            made_only_to_move,
-            came_from_target: came_from_target.filter(|_| !saving),
-        };
-        enter(rules, key, seen);
-    });
-}
-
-/// Writes one transfer into the book in force, or leaves it to the graph that this thread captures.
-fn enter(rules: &Rules, key: Key, seen: Circumstances) {
-    if !capture::hold(|held| held.hold(key, seen)) {
-        rules.ledger.book(key, seen);
-    }
-}
-
-/// Books a launch of a graph: what its capture held, under the phase and in the ledger of the thread that launches it.
-pub(crate) fn book_launch(held: &Held) {
-    with_rules(|rules| rules.ledger.book_held(held, rules.phase));
-}
-
-/// Books that this rank gives `tensor` to a collective, by the call at `at`. All of the tensor counts, whatever part of it travels and by
-/// which way, so that the same call counts the same on every rank. Policies and scopes have no say in it: they are about devices.
-///
-/// For those who implement collectives, once a call; in a capture each launch of the graph books it.
-pub fn book_collective(tensor: &Tensor, at: Site) {
-    let device = tensor.device();
-    with_rules(|rules| {
-        let kind = Kind::Collective;
-        let key = Key { kind, phase: rules.phase, source: device, target: device, implicit: false, site: at };
-        let seen = Circumstances { bytes: tensor.bytes(), announced: rules.announced, ..Circumstances::default() };
-        enter(rules, key, seen);
-    });
-}
-
 /// A copy of `tensor` on `target`, which is another device.
-pub(crate) fn cross(tensor: &Tensor, target: Device, op: &'static str, asked: Asked, at: Site) -> Result<Tensor> {
+pub(crate) fn cross(
+    tensor: &Tensor,
+    target: Device,
+    op: &'static str,
+    asked: Asked,
+    at: Site,
+) -> Result<Tensor> {
     let entered = tensor.borrow("x", false, op, at)?;
     cross_entered(tensor, &entered, target, op, asked, at)
 }
@@ -128,39 +62,47 @@ pub(crate) fn cross_entered(
     debug_assert_ne!(tensor.device(), target);
     target.check_usable(op, at)?;
     check(op, &tensor.info(), target, asked, at)?;
-    let copy = tensor.empty_for_arrival(target, op, at)?;
-    let way = Copy { target: &copy, source: tensor, op, at };
-    let kind = way.now(&mut copy.borrow("copy", true, op, at)?, entered)?;
+    let arrived = tensor.empty_for_arrival(target, op, at)?;
+    let copy = Copy::new(&arrived, tensor, op, at);
+    let kind = copy.now(&mut arrived.borrow("copy", true, op, at)?, entered)?;
     book(tensor, target, kind, tensor.is_pinned(), asked, at);
-    Ok(copy)
+    Ok(arrived)
 }
 
 /// Copies an output that the policy had moved back to `original`, which is entered for writing.
 pub(crate) fn bring_back(
     original: &Tensor,
     entered: &mut Borrow<'_>,
-    copy: &Tensor,
+    moved: &Tensor,
     op: &'static str,
     at: Site,
 ) -> Result<()> {
-    let way = Copy { target: original, source: copy, op, at };
-    let kind = way.now(entered, &copy.borrow("copy", false, op, at)?)?;
-    book(copy, original.device(), kind, original.is_pinned(), Asked::ByPolicy, at);
+    let copy = Copy::new(original, moved, op, at);
+    let kind = copy.now(entered, &moved.borrow("copy", false, op, at)?)?;
+    let (home, pinned) = (original.device(), original.is_pinned());
+    book(moved, home, kind, pinned, Asked::ByPolicy, at);
     Ok(())
 }
 
 /// Copies the elements of `source` into `target`: same dtype, shape and layout, any two devices.
-pub(crate) fn copy_into(target: &Tensor, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
-    copy_with(target, source, op, at, |copy, mut writes, reads| Ok((copy.now(&mut writes, &reads)?, ())))
+pub(crate) fn copy_into(
+    target: &Tensor,
+    source: &Tensor,
+    op: &'static str,
+    at: Site,
+) -> Result<()> {
+    copy_with(target, source, op, at, |copy, mut writes, reads| {
+        Ok((copy.now(&mut writes, &reads)?, ()))
+    })
 }
 
-/// As `copy_into`, with the bytes copied by `way`.
+/// As `copy_into`; `route` copies the bytes.
 fn copy_with<R>(
     target: &Tensor,
     source: &Tensor,
     op: &'static str,
     at: Site,
-    way: impl FnOnce(Copy<'_>, Borrow<'_>, Borrow<'_>) -> Result<(Kind, R)>,
+    route: impl FnOnce(Copy<'_>, Borrow<'_>, Borrow<'_>) -> Result<(Kind, R)>,
 ) -> Result<R> {
     let crosses = target.device() != source.device();
     if crosses {
@@ -168,7 +110,7 @@ fn copy_with<R>(
     }
     let reads = source.borrow("source", false, op, at)?;
     let writes = target.borrow("target", true, op, at)?;
-    let (kind, outcome) = way(Copy { target, source, op, at }, writes, reads)?;
+    let (kind, outcome) = route(Copy::new(target, source, op, at), writes, reads)?;
     if crosses {
         let pinned = source.is_pinned() || target.is_pinned();
         book(source, target.device(), kind, pinned, Asked::Explicitly, at);
@@ -179,7 +121,7 @@ fn copy_with<R>(
     Ok(outcome)
 }
 
-/// The elements of `tensor` as the host sees them, for `to_vec` and `save`: a download when it lives elsewhere.
+/// The tensor in host memory: itself, or a download.
 pub(crate) fn on_host(tensor: &Tensor, op: &'static str, at: Site) -> Result<Tensor> {
     match tensor.device() {
         Device::Cpu => Ok(tensor.clone()),
@@ -187,7 +129,8 @@ pub(crate) fn on_host(tensor: &Tensor, op: &'static str, at: Site) -> Result<Ten
     }
 }
 
-/// The one element of `tensor`. Counted on every device, so that a loop that reads it is found before it meets a GPU.
+/// The one element of `tensor`. Booked on every device, so that a loop that reads it shows up
+/// before it runs on a GPU.
 pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
     let source = tensor.device();
     let crosses = source != Device::Cpu;
@@ -196,74 +139,83 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
     }
     let entered = tensor.enter("x", false, "item", at)?;
     let value = crate::dtype::with_element!(tensor.dtype(), T => {
-        let element =
-            if crosses { route::element(tensor, &entered, "item", at)? } else { entered.elements::<T>()[0] };
+        let element = if crosses {
+            route::element(tensor, &entered, "item", at)?
+        } else {
+            entered.elements::<T>()[0]
+        };
         element.to_f64()
     });
     with_rules(|rules| {
-        let key =
-            Key { kind: Kind::ScalarRead, phase: rules.phase, source, target: Device::Cpu, implicit: false, site: at };
+        let key = Key {
+            kind: Kind::ScalarRead,
+            phase: rules.phase,
+            source,
+            target: Device::Cpu,
+            implicit: false,
+            site: at,
+        };
         let bytes = if crosses { tensor.bytes() } else { 0 };
-        enter(rules, key, Circumstances { bytes, announced: rules.announced, ..Circumstances::default() });
+        enter(rules, key, Sums::one(bytes, rules.announced));
     });
     Ok(value)
 }
 
-/// Where the operands of one operation meet under the policy in force, or the error that names them all.
-/// Operand 0 is the accumulator or output.
-pub(crate) fn meeting_place(op: &'static str, operands: &[(&'static str, &Tensor)], at: Site) -> Result<Device> {
+/// The device that an operation's operands meet on under the policy in force, or an error that
+/// names them all. Operand 0 is the accumulator or output.
+pub(crate) fn meeting_place(
+    op: &'static str,
+    operands: &[(&'static str, &Tensor)],
+    at: Site,
+) -> Result<Device> {
+    let devices = || operands.iter().map(|(_, tensor)| tensor.device());
     let first = operands[0].1.device();
-    if operands.iter().all(|(_, tensor)| tensor.device() == first) {
+    if devices().all(|device| device == first) {
         return Ok(first);
     }
     if policy() == Policy::Forbid {
-        let operands = operands.iter().map(|(role, tensor)| tensor.as_operand(role)).collect();
-        return Err(Error::DeviceMismatch(Box::new(DeviceMismatch { op, operands, at })));
+        let operands = operands
+            .iter()
+            .map(|(role, tensor)| tensor.as_operand(role));
+        let operands = operands.collect();
+        return Err(Error::DeviceMismatch(Box::new(DeviceMismatch {
+            op,
+            operands,
+            at,
+        })));
     }
-    let accelerator = operands.iter().map(|(_, tensor)| tensor.device()).find(|device| device.is_accelerator());
-    let target = if first.is_accelerator() { first } else { accelerator.unwrap_or(first) };
-    // Refused here, before anything moves and before it is warned of.
-    for (_, tensor) in operands.iter().filter(|(_, tensor)| tensor.device() != target) {
+    let target = if first.is_accelerator() {
+        first
+    } else {
+        devices().find(|it| it.is_accelerator()).unwrap_or(first)
+    };
+    let movers = || operands.iter().filter(|(_, it)| it.device() != target);
+    // Refused before anything moves and before the warning.
+    for (_, tensor) in movers() {
         check(op, &tensor.info(), target, Asked::ByPolicy, at)?;
     }
-    if policy() == Policy::Warn {
-        warn_once(op, operands, target, at);
+    if policy() == Policy::Warn && is_first_warning(at) {
+        let movers = movers().map(|(role, tensor)| tensor.as_operand(role).to_string());
+        let movers: Vec<String> = movers.collect();
+        warn(&format!(
+            "{op}: the policy moved {} to {target} at {}; warned once per line, counted in the \
+             ledger each time",
+            movers.join(", "),
+            Line(at)
+        ));
     }
     Ok(target)
 }
 
-/// One warning a source line.
-fn warn_once(op: &'static str, operands: &[(&'static str, &Tensor)], target: Device, at: Site) {
+/// Whether no warning was given for this line before.
+fn is_first_warning(at: Site) -> bool {
     static WARNED: Mutex<BTreeSet<(&str, u32)>> = Mutex::new(BTreeSet::new());
-    if !WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert((at.file(), at.line())) {
-        return;
-    }
-    let movers: Vec<String> = operands
-        .iter()
-        .filter(|(_, tensor)| tensor.device() != target)
-        .map(|(role, tensor)| tensor.as_operand(role).to_string())
-        .collect();
-    let text = format!(
-        "{op}: the policy moved {} to {target} at {}; said once for this line, counted in the ledger each time",
-        movers.join(", "),
-        Place(at)
-    );
-    warn(&text);
+    lock(&WARNED).insert((at.file(), at.line()))
 }
 
-/// A warning through `tracing` if the program listens to it, else on standard error.
-pub(crate) fn warn(text: &str) {
-    if tracing::dispatcher::has_been_set() {
-        tracing::warn!("{text}");
-    } else {
-        // Nobody reads it: that is no reason to fail.
-        let _ = writeln!(std::io::stderr(), "warning: {text}");
-    }
-}
-
-/// A copy that may still be running. Its tensors stay alive and in use until it is known to be done.
+/// A copy in flight. Its tensors stay alive and in use until it is done.
 #[derive(Debug)]
-#[must_use = "a copy in flight is waited for with wait(), or by a stream that waits for its event"]
+#[must_use = "wait for a copy in flight with wait(), or let a stream wait for its event"]
 pub struct PendingCopy {
     done: Event,
     _source: Tensor,
@@ -288,20 +240,27 @@ impl PendingCopy {
     }
 }
 
-/// Starts copying `source` into `target` on `stream`: same dtype and shape, any two devices. Between memories of the host the copy
-/// is done on return, and so it is from and into host memory that is not pinned (`Tensor::zeros_pinned`).
+/// Starts copying `source` into `target` on `stream`: same dtype and shape, any two devices. The
+/// copy is done on return if it is within host memory, or from or to unpinned host memory.
 ///
-/// The copy comes after what `stream` was given before, and waits for no other stream: say with events what it has to wait for. Pinned memory
-/// that it reads or writes cannot be touched before it is done: that is an error, also when the `PendingCopy` is gone.
+/// The copy runs after the earlier work of `stream`, and waits for no other stream: order it with
+/// events. Using pinned memory that it reads or writes before it is done is an error, even after
+/// the `PendingCopy` is dropped.
 #[track_caller]
 pub fn copy_async(target: &Tensor, source: &Tensor, stream: &Stream) -> Result<PendingCopy> {
     let at = std::panic::Location::caller();
     target.check_copy_from(source, "copy_async", at)?;
-    let devices = [target.device(), source.device()];
-    if !devices.contains(&stream.device()) {
-        let expected = format!("a stream on {} or {}", devices[0], devices[1]);
-        return Err(Error::value("copy_async", "stream", expected, format!("one on {}", stream.device())));
+    let (to, from, device) = (target.device(), source.device(), stream.device());
+    if device != to && device != from {
+        let (expected, got) = (format!("one on {to} or {from}"), format!("one on {device}"));
+        return Err(Error::value("copy_async", "stream", expected, got));
     }
-    let done = copy_with(target, source, "copy_async", at, |copy, writes, reads| copy.on(stream, writes, reads))?;
-    Ok(PendingCopy { done, _source: source.clone(), _target: target.clone() })
+    let done = copy_with(target, source, "copy_async", at, |copy, writes, reads| {
+        copy.on(stream, writes, reads)
+    })?;
+    Ok(PendingCopy {
+        done,
+        _source: source.clone(),
+        _target: target.clone(),
+    })
 }

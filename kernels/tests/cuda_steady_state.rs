@@ -1,4 +1,5 @@
-//! In steady state a GPU's memory is all reused. In a file of its own: the statistics are the process's.
+//! In steady state a GPU's memory is all reused. In a file of its own: the statistics are the
+//! process's.
 
 use std::io::Write as _;
 
@@ -6,7 +7,10 @@ use ddp_kernels::{DType, Device, Tensor, memory, ops, stream};
 
 #[test]
 fn the_driver_is_asked_for_no_memory_after_the_first_rounds() {
-    let gpus: Vec<Device> = Device::usable().into_iter().filter(|device| device.is_accelerator()).collect();
+    let gpus: Vec<Device> = Device::usable()
+        .into_iter()
+        .filter(|device| device.is_accelerator())
+        .collect();
     if gpus.is_empty() {
         // Past the test harness; a closed standard error is no reason to fail.
         let _ = writeln!(std::io::stderr(), "skipped: no CUDA device");
@@ -27,8 +31,14 @@ fn the_driver_is_asked_for_no_memory_after_the_first_rounds() {
             stream::synchronize(device).unwrap();
         }
         let after = memory::stats(device);
-        assert_eq!(after.system_allocation_count, before.system_allocation_count, "{before}\n{after}");
+        assert_eq!(
+            after.system_allocation_count, before.system_allocation_count,
+            "{before}\n{after}"
+        );
         assert_eq!(after.allocation_count, before.allocation_count + 60);
-        assert_eq!((after.allocated_bytes, after.live_count), (before.allocated_bytes, before.live_count));
+        assert_eq!(
+            (after.allocated_bytes, after.live_count),
+            (before.allocated_bytes, before.live_count)
+        );
     }
 }

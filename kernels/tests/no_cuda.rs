@@ -1,4 +1,5 @@
-//! On a machine without a GPU nothing can be made on a CUDA device, and nothing is ever put on the CPU instead.
+//! On a machine without a GPU nothing can be made on a CUDA device, and nothing is ever put on the
+//! CPU instead.
 
 use ddp_kernels::stream::{Stream, Timer};
 use ddp_kernels::{DType, Device, Error, Random, Tensor, memory};
@@ -29,13 +30,23 @@ fn making_anything_on_a_device_that_is_not_there_says_why_and_draws_no_numbers()
     ];
     for outcome in refused {
         let error = outcome.unwrap_err();
-        assert!(matches!(error, Error::DeviceAbsent { device, .. } if device == gpu), "{error:?}");
+        assert!(
+            matches!(error, Error::DeviceAbsent { device, .. } if device == gpu),
+            "{error:?}"
+        );
         let text = error.to_string();
-        let why = if gpu == Device::Cuda(0) { "nothing is put there for you" } else { "this machine has" };
+        let why = if gpu == Device::Cuda(0) {
+            "or use Device::Cpu"
+        } else {
+            "this machine has"
+        };
         assert!(text.contains(why) && text.contains("no_cuda.rs"), "{text}");
     }
     if gpu == Device::Cuda(0) {
-        assert!(matches!(Tensor::zeros_pinned(&[2], DType::F32), Err(Error::DeviceAbsent { .. })));
+        assert!(matches!(
+            Tensor::zeros_pinned(&[2], DType::F32),
+            Err(Error::DeviceAbsent { .. })
+        ));
     }
     assert!(Stream::new(gpu).is_err() && Timer::start(gpu).is_err());
     assert_eq!(random, Random::new(0), "what was refused drew no numbers");
@@ -46,6 +57,16 @@ fn making_anything_on_a_device_that_is_not_there_says_why_and_draws_no_numbers()
 #[test]
 fn auto_is_the_best_there_is_and_is_usable() {
     let device: Device = "auto".parse().unwrap();
-    assert_eq!(device, if absent() == Device::Cuda(0) { Device::Cpu } else { Device::Cuda(0) });
-    assert_eq!(Tensor::zeros(&[1], DType::F32, device).unwrap().device(), Device::Cpu);
+    assert_eq!(
+        device,
+        if absent() == Device::Cuda(0) {
+            Device::Cpu
+        } else {
+            Device::Cuda(0)
+        }
+    );
+    assert_eq!(
+        Tensor::zeros(&[1], DType::F32, device).unwrap().device(),
+        Device::Cpu
+    );
 }

@@ -1,5 +1,5 @@
-//! Running out of memory is an error that tells what to do, before anything is touched. In a file of its own: the
-//! limit is the process's.
+//! Running out of memory is an error that tells what to do, before anything is touched. In a file
+//! of its own: the limit is the process's.
 
 use ddp_kernels::{DType, Device, Error, Tensor, memory};
 
@@ -8,26 +8,38 @@ const MIB: usize = 1 << 20;
 #[test]
 fn the_error_names_device_bytes_free_and_the_largest_tensors_and_keeps_what_is_alive() {
     let device = Device::Cpu;
-    let largest = Tensor::ones(&[40 * MIB], DType::U8, device).unwrap().named("activations");
-    let made_at = line!() - 1;
+    let made_at = line!() + 1;
+    let largest = Tensor::ones(&[40 * MIB], DType::U8, device).unwrap();
+    let largest = largest.named("activations");
     let smaller = Tensor::ones(&[10 * MIB], DType::U8, device).unwrap();
     memory::set_limit_bytes(device, Some(64 * MIB));
 
     let error = Tensor::zeros(&[5, 4 * MIB], DType::F32, device).unwrap_err();
-    let Error::OutOfMemory(details) = &error else { panic!("{error:?}") };
-    assert_eq!((details.asked_bytes, details.free_bytes, details.limit_bytes), (80 * MIB, 14 * MIB, 64 * MIB));
-    assert_eq!(details.largest[0].tensor.name.as_deref(), Some("activations"));
+    let Error::OutOfMemory(details) = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(
+        (details.asked_bytes, details.free_bytes, details.limit_bytes),
+        (80 * MIB, 14 * MIB, 64 * MIB)
+    );
+    assert_eq!(
+        details.largest[0].tensor.name.as_deref(),
+        Some("activations")
+    );
     let text = error.to_string();
     for part in [
         "out of memory on cpu (host memory): f32[5, 4194304] on cpu asks for 80.0 MiB",
         "free 14.0 MiB of 64.0 MiB",
         "40.0 MiB \"activations\" u8[41943040] on cpu made at kernels/tests/out_of_memory.rs",
         &format!(":{made_at}"),
-        "Try a smaller batch",
+        "help: use a smaller batch",
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
-    assert_eq!(largest.slice(0..1).unwrap().item().unwrap() + smaller.slice(0..1).unwrap().item().unwrap(), 2.0);
+    assert_eq!(
+        largest.slice(0..1).unwrap().item().unwrap() + smaller.slice(0..1).unwrap().item().unwrap(),
+        2.0
+    );
 
     // What is only kept for reuse makes room by itself.
     drop(largest);
@@ -35,8 +47,11 @@ fn the_error_names_device_bytes_free_and_the_largest_tensors_and_keeps_what_is_a
     drop((fits, smaller));
     memory::set_limit_bytes(device, None);
 
-    // Without a limit of ours it is the machine's: far more than any has is refused before it is mapped.
-    let text = Tensor::zeros(&[1 << 47], DType::U8, device).unwrap_err().to_string();
+    // Without a limit of ours it is the machine's: far more than any has is refused before it is
+    // mapped.
+    let text = Tensor::zeros(&[1 << 47], DType::U8, device)
+        .unwrap_err()
+        .to_string();
     assert!(text.contains("asks for 128.0 TiB"), "{text}");
     assert!(Tensor::zeros(&[usize::MAX / 8, 2], DType::F32, device).is_err());
 }

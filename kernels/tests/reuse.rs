@@ -13,5 +13,9 @@ fn making_and_dropping_the_same_sizes_reuses_their_memory() {
         first.with_slice_mut::<f32, _>(|x| x.fill(7.0)).unwrap();
     }
     assert_eq!(memory::stats(Device::Cpu).system_allocation_count, before);
-    assert_eq!(make().to_vec::<f32>().unwrap(), vec![0.0; 300_000], "a reused buffer is zeroed again");
+    assert_eq!(
+        make().to_vec::<f32>().unwrap(),
+        vec![0.0; 300_000],
+        "a reused buffer is zeroed again"
+    );
 }

@@ -1,9 +1,11 @@
-//! After its first step, a training step takes nothing from the system: no buffer for a tensor, and no heap memory but
-//! what the crate `gemm` packs its operands into. Counted, by an allocator that counts and by the memory statistics.
+//! After its first step, a training step takes nothing from the system: no buffer for a tensor, and
+//! no heap memory but what the crate `gemm` packs its operands into. Counted, by an allocator that
+//! counts and by the memory statistics.
 
 use counting::allocations;
 use ddp_kernels::ops::{
-    self, Activation, AdamwConstants, AdamwScalars, Below, ChunkTable, CrossEntropyOptions, CrossEntropyOut, DropoutKey,
+    self, Activation, AdamwConstants, AdamwScalars, Below, ChunkTable, CrossEntropyOptions,
+    CrossEntropyOut, DropoutKey,
 };
 use ddp_kernels::transfer::{self, Phase};
 use ddp_kernels::{DType, Device, Random, Result, Tensor, memory};
@@ -51,7 +53,12 @@ impl Net {
         ops::scale_into(&values, &values, 0.05)?;
         let chunks = ChunkTable::whole(count, true);
         let constants = AdamwConstants::default();
-        let scalars = AdamwScalars { learning_rate: 1e-3, weight_decay: 0.01, step: 1 }.to_array(&constants)?;
+        let scalars = AdamwScalars {
+            learning_rate: 1e-3,
+            weight_decay: 0.01,
+            step: 1,
+        }
+        .to_array(&constants)?;
         Ok(Net {
             x: Tensor::randn(&[BATCH, INPUTS], DType::F32, cpu, &mut random)?,
             labels: Tensor::randint(CLASSES as u32, &[BATCH], DType::I64, cpu, &mut random)?,
@@ -79,24 +86,49 @@ impl Net {
     fn weights(arena: &Tensor) -> Result<[Tensor; 2]> {
         let split = HIDDEN * INPUTS;
         let first = arena.slice(0..split)?.reshape(&[HIDDEN, INPUTS])?;
-        let second = arena.slice(split..arena.count())?.reshape(&[CLASSES, HIDDEN])?;
+        let second = arena
+            .slice(split..arena.count())?
+            .reshape(&[CLASSES, HIDDEN])?;
         Ok([first, second])
     }
 
     fn products(&self) -> Result<()> {
         let ([w1, w2], [dw1, dw2]) = (Net::weights(&self.values)?, Net::weights(&self.gradients)?);
         ops::linear_into(&self.hidden, &self.x, &w1, None, Activation::Relu, None)?;
-        ops::linear_into(&self.logits, &self.dropped, &w2, None, Activation::Identity, None)?;
+        ops::linear_into(
+            &self.logits,
+            &self.dropped,
+            &w2,
+            None,
+            Activation::Identity,
+            None,
+        )?;
         ops::linear_backward_weight_into(&dw2, None, &self.logits, &self.dropped, false)?;
-        ops::linear_backward_input_into(&self.dhidden, &self.logits, &w2, Below::Relu(&self.hidden))?;
+        ops::linear_backward_input_into(
+            &self.dhidden,
+            &self.logits,
+            &w2,
+            Below::Relu(&self.hidden),
+        )?;
         ops::linear_backward_weight_into(&dw1, None, &self.dhidden, &self.x, false)
     }
 
     fn everything_else(&self) -> Result<()> {
-        let key = DropoutKey { seed: 1, layer: 0, position: &self.position };
+        let key = DropoutKey {
+            seed: 1,
+            layer: 0,
+            position: &self.position,
+        };
         ops::dropout_into(&self.dropped, &self.hidden, 0.1, &key)?;
-        let out = CrossEntropyOut { losses: &self.losses, dlogits: Some(&self.logits), weights: None };
-        let options = CrossEntropyOptions { gradient_scale: 1.0 / BATCH as f64, ..Default::default() };
+        let out = CrossEntropyOut {
+            losses: &self.losses,
+            dlogits: Some(&self.logits),
+            weights: None,
+        };
+        let options = CrossEntropyOptions {
+            gradient_scale: 1.0 / BATCH as f64,
+            ..Default::default()
+        };
         ops::cross_entropy(&self.logits, &self.labels, out, &options)?;
         ops::mean_into(&self.total, &self.losses)?;
         ops::dropout_into(&self.dhidden, &self.dhidden, 0.1, &key)?;
@@ -106,7 +138,17 @@ impl Net {
         let [first, second] = &self.moments;
         let (clip, bad) = (Some(&self.clip), Some(&self.first_bad_step));
         let (values, gradients) = (&self.values, &self.gradients);
-        ops::adamw(values, gradients, first, second, &self.chunks, &self.constants, &self.scalars, clip, bad)
+        ops::adamw(
+            values,
+            gradients,
+            first,
+            second,
+            &self.chunks,
+            &self.constants,
+            &self.scalars,
+            clip,
+            bad,
+        )
     }
 }
 
@@ -126,11 +168,18 @@ fn a_training_step_takes_nothing_from_the_system_after_the_first() {
         step().unwrap();
     }
     let after = memory::stats(Device::Cpu);
-    assert_eq!(after.allocation_count, before.allocation_count, "no tensor was made");
-    assert_eq!(after.system_allocation_count, before.system_allocation_count);
+    assert_eq!(
+        after.allocation_count, before.allocation_count,
+        "no tensor was made"
+    );
+    assert_eq!(
+        after.system_allocation_count,
+        before.system_allocation_count
+    );
 
-    // The least of some counts: the test's own harness, or a worker that makes its buffer for panels when it helps for the
-    // first time, may add to one of them. What every step takes shows in all.
+    // The least of some counts: the test's own harness, or a worker that makes its buffer for
+    // panels when it helps for the first time, may add to one of them. What every step takes shows
+    // in all.
     let count = |body: &dyn Fn() -> Result<()>| {
         let counts = (0..8).map(|_| {
             let before = allocations();
@@ -139,7 +188,15 @@ fn a_training_step_takes_nothing_from_the_system_after_the_first() {
         });
         counts.min().unwrap()
     };
-    assert_eq!(count(&|| net.everything_else()), 0, "no operation but a product touches the heap");
-    assert_eq!(count(&|| step()), count(&|| net.products()), "nor does the step around them");
+    assert_eq!(
+        count(&|| net.everything_else()),
+        0,
+        "no operation but a product touches the heap"
+    );
+    assert_eq!(
+        count(&|| step()),
+        count(&|| net.products()),
+        "nor does the step around them"
+    );
     assert!(net.total.item().unwrap().is_finite());
 }

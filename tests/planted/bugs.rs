@@ -1,18 +1,18 @@
-//! The programs: each a few lines of a GPU program with one line wrong, or right.
+//! The programs: a few lines of a GPU program each, with one line wrong, or right.
 //!
-//! All streams are created so that the default stream does not order them. Buffers hold COUNT floats.
+//! No stream is ordered by the default stream. Buffers hold COUNT floats.
 
 use crate::Version::{self, Right, Wrong};
 use crate::blas;
 use crate::cuda::{Gpu, Pinned};
 
-/// One mistake.
+/// One planted mistake.
 pub(crate) struct Bug {
     pub(crate) name: &'static str,
-    /// How many GPUs it takes.
+    /// The number of GPUs it needs.
     pub(crate) devices: usize,
     pub(crate) program: fn(Version),
-    /// What the simulator must say of it: the cause, and both that take part.
+    /// What the simulator must print about it: the cause, and both participants.
     pub(crate) told: &'static [&'static str],
 }
 
@@ -21,33 +21,69 @@ pub(crate) const ALL: &[Bug] = &[
         name: "missing_event_wait",
         devices: 1,
         program: missing_event_wait,
-        told: &["RACE", "cuMemsetD32Async", "kernel add_one", "stream", "allocat"],
+        told: &[
+            "RACE",
+            "cuMemsetD32Async",
+            "kernel add_one",
+            "stream",
+            "allocat",
+        ],
     },
     Bug {
         name: "event_recorded_on_the_wrong_stream",
         devices: 1,
         program: event_recorded_on_the_wrong_stream,
-        told: &["RACE", "cuMemsetD32Async", "kernel add_one", "stream", "allocat"],
+        told: &[
+            "RACE",
+            "cuMemsetD32Async",
+            "kernel add_one",
+            "stream",
+            "allocat",
+        ],
     },
     Bug {
         name: "pinned_buffer_reused_too_early",
         devices: 1,
         program: pinned_buffer_reused_too_early,
-        told: &["HOST ACCESS", "write", "cuMemcpyHtoDAsync", "stream", "device 0", "allocat"],
+        told: &[
+            "HOST ACCESS",
+            "write",
+            "cuMemcpyHtoDAsync",
+            "stream",
+            "device 0",
+            "allocat",
+        ],
     },
     Bug {
         name: "pinned_buffer_read_too_early",
         devices: 1,
         program: pinned_buffer_read_too_early,
-        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "stream", "device 0", "allocat"],
+        told: &[
+            "HOST ACCESS",
+            "read",
+            "cuMemcpyDtoHAsync",
+            "stream",
+            "device 0",
+            "allocat",
+        ],
     },
     Bug {
         name: "use_after_free",
         devices: 1,
         program: use_after_free,
-        told: &["USE AFTER FREE", "kernel add_one", "cuMemFreeAsync", "allocat"],
+        told: &[
+            "USE AFTER FREE",
+            "kernel add_one",
+            "cuMemFreeAsync",
+            "allocat",
+        ],
     },
-    Bug { name: "double_free", devices: 1, program: double_free, told: &["DOUBLE FREE", "cuMemFreeAsync", "allocat"] },
+    Bug {
+        name: "double_free",
+        devices: 1,
+        program: double_free,
+        told: &["DOUBLE FREE", "cuMemFreeAsync", "allocat"],
+    },
     Bug {
         name: "out_of_bounds_in_a_kernel",
         devices: 1,
@@ -64,7 +100,12 @@ pub(crate) const ALL: &[Bug] = &[
         name: "peer_copy_without_access",
         devices: 2,
         program: peer_copy_without_access,
-        told: &["PEER COPY WITHOUT ACCESS", "cuMemcpyDtoDAsync", "device 0", "device 1"],
+        told: &[
+            "PEER COPY WITHOUT ACCESS",
+            "cuMemcpyDtoDAsync",
+            "device 0",
+            "device 1",
+        ],
     },
     Bug {
         name: "call_that_capture_forbids",
@@ -76,7 +117,13 @@ pub(crate) const ALL: &[Bug] = &[
         name: "graph_replayed_after_its_buffer_was_freed",
         devices: 1,
         program: graph_replayed_after_its_buffer_was_freed,
-        told: &["USE AFTER FREE", "graph", "cuMemFree", "kernel add_one", "allocat"],
+        told: &[
+            "USE AFTER FREE",
+            "graph",
+            "cuMemFree",
+            "kernel add_one",
+            "allocat",
+        ],
     },
     Bug {
         name: "workspace_shared_by_two_streams",
@@ -88,35 +135,66 @@ pub(crate) const ALL: &[Bug] = &[
         name: "host_read_without_synchronisation",
         devices: 1,
         program: host_read_without_synchronisation,
-        told: &["HOST ACCESS", "read", "cuMemcpyDtoHAsync", "stream", "device 0", "allocat"],
+        told: &[
+            "HOST ACCESS",
+            "read",
+            "cuMemcpyDtoHAsync",
+            "stream",
+            "device 0",
+            "allocat",
+        ],
     },
     Bug {
         name: "memory_used_before_it_is_made",
         devices: 1,
         program: memory_used_before_it_is_made,
-        told: &["RACE", "cuMemAllocAsync", "cuMemsetD32Async", "stream", "allocat"],
+        told: &[
+            "RACE",
+            "cuMemAllocAsync",
+            "cuMemsetD32Async",
+            "stream",
+            "allocat",
+        ],
     },
     Bug {
         name: "synchronous_upload_still_on_its_way",
         devices: 1,
         program: synchronous_upload_still_on_its_way,
-        told: &["RACE", "cuMemcpyHtoD", "kernel add_one", "stream", "allocat"],
+        told: &[
+            "RACE",
+            "cuMemcpyHtoD",
+            "kernel add_one",
+            "stream",
+            "allocat",
+        ],
     },
     Bug {
         name: "batch_slot_reused_too_early",
         devices: 1,
         program: batch_slot_reused_too_early,
-        told: &["RACE", "cuMemcpyHtoDAsync", "kernel add_one", "stream", "allocat"],
+        told: &[
+            "RACE",
+            "cuMemcpyHtoDAsync",
+            "kernel add_one",
+            "stream",
+            "allocat",
+        ],
     },
     Bug {
         name: "race_that_nobody_waits_for",
         devices: 1,
         program: race_that_nobody_waits_for,
-        told: &["RACE", "cuMemsetD32Async", "kernel add_one", "stream", "at the end of the process"],
+        told: &[
+            "RACE",
+            "cuMemsetD32Async",
+            "kernel add_one",
+            "stream",
+            "at the end of the process",
+        ],
     },
 ];
 
-/// Not a multiple of any block or alignment, so that what goes past the end does not fall into padding.
+/// Not a multiple of any block or alignment, so that an access past the end does not hit padding.
 const COUNT: usize = 1001;
 
 fn missing_event_wait(version: Version) {
@@ -146,7 +224,10 @@ fn event_recorded_on_the_wrong_stream(version: Version) {
 fn pinned_buffer_reused_too_early(version: Version) {
     let gpu = Gpu::new(0);
     let stream = gpu.stream();
-    let (batch, slots) = (gpu.pinned(COUNT), [gpu.allocate(COUNT), gpu.allocate(COUNT)]);
+    let (batch, slots) = (
+        gpu.pinned(COUNT),
+        [gpu.allocate(COUNT), gpu.allocate(COUNT)],
+    );
     batch.fill(1.0);
     gpu.upload(slots[0], &batch, stream);
     if version == Right {
@@ -201,7 +282,11 @@ fn out_of_bounds_in_a_kernel(version: Version) {
     let gpu = Gpu::new(0);
     let (stream, buffer) = (gpu.stream(), gpu.allocate(COUNT));
     gpu.fill(buffer, 1.0, COUNT, stream);
-    gpu.add_one(buffer, if version == Right { COUNT } else { COUNT + 1 }, stream);
+    gpu.add_one(
+        buffer,
+        if version == Right { COUNT } else { COUNT + 1 },
+        stream,
+    );
     gpu.expect(2.0, buffer, COUNT, stream);
 }
 
@@ -210,7 +295,15 @@ fn wrong_device_pointer(version: Version) {
     let (of_first, of_second) = (first.allocate(COUNT), second.allocate(COUNT));
     let stream = second.stream();
     second.fill(of_second, 1.0, COUNT, stream);
-    second.add_one(if version == Right { of_second } else { of_first }, COUNT, stream);
+    second.add_one(
+        if version == Right {
+            of_second
+        } else {
+            of_first
+        },
+        COUNT,
+        stream,
+    );
     second.expect(2.0, of_second, COUNT, stream);
 }
 
@@ -285,7 +378,7 @@ fn workspace_shared_by_two_streams(version: Version) {
     }
 }
 
-/// The host waits, but for an event that is recorded before the copy and not behind it.
+/// The host waits for an event that was recorded before the copy instead of after it.
 fn host_read_without_synchronisation(version: Version) {
     let gpu = Gpu::new(0);
     let (stream, buffer, done) = (gpu.stream(), gpu.allocate(COUNT), gpu.event());
@@ -326,8 +419,8 @@ fn synchronous_upload_still_on_its_way(version: Version) {
     gpu.expect(2.0, buffer, COUNT, stream);
 }
 
-/// Batches are copied ahead into two slots in turn. Before a slot is overwritten the copies wait for the step that read it last: for an
-/// event, which must stand behind that step and not before it.
+/// Batches are copied ahead into two slots in turn. Before a slot is overwritten, the copies wait
+/// for an event, which must be recorded after the step that read the slot, not before it.
 fn batch_slot_reused_too_early(version: Version) {
     let gpu = Gpu::new(0);
     let (copies, compute) = (gpu.stream(), gpu.stream());

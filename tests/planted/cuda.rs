@@ -1,7 +1,8 @@
-//! The least of the driver that the programs need, on raw calls, so that nothing stands between a program and its mistake.
+//! The part of the driver that the programs need, as raw calls, so that no wrapper hides a mistake.
 //!
-//! Handles are only made here and never destroyed: whoever has one has a live one. Device addresses are numbers to the host; a
-//! wrong one is an error of the device, which is what some of the programs are about, and none of this process.
+//! Handles are created here and never destroyed, so every handle is live. Device addresses are
+//! numbers to the host; a wrong one is an error on the device, which some programs provoke, and not
+//! undefined here.
 
 use std::cell::OnceCell;
 use std::ffi::{CStr, c_void};
@@ -34,7 +35,7 @@ pub(crate) struct Event(sys::CUevent);
 #[derive(Clone, Copy)]
 pub(crate) struct Graph(sys::CUgraphExec);
 
-/// Floats in pinned memory, which live as long as the process.
+/// Floats in pinned memory; they live as long as the process.
 pub(crate) struct Pinned {
     pointer: *mut f32,
     count: usize,
@@ -43,7 +44,7 @@ pub(crate) struct Pinned {
 impl Pinned {
     pub(crate) fn get(&self, index: usize) -> f32 {
         assert!(index < self.count);
-        // SAFETY: in bounds, aligned, and never freed. A copy may be writing it, outside of what Rust knows: hence volatile.
+        // SAFETY: in bounds, aligned, and never freed. Volatile, because a copy may be writing it.
         unsafe { self.pointer.add(index).read_volatile() }
     }
 
@@ -59,30 +60,38 @@ fn check(call: &str, result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS, "{call}");
 }
 
-/// The names of all devices; none where there is no driver.
+/// The names of all devices; empty without a driver.
 pub(crate) fn device_names() -> Vec<String> {
-    // SAFETY: looks for the library, and opens it if it is there.
+    // SAFETY: only opens the library if it exists.
     if !unsafe { sys::is_culib_present() } {
         return Vec::new();
     }
-    // SAFETY: the library is there, as was just seen.
+    // SAFETY: the library exists, as checked above.
     if unsafe { sys::cuInit(0) } != CUresult::CUDA_SUCCESS {
         return Vec::new();
     }
     let mut count = 0;
     // SAFETY: writes to a local variable.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&raw mut count) });
+    check("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&raw mut count)
+    });
     (0..count).map(name_of).collect()
 }
 
 fn name_of(device: sys::CUdevice) -> String {
     let mut name = [0u8; 256];
-    // SAFETY: writes at most the 256 bytes that there are, the last of them zero.
-    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device) });
-    CStr::from_bytes_until_nul(&name).expect("it ends with a zero").to_string_lossy().into_owned()
+    // SAFETY: writes at most the 256 bytes of the buffer, with a final zero.
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device)
+    });
+    CStr::from_bytes_until_nul(&name)
+        .expect("it ends with a zero")
+        .to_string_lossy()
+        .into_owned()
 }
 
-/// A device, its primary context, and the kernels once they are needed. Every method makes the context current first.
+/// A device, its primary context, and its kernels once they are used. Every method first makes the
+/// context current.
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -95,14 +104,23 @@ impl Gpu {
         // SAFETY: the first call takes no pointer, the second writes to a local variable.
         unsafe {
             check("cuInit", sys::cuInit(0));
-            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&raw mut context, device));
+            check(
+                "cuDevicePrimaryCtxRetain",
+                sys::cuDevicePrimaryCtxRetain(&raw mut context, device),
+            );
         }
-        Self { device, context, add_one: OnceCell::new() }
+        Self {
+            device,
+            context,
+            add_one: OnceCell::new(),
+        }
     }
 
     pub(crate) fn make_current(&self) {
         // SAFETY: the context was retained by `new` and is never released.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) });
+        check("cuCtxSetCurrent", unsafe {
+            sys::cuCtxSetCurrent(self.context)
+        });
     }
 
     pub(crate) fn stream(&self) -> Stream {
@@ -110,7 +128,9 @@ impl Gpu {
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes to a local variable.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut stream, flags) });
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&raw mut stream, flags)
+        });
         Stream(stream)
     }
 
@@ -119,83 +139,107 @@ impl Gpu {
         let mut event = std::ptr::null_mut();
         let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: writes to a local variable.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) });
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&raw mut event, flags)
+        });
         Event(event)
     }
 
     pub(crate) fn record(&self, event: Event, stream: Stream) {
         self.make_current();
-        // SAFETY: both handles are live, as all of this module are.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(event.0, stream.0) });
+        // SAFETY: both handles are live, like all handles of this module.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(event.0, stream.0)
+        });
     }
 
     pub(crate) fn wait(&self, stream: Stream, event: Event) {
         self.make_current();
         // SAFETY: both handles are live.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.0, event.0, 0) });
+        check("cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(stream.0, event.0, 0)
+        });
     }
 
     pub(crate) fn synchronize(&self, stream: Stream) {
         self.make_current();
         // SAFETY: the handle is live.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream.0) });
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(stream.0)
+        });
     }
 
     pub(crate) fn synchronize_event(&self, event: Event) {
         self.make_current();
         // SAFETY: the handle is live.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event.0) });
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(event.0)
+        });
     }
 
-    /// `count` floats that all streams may use at once.
+    /// `count` floats that all streams may use immediately.
     pub(crate) fn allocate(&self, count: usize) -> Buffer {
         self.make_current();
         let mut address = 0;
         // SAFETY: writes to a local variable.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, count * 4) });
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&raw mut address, count * 4)
+        });
         Buffer(address)
     }
 
     pub(crate) fn free(&self, buffer: Buffer) {
         self.make_current();
-        // SAFETY: an address is a number; the driver knows which ones it gave out.
+        // SAFETY: an address is a number; the driver checks that it allocated it.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(buffer.0) });
     }
 
-    /// `count` floats of the device's default pool, in the order of `stream`.
+    /// `count` floats from the device's default pool, in the order of `stream`.
     pub(crate) fn allocate_on(&self, count: usize, stream: Stream) -> Buffer {
         self.make_current();
         let mut address = 0;
         // SAFETY: writes to a local variable; the stream is live.
-        check("cuMemAllocAsync", unsafe { sys::cuMemAllocAsync(&raw mut address, count * 4, stream.0) });
+        check("cuMemAllocAsync", unsafe {
+            sys::cuMemAllocAsync(&raw mut address, count * 4, stream.0)
+        });
         Buffer(address)
     }
 
     pub(crate) fn free_on(&self, buffer: Buffer, stream: Stream) {
         self.make_current();
-        // SAFETY: an address is a number; the driver knows which ones it gave out. The stream is live.
-        check("cuMemFreeAsync", unsafe { sys::cuMemFreeAsync(buffer.0, stream.0) });
+        // SAFETY: an address is a number; the driver checks that it allocated it. The stream is
+        // live.
+        check("cuMemFreeAsync", unsafe {
+            sys::cuMemFreeAsync(buffer.0, stream.0)
+        });
     }
 
     pub(crate) fn pinned(&self, count: usize) -> Pinned {
         self.make_current();
         let mut pointer = std::ptr::null_mut();
         // SAFETY: writes to a local variable.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&raw mut pointer, count * 4, 0) });
-        Pinned { pointer: pointer.cast(), count }
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&raw mut pointer, count * 4, 0)
+        });
+        Pinned {
+            pointer: pointer.cast(),
+            count,
+        }
     }
 
     pub(crate) fn upload(&self, to: Buffer, from: &Pinned, stream: Stream) {
         self.make_current();
         // SAFETY: pinned memory is never freed, so it lives until the copy has read it.
-        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from.pointer.cast(), from.count * 4, stream.0) };
+        let result = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to.0, from.pointer.cast(), from.count * 4, stream.0)
+        };
         check("cuMemcpyHtoDAsync", result);
     }
 
     /// The synchronous copy, from pageable memory.
     pub(crate) fn upload_now(&self, to: Buffer, from: &[f32]) {
         self.make_current();
-        // SAFETY: reads the values, of which there are as many bytes as is said.
+        // SAFETY: reads the values; the byte count is theirs.
         let result = unsafe { sys::cuMemcpyHtoD_v2(to.0, from.as_ptr().cast(), size_of_val(from)) };
         check("cuMemcpyHtoD", result);
     }
@@ -208,25 +252,31 @@ impl Gpu {
 
     pub(crate) fn download(&self, to: &Pinned, from: Buffer, stream: Stream) {
         self.make_current();
-        // SAFETY: pinned memory is never freed, and whoever reads it reads volatile, so it may be written at any time.
-        let result = unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.0, to.count * 4, stream.0) };
+        // SAFETY: pinned memory is never freed and all reads are volatile, so it may change at any
+        // time.
+        let result =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer.cast(), from.0, to.count * 4, stream.0) };
         check("cuMemcpyDtoHAsync", result);
     }
 
     pub(crate) fn copy(&self, to: Buffer, from: Buffer, count: usize, stream: Stream) {
         self.make_current();
         // SAFETY: device addresses, and a live stream.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to.0, from.0, count * 4, stream.0) });
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to.0, from.0, count * 4, stream.0)
+        });
     }
 
     pub(crate) fn fill(&self, buffer: Buffer, value: f32, count: usize, stream: Stream) {
         self.make_current();
         // SAFETY: a device address, and a live stream.
-        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(buffer.0, value.to_bits(), count, stream.0) });
+        check("cuMemsetD32Async", unsafe {
+            sys::cuMemsetD32Async(buffer.0, value.to_bits(), count, stream.0)
+        });
     }
 
-    /// That `buffer` holds `count` times `value` once all that `stream` was given has run. The numbers are looked at last, when all else
-    /// has run, too: a mistake is to be told as what it is, and not by the numbers that it spoils.
+    /// Asserts that `buffer` holds `count` times `value` after the work of `stream`. The numbers
+    /// are checked after everything else has run, so that a mistake is reported by its cause first.
     pub(crate) fn expect(&self, value: f32, buffer: Buffer, count: usize, stream: Stream) {
         let host = self.pinned(count);
         self.download(&host, buffer, stream);
@@ -244,14 +294,27 @@ impl Gpu {
         let (mut address, mut count) = (buffer.0, count as u64);
         let mut arguments: [*mut c_void; 2] = [(&raw mut address).cast(), (&raw mut count).cast()];
         let (blocks, null) = ((count as u32).div_ceil(256), std::ptr::null_mut());
-        // SAFETY: the kernel takes a pointer and an unsigned long long, which the two arguments are; the call copies them.
+        // SAFETY: the kernel takes a pointer and an unsigned long long, the types of the two
+        // arguments; the call copies them.
         let result = unsafe {
-            sys::cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream.0, arguments.as_mut_ptr(), null)
+            sys::cuLaunchKernel(
+                function,
+                blocks,
+                1,
+                1,
+                256,
+                1,
+                1,
+                0,
+                stream.0,
+                arguments.as_mut_ptr(),
+                null,
+            )
         };
         check("cuLaunchKernel", result);
     }
 
-    /// Compiles and loads the kernels, which a capture does not allow.
+    /// Compiles and loads the kernels, which is not allowed during a capture.
     pub(crate) fn prepare_kernels(&self) {
         self.make_current();
         self.add_one.get_or_init(compile);
@@ -261,16 +324,24 @@ impl Gpu {
         self.make_current();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is live.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.0, mode) });
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(stream.0, mode)
+        });
     }
 
     pub(crate) fn end_capture(&self, stream: Stream) -> Graph {
         self.make_current();
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: both calls write to local variables; the graph of the second is the one that the first made.
+        // SAFETY: both calls write to local variables; the second uses the graph of the first.
         unsafe {
-            check("cuStreamEndCapture", sys::cuStreamEndCapture(stream.0, &raw mut graph));
-            check("cuGraphInstantiate", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
+            check(
+                "cuStreamEndCapture",
+                sys::cuStreamEndCapture(stream.0, &raw mut graph),
+            );
+            check(
+                "cuGraphInstantiate",
+                sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0),
+            );
         }
         Graph(executable)
     }
@@ -278,10 +349,12 @@ impl Gpu {
     pub(crate) fn launch(&self, graph: Graph, stream: Stream) {
         self.make_current();
         // SAFETY: both handles are live.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, stream.0) });
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(graph.0, stream.0)
+        });
     }
 
-    /// Whether this device could be given access to the memory of `other`.
+    /// Whether this device can access the memory of `other`.
     pub(crate) fn can_reach(&self, other: &Gpu) -> bool {
         let mut can = 0;
         // SAFETY: writes to a local variable.
@@ -290,7 +363,7 @@ impl Gpu {
         can != 0
     }
 
-    /// Lets this device use what comes from the default pool of `other`.
+    /// Gives this device access to the default pool of `other`.
     pub(crate) fn open_pool_of(&self, other: &Gpu) {
         let mut pool = std::ptr::null_mut();
         let access = sys::CUmemAccessDesc {
@@ -300,10 +373,17 @@ impl Gpu {
             },
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the first call writes to a local variable; the second reads one description, and there is one.
+        // SAFETY: the first call writes to a local variable; the second reads one description,
+        // which exists.
         unsafe {
-            check("cuDeviceGetDefaultMemPool", sys::cuDeviceGetDefaultMemPool(&raw mut pool, other.device));
-            check("cuMemPoolSetAccess", sys::cuMemPoolSetAccess(pool, &raw const access, 1));
+            check(
+                "cuDeviceGetDefaultMemPool",
+                sys::cuDeviceGetDefaultMemPool(&raw mut pool, other.device),
+            );
+            check(
+                "cuMemPoolSetAccess",
+                sys::cuMemPoolSetAccess(pool, &raw const access, 1),
+            );
         }
     }
 }
@@ -315,14 +395,21 @@ extern "C" __global__ void add_one(float* values, unsigned long long count) {
 }
 "#;
 
-/// Compiles the kernels for the current context's device, and loads them there.
+/// Compiles the kernels for the current context's device, and loads them.
 fn compile() -> sys::CUfunction {
     let cubin = compile_to_cubin();
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the image is a whole CUBIN, which the call copies; the module is never unloaded; the name ends with a zero.
+    // SAFETY: the image is a whole CUBIN, which the call copies; the module is never unloaded; the
+    // name ends with a zero.
     unsafe {
-        check("cuModuleLoadData", sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast()));
-        check("cuModuleGetFunction", sys::cuModuleGetFunction(&raw mut function, module, c"add_one".as_ptr()));
+        check(
+            "cuModuleLoadData",
+            sys::cuModuleLoadData(&raw mut module, cubin.as_ptr().cast()),
+        );
+        check(
+            "cuModuleGetFunction",
+            sys::cuModuleGetFunction(&raw mut function, module, c"add_one".as_ptr()),
+        );
     }
     function
 }
@@ -330,43 +417,66 @@ fn compile() -> sys::CUfunction {
 fn compile_to_cubin() -> Vec<u8> {
     let check = |call, result| assert_eq!(result, nvrtc::nvrtcResult::NVRTC_SUCCESS, "{call}");
     let architecture =
-        std::ffi::CString::new(format!("--gpu-architecture=sm_{}", compute_capability())).expect("no zero");
+        std::ffi::CString::new(format!("--gpu-architecture=sm_{}", compute_capability()))
+            .expect("no zero");
     let options = [architecture.as_ptr()];
     let (mut program, none) = (std::ptr::null_mut(), std::ptr::null());
-    // SAFETY: texts end with a zero and outlive the calls, there are no headers and one option, and the program goes to a local variable.
+    // SAFETY: texts end with a zero and outlive the calls; there are no headers and one option; the
+    // program is written to a local variable.
     let compiled = unsafe {
         let name = c"planted.cu".as_ptr();
-        check("nvrtcCreateProgram", nvrtc::nvrtcCreateProgram(&raw mut program, SOURCE.as_ptr(), name, 0, none, none));
+        check(
+            "nvrtcCreateProgram",
+            nvrtc::nvrtcCreateProgram(&raw mut program, SOURCE.as_ptr(), name, 0, none, none),
+        );
         nvrtc::nvrtcCompileProgram(program, 1, options.as_ptr())
     };
     let mut bytes = 0;
     if compiled != nvrtc::nvrtcResult::NVRTC_SUCCESS {
         // SAFETY: writes to a local variable.
-        check("nvrtcGetProgramLogSize", unsafe { nvrtc::nvrtcGetProgramLogSize(program, &raw mut bytes) });
+        check("nvrtcGetProgramLogSize", unsafe {
+            nvrtc::nvrtcGetProgramLogSize(program, &raw mut bytes)
+        });
         let mut log = vec![0u8; bytes];
-        // SAFETY: there is room for as many bytes as the library said.
-        check("nvrtcGetProgramLog", unsafe { nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast()) });
-        panic!("nvrtcCompileProgram: {compiled:?}: {}", String::from_utf8_lossy(&log));
+        // SAFETY: the buffer has as many bytes as the library asked for.
+        check("nvrtcGetProgramLog", unsafe {
+            nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast())
+        });
+        panic!(
+            "nvrtcCompileProgram: {compiled:?}: {}",
+            String::from_utf8_lossy(&log)
+        );
     }
     // SAFETY: writes to a local variable.
-    check("nvrtcGetCUBINSize", unsafe { nvrtc::nvrtcGetCUBINSize(program, &raw mut bytes) });
+    check("nvrtcGetCUBINSize", unsafe {
+        nvrtc::nvrtcGetCUBINSize(program, &raw mut bytes)
+    });
     let mut cubin = vec![0u8; bytes];
-    // SAFETY: there is room for as many bytes as the library said.
-    check("nvrtcGetCUBIN", unsafe { nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast()) });
+    // SAFETY: the buffer has as many bytes as the library asked for.
+    check("nvrtcGetCUBIN", unsafe {
+        nvrtc::nvrtcGetCUBIN(program, cubin.as_mut_ptr().cast())
+    });
     cubin
 }
 
-/// Of the current context's device: 90 for 9.0.
+/// The compute capability of the current context's device: 90 for 9.0.
 fn compute_capability() -> i32 {
     let (mut device, mut major, mut minor) = (0, 0, 0);
     use sys::CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
     // SAFETY: each call writes to a local variable.
     unsafe {
         check("cuCtxGetDevice", sys::cuCtxGetDevice(&raw mut device));
-        check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&raw mut major, MAJOR, device));
-        check("cuDeviceGetAttribute", sys::cuDeviceGetAttribute(&raw mut minor, MINOR, device));
+        check(
+            "cuDeviceGetAttribute",
+            sys::cuDeviceGetAttribute(&raw mut major, MAJOR, device),
+        );
+        check(
+            "cuDeviceGetAttribute",
+            sys::cuDeviceGetAttribute(&raw mut minor, MINOR, device),
+        );
     }
     major * 10 + minor
 }

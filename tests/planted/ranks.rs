@@ -1,8 +1,9 @@
-//! The programs of several ranks: threads of one process with a GPU each, through the product's public interfaces alone. What is wrong is
-//! what a trainer could do wrong with streams, events and collectives, not what the product itself does.
+//! The programs of several ranks: threads of one process with a GPU each, which use only the public
+//! interfaces of ddp-kernels and ddp-comm. The mistakes are those that a trainer could make with
+//! streams, events and collectives.
 //!
-//! The ranks wait for one another before any of them waits for a device: the simulator takes all threads of the host for one, so that what one
-//! of them has waited for would count as known to the others.
+//! The ranks wait for each other before any of them waits for a device: to the simulator all
+//! threads are one host, so a wait by one thread would count for the others.
 
 use std::time::Duration;
 
@@ -19,26 +20,38 @@ pub(crate) const RACES: &[Bug] = &[
         name: "bucket_started_one_event_too_early",
         devices: RANKS,
         program: bucket_started_one_event_too_early,
-        told: &["RACE", "kernel", "ncclAllReduce", "bucket_started_one_event_too_early", "allocat"],
+        told: &[
+            "RACE",
+            "kernel",
+            "ncclAllReduce",
+            "bucket_started_one_event_too_early",
+            "allocat",
+        ],
     },
     Bug {
         name: "gathered_values_read_too_early",
         devices: RANKS,
         program: gathered_values_read_too_early,
-        told: &["RACE", "kernel", "ncclAllGather", "gathered_values_read_too_early", "allocat"],
+        told: &[
+            "RACE",
+            "kernel",
+            "ncclAllGather",
+            "gathered_values_read_too_early",
+            "allocat",
+        ],
     },
 ];
 
-/// A mistake that the product finds while it runs, on any GPU.
+/// A mistake that ddp-comm finds while it runs, on any GPU.
 pub(crate) struct Apart {
-    /// What the product says of it: both calls.
+    /// What ddp-comm prints about it: both calls.
     pub(crate) bug: Bug,
-    /// What the simulator says of it if it is asked to compare calls (SIMCUDA_NCCL_CHECK). Nothing of calls that are the same to NCCL, to which
-    /// tensors have no names.
+    /// What the simulator prints when it compares calls (SIMCUDA_NCCL_CHECK). None for calls that
+    /// are the same to NCCL, where tensors have no names.
     pub(crate) checked: Option<&'static [&'static str]>,
 }
 
-/// Collectives in which ranks do not do the same.
+/// Collectives in which ranks make different calls.
 pub(crate) const APART: &[Apart] = &[
     Apart {
         bug: Bug {
@@ -71,16 +84,18 @@ pub(crate) const APART: &[Apart] = &[
 ];
 
 const RANKS: usize = 2;
-/// A slice for each rank.
+/// One slice per rank.
 const COUNT: usize = 3000;
-/// In the first, streams meet the tensors' memory for the first time, which orders them as far as safety needs it.
+/// In the first step a stream uses each tensor's memory for the first time, which orders the
+/// streams.
 const STEPS: usize = 3;
-/// Within this the product finds calls that differ: its watch looks ten times a second.
+/// ddp-comm finds different calls within this time: its watch checks ten times a second.
 const FOUND_WITHIN: Duration = Duration::from_secs(10);
 
-/// Runs `body` as each rank, with a group of all and a stream for communication.
+/// Runs `body` as each rank, with a group of all ranks and a stream for communication.
 fn on_ranks(body: impl Fn(&World, &Group, &Stream) -> Result<()> + Sync) {
-    let worlds = World::threads(RANKS, None, Duration::from_secs(30)).expect("ranks can be threads");
+    let worlds =
+        World::threads(RANKS, None, Duration::from_secs(30)).expect("ranks can be threads");
     std::thread::scope(|scope| {
         for world in worlds {
             let body = &body;
@@ -98,15 +113,20 @@ fn ones(device: Device, count: usize, name: &str) -> Result<Tensor> {
     Ok(Tensor::full(&[count], 1.0, DType::F32, device)?.named(name))
 }
 
-/// That each element is `value`, once all ranks have given their work to their devices.
+/// Asserts that each element is `value`, after all ranks have submitted their work.
 fn expect(world: &World, value: f32, tensor: &Tensor) -> Result<()> {
     world.barrier()?;
     let got = tensor.to_vec::<f32>()?;
-    assert_eq!(got.iter().position(|&got| got != value), None, "{tensor}: expected {value} everywhere");
+    assert_eq!(
+        got.iter().position(|&got| got != value),
+        None,
+        "{tensor}: expected {value} everywhere"
+    );
     Ok(())
 }
 
-/// A bucket of two layers' gradients is reduced behind an event: that after the last of them, not one before.
+/// A bucket of two layers' gradients is reduced after an event, which must follow the last
+/// gradient.
 fn bucket_started_one_event_too_early(version: Version) {
     on_ranks(|world, group, communication| {
         let device = communication.device();
@@ -126,12 +146,16 @@ fn bucket_started_one_event_too_early(version: Version) {
     });
 }
 
-/// Each rank updates its slice of the values, and the next step begins with all of them: layers wait for the gather.
+/// Each rank updates its slice of the values, and the next step reads all: layers wait for the
+/// gather.
 fn gathered_values_read_too_early(version: Version) {
     on_ranks(|world, group, communication| {
         let device = communication.device();
         let compute = Stream::current(device)?;
-        let (values, output) = (ones(device, COUNT, "values, bucket 0")?, ones(device, COUNT, "output")?);
+        let (values, output) = (
+            ones(device, COUNT, "values, bucket 0")?,
+            ones(device, COUNT, "output")?,
+        );
         let slice = COUNT / RANKS;
         let own = values.slice(world.rank() * slice..(world.rank() + 1) * slice)?;
         for _ in 0..STEPS {
@@ -144,7 +168,7 @@ fn gathered_values_read_too_early(version: Version) {
             ops::scale_into(&output, &values, 2.0)?;
             ops::scale_into(&own, &own, 0.5)?;
         }
-        // Read before the last update, and halved twice before that.
+        // Read before the last update, after two halvings.
         expect(world, 0.5, &output)
     });
 }
@@ -152,13 +176,14 @@ fn gathered_values_read_too_early(version: Version) {
 fn counts_that_differ_by_one_element(version: Version) {
     on_ranks(|world, group, communication| {
         let short = usize::from(version == Wrong && world.rank() == 1);
-        let gradients = communication.scope(|| ones(communication.device(), COUNT - short, "gradients"))?;
+        let gradients =
+            communication.scope(|| ones(communication.device(), COUNT - short, "gradients"))?;
         group.all_reduce(&gradients, Reduce::Sum, communication)?;
         communication.scope(|| expect(world, RANKS as f32, &gradients))
     });
 }
 
-/// Two buckets of one length: to NCCL it is all the same, and so it adds the one to the other.
+/// Two buckets of one length: NCCL cannot tell them apart, so it adds the one to the other.
 fn collectives_in_another_order(version: Version) {
     on_ranks(|world, group, communication| {
         let bucket = |name| communication.scope(|| ones(communication.device(), COUNT, name));
@@ -169,9 +194,13 @@ fn collectives_in_another_order(version: Version) {
         for bucket in &buckets {
             group.all_reduce(bucket, Reduce::Sum, communication)?;
         }
-        communication.scope(|| buckets.iter().try_for_each(|bucket| expect(world, RANKS as f32, bucket)))?;
+        communication.scope(|| {
+            buckets
+                .iter()
+                .try_for_each(|bucket| expect(world, RANKS as f32, bucket))
+        })?;
         if version == Wrong {
-            // The end of a program may come before anybody has looked.
+            // Without a pause the program could end before the watch has checked.
             std::thread::sleep(FOUND_WITHIN);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! News of a failure between hosts: a communicator of its own, on which a rank that fails tells every rank of the other
-//! hosts why, and on which every rank's watch listens.
+//! News of a failure between hosts: a communicator on which a rank that fails tells every rank of
+//! the other hosts why, and on which every rank's watch listens.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,41 +13,36 @@ use crate::shared::Board;
 
 const TAG: c_int = 1;
 
-/// The way to the ranks of other hosts.
+/// The connection to the ranks of other hosts.
 #[derive(Debug)]
 pub(crate) struct Lifeline {
     pub(crate) comm: Comm,
     pub(crate) others: Vec<usize>,
-    /// This is the host that speaks when all fail at the same time.
+    /// This host reports if all hosts fail at the same time.
     pub(crate) is_on_first_host: bool,
 }
 
 impl Lifeline {
     /// Tells the other hosts why the job ends; gives up after `bound`.
-    pub(crate) fn tell(&self, cause: &Cause, bound: Duration) {
+    pub(crate) fn send(&self, cause: &Cause, bound: Duration) {
         let bytes: Arc<[u8]> = encode(cause).into();
         let send = |&rank: &usize| self.comm.send(Arc::clone(&bytes), rank, TAG).ok();
         let mut under_way: Vec<Request> = self.others.iter().filter_map(send).collect();
         let (started, mut pause) = (Instant::now(), Pause::default());
-        while started.elapsed() < bound {
+        while !under_way.is_empty() && started.elapsed() < bound {
             under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
-            if under_way.is_empty() {
-                return;
-            }
             pause.sleep();
         }
     }
 
-    /// Puts on the board what another host has told. One thread a rank listens.
+    /// Puts a cause from another host on the board. One thread a rank listens.
     pub(crate) fn listen(&self, board: &Board) {
-        let Ok(Some((from, length))) = self.comm.arrived(TAG) else { return };
-        let Ok(mut request) = self.comm.receive(length.min(MESSAGE_BYTES_MAX), from, TAG) else { return };
-        // It has arrived as a whole, or is about to.
-        let (started, mut pause) = (Instant::now(), Pause::default());
-        while matches!(request.is_done(), Ok(false)) && started.elapsed() < Duration::from_secs(1) {
-            pause.sleep();
-        }
-        if matches!(request.is_done(), Ok(true))
+        let Ok(Some((from, length))) = self.comm.arrived(TAG) else {
+            return;
+        };
+        let received = self.comm.receive(length.min(MESSAGE_BYTES_MAX), from, TAG);
+        if let Ok(mut request) = received
+            && let Ok(true) = request.is_done_within(Duration::from_secs(1))
             && let Some(cause) = decode(&request.into_bytes())
         {
             board.fail(&cause);
@@ -56,7 +51,8 @@ impl Lifeline {
 }
 
 fn encode(cause: &Cause) -> Vec<u8> {
-    json!([cause.rank, cause.host, cause.exit_code, cause.text]).to_string().into_bytes()
+    let value = json!([cause.rank, cause.host, cause.exit_code, cause.text]);
+    value.to_string().into_bytes()
 }
 
 fn decode(bytes: &[u8]) -> Option<Cause> {
@@ -74,8 +70,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_survives_its_way() {
-        let cause = Cause { rank: 3, host: "nöde".into(), exit_code: 77, text: "a \"b\"\nc".into() };
+    fn a_cause_survives_encoding() {
+        let cause = Cause {
+            rank: 3,
+            host: "nöde".into(),
+            exit_code: 77,
+            text: "a \"b\"\nc".into(),
+        };
         assert_eq!(decode(&encode(&cause)), Some(cause));
         assert_eq!(decode(b"[1, 2"), None);
         assert_eq!(decode(b"[1, \"x\", 300, \"y\"]"), None);

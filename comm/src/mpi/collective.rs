@@ -1,9 +1,9 @@
 //! Collectives over MPI: for tensors in host memory, between ranks of several hosts.
 //!
-//! Before anything moves, every rank tells every other what it calls: who is missing when time is up, and who calls
-//! something else, is then known by name. What is reduced goes in parts to one rank each, which adds them in the order of
-//! the ranks and gives the result back: the same bits on every rank and in every run. No core is burnt while waiting.
-//! Device pointers never come here.
+//! Before anything moves, every rank tells every other what it calls, so that missing ranks and
+//! different calls are known by name. Reduction goes in parts to one rank each, which adds them in
+//! rank order and returns the result: the same bits on every rank and in every run. A waiting rank
+//! uses no core.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use std::time::Duration;
 use ddp_kernels::{DType, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Comm, MESSAGE_BYTES_MAX, Pause, Request};
-use crate::collective::{Call, Collective, Operation, Reduce};
+use super::library::{Comm, MESSAGE_BYTES_MAX, Pause, Request};
+use crate::collective::{Call, HostCollective, Operation, Reduce};
 use crate::error::{Cause, Error, Result};
 use crate::shared::Board;
 use crate::sums::{self, Sources};
@@ -25,48 +25,63 @@ const SMALL_BYTES: usize = 64 << 10;
 /// Parts begin on multiples of this: whole elements of every dtype.
 const GRAIN_BYTES: usize = 64;
 
-/// What a rank tells of a call: numbers to compare, and its text for a message.
+/// Bytes of what a rank tells about a call: numbers to compare, then its text for a message.
 const HEADER_BYTES: usize = 512;
 const HEADER_NUMBERS_BYTES: usize = 32;
 
-/// What a message is.
+/// The kind of a message; added to the first tag.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum MessageKind {
     Header,
     Data,
     PairHeader,
     PairData,
 }
 
-/// Kinds times two sets of members.
+/// Kinds of messages. There are two sets of members, each with its own tags.
 const TAGS: c_int = 4;
 
-/// Some ranks of a communicator that act together, seen from one of them. They are numbered by their place among them.
+/// Some ranks of a communicator that act together, seen from one of them. Their numbers here are
+/// their positions in `members`.
 #[derive(Debug)]
 pub(crate) struct Mpi {
     comm: Arc<Comm>,
     board: Board,
-    /// Their ranks in the communicator, ascending.
+    /// Ranks in the communicator, ascending.
     members: Vec<usize>,
-    /// The place of this one.
+    /// This rank's index in `members`.
     me: usize,
     first_tag: c_int,
-    /// One call at a time; why no more, after one has failed.
+    /// Locked by the call that runs. After an error: why there can be no more calls.
     broken: Mutex<Option<Cause>>,
 }
 
 impl Mpi {
-    /// All ranks of `comm`, which nobody else uses. A failure on `board` ends every wait.
+    /// All ranks of `comm`, which has no other user. A failure on `board` ends every wait.
     pub(crate) fn new(comm: Comm, board: Board) -> Mpi {
         let (me, members) = (comm.rank(), (0..comm.size()).collect());
-        Mpi { comm: Arc::new(comm), board, members, me, first_tag: 0, broken: Mutex::new(None) }
+        Mpi {
+            comm: Arc::new(comm),
+            board,
+            members,
+            me,
+            first_tag: 0,
+            broken: Mutex::new(None),
+        }
     }
 
-    /// Some of the same ranks, whose messages are apart from those of all. None if this rank is not among them.
+    /// Some of the same ranks, with separate messages. None if this rank is not among them.
     pub(crate) fn among(&self, members: Vec<usize>) -> Option<Mpi> {
         let me = members.iter().position(|&rank| rank == self.comm.rank())?;
         let (comm, board) = (Arc::clone(&self.comm), self.board.clone());
-        Some(Mpi { comm, board, members, me, first_tag: TAGS, broken: Mutex::new(None) })
+        Some(Mpi {
+            comm,
+            board,
+            members,
+            me,
+            first_tag: TAGS,
+            broken: Mutex::new(None),
+        })
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -75,18 +90,25 @@ impl Mpi {
     }
 
     /// Starts to send to the member `to`.
-    fn post(&self, bytes: Arc<[u8]>, to: usize, kind: Kind) -> Result<Flight> {
-        let request = self.comm.send(bytes, self.members[to], self.first_tag + kind as c_int)?;
+    fn post(&self, bytes: Arc<[u8]>, to: usize, kind: MessageKind) -> Result<Flight> {
+        let request = self
+            .comm
+            .send(bytes, self.members[to], self.first_tag + kind as c_int)?;
         Ok(Flight { request, peer: to })
     }
 
     /// Starts to receive from the member `from`.
-    fn expect(&self, count: usize, from: usize, kind: Kind) -> Result<Flight> {
-        let request = self.comm.receive(count, self.members[from], self.first_tag + kind as c_int)?;
-        Ok(Flight { request, peer: from })
+    fn expect(&self, count: usize, from: usize, kind: MessageKind) -> Result<Flight> {
+        let request =
+            self.comm
+                .receive(count, self.members[from], self.first_tag + kind as c_int)?;
+        Ok(Flight {
+            request,
+            peer: from,
+        })
     }
 
-    /// Waits until all are done: as long as the call may wait, or as often as something moves within that time.
+    /// Waits until all are done, up to the call's timeout.
     fn finish(&self, call: &Call<'_>, flights: &mut [Flight], patience: Patience) -> Result<()> {
         let mut under_way: Vec<&mut Flight> = flights.iter_mut().collect();
         let (mut waited, mut pause) = (Waited::new(), Pause::default());
@@ -111,23 +133,30 @@ impl Mpi {
             }
             self.check_abort()?;
             if waited.after(slept) >= call.timeout {
-                let mut missing: Vec<usize> = under_way.iter().map(|flight| self.members[flight.peer]).collect();
+                let mut missing: Vec<usize> = under_way
+                    .iter()
+                    .map(|flight| self.members[flight.peer])
+                    .collect();
                 missing.sort_unstable();
                 missing.dedup();
-                return Err(Error::Timeout { call: call.to_string(), missing, waited: call.timeout });
+                return Err(Error::Timeout {
+                    call: call.to_string(),
+                    missing,
+                    waited: call.timeout,
+                });
             }
             slept = pause.sleep();
         }
     }
 
     fn check_abort(&self) -> Result<()> {
-        match self.board.is_aborted().then(|| self.board.cause()).flatten() {
-            Some(cause) => Err(Error::PeerFailed(Box::new(cause))),
-            None => Ok(()),
-        }
+        let cause = self.board.is_aborted().then(|| self.board.cause());
+        cause
+            .flatten()
+            .map_or(Ok(()), |cause| Err(Error::of_peer(cause)))
     }
 
-    /// Runs a call: alone, and the last one if it fails, for what was under way then may still arrive.
+    /// Runs one call at a time. After an error there are no more: its messages may still arrive.
     fn run<R>(&self, call: &Call<'_>, body: impl FnOnce() -> Result<R>) -> Result<R> {
         let failed = |text: String, exit_code: u8| Cause {
             rank: self.members[self.me],
@@ -135,7 +164,8 @@ impl Mpi {
             exit_code,
             text: format!("group {} cannot be used after {text}", call.group),
         };
-        let panicked = |_| Error::PeerFailed(Box::new(failed("a panic in one of its calls".into(), 70)));
+        let panicked =
+            |_| Error::PeerFailed(Box::new(failed("a panic in one of its calls".into(), 70)));
         let mut broken = self.broken.lock().map_err(panicked)?;
         if let Some(cause) = &*broken {
             return Err(Error::PeerFailed(Box::new(cause.clone())));
@@ -148,22 +178,24 @@ impl Mpi {
         result
     }
 
-    /// Returns when all members have come to this call, and want the same.
+    /// Returns when all members have come to the same call.
     pub(crate) fn meet(&self, call: &Call<'_>) -> Result<()> {
         let mine = header(call);
         let mut flights = Vec::new();
         for peer in self.others() {
-            flights.push(self.expect(HEADER_BYTES, peer, Kind::Header)?);
+            flights.push(self.expect(HEADER_BYTES, peer, MessageKind::Header)?);
         }
         let receives = flights.len();
         for peer in self.others() {
-            flights.push(self.post(Arc::clone(&mine), peer, Kind::Header)?);
+            flights.push(self.post(Arc::clone(&mine), peer, MessageKind::Header)?);
         }
         self.finish(call, &mut flights[..receives], Patience::Once)?;
         self.finish(call, &mut flights[receives..], Patience::Once)?;
         flights.truncate(receives);
         flights.sort_by_key(|flight| flight.peer);
-        flights.into_iter().try_for_each(|flight| self.compare(call, &mine, flight))
+        flights
+            .into_iter()
+            .try_for_each(|flight| self.compare(call, &mine, flight))
     }
 
     fn compare(&self, call: &Call<'_>, mine: &[u8], theirs: Flight) -> Result<()> {
@@ -171,11 +203,17 @@ impl Mpi {
         if theirs[..HEADER_NUMBERS_BYTES] == mine[..HEADER_NUMBERS_BYTES] {
             return Ok(());
         }
-        let text = String::from_utf8_lossy(&theirs[HEADER_NUMBERS_BYTES..]).trim_end_matches('\0').to_string();
-        Err(Error::OutOfStep { call: call.to_string(), peer, theirs: text })
+        let text = String::from_utf8_lossy(&theirs[HEADER_NUMBERS_BYTES..])
+            .trim_end_matches('\0')
+            .to_string();
+        Err(Error::OutOfStep {
+            call: call.to_string(),
+            peer,
+            theirs: text,
+        })
     }
 
-    /// Sends to and receives from members; what is received comes back in the order asked for.
+    /// Sends to and receives from members. Returns what is received, in the order of `receives`.
     pub(crate) fn exchange(
         &self,
         call: &Call<'_>,
@@ -184,17 +222,21 @@ impl Mpi {
     ) -> Result<Vec<Vec<u8>>> {
         let mut flights = Vec::with_capacity(sends.len() + receives.len());
         for &(peer, count) in receives {
-            flights.push(self.expect(count, peer, Kind::Data)?);
+            flights.push(self.expect(count, peer, MessageKind::Data)?);
         }
         for (peer, bytes) in sends {
-            flights.push(self.post(Arc::clone(bytes), *peer, Kind::Data)?);
+            flights.push(self.post(Arc::clone(bytes), *peer, MessageKind::Data)?);
         }
         self.finish(call, &mut flights, Patience::WhileMoving)?;
         flights.truncate(receives.len());
-        Ok(flights.into_iter().map(|flight| flight.request.into_bytes()).collect())
+        Ok(flights
+            .into_iter()
+            .map(|flight| flight.request.into_bytes())
+            .collect())
     }
 
-    /// Every member's part of `bytes` becomes the reduction of what all members hold there; `parts` do not overlap.
+    /// Every member's part of `bytes` becomes the reduction over all members. `parts` do not
+    /// overlap.
     fn reduce_parts(
         &self,
         call: &Call<'_>,
@@ -204,34 +246,51 @@ impl Mpi {
     ) -> Result<()> {
         let mine = parts[self.me].clone();
         let peers: Vec<usize> = self.others().collect();
-        let sends: Vec<(usize, Arc<[u8]>)> =
-            peers.iter().map(|&peer| (peer, Arc::from(&bytes[parts[peer].clone()]))).collect();
+        let sends: Vec<(usize, Arc<[u8]>)> = peers
+            .iter()
+            .map(|&peer| (peer, Arc::from(&bytes[parts[peer].clone()])))
+            .collect();
         let receives: Vec<(usize, usize)> = peers.iter().map(|&peer| (peer, mine.len())).collect();
         let received = self.exchange(call, &sends, &receives)?;
         let mut all = vec![0u8; mine.len() * self.members.len()];
         for (peer, part) in peers.into_iter().zip(received) {
             all[peer * mine.len()..][..mine.len()].copy_from_slice(&part);
         }
-        let sources =
-            Sources { first: all.as_ptr(), stride_bytes: mine.len(), ranks: self.members.len(), mine: self.me };
-        // SAFETY: `all` has a part of this length for every member, is ours alone, and outlives the call.
+        let sources = Sources {
+            first: all.as_ptr(),
+            stride_bytes: mine.len(),
+            ranks: self.members.len(),
+            mine: self.me,
+        };
+        // SAFETY: `all` has a part of this length for every member, is ours alone, and outlives the
+        // call.
         unsafe { sums::reduce(dtype, reduce, &mut bytes[mine], sources) };
         Ok(())
     }
 
-    /// Every member's part of `bytes` comes to all members.
+    /// Copies every member's part of `bytes` to all members.
     fn share_parts(&self, call: &Call<'_>, bytes: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
         let peers: Vec<usize> = self.others().collect();
         let mine: Arc<[u8]> = Arc::from(&bytes[parts[self.me].clone()]);
-        let sends: Vec<(usize, Arc<[u8]>)> = peers.iter().map(|&peer| (peer, Arc::clone(&mine))).collect();
-        let receives: Vec<(usize, usize)> = peers.iter().map(|&peer| (peer, parts[peer].len())).collect();
-        for (peer, part) in peers.into_iter().zip(self.exchange(call, &sends, &receives)?) {
+        let sends: Vec<(usize, Arc<[u8]>)> = peers
+            .iter()
+            .map(|&peer| (peer, Arc::clone(&mine)))
+            .collect();
+        let receives: Vec<(usize, usize)> = peers
+            .iter()
+            .map(|&peer| (peer, parts[peer].len()))
+            .collect();
+        for (peer, part) in peers
+            .into_iter()
+            .zip(self.exchange(call, &sends, &receives)?)
+        {
             bytes[parts[peer].clone()].copy_from_slice(&part);
         }
         Ok(())
     }
 
-    /// Runs `body` for one range of `bytes` after the other, each cut into a part a member that fits a message.
+    /// Runs `body` for one range of `count` bytes after the other, each cut into a part for every
+    /// member that fits a message.
     fn in_parts(
         &self,
         count: usize,
@@ -245,7 +304,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Runs `body` with the same range of each of the members' equal slices, one range after the other.
+    /// Runs `body` for one range of every member's slice of `bytes` after the other.
     fn in_slices(
         &self,
         bytes: &mut [u8],
@@ -255,19 +314,27 @@ impl Mpi {
         let each = bytes.len() / size;
         for start in (0..each).step_by(MESSAGE_BYTES_MAX) {
             let end = each.min(start + MESSAGE_BYTES_MAX);
-            let parts: Vec<Range<usize>> = (0..size).map(|rank| rank * each + start..rank * each + end).collect();
+            let parts: Vec<Range<usize>> = (0..size)
+                .map(|rank| rank * each + start..rank * each + end)
+                .collect();
             body(bytes, &parts)?;
         }
         Ok(())
     }
 
     /// `bytes` of every member become those of the member `root`.
-    pub(crate) fn broadcast_bytes(&self, call: &Call<'_>, bytes: &mut [u8], root: usize) -> Result<()> {
+    pub(crate) fn broadcast_bytes(
+        &self,
+        call: &Call<'_>,
+        bytes: &mut [u8],
+        root: usize,
+    ) -> Result<()> {
         if bytes.len() <= SMALL_BYTES || self.members.len() == 2 {
             for chunk in bytes.chunks_mut(MESSAGE_BYTES_MAX) {
                 if self.me == root {
                     let all: Arc<[u8]> = Arc::from(&*chunk);
-                    let sends: Vec<_> = self.others().map(|peer| (peer, Arc::clone(&all))).collect();
+                    let sends: Vec<_> =
+                        self.others().map(|peer| (peer, Arc::clone(&all))).collect();
                     self.exchange(call, &sends, &[])?;
                 } else {
                     chunk.copy_from_slice(&self.exchange(call, &[], &[(root, chunk.len())])?[0]);
@@ -275,12 +342,14 @@ impl Mpi {
             }
             return Ok(());
         }
-        // The root sends each byte once; then everyone passes its part on.
+        // The root sends each byte once; then every member passes its part on.
         self.in_parts(bytes.len(), |range, parts| {
             let chunk = &mut bytes[range];
             if self.me == root {
-                let sends: Vec<(usize, Arc<[u8]>)> =
-                    self.others().map(|peer| (peer, Arc::from(&chunk[parts[peer].clone()]))).collect();
+                let sends: Vec<(usize, Arc<[u8]>)> = self
+                    .others()
+                    .map(|peer| (peer, Arc::from(&chunk[parts[peer].clone()])))
+                    .collect();
                 self.exchange(call, &sends, &[])?;
             } else {
                 let mine = parts[self.me].clone();
@@ -292,16 +361,16 @@ impl Mpi {
     }
 }
 
-/// How long to wait.
+/// When a wait ends without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Patience {
-    /// For the others to come.
+    /// The timeout has passed.
     Once,
-    /// For data, of which there may be much.
+    /// Nothing has moved during the timeout: there may be much data.
     WhileMoving,
 }
 
-/// A message under way, from or to a member.
+/// A message under way, to or from a member.
 struct Flight {
     request: Request,
     peer: usize,
@@ -314,24 +383,29 @@ fn cut(count: usize, parts: usize) -> Vec<Range<usize>> {
     (0..parts).map(|part| edge(part)..edge(part + 1)).collect()
 }
 
-/// What a call is: operation, dtype, count and number; then its text.
+/// What ranks compare of a call: operation, dtype, count and number; then its text.
 fn header(call: &Call<'_>) -> Arc<[u8]> {
     let operation = match call.operation {
-        // The two ends of a message make one call.
+        // Both ends of a message make the same call.
         Operation::Send { .. } | Operation::Receive { .. } => "message".to_string(),
         operation => operation.to_string(),
     };
     let dtype = call.tensor.map_or(0, |tensor| 1 + tensor.dtype() as u64);
     let count = call.tensor.map_or(0, Tensor::count) as u64;
     let numbers = [xxh3_64(operation.as_bytes()), dtype, count, call.sequence];
-    let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let mut bytes: Vec<u8> = numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
     let text = call.to_string();
-    bytes.extend_from_slice(&text.as_bytes()[..text.floor_char_boundary(HEADER_BYTES - HEADER_NUMBERS_BYTES)]);
+    bytes.extend_from_slice(
+        &text.as_bytes()[..text.floor_char_boundary(HEADER_BYTES - HEADER_NUMBERS_BYTES)],
+    );
     bytes.resize(HEADER_BYTES, 0);
     bytes.into()
 }
 
-impl Collective for Mpi {
+impl HostCollective for Mpi {
     fn transport(&self) -> &'static str {
         "mpi"
     }
@@ -347,7 +421,7 @@ impl Collective for Mpi {
     fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            call.lend_mut(tensor, |bytes| {
+            call.with_bytes_mut(tensor, |bytes| {
                 self.in_parts(bytes.len(), |range, parts| {
                     let chunk = &mut bytes[range];
                     self.reduce_parts(call, chunk, &parts, (tensor.dtype(), reduce))?;
@@ -360,8 +434,10 @@ impl Collective for Mpi {
     fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            call.lend_mut(tensor, |bytes| {
-                self.in_slices(bytes, |bytes, parts| self.reduce_parts(call, bytes, parts, (tensor.dtype(), reduce)))
+            call.with_bytes_mut(tensor, |bytes| {
+                self.in_slices(bytes, |bytes, parts| {
+                    self.reduce_parts(call, bytes, parts, (tensor.dtype(), reduce))
+                })
             })
         })
     }
@@ -369,24 +445,26 @@ impl Collective for Mpi {
     fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            call.lend_mut(tensor, |bytes| self.in_slices(bytes, |bytes, parts| self.share_parts(call, bytes, parts)))
+            call.with_bytes_mut(tensor, |bytes| {
+                self.in_slices(bytes, |bytes, parts| self.share_parts(call, bytes, parts))
+            })
         })
     }
 
     fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
         self.run(call, || {
             self.meet(call)?;
-            call.lend_mut(tensor, |bytes| self.broadcast_bytes(call, bytes, root))
+            call.with_bytes_mut(tensor, |bytes| self.broadcast_bytes(call, bytes, root))
         })
     }
 
     fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
         self.run(call, || {
-            let mut flights = vec![self.post(header(call), to, Kind::PairHeader)?];
+            let mut flights = vec![self.post(header(call), to, MessageKind::PairHeader)?];
             self.finish(call, &mut flights, Patience::WhileMoving)?;
-            call.lend(tensor, |bytes| {
+            call.with_bytes(tensor, |bytes| {
                 for chunk in bytes.chunks(MESSAGE_BYTES_MAX) {
-                    let mut flights = [self.post(Arc::from(chunk), to, Kind::PairData)?];
+                    let mut flights = [self.post(Arc::from(chunk), to, MessageKind::PairData)?];
                     self.finish(call, &mut flights, Patience::WhileMoving)?;
                 }
                 Ok(())
@@ -396,13 +474,13 @@ impl Collective for Mpi {
 
     fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
         self.run(call, || {
-            let mut flights = [self.expect(HEADER_BYTES, from, Kind::PairHeader)?];
+            let mut flights = [self.expect(HEADER_BYTES, from, MessageKind::PairHeader)?];
             self.finish(call, &mut flights, Patience::WhileMoving)?;
             let [theirs] = flights;
             self.compare(call, &header(call), theirs)?;
-            call.lend_mut(tensor, |bytes| {
+            call.with_bytes_mut(tensor, |bytes| {
                 for chunk in bytes.chunks_mut(MESSAGE_BYTES_MAX) {
-                    let mut flights = [self.expect(chunk.len(), from, Kind::PairData)?];
+                    let mut flights = [self.expect(chunk.len(), from, MessageKind::PairData)?];
                     self.finish(call, &mut flights, Patience::WhileMoving)?;
                     let [flight] = flights;
                     chunk.copy_from_slice(&flight.request.into_bytes());

@@ -1,12 +1,13 @@
-//! One at a time on each device: what the groups of one GPU in this process share.
+//! What the groups of one GPU in this process share: they call NCCL one at a time.
 //!
-//! NCCL's calls on several communicators of one device must not be made at the same time, and before NCCL 2.26 their work needs one order over all
-//! of them, the same on all ranks: two collectives that each hold a part of the device may else wait for each other for ever. So
-//! the table below has a lock a device, held around each call of NCCL's, and remembers where the last call's work went: the next one waits
-//! for it on the device, whichever group's it is.
+//! NCCL's calls on several communicators of one device must not be made at the same time. Before
+//! NCCL 2.26 their work also needs one order over all of them, the same on all ranks: two
+//! collectives that each hold a part of the device may otherwise wait for each other. So there is
+//! a lock a device, held around each call of NCCL, which remembers the stream of the last call; the
+//! next call waits for that stream on the device.
 //!
-//! What is captured is put in order within its capture alone. A capture's streams mean nothing outside it, and eager work that it waited for would
-//! be no part of the graph: where a graph as a whole stands among eager work its launch says.
+//! Captured calls are ordered within their capture only: eager work that a capture waited for would
+//! not be part of the graph. The launch of a graph decides where it stands among eager work.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,18 +16,19 @@ use ddp_kernels::{Device, foreign};
 
 use crate::error::Result;
 
-/// The devices that groups were made for. They stay: a process has few.
+/// The devices that groups were made for. A process has few, and they stay.
 static DEVICES: Mutex<Vec<(Device, &'static Mutex<Turn>)>> = Mutex::new(Vec::new());
 
-/// Captures of one device that are remembered. One a thread is under way, and one that ended is never met again.
+/// How many captures of one device are remembered: one a thread is under way, and one that ended
+/// never comes again.
 const CAPTURES_MAX: usize = 8;
 
-/// Held by the one whose turn it is.
+/// Held while a thread calls NCCL.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     /// The stream of the last eager call.
     last: Option<Stream>,
-    /// That of the last call of each capture, by the capture's number.
+    /// The stream of the last call of each capture, by the capture's number.
     captured: Vec<(u64, Stream)>,
 }
 
@@ -43,38 +45,40 @@ pub(super) fn of(device: Device) -> MutexGuard<'static, Turn> {
             }
         }
     };
-    // What it protects is whole at any time; a group whose call panicked knows that by itself.
+    // A turn is valid at any time; a group whose call panicked knows that itself.
     turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Turn {
-    /// The work that `stream` is given next comes after that of the last call, of whichever group.
+    /// Makes the next work of `stream` follow that of the last call of any group.
     pub(super) fn follow(&mut self, stream: &Stream) -> Result<()> {
-        let last = match foreign::capture(stream) {
-            None => &mut self.last,
-            Some(capture) => match self.captured.iter().position(|(known, _)| *known == capture) {
-                Some(index) => {
-                    if self.captured[index].1 != *stream {
-                        stream.wait(&self.captured[index].1.record()?)?;
-                        self.captured[index].1 = stream.clone();
-                    }
-                    return Ok(());
+        let Some(capture) = foreign::capture(stream) else {
+            if self.last.as_ref() != Some(stream) {
+                // A stream that this thread captures by now would draw this one into its capture.
+                let is_eager = |last: &&Stream| foreign::capture(last).is_none();
+                if let Some(last) = self.last.as_ref().filter(is_eager) {
+                    stream.wait(&last.record()?)?;
                 }
-                None => {
-                    if self.captured.len() == CAPTURES_MAX {
-                        self.captured.remove(0);
-                    }
-                    self.captured.push((capture, stream.clone()));
-                    return Ok(());
-                }
-            },
-        };
-        if last.as_ref() != Some(stream) {
-            // One that this thread captures by now would draw this stream into its capture.
-            if let Some(last) = last.as_ref().filter(|last| foreign::capture(last).is_none()) {
-                stream.wait(&last.record()?)?;
+                self.last = Some(stream.clone());
             }
-            *last = Some(stream.clone());
+            return Ok(());
+        };
+        let known = self
+            .captured
+            .iter_mut()
+            .find(|(known, _)| *known == capture);
+        match known {
+            Some((_, last)) if last == stream => {}
+            Some((_, last)) => {
+                stream.wait(&last.record()?)?;
+                *last = stream.clone();
+            }
+            None => {
+                if self.captured.len() == CAPTURES_MAX {
+                    self.captured.remove(0);
+                }
+                self.captured.push((capture, stream.clone()));
+            }
         }
         Ok(())
     }

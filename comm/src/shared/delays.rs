@@ -1,4 +1,4 @@
-//! Ranks that dawdle at random, from a seed: for tests that want every order in which ranks can come to a place.
+//! Ranks with random delays from a seed, for tests that want ranks to arrive in every order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,13 +10,13 @@ const PAUSE_US_MAX: u64 = 120;
 #[derive(Debug)]
 pub(crate) struct Delays {
     state: AtomicU64,
-    /// For tests: how many places to pass, and how long to stop at the next.
+    /// How many points to pass, and how long to stop at the next.
     #[cfg(test)]
     stop: Option<(AtomicU64, Duration)>,
 }
 
 impl Delays {
-    /// Pauses that follow from the seed, the rank and the channel alone.
+    /// Pauses that depend only on the seed, the rank and the channel.
     pub(crate) fn new(seed: u64, rank: usize, channel: usize) -> Delays {
         Delays {
             state: AtomicU64::new(seed ^ mix((rank as u64) << 8 | channel as u64)),
@@ -25,13 +25,16 @@ impl Delays {
         }
     }
 
-    /// No pauses but one long one, after `places` places.
+    /// No pauses except a long one after `places` points.
     #[cfg(test)]
     pub(super) fn stopping(places: u64, for_a_time: Duration) -> Delays {
-        Delays { state: AtomicU64::new(0), stop: Some((AtomicU64::new(places), for_a_time)) }
+        Delays {
+            state: AtomicU64::new(0),
+            stop: Some((AtomicU64::new(places), for_a_time)),
+        }
     }
 
-    /// Mostly goes on; sometimes lets others run, sometimes sleeps.
+    /// Mostly does nothing; sometimes yields, spins or sleeps.
     pub(super) fn pause(&self) {
         #[cfg(test)]
         if let Some((places, for_a_time)) = &self.stop {
@@ -40,7 +43,9 @@ impl Delays {
             }
             return;
         }
-        let drawn = mix(self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
+        let drawn = mix(self
+            .state
+            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
         match drawn % 8 {
             0 => std::thread::sleep(Duration::from_micros((drawn >> 8) % PAUSE_US_MAX)),
             1 | 2 => std::thread::yield_now(),
@@ -50,7 +55,7 @@ impl Delays {
     }
 }
 
-/// The finaliser of splitmix64: neighbours become unlike.
+/// The finaliser of splitmix64.
 fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -66,7 +71,9 @@ mod tests {
         let state = |seed, rank, channel| Delays::new(seed, rank, channel).state.into_inner();
         assert_eq!(state(7, 1, 2), state(7, 1, 2));
         assert!(
-            state(7, 1, 2) != state(7, 2, 2) && state(7, 1, 2) != state(7, 1, 3) && state(7, 1, 2) != state(8, 1, 2)
+            state(7, 1, 2) != state(7, 2, 2)
+                && state(7, 1, 2) != state(7, 1, 3)
+                && state(7, 1, 2) != state(8, 1, 2)
         );
     }
 }

@@ -1,22 +1,26 @@
-//! Large tensors: every rank owns a slice, and slices travel in pieces through staging memory that stays in the caches.
+//! Large tensors: every rank owns a slice, and slices move in pieces through staging memory that
+//! stays in the caches.
 //!
-//! all_reduce is three steps a piece. Give: each rank copies to staging what the others own. Make: the owner reduces what
-//! it was given and its own, in the order of the ranks, into its tensor and into staging. Take: everybody copies the
-//! result out. reduce_scatter is the first two, all_gather the last two (what is made is what is there).
+//! all_reduce is three steps a piece. Give: each rank copies to staging what the others own. Make:
+//! the owner reduces what it was given and its own, in rank order, into its tensor and into
+//! staging. Take: every rank copies the result out. reduce_scatter is the first two steps,
+//! all_gather the last two (an owner makes what it has).
 //!
-//! Who may touch what, and when. A slot of staging is written by one rank alone. Piece k goes into slot k modulo `DEPTH`.
-//! * `given`: rank r writes piece k after every owner has counted `Made` past k - DEPTH, that is after they have read what
-//!   lay there; owners read it after r has counted `Given` past k, and before they count `Made` past k.
-//! * `made`: the owner writes piece k after all others have counted `Taken` past k - DEPTH; they read it after the owner has
-//!   counted `Made` past k, and before they count `Taken` past k.
+//! Who may touch what, and when. A slot of staging is written by one rank only. Piece k goes into
+//! slot k modulo `DEPTH`.
+//! * `given`: rank r writes piece k after every owner has counted `Made` past k - DEPTH, which is
+//!   after they have read the slot. Owners read it after r has counted `Given` past k, and before
+//!   they count `Made` past k.
+//! * `made`: the owner writes piece k after all others have counted `Taken` past k - DEPTH. They
+//!   read it after the owner has counted `Made` past k, and before they count `Taken` past k.
 //!
-//! Counting is a release and waiting an acquire, so of any write and any other access to the same byte one happens before
-//! the other. Pieces are numbered on from call to call, and at the end of a call each rank has counted all its pieces
-//! everywhere: that makes the same true across calls.
+//! Counting is a release and waiting an acquire, so of any write and any other access to the same
+//! byte one happens before the other. Piece numbers go on from call to call, and at the end of a
+//! call each rank has counted all its pieces everywhere: so the same holds across calls.
 //!
-//! In all_reduce and reduce_scatter the waits for free slots never wait: that the others have given piece k says, in the
-//! order in which they take their steps and with `DEPTH` above 2, that they are done with piece k - 3. They are kept, since
-//! they cost a few loads and the argument above needs no other.
+//! In all_reduce and reduce_scatter the waits for free slots never sleep: when the others have
+//! given piece k they are done with piece k - 3, because of the order of their steps and a `DEPTH`
+//! above 2. The waits stay: they cost a few loads, and the argument above needs no other.
 
 use ddp_kernels::DType;
 
@@ -27,10 +31,10 @@ use crate::collective::Reduce;
 use crate::error::Result;
 use crate::sums::{Sources, reduce};
 
-/// What is reduced at once, and then shown: it stays in the first-level cache between the two.
+/// Bytes that are reduced at once and then shown: they stay in the first-level cache in between.
 const BLOCK_BYTES: usize = 4096;
 
-/// A tensor on its way through the staging of a channel.
+/// A tensor that moves through the staging of a channel.
 pub(super) struct Slices<'a> {
     pub(super) channel: &'a Channel,
     pub(super) turn: &'a Turn<'a>,
@@ -48,18 +52,25 @@ impl Slices<'_> {
         self.number(piece) as usize % DEPTH
     }
 
-    /// What a count has to be past before the slot of `piece` is free.
+    /// The count that frees the slot of `piece`.
     fn freed(&self, piece: usize) -> u32 {
-        self.number(piece).wrapping_add(1).wrapping_sub(DEPTH as u32)
+        self.number(piece)
+            .wrapping_add(1)
+            .wrapping_sub(DEPTH as u32)
     }
 
     /// Every rank's `bytes` become the reduction of all of them.
-    pub(super) fn all_reduce(&self, bytes: &mut [u8], dtype: DType, operation: Reduce) -> Result<()> {
+    pub(super) fn all_reduce(
+        &self,
+        bytes: &mut [u8],
+        dtype: DType,
+        operation: Reduce,
+    ) -> Result<()> {
         let pieces = self.cut.pieces;
         self.give(0, bytes)?;
         self.channel.meet(self.turn)?;
         for piece in 0..pieces {
-            // One piece ahead and one behind: what the others wait for comes before what this rank alone needs.
+            // Give one piece ahead and take one late: what other ranks wait for comes first.
             if piece + 1 < pieces {
                 self.give(piece + 1, bytes)?;
             }
@@ -72,7 +83,12 @@ impl Slices<'_> {
     }
 
     /// This rank's slice becomes the reduction of all ranks' slices.
-    pub(super) fn reduce_scatter(&self, bytes: &mut [u8], dtype: DType, operation: Reduce) -> Result<()> {
+    pub(super) fn reduce_scatter(
+        &self,
+        bytes: &mut [u8],
+        dtype: DType,
+        operation: Reduce,
+    ) -> Result<()> {
         let pieces = self.cut.pieces;
         self.give(0, bytes)?;
         self.channel.meet(self.turn)?;
@@ -86,7 +102,7 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// Every rank's slice goes to all.
+    /// Every rank's slice is copied to all ranks.
     pub(super) fn all_gather(&self, bytes: &mut [u8]) -> Result<()> {
         let (pieces, me) = (self.cut.pieces, self.channel.me);
         self.show(0, me, bytes)?;
@@ -101,7 +117,7 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// The root's half of a broadcast. The cut has one slice.
+    /// The root's part of a broadcast. The cut has one slice.
     pub(super) fn broadcast(&self, bytes: &[u8]) -> Result<()> {
         let pieces = self.cut.pieces;
         self.show(0, 0, bytes)?;
@@ -112,46 +128,64 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// The others' half.
+    /// The other ranks' part of a broadcast.
     pub(super) fn receive_broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()> {
         self.channel.meet(self.turn)?;
         for piece in 0..self.cut.pieces {
             self.channel.pause();
-            self.channel.wait_for(self.turn, root, Count::Made, self.number(piece + 1))?;
+            self.channel
+                .wait_for(self.turn, root, Count::Made, self.number(piece + 1))?;
             self.take_from(root, piece, &mut bytes[self.cut.piece(0, piece)]);
             self.channel.raise(Count::Taken, self.number(piece + 1));
         }
-        self.channel.raise(Count::Given, self.number(self.cut.pieces));
-        self.channel.raise(Count::Made, self.number(self.cut.pieces));
+        self.channel
+            .raise(Count::Given, self.number(self.cut.pieces));
+        self.channel
+            .raise(Count::Made, self.number(self.cut.pieces));
         Ok(())
     }
 
     /// Copies piece `piece` of every other rank's slice to staging.
     fn give(&self, piece: usize, bytes: &[u8]) -> Result<()> {
-        let Channel { segment, index, me, .. } = self.channel;
-        self.channel.wait_for_all(self.turn, Count::Made, self.freed(piece))?;
+        let Channel {
+            segment, index, me, ..
+        } = self.channel;
+        self.channel
+            .wait_for_all(self.turn, Count::Made, self.freed(piece))?;
         for owner in self.channel.others() {
             let source = &bytes[self.cut.piece(owner, piece)];
             let at = segment.layout().given(*index, *me, self.slot(piece), owner);
             let target = segment.pointer(at, source.len());
             assert!(source.len() <= segment.layout().piece_bytes);
-            // SAFETY: `pointer` checked the bounds; staging is no tensor's memory. Only this rank writes there, and all
-            // who read what lay there before have said that they are done (see the top of this file).
+            // SAFETY: `pointer` checked the bounds, and staging belongs to no tensor. Only this
+            // rank writes there, and all ranks that read it before are done (see the top of this
+            // file).
             unsafe { copy_out(target, source) };
         }
         self.channel.raise(Count::Given, self.number(piece + 1));
         Ok(())
     }
 
-    /// Reduces piece `piece` of this rank's slice, and shows it if others want it.
-    fn make(&self, piece: usize, bytes: &mut [u8], dtype: DType, operation: Reduce, shown: bool) -> Result<()> {
-        let Channel { segment, index, me, .. } = self.channel;
+    /// Reduces piece `piece` of this rank's slice, and shows it to the others if `shown`.
+    fn make(
+        &self,
+        piece: usize,
+        bytes: &mut [u8],
+        dtype: DType,
+        operation: Reduce,
+        shown: bool,
+    ) -> Result<()> {
+        let Channel {
+            segment, index, me, ..
+        } = self.channel;
         let (layout, slot) = (segment.layout(), self.slot(piece));
-        self.channel.wait_for_all(self.turn, Count::Given, self.number(piece + 1))?;
+        self.channel
+            .wait_for_all(self.turn, Count::Given, self.number(piece + 1))?;
         let own = &mut bytes[self.cut.piece(*me, piece)];
         assert!(own.len() <= layout.piece_bytes);
         if shown {
-            self.channel.wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
+            self.channel
+                .wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
         }
         let (stride_bytes, ranks) = (layout.given_stride(), self.channel.size());
         let reach = (ranks - 1) * stride_bytes + own.len();
@@ -159,12 +193,17 @@ impl Slices<'_> {
         let made = segment.pointer(layout.made(*index, *me, slot), own.len());
         for (block, own) in own.chunks_mut(BLOCK_BYTES).enumerate() {
             let start = block * BLOCK_BYTES;
-            let sources = Sources { first: given.wrapping_add(start), stride_bytes, ranks, mine: *me };
-            // SAFETY: `pointer` checked the bounds. The others have written this piece and said so, and write there again
-            // only after this rank has counted it made, below (see the top of this file).
+            let sources = Sources {
+                first: given.wrapping_add(start),
+                stride_bytes,
+                ranks,
+                mine: *me,
+            };
+            // SAFETY: `pointer` checked the bounds. The others have counted this piece as given,
+            // and write there again only after this rank has counted it as made (see the top).
             unsafe { reduce(dtype, operation, own, sources) };
             if shown {
-                // SAFETY: as in `give`; the others read this only after it is counted, below.
+                // SAFETY: as in `give`. The others read this only after it is counted, below.
                 unsafe { copy_out(made.wrapping_add(start), own) };
             }
         }
@@ -172,12 +211,18 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// Shows piece `piece` of a slice as it is.
+    /// Shows piece `piece` of a slice unchanged.
     fn show(&self, piece: usize, slice: usize, bytes: &[u8]) -> Result<()> {
-        let Channel { segment, index, me, .. } = self.channel;
-        self.channel.wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
+        let Channel {
+            segment, index, me, ..
+        } = self.channel;
+        self.channel
+            .wait_for_all(self.turn, Count::Taken, self.freed(piece))?;
         let source = &bytes[self.cut.piece(slice, piece)];
-        let target = segment.pointer(segment.layout().made(*index, *me, self.slot(piece)), source.len());
+        let target = segment.pointer(
+            segment.layout().made(*index, *me, self.slot(piece)),
+            source.len(),
+        );
         assert!(source.len() <= segment.layout().piece_bytes);
         // SAFETY: as in `give`.
         unsafe { copy_out(target, source) };
@@ -187,7 +232,8 @@ impl Slices<'_> {
 
     /// Copies piece `piece` of every other rank's slice out of staging.
     fn take(&self, piece: usize, bytes: &mut [u8]) -> Result<()> {
-        self.channel.wait_for_all(self.turn, Count::Made, self.number(piece + 1))?;
+        self.channel
+            .wait_for_all(self.turn, Count::Made, self.number(piece + 1))?;
         for owner in self.channel.others() {
             self.take_from(owner, piece, &mut bytes[self.cut.piece(owner, piece)]);
         }
@@ -195,13 +241,17 @@ impl Slices<'_> {
         Ok(())
     }
 
-    /// Copies what `owner` shows. It must have counted this piece as made.
+    /// Copies what `owner` shows. `owner` must have counted this piece as made.
     fn take_from(&self, owner: usize, piece: usize, target: &mut [u8]) {
         let Channel { segment, index, .. } = self.channel;
-        let source = segment.pointer(segment.layout().made(*index, owner, self.slot(piece)), target.len());
+        let source = segment.pointer(
+            segment.layout().made(*index, owner, self.slot(piece)),
+            target.len(),
+        );
         assert!(target.len() <= segment.layout().piece_bytes);
-        // SAFETY: `pointer` checked the bounds; staging is no tensor's memory. The owner wrote this before it counted it
-        // made, which this rank has waited for, and writes there again only after this rank has counted it taken.
+        // SAFETY: `pointer` checked the bounds, and staging belongs to no tensor. The owner wrote
+        // this before it counted it as made, which this rank has waited for, and writes there again
+        // only after this rank has counted it as taken.
         unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
     }
 }

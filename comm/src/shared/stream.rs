@@ -1,15 +1,16 @@
-//! Copies to where another core will read: past the caches, straight to memory.
+//! Copies to memory that another core will read: past the caches, straight to memory.
 //!
-//! A line that one core has changed and another wants has to be fetched out of the first one's cache, and before the first
-//! may write there again, taken from the second's. Between cores that share no third-level cache that is slow: measured on
-//! a Zen 4, 3.7 MB through a ring of 64 KiB pieces, one writing and the other reading, takes 1650 µs (440 µs where they
-//! share it). Written past the caches, the reader finds it in memory, and the hardware fetches that ahead: 170 µs (190 µs).
+//! A cache line that one core has changed must be fetched from that core's cache by a reader, and
+//! taken back from the reader's before the first core writes again. Between cores without a common
+//! third-level cache that is slow: on a Zen 4, 3.7 MB through a ring of 64 KiB pieces, one core
+//! writing and the other reading, takes 1650 µs (440 µs with a common cache). Written past the
+//! caches, the reader's hardware prefetches from memory: 170 µs (190 µs).
 
-/// The widest store, and a cache line.
+/// A cache line.
 #[cfg(target_arch = "x86_64")]
 const LINE_BYTES: usize = 64;
 
-/// Below this, one fetch from another cache costs less than a detour through memory.
+/// Below this, a fetch from another core's cache is faster than one from memory.
 const PAST_CACHES_BYTES_MIN: usize = 2048;
 
 /// Copies `source` to where another core will read it.
@@ -28,26 +29,38 @@ pub(super) unsafe fn copy_out(target: *mut u8, source: &[u8]) {
     }
 }
 
-/// Copies `source` to `target`; when this returns the copy is visible to whoever is told (by a release) that it is.
+/// Copies `source` to `target`. After this returns, a release makes the copy visible.
 ///
 /// # Safety
 ///
-/// `target` can be written for `source.len()` bytes, which nobody else touches meanwhile, and does not overlap `source`.
+/// `source.len()` bytes can be written at `target`, which nothing else touches meanwhile, and which
+/// do not overlap `source`.
 unsafe fn copy_past_caches(target: *mut u8, source: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: by the caller's promise.
     unsafe {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        let lines = if target.addr().is_multiple_of(LINE_BYTES) { source.len() / LINE_BYTES * LINE_BYTES } else { 0 };
+        let lines = if target.addr().is_multiple_of(LINE_BYTES) {
+            source.len() / LINE_BYTES * LINE_BYTES
+        } else {
+            0
+        };
         for line in (0..lines).step_by(LINE_BYTES) {
-            let (from, to) = (source.as_ptr().add(line).cast::<__m128i>(), target.add(line).cast::<__m128i>());
+            let (from, to) = (
+                source.as_ptr().add(line).cast::<__m128i>(),
+                target.add(line).cast::<__m128i>(),
+            );
             let parts: [__m128i; 4] = std::array::from_fn(|part| _mm_loadu_si128(from.add(part)));
             for (part, value) in parts.into_iter().enumerate() {
                 _mm_stream_si128(to.add(part), value);
             }
         }
-        std::ptr::copy_nonoverlapping(source.as_ptr().add(lines), target.add(lines), source.len() - lines);
-        // These stores are in no order with others, not even with the release that tells of them.
+        std::ptr::copy_nonoverlapping(
+            source.as_ptr().add(lines),
+            target.add(lines),
+            source.len() - lines,
+        );
+        // Non-temporal stores are not ordered, not even by a release.
         _mm_sfence();
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -1,5 +1,5 @@
-//! Ranks as threads that dawdle in every order, and ranks as real processes, against the plain loop; and what happens when
-//! one goes wrong.
+//! Ranks that are threads with random delays, and ranks that are processes, compared with a plain
+//! loop; and what happens if one fails.
 
 mod failures;
 mod orders;
@@ -7,6 +7,7 @@ mod processes;
 mod speed;
 
 use std::panic::Location;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ddp_kernels::stream::Stream;
@@ -14,11 +15,12 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::*;
 use crate::group::Group;
-use crate::threads::{ThreadRank, ranks_on};
+use crate::tests::on_threads;
+use crate::threads::{self, ThreadRank};
 
-/// Long enough that a test that needs it fails otherwise, on a machine that is busy with others.
+/// Longer than any wait of a test that passes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
-/// Long enough for all to arrive who will.
+/// Long enough for all ranks to arrive that will.
 const SHORT: Duration = Duration::from_millis(400);
 
 fn stream() -> Stream {
@@ -28,26 +30,37 @@ fn stream() -> Stream {
 /// A tensor of `bytes`.
 fn tensor_of(dtype: DType, bytes: &[u8]) -> Tensor {
     let tensor = Tensor::zeros(&[bytes.len() / dtype.bytes()], dtype, Device::Cpu).unwrap();
-    tensor.with_bytes_mut("test", Location::caller(), |all| all.copy_from_slice(bytes)).unwrap();
+    tensor
+        .with_bytes_mut("test", Location::caller(), |all| all.copy_from_slice(bytes))
+        .unwrap();
     tensor
 }
 
 fn bytes_in(tensor: &Tensor) -> Vec<u8> {
-    tensor.with_bytes("test", Location::caller(), <[u8]>::to_vec).unwrap()
+    tensor
+        .with_bytes("test", Location::caller(), <[u8]>::to_vec)
+        .unwrap()
 }
 
-/// Runs `body` on a thread for every rank, and gives what each returned, in the order of the ranks.
+/// Runs `body` on a thread for every rank and returns the results in rank order.
 fn on_all<R: Send>(ranks: &[ThreadRank], body: impl Fn(&ThreadRank) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let body = &body;
-        let all: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || body(rank))).collect();
-        all.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    on_threads(ranks.iter().collect(), body)
 }
 
-/// Ranks over staging so small that little tensors take many pieces, counters about to wrap.
-fn tiny(size: usize, seed: Option<u64>, timeout: Duration) -> Vec<ThreadRank> {
+/// Ranks with the staging of a job.
+fn ranks(size: usize) -> Vec<ThreadRank> {
+    threads::ranks(&Segment::in_process(size).unwrap(), None)
+}
+
+/// Ranks whose staging is so small that small tensors take many pieces, and whose counters are
+/// about to wrap.
+fn tiny(size: usize, seed: Option<u64>) -> Vec<ThreadRank> {
     let segment = Segment::in_process_as(layout::Layout::tiny(size)).unwrap();
     (0..CHANNELS).for_each(|index| Channel::start_all_at(&segment, index, u32::MAX - 2));
-    ranks_on(&segment, seed, timeout)
+    threads::ranks(&segment, seed)
+}
+
+/// The group of all ranks on `channel`.
+fn group(rank: &ThreadRank, channel: usize, name: &'static str) -> Group {
+    Group::new(Arc::new(rank.collective(channel).unwrap()), name, LONG)
 }

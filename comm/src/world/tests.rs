@@ -1,27 +1,35 @@
-//! Worlds within one process; those of several processes: `tests/mpirun.rs`.
+//! Worlds within one process. Those of several processes: `tests/mpirun`.
 
-use ddp_kernels::DType;
+use ddp_kernels::{DType, Tensor};
 
 use super::*;
 use crate::Reduce;
+use crate::tests::on_ranks;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs `body` on every rank of a world of threads, and gives what each returns.
-fn on_ranks<R: Send>(size: usize, seed: Option<u64>, body: impl Fn(&World) -> R + Sync) -> Vec<R> {
-    let worlds = World::threads(size, seed, TIMEOUT).unwrap();
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| body(&{ world }))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
-}
-
 #[test]
-fn a_world_of_one_needs_nobody() {
+fn a_world_of_one_works_alone() {
     let world = World::single().unwrap();
-    assert_eq!((world.rank(), world.size(), world.local_rank(), world.local_size(), world.hosts()), (0, 1, 0, 1, 1));
+    assert_eq!(
+        (
+            world.rank(),
+            world.size(),
+            world.local_rank(),
+            world.local_size(),
+            world.hosts()
+        ),
+        (0, 1, 0, 1, 1)
+    );
     assert!(!world.host().is_empty());
-    assert_eq!((world.transport(), world.core_offset(), world.affinity_note()), ("alone", 0, None));
+    assert_eq!(
+        (
+            world.transport(),
+            world.core_offset(),
+            world.affinity_note()
+        ),
+        ("alone", 0, None)
+    );
     assert_eq!(world.default_threads(), ddp_kernels::threads::cores().len());
     world.barrier().unwrap();
     world.watch().unwrap();
@@ -33,8 +41,15 @@ fn a_world_of_one_needs_nobody() {
 }
 
 #[test]
-fn every_rank_knows_its_place() {
-    let places = on_ranks(3, None, |world| (world.rank(), world.size(), world.local_rank(), world.local_size()));
+fn every_rank_knows_its_rank_and_size() {
+    let places = on_ranks(3, None, |world| {
+        (
+            world.rank(),
+            world.size(),
+            world.local_rank(),
+            world.local_size(),
+        )
+    });
     assert_eq!(places, [(0, 3, 0, 3), (1, 3, 1, 3), (2, 3, 2, 3)]);
 }
 
@@ -42,9 +57,19 @@ fn every_rank_knows_its_place() {
 fn bytes_of_every_length_reach_every_rank() {
     for seed in [None, Some(7)] {
         let brought = |rank: usize| vec![rank as u8; [0, 70_000, 3][rank]];
-        let gathered = on_ranks(3, seed, |world| world.all_gather_bytes(&brought(world.rank())).unwrap());
-        assert!(gathered.iter().all(|all| *all == [brought(0), brought(1), brought(2)]));
-        assert!(on_ranks(2, seed, |world| world.all_gather_bytes(b"").unwrap()).iter().all(|all| *all == [b"", b""]));
+        let gathered = on_ranks(3, seed, |world| {
+            world.all_gather_bytes(&brought(world.rank())).unwrap()
+        });
+        assert!(
+            gathered
+                .iter()
+                .all(|all| *all == [brought(0), brought(1), brought(2)])
+        );
+        assert!(
+            on_ranks(2, seed, |world| world.all_gather_bytes(b"").unwrap())
+                .iter()
+                .all(|all| *all == [b"", b""])
+        );
         for root in 0..3 {
             let told = on_ranks(3, seed, |world| {
                 let mut bytes = brought(world.rank());
@@ -57,30 +82,43 @@ fn bytes_of_every_length_reach_every_rank() {
 }
 
 #[test]
-fn groups_do_not_hear_each_other() {
+fn groups_are_independent() {
     let sums = on_ranks(2, Some(3), |world| {
-        let (first, second) = (world.group("first").unwrap(), world.group("second").unwrap());
-        let stream = host_stream().unwrap();
-        let (one, ten) =
-            (Tensor::ones(&[3], DType::F32, Device::Cpu), Tensor::full(&[3], 10.0, DType::F32, Device::Cpu));
+        let (first, second) = (
+            world.group("first").unwrap(),
+            world.group("second").unwrap(),
+        );
+        let stream = Stream::default_of(Device::Cpu).unwrap();
+        let (one, ten) = (
+            Tensor::ones(&[3], DType::F32, Device::Cpu),
+            Tensor::full(&[3], 10.0, DType::F32, Device::Cpu),
+        );
         let (one, ten) = (one.unwrap(), ten.unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| second.all_reduce(&ten, Reduce::Sum, &stream).unwrap());
             first.all_reduce(&one, Reduce::Sum, &stream).unwrap();
         });
-        [one.to_vec::<f32>().unwrap()[2], ten.to_vec::<f32>().unwrap()[2]]
+        [
+            one.to_vec::<f32>().unwrap()[2],
+            ten.to_vec::<f32>().unwrap()[2],
+        ]
     });
     assert_eq!(sums, [[2.0, 20.0]; 2]);
 }
 
 #[test]
-fn one_group_too_many_is_refused_with_a_way_out() {
+fn one_group_too_many_is_refused_with_help() {
     let world = World::single().unwrap();
-    let groups: Vec<Group> = (1..GROUPS_MAX).map(|_| world.group("more").unwrap()).collect();
+    let groups: Vec<Group> = (1..CHANNELS)
+        .map(|_| world.group("more").unwrap())
+        .collect();
     assert_eq!(groups.len(), 11);
     for _ in 0..2 {
         let message = world.group("one too many").unwrap_err().to_string();
-        assert!(message.contains("the group one too many") && message.contains("12 groups at most"), "{message}");
+        assert!(
+            message.contains("the group one too many") && message.contains("at most 12 groups"),
+            "{message}"
+        );
         assert!(message.contains("clone it"), "{message}");
     }
 }
@@ -91,7 +129,10 @@ fn a_missing_rank_is_named_with_the_callers_line() {
     let error = worlds.remove(1).barrier().unwrap_err();
     let message = error.to_string();
     assert_eq!(error.exit_code(), 77);
-    assert!(message.contains("barrier") && message.contains("rank 0 did not arrive"), "{message}");
+    assert!(
+        message.contains("barrier") && message.contains("rank 0 did not arrive"),
+        "{message}"
+    );
     assert!(message.contains("world/tests.rs"), "{message}");
 }
 
@@ -104,13 +145,15 @@ fn a_world_can_move_to_another_thread() {
 #[test]
 fn ranks_that_share_the_cores_divide_them() {
     let cores = ddp_kernels::threads::cores().len();
-    let shares = on_ranks(2, None, |world| (world.default_threads(), world.core_offset()));
+    let shares = on_ranks(2, None, |world| {
+        (world.default_threads(), world.core_offset())
+    });
     let threads = (cores / 2).max(1);
     assert_eq!(shares, [(threads, 0), (threads, threads % cores)]);
 }
 
 #[test]
-fn who_comes_late_on_purpose_is_waited_for() {
+fn a_rank_that_is_known_to_be_late_is_waited_for() {
     let mut worlds = World::threads(2, None, Duration::from_millis(50)).unwrap();
     let late = worlds.remove(1);
     std::thread::scope(|scope| {
@@ -122,26 +165,25 @@ fn who_comes_late_on_purpose_is_waited_for() {
         worlds[0].barrier_within(TIMEOUT).unwrap();
         worlds[0].barrier().unwrap();
     });
-    let error = worlds[0].barrier_within(Duration::from_millis(1500)).unwrap_err().to_string();
-    assert!(error.contains("rank 1 did not arrive within 1.5 s") && error.contains("world/tests.rs"), "{error}");
-    assert!(error.contains("call 2 of group control"), "one numbering for both deadlines: {error}");
+    let error = worlds[0]
+        .barrier_within(Duration::from_millis(1500))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("rank 1 did not arrive within 1.5 s") && error.contains("world/tests.rs"),
+        "{error}"
+    );
+    assert!(
+        error.contains("call 2 of group control"),
+        "one numbering for both deadlines: {error}"
+    );
 }
 
 #[test]
-fn lengths_from_other_ranks_are_not_believed() {
-    let at = Location::caller();
-    assert_eq!(checked_lengths("all_gather_bytes", &[3, 0, 8], 8, at).unwrap(), [3, 0, 8]);
-    for wrong in [-1, i64::MIN, 9, i64::MAX] {
-        let message = checked_lengths("all_gather_bytes", &[3, wrong], 8, at).unwrap_err().to_string();
-        let expected =
-            format!("all_gather_bytes: what rank 1 brings: expected at most 8 bytes, got {wrong} (called at ");
-        assert!(message.starts_with(&expected), "{message}");
-    }
-    assert!(checked_lengths("broadcast_bytes", &[-1], 8, at).unwrap_err().to_string().contains("what the root brings"));
-}
-
-#[test]
-fn a_program_is_called_what_its_file_is_called() {
+fn a_program_has_the_name_of_its_file() {
     let own = std::env::current_exe().unwrap();
-    assert_eq!(Options::default().program, own.file_name().unwrap().to_string_lossy());
+    assert_eq!(
+        Options::default().program,
+        own.file_name().unwrap().to_string_lossy()
+    );
 }

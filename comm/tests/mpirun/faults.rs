@@ -1,4 +1,4 @@
-//! One dies, all end.
+//! One rank dies, all end.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,10 @@ use crate::rank::now_ms;
 fn faults(kind: &str, exit_codes: &[i32], expected: &[&str]) {
     for others in ["reduce", "compute"] {
         let ended = Job::new(3, &format!("fault {kind} 2 {others}")).run();
-        let exit_code = exit_codes.iter().find(|&&code| ended.exit_code == Some(code)).unwrap_or(&exit_codes[0]);
+        let exit_code = exit_codes
+            .iter()
+            .find(|&&code| ended.exit_code == Some(code))
+            .unwrap_or(&exit_codes[0]);
         let cause = ended.assert_ended_with(*exit_code);
         assert!(cause.contains("ddp-train: rank 2 on "), "{ended}");
         assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
@@ -19,7 +22,11 @@ fn faults(kind: &str, exit_codes: &[i32], expected: &[&str]) {
 
 #[test]
 fn a_panic_ends_all_with_70_and_its_line() {
-    faults("panic", &[70], &["panicked at", "mpirun/rank.rs:", ": seven is not a number"]);
+    faults(
+        "panic",
+        &[70],
+        &["panicked at", "mpirun/rank.rs:", ": seven is not a number"],
+    );
 }
 
 #[test]
@@ -33,29 +40,48 @@ fn an_error_ends_all_with_its_own_code() {
 }
 
 #[test]
-fn a_world_of_one_fails_in_its_own_words() {
+fn a_world_of_one_fails_without_naming_its_rank() {
     let ended = Job::alone("fault error 0 reduce", ("WORLD_SIZE", "1")).run();
-    assert_eq!((ended.exit_code, &*ended.stderr), (Some(76), "ddp-train: the loss is not finite\n"), "{ended}");
+    assert_eq!(
+        (ended.exit_code, &*ended.stderr),
+        (Some(76), "ddp-train: the loss is not finite\n"),
+        "{ended}"
+    );
     let ended = Job::alone("fault panic 0 reduce", ("WORLD_SIZE", "1")).run();
     assert_eq!(ended.exit_code, Some(70), "{ended}");
-    assert!(ended.causes()[0].starts_with("ddp-train: panicked at "), "{ended}");
+    assert!(
+        ended.causes()[0].starts_with("ddp-train: panicked at "),
+        "{ended}"
+    );
 }
 
 #[test]
-fn a_killed_rank_is_spoken_for_by_another() {
-    faults("kill", &[137], &["ended without a word", "kill -9"]);
+fn another_rank_reports_a_killed_rank() {
+    faults(
+        "kill",
+        &[137],
+        &["ended without reporting an error", "kill -9"],
+    );
 }
 
 #[test]
-fn a_crashed_rank_is_spoken_for_by_another() {
-    faults("crash", &[139], &["ended without a word", "crashed"]);
+fn another_rank_reports_a_crashed_rank() {
+    faults(
+        "crash",
+        &[139],
+        &["ended without reporting an error", "crashed"],
+    );
 }
 
 #[test]
 fn a_rank_that_just_leaves_ends_all() {
-    // 1 is mpirun's own code for a rank that returns 0 without having ended MPI; 77 that of the others, who on a busy
-    // machine end before mpirun has noticed.
-    faults("exit", &[1, 77], &["ended without a word", "left before the others"]);
+    // 1 is mpirun's code for a rank that returns 0 without having ended MPI; 77 that of the other
+    // ranks, which on a busy machine end before mpirun has noticed.
+    faults(
+        "exit",
+        &[1, 77],
+        &["ended without reporting an error", "left before the others"],
+    );
 }
 
 #[test]
@@ -63,8 +89,11 @@ fn a_stopped_rank_is_named_when_time_is_up() {
     for size in [2, 3] {
         let ended = Job::new(size, "fault stop 1 reduce").timeout_ms(2000).run();
         let cause = ended.assert_ended_with(77);
-        let expected =
-            ["all_reduce sum of \"gradient\" f32[1000]", "rank 1 did not arrive within 2 s", "group gradients"];
+        let expected = [
+            "all_reduce sum of \"gradient\" f32[1000]",
+            "rank 1 did not arrive within 2 s",
+            "group gradients",
+        ];
         assert!(expected.iter().all(|part| cause.contains(part)), "{ended}");
     }
 }
@@ -80,7 +109,10 @@ fn a_stopped_rank_is_named_by_every_transport() {
     ] {
         let ended = job.timeout_ms(1000).run();
         let cause = ended.assert_ended_with(77);
-        assert!(cause.contains(&format!("rank {rank} did not arrive within ")), "{ended}");
+        assert!(
+            cause.contains(&format!("rank {rank} did not arrive within ")),
+            "{ended}"
+        );
     }
 }
 
@@ -95,18 +127,26 @@ fn ranks_that_make_different_calls_end_with_78_and_both_calls() {
     ] {
         let ended = job.run();
         let cause = ended.assert_ended_with(78);
-        assert!(cause.contains("all_reduce sum of") && cause.contains("all_reduce max of"), "{ended}");
+        assert!(
+            cause.contains("all_reduce sum of") && cause.contains("all_reduce max of"),
+            "{ended}"
+        );
     }
 }
 
 #[test]
-fn ranks_that_part_ways_are_told_who_is_missing() {
+fn ranks_that_take_different_branches_learn_who_is_missing() {
     let ended = Job::new(2, "fault skip 1 reduce").timeout_ms(1000).run();
-    assert!(ended.assert_ended_with(77).contains("did not arrive within 1 s"), "{ended}");
+    assert!(
+        ended
+            .assert_ended_with(77)
+            .contains("did not arrive within 1 s"),
+        "{ended}"
+    );
 }
 
 #[test]
-fn ranks_that_are_asked_to_end_do_and_blame_nobody() {
+fn ranks_that_are_asked_to_end_do_so_without_an_error() {
     let running = Job::new(3, "fault none 0 reduce").start();
     running.wait_until_told("pid", 3);
     running.ask_to_end();
@@ -133,8 +173,17 @@ fn a_killed_launcher_takes_its_ranks_along() {
 fn a_failure_on_one_host_ends_the_others() {
     for (kind, exit_code) in [("error", 76), ("panic", 70)] {
         for others in ["reduce", "compute"] {
-            let ended = Job::on_hosts(&[("left", 2), ("right", 2)], &format!("fault {kind} 2 {others}")).run();
-            assert!(ended.assert_ended_with(exit_code).contains("ddp-train: rank 2 on right: "), "{ended}");
+            let ended = Job::on_hosts(
+                &[("left", 2), ("right", 2)],
+                &format!("fault {kind} 2 {others}"),
+            )
+            .run();
+            assert!(
+                ended
+                    .assert_ended_with(exit_code)
+                    .contains("ddp-train: rank 2 on right: "),
+                "{ended}"
+            );
         }
     }
 }
@@ -142,41 +191,52 @@ fn a_failure_on_one_host_ends_the_others() {
 #[test]
 fn a_rank_killed_on_one_host_ends_the_others() {
     for faulty in [0, 1] {
-        let ended = Job::on_hosts(&[("left", 2), ("right", 2)], &format!("fault kill {faulty} reduce")).run();
+        let ended = Job::on_hosts(
+            &[("left", 2), ("right", 2)],
+            &format!("fault kill {faulty} reduce"),
+        )
+        .run();
         let cause = ended.assert_ended_with(137);
-        assert!(cause.contains(&format!("ddp-train: rank {faulty} on left: process ")), "{ended}");
+        assert!(
+            cause.contains(&format!("ddp-train: rank {faulty} on left: process ")),
+            "{ended}"
+        );
     }
 }
 
-/// The one line in which a job ends that never was one: within its timeout of 1 s, and some.
+/// Checks the one line of a job that ends while it starts, soon after its timeout of 1 s.
 #[track_caller]
 fn assert_never_began(hosts: &[(&str, usize)], expected: &str) {
     let started = Instant::now();
     let ended = Job::on_hosts(hosts, "facts").timeout_ms(1000).run();
     assert_eq!(ended.exit_code, Some(77), "{ended}");
-    let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
+    let [cause] = ended.causes()[..] else {
+        panic!("one line says why: {ended}")
+    };
     assert!(cause.contains(expected), "{ended}");
     // The launcher takes up to 2 s to end the ranks that are left.
     assert!(started.elapsed() < Duration::from_secs(8), "{ended}");
 }
 
 #[test]
-fn a_rank_that_never_comes_to_mpi_keeps_nobody() {
-    let said = "not all ranks started MPI within 1 s. See";
+fn a_rank_that_never_starts_mpi_ends_the_job() {
+    let said = "not all ranks started MPI within 1 s; help: check";
     assert_never_began(&[(SLEEPS, 1), ("", 2)], said);
     assert_never_began(&[(FOLLOWS, 1), (LEAVES, 1), (FOLLOWS, 1)], said);
 }
 
 #[test]
 fn a_rank_that_stops_in_the_bootstrap_is_named_once() {
-    let said = "cannot exchange addresses between ranks: rank 1 did not come within 1 s. See";
+    let said =
+        "cannot exchange addresses between ranks: rank 1 did not come within 1 s; help: check";
     assert_never_began(&[("", 1), (STARTS_ONLY, 1), ("", 1)], said);
-    let said = "cannot exchange addresses between ranks: rank 0 did not come within 1 s. See";
+    let said =
+        "cannot exchange addresses between ranks: rank 0 did not come within 1 s; help: check";
     assert_never_began(&[(STARTS_ONLY, 1), ("", 2)], said);
 }
 
 #[test]
-fn a_rank_that_never_ends_mpi_keeps_nobody() {
+fn a_rank_that_never_ends_mpi_ends_the_job() {
     let started = Instant::now();
     let ended = Job::new(3, "stays 1").timeout_ms(1000).run();
     let cause = ended.assert_ended_with(77);
@@ -187,7 +247,10 @@ fn a_rank_that_never_ends_mpi_keeps_nobody() {
 #[test]
 fn a_job_that_is_suspended_longer_than_its_timeout_goes_on() {
     for transport in ["auto", "mpi"] {
-        let running = Job::new(2, "steps 150").transport(transport).timeout_ms(800).start();
+        let running = Job::new(2, "steps 150")
+            .transport(transport)
+            .timeout_ms(800)
+            .start();
         running.wait_until_told("pid", 2);
         std::thread::sleep(Duration::from_millis(100));
         running.suspend(Duration::from_millis(1000));
@@ -196,8 +259,14 @@ fn a_job_that_is_suspended_longer_than_its_timeout_goes_on() {
 }
 
 #[test]
-fn who_is_known_to_be_slow_is_waited_for_and_noticed_when_it_dies() {
-    Job::new(2, "slow none").timeout_ms(1000).run().assert_well();
+fn a_rank_known_to_be_slow_is_waited_for_and_noticed_when_it_dies() {
+    Job::new(2, "slow none")
+        .timeout_ms(1000)
+        .run()
+        .assert_well();
     let ended = Job::new(2, "slow kill").timeout_ms(1000).run();
-    assert!(ended.assert_ended_with(137).contains("rank 0 on "), "{ended}");
+    assert!(
+        ended.assert_ended_with(137).contains("rank 0 on "),
+        "{ended}"
+    );
 }

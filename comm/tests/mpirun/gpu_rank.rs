@@ -1,4 +1,4 @@
-//! What ranks with a GPU each do in these tests. Rank `r` has device `r` of this machine, modulo how many there are.
+//! What ranks with a GPU each do in these tests. Rank `r` has device `r` modulo their number.
 
 use std::time::Duration;
 
@@ -13,8 +13,11 @@ use crate::rank::{commit, cpu_ms, now_ms, tell};
 const SLICES: [usize; 3] = [1, 333, 20_000];
 
 fn device(world: &World) -> Device {
-    let usable: Vec<Device> = Device::usable().into_iter().filter(|device| device.is_accelerator()).collect();
-    // By rank: where one machine stands in for several hosts each has its own all the same.
+    let usable: Vec<Device> = Device::usable()
+        .into_iter()
+        .filter(|device| device.is_accelerator())
+        .collect();
+    // By rank: also where one machine stands in for several hosts, each rank has its own.
     usable[world.rank() % usable.len()]
 }
 
@@ -26,33 +29,42 @@ pub(crate) fn play(words: &[&str], world: &World) -> Result<()> {
         ["rings"] => rings(world),
         ["agree"] => agree(world),
         ["never", rank] => never(world, rank),
-        ["late", rank] => late(world, rank),
         ["idle"] => idle(world),
         ["names"] => names(world),
         ["apart"] => apart(world),
         ["early"] => early(world),
         ["outlive"] => outlive(world),
         ["uncaptured"] => uncaptured(world),
-        ["fault", kind, rank, how] => fault(world, kind, rank.parse().unwrap_or(0), how == "captured"),
+        ["fault", kind, rank, how] => {
+            fault(world, kind, rank.parse().unwrap_or(0), how == "captured")
+        }
         _ => panic!("no such role of a GPU: {words:?}"),
     }
 }
 
-/// Small whole numbers, other ones on each rank: every sum of up to 16 of them is exact in any dtype.
+/// Small whole numbers, different on each rank: a sum of up to 16 of them is exact in any dtype.
 fn numbers<T: Element>(rank: usize, count: usize) -> Vec<T> {
-    (0..count).map(|index| T::from_f64(((index * 7 + rank * 5) % 16) as f64)).collect()
+    (0..count)
+        .map(|index| T::from_f64(((index * 7 + rank * 5) % 16) as f64))
+        .collect()
 }
 
 fn tensor<T: Element>(rank: usize, count: usize, name: &str, device: Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(&numbers::<T>(rank, count), &[count], device)?.named(name))
 }
 
-/// Every operation in every dtype, compared with what must come out.
+/// Every operation in every dtype, compared with the expected results.
 fn operations(world: &World) -> Result<()> {
     let device = device(world);
     let group = world.gpu_group("gradients", device)?;
-    assert_eq!((group.device(), group.rank(), group.size()), (Some(device), world.rank(), world.size()));
-    assert_eq!(group.transport(), if world.size() == 1 { "alone" } else { "nccl" });
+    assert_eq!(
+        (group.device(), group.rank(), group.size()),
+        (Some(device), world.rank(), world.size())
+    );
+    assert_eq!(
+        group.transport(),
+        if world.size() == 1 { "alone" } else { "nccl" }
+    );
     let stream = Stream::urgent(device)?;
     stream.scope(|| {
         for slice in SLICES {
@@ -76,43 +88,82 @@ fn sums<T: Element>(group: &Group, slice: usize, device: Device, stream: &Stream
     let (rank, size) = (group.rank(), group.size());
     let count = slice * size;
     let all: Vec<Vec<T>> = (0..size).map(|rank| numbers(rank, count)).collect();
-    let expected: Vec<f64> = (0..count).map(|index| all.iter().map(|of| of[index].to_f64()).sum()).collect();
-    let (sum, scattered) = (tensor::<T>(rank, count, "sum", device)?, tensor::<T>(rank, count, "scattered", device)?);
+    let expected: Vec<f64> = (0..count)
+        .map(|index| all.iter().map(|of| of[index].to_f64()).sum())
+        .collect();
+    let (sum, scattered) = (
+        tensor::<T>(rank, count, "sum", device)?,
+        tensor::<T>(rank, count, "scattered", device)?,
+    );
     group.all_reduce(&sum, Reduce::Sum, stream)?;
     group.reduce_scatter(&scattered, Reduce::Sum, stream)?;
     let got = |tensor: &Tensor| {
-        Ok::<_, ddp_comm::Error>(tensor.to_vec::<T>()?.iter().map(|x| x.to_f64()).collect::<Vec<_>>())
+        Ok::<_, ddp_comm::Error>(
+            tensor
+                .to_vec::<T>()?
+                .iter()
+                .map(|x| x.to_f64())
+                .collect::<Vec<_>>(),
+        )
     };
     assert_eq!(got(&sum)?, expected, "all_reduce of {}", T::DTYPE);
     let mine = rank * slice..(rank + 1) * slice;
-    assert_eq!(got(&scattered)?[mine.clone()], expected[mine], "reduce_scatter of {}", T::DTYPE);
+    assert_eq!(
+        got(&scattered)?[mine.clone()],
+        expected[mine],
+        "reduce_scatter of {}",
+        T::DTYPE
+    );
     Ok(())
 }
 
-fn moves<T: Element + PartialEq>(group: &Group, slice: usize, device: Device, stream: &Stream) -> Result<()> {
+fn moves<T: Element + PartialEq>(
+    group: &Group,
+    slice: usize,
+    device: Device,
+    stream: &Stream,
+) -> Result<()> {
     let (rank, size) = (group.rank(), group.size());
     let count = slice * size;
     let gathered = tensor::<T>(rank, count, "gathered", device)?;
     group.all_gather(&gathered, stream)?;
     let of = |owner: usize| numbers::<T>(owner, count)[owner * slice..(owner + 1) * slice].to_vec();
     let expected: Vec<T> = (0..size).flat_map(of).collect();
-    assert!(gathered.to_vec::<T>()? == expected, "all_gather of {}", T::DTYPE);
+    assert!(
+        gathered.to_vec::<T>()? == expected,
+        "all_gather of {}",
+        T::DTYPE
+    );
     for root in [0, size - 1] {
-        // Who gives calls it differently from who takes.
-        let told = tensor::<T>(rank, count, if rank == root { "given" } else { "taken" }, device)?;
+        // The root names its tensor differently from the others.
+        let told = tensor::<T>(
+            rank,
+            count,
+            if rank == root { "given" } else { "taken" },
+            device,
+        )?;
         group.broadcast(&told, root, stream)?;
-        assert!(told.to_vec::<T>()? == numbers::<T>(root, count), "broadcast of {}", T::DTYPE);
+        assert!(
+            told.to_vec::<T>()? == numbers::<T>(root, count),
+            "broadcast of {}",
+            T::DTYPE
+        );
     }
     Ok(())
 }
 
-/// Sums of numbers of all magnitudes: within the rounding of any order of adding, and the same bits on all ranks.
+/// Sums of numbers of all magnitudes: within the rounding of any order of adding, and the same bits
+/// on all ranks.
 fn rounded(world: &World, group: &Group, device: Device) -> Result<()> {
     let (count, size) = (5000, group.size());
     let stream = Stream::default_of(device)?;
     let of = |rank: usize| -> Vec<f32> {
-        let value = |index: usize| ((index * 2_654_435_761 + rank * 40_503) % 65_536) as f32 / 256.0 - 128.0;
-        (0..count).map(|index| value(index) * f32::powi(2.0, (index % 20) as i32 - 10)).collect()
+        let value = |index: usize| {
+            ((index * 2_654_435_761 + rank * 40_503) % 65_536) as f32 / 256.0 - 128.0
+        };
+        (0..count)
+            .map(|index| value(index) * f32::powi(2.0, (index % 20) as i32 - 10))
+            .collect()
     };
     let sum = Tensor::from_slice(&of(group.rank()), &[count], device)?.named("rounded");
     group.all_reduce(&sum, Reduce::Sum, &stream)?;
@@ -121,33 +172,62 @@ fn rounded(world: &World, group: &Group, device: Device) -> Result<()> {
     for (index, got) in got.iter().enumerate() {
         let terms = || all.iter().map(|of| f64::from(of[index]));
         let (expected, magnitude): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
-        // size − 1 additions, each off by half a unit in the last place of at most the sum of magnitudes.
+        // size − 1 additions, each off by at most half a unit in the last place of the sum of
+        // magnitudes.
         let bound = (size - 1) as f64 * f64::from(f32::EPSILON) / 2.0 * magnitude * 1.01;
-        assert!((f64::from(*got) - expected).abs() <= bound, "element {index}: {got}, expected {expected} ± {bound}");
+        assert!(
+            (f64::from(*got) - expected).abs() <= bound,
+            "element {index}: {got}, expected {expected} ± {bound}"
+        );
     }
     let bytes: Vec<u8> = got.iter().flat_map(|x| x.to_le_bytes()).collect();
     let all = world.all_gather_bytes(&bytes)?;
-    assert!(all.iter().all(|other| *other == all[0]), "ranks have other bits");
+    assert!(
+        all.iter().all(|other| *other == all[0]),
+        "ranks have other bits"
+    );
     Ok(())
 }
 
-/// What is refused, and how.
+/// Calls that are refused, and their errors.
 fn misuse(world: &World) -> Result<()> {
     let device = device(world);
     let (gpus, hosts) = (world.gpu_group("gpus", device)?, world.group("hosts")?);
-    let (there, here) = (tensor::<f32>(0, 8, "there", device)?, tensor::<f32>(0, 8, "here", Device::Cpu)?);
-    let (of_gpu, of_host) = (Stream::default_of(device)?, Stream::default_of(Device::Cpu)?);
+    let (there, here) = (
+        tensor::<f32>(0, 8, "there", device)?,
+        tensor::<f32>(0, 8, "here", Device::Cpu)?,
+    );
+    let (of_gpu, of_host) = (
+        Stream::default_of(device)?,
+        Stream::default_of(Device::Cpu)?,
+    );
     for (name, outcome) in [
-        ("gpu to hosts", hosts.all_reduce(&there, Reduce::Sum, &of_gpu)),
-        ("host to gpus", gpus.all_reduce(&here, Reduce::Sum, &of_host)),
+        (
+            "gpu to hosts",
+            hosts.all_reduce(&there, Reduce::Sum, &of_gpu),
+        ),
+        (
+            "host to gpus",
+            gpus.all_reduce(&here, Reduce::Sum, &of_host),
+        ),
         ("largest", gpus.all_reduce(&there, Reduce::Max, &of_gpu)),
-        ("bytes", gpus.all_reduce(&Tensor::zeros(&[8], DType::U8, device)?, Reduce::Sum, &of_gpu)),
-        ("group of a cpu", world.gpu_group("none", Device::Cpu).map(drop)),
+        (
+            "bytes",
+            gpus.all_reduce(
+                &Tensor::zeros(&[8], DType::U8, device)?,
+                Reduce::Sum,
+                &of_gpu,
+            ),
+        ),
+        (
+            "group of a cpu",
+            world.gpu_group("none", Device::Cpu).map(drop),
+        ),
     ] {
         let error = outcome.expect_err(name);
         tell(name, format!("{} {error}", error.exit_code()));
     }
-    // Nothing of that was a call.
+    // None of these counted as a call.
     gpus.all_reduce(&there, Reduce::Sum, &of_gpu)?;
     assert_eq!(there.to_vec::<f32>()?[1], 7.0 * world.size() as f32);
     world.barrier()
@@ -164,10 +244,19 @@ impl Buckets {
     fn new(world: &World, lengths: &[usize]) -> Result<Buckets> {
         let device = device(world);
         let group = world.gpu_group("gradients", device)?;
-        let make =
-            |(index, &length): (usize, &usize)| tensor::<f32>(world.rank(), length, &format!("bucket {index}"), device);
-        let buckets = lengths.iter().enumerate().map(make).collect::<Result<_>>()?;
-        Ok(Buckets { stream: Stream::urgent(device)?, group, buckets })
+        let make = |(index, &length): (usize, &usize)| {
+            tensor::<f32>(world.rank(), length, &format!("bucket {index}"), device)
+        };
+        let buckets = lengths
+            .iter()
+            .enumerate()
+            .map(make)
+            .collect::<Result<_>>()?;
+        Ok(Buckets {
+            stream: Stream::urgent(device)?,
+            group,
+            buckets,
+        })
     }
 
     fn reduce(&self, bucket: &Tensor) -> Result<()> {
@@ -187,7 +276,11 @@ impl Buckets {
 
     fn bits(&self) -> Result<Vec<u32>> {
         self.stream.scope(|| {
-            let all = self.buckets.iter().map(|bucket| Ok(bucket.to_vec::<f32>()?)).collect::<Result<Vec<_>>>()?;
+            let all = self
+                .buckets
+                .iter()
+                .map(|bucket| Ok(bucket.to_vec::<f32>()?))
+                .collect::<Result<Vec<_>>>()?;
             Ok(all.concat().into_iter().map(f32::to_bits).collect())
         })
     }
@@ -202,7 +295,7 @@ fn graphs(world: &World) -> Result<()> {
     }
     let eager = buckets.bits()?;
     let captured = Buckets::new(world, &[1000, 31, 4096])?;
-    // The first two eagerly: a graph cannot do what is done once.
+    // The first two eagerly: a graph cannot contain work that is done once.
     captured.step()?;
     captured.step()?;
     let graph = Graph::capture(&captured.stream, || captured.step())?;
@@ -218,7 +311,7 @@ fn graphs(world: &World) -> Result<()> {
     world.barrier()
 }
 
-/// Letters between neighbours: all at once, and from one to the next.
+/// Messages between neighbours: all at once, and from one to the next.
 fn rings(world: &World) -> Result<()> {
     let device = device(world);
     let group = world.gpu_group("ring", device)?;
@@ -226,8 +319,10 @@ fn rings(world: &World) -> Result<()> {
     let stream = Stream::new(device)?;
     stream.scope(|| {
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        let (mine, theirs) =
-            (tensor::<f32>(rank, count, "mine", device)?, tensor::<f32>(rank, count, "theirs", device)?);
+        let (mine, theirs) = (
+            tensor::<f32>(rank, count, "mine", device)?,
+            tensor::<f32>(rank, count, "theirs", device)?,
+        );
         group.grouped(|| {
             group.send(&mine, next, &stream)?;
             group.receive(&theirs, previous, &stream)
@@ -245,12 +340,20 @@ fn rings(world: &World) -> Result<()> {
     })?;
     // Two streams in one group are refused before anything starts, and leave the group as it was.
     let other = Stream::new(device)?;
-    let (x, y) = (tensor::<f32>(rank, 8, "x", device)?, tensor::<f32>(rank, 8, "y", device)?);
+    let (x, y) = (
+        tensor::<f32>(rank, 8, "x", device)?,
+        tensor::<f32>(rank, 8, "y", device)?,
+    );
     let error = group.grouped(|| {
         group.all_reduce(&x, Reduce::Sum, &stream)?;
         group.all_reduce(&y, Reduce::Sum, &other)
     });
-    assert!(error.expect_err("two streams").to_string().contains("stream: expected that of the first call"));
+    assert!(
+        error
+            .expect_err("two streams")
+            .to_string()
+            .contains("stream: expected that of the first call")
+    );
     // From one stream to another: the group's own order is kept.
     group.all_reduce(&x, Reduce::Sum, &stream)?;
     group.all_reduce(&y, Reduce::Sum, &other)?;
@@ -261,11 +364,17 @@ fn rings(world: &World) -> Result<()> {
 }
 
 fn agree(world: &World) -> Result<()> {
-    let (gpus, hosts) = (world.gpu_group("gpus", device(world))?, world.group("hosts")?);
+    let (gpus, hosts) = (
+        world.gpu_group("gpus", device(world))?,
+        world.group("hosts")?,
+    );
     for group in [&gpus, &hosts, &Group::alone()] {
         assert!(group.all_agree(true)?);
         assert!(!group.all_agree(false)?);
-        assert_eq!(group.all_agree(world.rank() != 0)?, group.size() == 1 && world.rank() != 0);
+        assert_eq!(
+            group.all_agree(world.rank() != 0)?,
+            group.size() == 1 && world.rank() != 0
+        );
     }
     tell("agree", world.rank());
     world.barrier()
@@ -279,32 +388,17 @@ fn never(world: &World, rank: &str) -> Result<()> {
     world.gpu_group("gradients", device(world)).map(drop)
 }
 
-/// One rank comes later than the timeout to a call for which the others know that it may.
-fn late(world: &World, rank: &str) -> Result<()> {
-    let buckets = Buckets::new(world, &[100])?;
-    buckets.step()?;
-    if rank == world.rank().to_string() {
-        buckets.stream.synchronize()?;
-        std::thread::sleep(Duration::from_millis(2000));
-    }
-    let patient = buckets.group.with_timeout(Duration::from_secs(20));
-    let x = tensor::<f32>(0, 7, "late", device(world))?;
-    patient.all_reduce(&x, Reduce::Sum, &buckets.stream)?;
-    // The same again without does not take the first one's time away.
-    buckets.group.all_reduce(&x, Reduce::Sum, &buckets.stream)?;
-    // What follows has the group's own deadline, and is not yet begun.
-    buckets.step()?;
-    buckets.stream.synchronize()?;
-    Ok(())
-}
-
-/// Ranks that make other groups.
+/// Ranks that make different groups.
 fn names(world: &World) -> Result<()> {
-    let name = if world.rank() == 1 { "others" } else { "gradients" };
+    let name = if world.rank() == 1 {
+        "others"
+    } else {
+        "gradients"
+    };
     world.gpu_group(name, device(world)).map(drop)
 }
 
-/// Ranks that made other calls, which fit together, and meet.
+/// Ranks that made different calls of equal sizes, and then meet.
 fn apart(world: &World) -> Result<()> {
     let (device, group) = (device(world), world.gpu_group("gradients", device(world))?);
     let stream = Stream::default_of(device)?;
@@ -314,17 +408,21 @@ fn apart(world: &World) -> Result<()> {
     group.all_agree(true).map(drop)
 }
 
-/// One rank fails, and gives back its group on the way, while the others wait for it on their devices.
+/// One rank fails and drops its group while the others wait for it on their devices.
 fn early(world: &World) -> Result<()> {
     let buckets = Buckets::new(world, &[100])?;
     buckets.step()?;
     buckets.stream.synchronize()?;
     if world.rank() == 1 {
         std::thread::sleep(Duration::from_millis(300));
-        // Nobody will take this, so its device is not done.
-        buckets.group.send(&buckets.buckets[0], 0, &buckets.stream)?;
+        // No rank receives this, so its device is never done.
+        buckets
+            .group
+            .send(&buckets.buckets[0], 0, &buckets.stream)?;
         // Refused: this rank's own error.
-        return buckets.group.all_reduce(&buckets.buckets[0], Reduce::Max, &buckets.stream);
+        return buckets
+            .group
+            .all_reduce(&buckets.buckets[0], Reduce::Max, &buckets.stream);
     }
     buckets.step()?;
     Ok(buckets.stream.synchronize()?)
@@ -335,7 +433,11 @@ fn outlive(world: &World) -> Result<()> {
     let buckets = Buckets::new(world, &[1000])?;
     buckets.step()?;
     let graph = Graph::capture(&buckets.stream, || buckets.step())?;
-    let Buckets { stream, group, buckets } = buckets;
+    let Buckets {
+        stream,
+        group,
+        buckets,
+    } = buckets;
     drop(group);
     graph.launch()?;
     stream.synchronize()?;
@@ -349,19 +451,22 @@ fn outlive(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A group goes on after a call that could not be captured, and so does its name.
+/// A group works after a call that could not be captured.
 fn uncaptured(world: &World) -> Result<()> {
     let device = device(world);
     let (buckets, stream) = (Buckets::new(world, &[1000, 31])?, Stream::new(device)?);
     buckets.step()?;
-    // Given to a stream for the first time, which must wait for what came before: a graph cannot.
+    // Its first use on a stream must wait for earlier work, which a graph cannot.
     let fresh = stream.scope(|| tensor::<f32>(0, 100, "fresh", device))?;
     let error = Graph::capture(&buckets.stream, || {
         buckets.step()?;
         buckets.reduce(&fresh)
     });
     let error = error.expect_err("memory that a graph cannot wait for");
-    assert!(matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })),
+        "{error}"
+    );
     assert!(!buckets.group.all_agree(false)?);
     buckets.step()?;
     let graph = Graph::capture(&buckets.stream, || buckets.step())?;
@@ -371,9 +476,12 @@ fn uncaptured(world: &World) -> Result<()> {
     world.barrier()
 }
 
-/// Two groups at rest.
+/// Two groups without calls.
 fn idle(world: &World) -> Result<()> {
-    let (first, second) = (world.gpu_group("first", device(world))?, world.gpu_group("second", device(world))?);
+    let (first, second) = (
+        world.gpu_group("first", device(world))?,
+        world.gpu_group("second", device(world))?,
+    );
     world.barrier()?;
     let before = cpu_ms();
     std::thread::sleep(Duration::from_secs(2));
@@ -386,7 +494,11 @@ fn idle(world: &World) -> Result<()> {
 fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()> {
     let buckets = Buckets::new(world, &[1000, 1000, 500])?;
     buckets.step()?;
-    let graph = if captured { Some(Graph::capture(&buckets.stream, || buckets.step())?) } else { None };
+    let graph = if captured {
+        Some(Graph::capture(&buckets.stream, || buckets.step())?)
+    } else {
+        None
+    };
     let step = || match &graph {
         Some(graph) => Ok(graph.launch()?),
         None => buckets.step(),
@@ -394,7 +506,11 @@ fn fault(world: &World, kind: &str, faulty: usize, captured: bool) -> Result<()>
     for number in 1..if kind == "none" { 100 } else { 600 } {
         if number == 5 && world.rank() == faulty && kind != "none" {
             tell("fault", now_ms());
-            let Buckets { stream, buckets: all, .. } = &buckets;
+            let Buckets {
+                stream,
+                buckets: all,
+                ..
+            } = &buckets;
             match kind {
                 "count" => {
                     let longer = tensor::<f32>(0, 1001, "bucket 1", stream.device())?;

@@ -1,4 +1,4 @@
-//! Starting ranks under the real `mpirun`, and what became of them.
+//! Starts ranks under the real `mpirun`, and collects what they did.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,21 +9,22 @@ use std::time::{Duration, Instant};
 
 use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, TRANSPORT, now_ms};
 
-/// How long a job may take to end after a fault, as this project promises.
+/// How long a job may take to end after a fault: a promise of this project.
 pub(crate) const END_MAX_MS: u64 = 5000;
-/// More than any job here takes on a machine that is busy with other things: a job that hangs is ended, and its test fails.
+/// Longer than any job takes on a busy machine. A job that hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(60);
 
-/// In the place of a host's name: ranks that `mpirun` binds to cores as it does by itself.
+/// Instead of a host's name: ranks that `mpirun` binds to cores, its default.
 pub(crate) const BOUND: &str = "bound";
-/// In the place of a host's name: processes that end, or do nothing, before they come to MPI; and one that stops in it.
+/// Instead of a host's name: processes that end, or do nothing, before they start MPI; and one that
+/// stops in it.
 pub(crate) const LEAVES: &str = "leaves";
-/// In the place of a host's name: ranks that come to MPI once the one that leaves is gone, as its launcher knows, too. If another had come before,
-/// Open MPI's launcher would end the job by itself.
+/// Instead of a host's name: ranks that start MPI after the one that leaves is gone and its
+/// launcher has noticed. Otherwise Open MPI's launcher would end the job itself.
 pub(crate) const FOLLOWS: &str = "follows";
 pub(crate) const SLEEPS: &str = "sleeps";
 pub(crate) const STARTS_ONLY: &str = "starts MPI only";
-/// In the place of a host's name: see `under_another_launcher`.
+/// Instead of a host's name: `under_another_launcher`.
 const ANOTHER_LAUNCHER: &str = "another launcher";
 
 /// Ranks to start.
@@ -41,9 +42,9 @@ pub(crate) struct Running {
 /// A job that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// `mpirun`'s exit code; none if a signal ended it.
+    /// `mpirun`'s exit code; None if a signal ended it.
     pub(crate) exit_code: Option<i32>,
-    /// What the ranks told.
+    /// What the ranks wrote.
     told: String,
     pub(crate) stderr: String,
     ended_at_ms: u64,
@@ -55,12 +56,12 @@ impl Job {
         Job::on_hosts(&[("", size)], role)
     }
 
-    /// The same, under a launcher that this program does not know as one that ends all ranks when one has failed.
+    /// The same, under a launcher that is not known to end all ranks when one has failed.
     pub(crate) fn under_another_launcher(size: usize, role: &str) -> Job {
         Job::on_hosts(&[(ANOTHER_LAUNCHER, size)], role)
     }
 
-    /// Ranks that play `role`, so many on each of hosts that this machine stands in for.
+    /// Ranks that play `role` on several hosts that this machine stands in for.
     pub(crate) fn on_hosts(hosts: &[(&str, usize)], role: &str) -> Job {
         let mut command = Command::new("mpirun");
         // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
@@ -72,8 +73,9 @@ impl Job {
             command.args(["--bind-to", "none"]);
         }
         let program = std::env::current_exe().expect("this program has a path");
-        // The number of the process that leaves.
-        let leaver = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("leaver-{}", std::process::id()));
+        // Holds the number of the process that leaves.
+        let leaver =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("leaver-{}", std::process::id()));
         _ = std::fs::remove_file(&leaver);
         for (index, (host, size)) in hosts.iter().enumerate() {
             if index > 0 {
@@ -86,7 +88,7 @@ impl Job {
                     command.args(["sh", "-c", "echo $$ > \"$0\""]).arg(&leaver);
                     continue;
                 }
-                // A process is there until its launcher has taken notice of its end.
+                // A process exists until its launcher has noticed its end.
                 FOLLOWS => {
                     let wait = "until [ -s \"$0\" ] && ! kill -0 $(cat \"$0\") 2>&-; do sleep 0.02; done; exec \"$1\"";
                     command.args(["sh", "-c", wait]).arg(&leaver);
@@ -95,18 +97,20 @@ impl Job {
                     command.args(["sleep", "60"]);
                     continue;
                 }
-                // With the settings that the others make, or MPI would not start.
+                // With the settings of the other ranks, or MPI would not start.
                 STARTS_ONLY => {
                     let settings = ["OMPI_MCA_pml=ob1", "OMPI_MCA_btl=^tcp,ofi,openib,usnic,uct"];
-                    command.args(["env", &format!("{ROLE}=init only")]).args(settings);
+                    command
+                        .args(["env", &format!("{ROLE}=init only")])
+                        .args(settings);
                 }
-                // What is left speaks PMIx, as srun does.
+                // The remaining variables are PMIx's, as with srun.
                 ANOTHER_LAUNCHER => _ = command.args(["env", "-u", "OMPI_COMM_WORLD_RANK"]),
                 host => _ = command.args(["-x", &format!("DDP_TEST_HOST={host}")]),
             }
             command.arg(&program);
         }
-        // What this test itself was started under is not what its ranks are.
+        // Variables of this test's own launcher must not reach its ranks.
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLURM_")) {
             command.env_remove(name);
         }
@@ -117,12 +121,17 @@ impl Job {
     /// One process that no launcher starts, with a variable of a scheduler in its environment.
     pub(crate) fn alone(role: &str, (name, value): (&str, &str)) -> Job {
         let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-        for (name, _) in
-            std::env::vars().filter(|(name, _)| ["SLURM_", "OMPI_", "PMI"].iter().any(|p| name.starts_with(p)))
-        {
+        for (name, _) in std::env::vars().filter(|(name, _)| {
+            ["SLURM_", "OMPI_", "PMI"]
+                .iter()
+                .any(|p| name.starts_with(p))
+        }) {
             command.env_remove(name);
         }
-        command.env(ROLE, role).env_remove("RUST_BACKTRACE").env(name, value);
+        command
+            .env(ROLE, role)
+            .env_remove("RUST_BACKTRACE")
+            .env(name, value);
         Job { command }
     }
 
@@ -144,15 +153,24 @@ impl Job {
     pub(crate) fn start(mut self) -> Running {
         static JOBS: AtomicUsize = AtomicUsize::new(0);
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("ddp-mpirun-test-{}-{number}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("ddp-mpirun-test-{}-{number}", std::process::id()));
         std::fs::create_dir(&folder).expect("the temporary folder can be written");
         self.command.env(FOLDER, &folder);
-        let piped = self.command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let piped = self
+            .command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let mut mpirun = piped.spawn().unwrap_or_else(|error| {
             panic!("cannot start mpirun: {error}. These tests need it while the feature mpi is on: launch/setup installs it.")
         });
         let stderr = reader(mpirun.stderr.take());
-        Running { mpirun, stderr, folder }
+        Running {
+            mpirun,
+            stderr,
+            folder,
+        }
     }
 
     pub(crate) fn run(self) -> Ended {
@@ -170,16 +188,24 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
 
 fn read_all(folder: &Path) -> String {
     let files = std::fs::read_dir(folder).expect("it is there").flatten();
-    files.filter_map(|file| std::fs::read_to_string(file.path()).ok()).collect()
+    files
+        .filter_map(|file| std::fs::read_to_string(file.path()).ok())
+        .collect()
 }
 
 impl Running {
-    /// Waits until so many ranks have told something by this name.
+    /// Waits until `count` ranks have written something by this name.
     pub(crate) fn wait_until_told(&self, name: &str, count: usize) {
         let started = Instant::now();
         while started.elapsed() < RUN_MAX {
             let told = read_all(&self.folder);
-            if told.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(": "))).count()
+            if told
+                .lines()
+                .filter(|line| {
+                    line.strip_prefix(name)
+                        .is_some_and(|rest| rest.starts_with(": "))
+                })
+                .count()
                 >= count
             {
                 return;
@@ -189,16 +215,19 @@ impl Running {
         panic!("ranks did not tell {name}");
     }
 
-    /// Ends the launcher as a machine would that runs out of memory.
+    /// Kills the launcher, as a lack of memory would.
     pub(crate) fn kill_launcher(&mut self) {
         self.mpirun.kill().expect("mpirun is there");
     }
 
-    /// Stops the ranks, one after the other, 100 ms apart, and has them go on after `pause`: the last to stop, which waits for
-    /// the first, is the first to go on.
+    /// Stops the ranks one after the other, 100 ms apart, and resumes them in reverse order after
+    /// `pause`: the last to stop waits for the first.
     pub(crate) fn suspend(&self, pause: Duration) {
         let told = read_all(&self.folder);
-        let pids = told.lines().filter_map(|line| line.strip_prefix("pid: ")).map(|pid| pid.parse().expect("a number"));
+        let pids = told
+            .lines()
+            .filter_map(|line| line.strip_prefix("pid: "))
+            .map(|pid| pid.parse().expect("a number"));
         let pids: Vec<libc::pid_t> = pids.collect();
         let signal = |pid: libc::pid_t, signal: i32| {
             // SAFETY: sends a signal to a process of this job, which has not ended.
@@ -207,7 +236,9 @@ impl Running {
         };
         pids.iter().for_each(|&pid| signal(pid, libc::SIGSTOP));
         std::thread::sleep(pause);
-        pids.iter().rev().for_each(|&pid| signal(pid, libc::SIGCONT));
+        pids.iter()
+            .rev()
+            .for_each(|&pid| signal(pid, libc::SIGCONT));
     }
 
     /// Ends the job as a scheduler does when its time is up.
@@ -219,11 +250,15 @@ impl Running {
     pub(crate) fn wait(mut self) -> Ended {
         let started = Instant::now();
         let status = loop {
-            if let Some(status) = self.mpirun.try_wait().expect("mpirun is a child of this process") {
+            if let Some(status) = self
+                .mpirun
+                .try_wait()
+                .expect("mpirun is a child of this process")
+            {
                 break status;
             }
             if started.elapsed() > RUN_MAX {
-                // Its ranks notice, and end.
+                // Its ranks notice and end.
                 self.kill_launcher();
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -232,19 +267,30 @@ impl Running {
         let stderr = self.stderr.join().expect("the reader does not panic");
         let told = read_all(&self.folder);
         _ = std::fs::remove_dir_all(&self.folder);
-        Ended { exit_code: status.code(), told, stderr, ended_at_ms }
+        Ended {
+            exit_code: status.code(),
+            told,
+            stderr,
+            ended_at_ms,
+        }
     }
 }
 
 impl Ended {
-    /// The values that ranks told by this name.
+    /// The values that ranks wrote by this name.
     pub(crate) fn told(&self, name: &str) -> Vec<&str> {
-        self.told.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).collect()
+        self.told
+            .lines()
+            .filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+            .collect()
     }
 
     /// The lines in which the job said why it ended.
     pub(crate) fn causes(&self) -> Vec<&str> {
-        self.stderr.lines().filter(|line| line.contains("ddp-train: ")).collect()
+        self.stderr
+            .lines()
+            .filter(|line| line.contains("ddp-train: "))
+            .collect()
     }
 
     /// All ranks did what they should.
@@ -260,31 +306,45 @@ impl Ended {
         let pids = self.told("pid");
         assert!(!pids.is_empty(), "{self}");
         for pid in pids {
-            let left = || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+            let left =
+                || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
             let started = Instant::now();
-            // Whoever inherits a rank may take a moment to bury it.
+            // The new parent of a rank may take a moment to reap it.
             while left() && started.elapsed() < Duration::from_secs(1) {
                 std::thread::sleep(Duration::from_millis(10));
             }
             assert!(!left(), "process {pid} is left: {self}");
         }
-        let job =
-            self.told("job")[0].trim_matches('"').parse::<u64>().map(|job| format!("{job:x}")).unwrap_or_default();
-        let names = std::fs::read_dir("/dev/shm").expect("/dev/shm can be read").flatten();
+        let job = self.told("job")[0]
+            .trim_matches('"')
+            .parse::<u64>()
+            .map(|job| format!("{job:x}"))
+            .unwrap_or_default();
+        let names = std::fs::read_dir("/dev/shm")
+            .expect("/dev/shm can be read")
+            .flatten();
         let ours = |name: &str| name.contains("ddp") || (!job.is_empty() && name.contains(&job));
-        let left: Vec<String> =
-            names.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| ours(name)).collect();
+        let left: Vec<String> = names
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .filter(|name| ours(name))
+            .collect();
         assert!(left.is_empty(), "left in /dev/shm: {left:?}");
     }
 
-    /// The job ended soon after its fault, said why in one line, and left nothing. That line.
+    /// The job ended soon after its fault, reported why in one line, and left nothing. Returns the
+    /// line.
     #[track_caller]
     pub(crate) fn assert_ended_with(&self, exit_code: i32) -> &str {
         self.assert_clean();
         assert_eq!(self.exit_code, Some(exit_code), "{self}");
         if let [at_ms] = self.told("fault")[..] {
-            let took_ms = self.ended_at_ms.saturating_sub(at_ms.parse().expect("a time"));
-            assert!(took_ms <= END_MAX_MS, "the job took {took_ms} ms to end: {self}");
+            let took_ms = self
+                .ended_at_ms
+                .saturating_sub(at_ms.parse().expect("a time"));
+            assert!(
+                took_ms <= END_MAX_MS,
+                "the job took {took_ms} ms to end: {self}"
+            );
         }
         assert_eq!(self.causes().len(), 1, "one line says why: {self}");
         self.causes()[0]
@@ -293,6 +353,12 @@ impl Ended {
 
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "exit code {:?}\n{}\n{}", self.exit_code, self.told.trim(), self.stderr.trim())
+        write!(
+            f,
+            "exit code {:?}\n{}\n{}",
+            self.exit_code,
+            self.told.trim(),
+            self.stderr.trim()
+        )
     }
 }

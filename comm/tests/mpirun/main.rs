@@ -1,5 +1,5 @@
-//! Ranks that are processes, under the real `mpirun`: who they are, that all transports give the same bits, and that one
-//! failure ends all of them, soon and with its cause said once.
+//! Ranks that are processes, under the real `mpirun`: who they are, that all transports give the
+//! same bits, and that one failure ends all of them soon and is reported once.
 
 #[cfg(feature = "mpi")]
 mod faults;
@@ -28,10 +28,17 @@ mod together {
         ended.assert_well();
         for rank in 0..3 {
             let place = ended.told(&format!("place {rank}"));
-            assert!(place[0].starts_with(&format!("(3, {rank}, 3, 1, ")), "{ended}");
+            assert!(
+                place[0].starts_with(&format!("(3, {rank}, 3, 1, ")),
+                "{ended}"
+            );
             assert!(place[0].ends_with("\"shared memory\")"), "{ended}");
         }
-        assert_eq!(ended.told("hello"), [r#"["rank 0", "rank 1", "rank 2"]"#; 3], "{ended}");
+        assert_eq!(
+            ended.told("hello"),
+            [r#"["rank 0", "rank 1", "rank 2"]"#; 3],
+            "{ended}"
+        );
         assert_eq!(ended.told("word"), ["\"from 2\""; 3], "{ended}");
         assert_eq!(ended.told("listening"), ["[]"; 3], "{ended}");
     }
@@ -41,29 +48,55 @@ mod together {
         let ended = Job::on_hosts(&[("left", 2), ("right", 1)], "facts").run();
         ended.assert_well();
         let transport = "\"shared memory and mpi\"";
-        assert_eq!(ended.told("place 0"), [format!("(3, 0, 2, 2, \"left\", {transport})")], "{ended}");
-        assert_eq!(ended.told("place 1"), [format!("(3, 1, 2, 2, \"left\", {transport})")], "{ended}");
-        assert_eq!(ended.told("place 2"), [format!("(3, 0, 1, 2, \"right\", {transport})")], "{ended}");
-        assert_eq!(ended.told("hello"), [r#"["rank 0", "rank 1", "rank 2"]"#; 3], "{ended}");
+        assert_eq!(
+            ended.told("place 0"),
+            [format!("(3, 0, 2, 2, \"left\", {transport})")],
+            "{ended}"
+        );
+        assert_eq!(
+            ended.told("place 1"),
+            [format!("(3, 1, 2, 2, \"left\", {transport})")],
+            "{ended}"
+        );
+        assert_eq!(
+            ended.told("place 2"),
+            [format!("(3, 0, 1, 2, \"right\", {transport})")],
+            "{ended}"
+        );
+        assert_eq!(
+            ended.told("hello"),
+            [r#"["rank 0", "rank 1", "rank 2"]"#; 3],
+            "{ended}"
+        );
     }
 
     #[test]
     fn ranks_find_each_other_under_a_launcher_that_gives_no_numbers() {
         let ended = Job::under_another_launcher(2, "facts").run();
         ended.assert_well();
-        assert!(ended.told("place 1")[0].starts_with("(2, 1, 2, 1, "), "{ended}");
+        assert!(
+            ended.told("place 1")[0].starts_with("(2, 1, 2, 1, "),
+            "{ended}"
+        );
     }
 
     #[test]
     fn shared_memory_between_hosts_is_refused() {
-        let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "facts").transport("shared").run();
+        let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "facts")
+            .transport("shared")
+            .run();
         assert_eq!(ended.exit_code, Some(77), "{ended}");
-        let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
-        assert!(cause.contains("they are on 2 hosts, and shared memory was asked for"), "{ended}");
+        let [cause] = ended.causes()[..] else {
+            panic!("one line says why: {ended}")
+        };
+        assert!(
+            cause.contains("they are on 2 hosts, and shared memory was requested"),
+            "{ended}"
+        );
     }
 
     #[test]
-    fn a_rank_that_mpirun_binds_to_one_core_says_how_to_lift_it() {
+    fn a_rank_that_mpirun_binds_to_one_core_says_how_to_undo_it() {
         let cores = ddp_kernels::threads::cores().len();
         if cores < 2 {
             println!("skipped: this process may run on one core only");
@@ -73,22 +106,36 @@ mod together {
         ended.assert_well();
         let note = format!(
             "rank 0 may run on 1 core only, and its share of this host is {cores} cores: the launcher binds ranks to \
-             cores. Lift it with mpirun --bind-to none."
+             cores; help: undo it with mpirun --bind-to none"
         );
-        assert_eq!(ended.told("share 0"), [format!("(1, 0, Some({note:?}))")], "{ended}");
-        // Nobody to meet: MPI was not even started.
+        assert_eq!(
+            ended.told("share 0"),
+            [format!("(1, 0, Some({note:?}))")],
+            "{ended}"
+        );
+        // Alone, it does not start MPI.
         assert!(ended.told("place 0")[0].ends_with("\"alone\")"), "{ended}");
         let free = Job::new(1, "facts").run();
-        assert_eq!(free.told("share 0"), [format!("({cores}, 0, None)")], "{free}");
+        assert_eq!(
+            free.told("share 0"),
+            [format!("({cores}, 0, None)")],
+            "{free}"
+        );
     }
 
     #[test]
     fn a_process_that_a_scheduler_left_alone_is_warned() {
         let ended = Job::alone("facts", ("SLURM_NTASKS", "4")).run();
         ended.assert_well();
-        assert!(ended.told("place 0")[0].starts_with("(1, 0, 1, 1, "), "{ended}");
-        let warning = "warning: this process is alone, but Slurm speaks of 4 tasks (SLURM_NTASKS=4)";
-        assert!(ended.stderr.starts_with(warning) && ended.stderr.contains("srun --mpi=pmix"), "{ended}");
+        assert!(
+            ended.told("place 0")[0].starts_with("(1, 0, 1, 1, "),
+            "{ended}"
+        );
+        let warning = "warning: this process is alone, but Slurm reports 4 tasks (SLURM_NTASKS=4)";
+        assert!(
+            ended.stderr.starts_with(warning) && ended.stderr.contains("srun --mpi=pmix"),
+            "{ended}"
+        );
         assert_eq!(Job::alone("facts", ("SLURM_NTASKS", "1")).run().stderr, "");
     }
 
@@ -104,12 +151,17 @@ mod together {
     fn every_transport_gives_every_rank_the_same_bits() {
         let shared = Job::new(4, "sums").run();
         let shared = digests(&shared);
-        // Four ranks told of every operation, and all told the same.
-        let odd = shared.chunks(4).find(|four| four.iter().any(|told| *told != four[0]));
+        // Four ranks reported every operation, and all the same digest.
+        let odd = shared
+            .chunks(4)
+            .find(|four| four.iter().any(|told| *told != four[0]));
         assert_eq!(odd, None);
         let mpi = Job::new(4, "sums").transport("mpi").run();
         assert_eq!(digests(&mpi), shared);
-        for hosts in [&[("left", 2), ("right", 2)][..], &[("a", 1), ("b", 2), ("c", 1)]] {
+        for hosts in [
+            &[("left", 2), ("right", 2)][..],
+            &[("a", 1), ("b", 2), ("c", 1)],
+        ] {
             let hosts = Job::on_hosts(hosts, "sums").run();
             assert_eq!(digests(&hosts), shared);
         }
@@ -118,7 +170,10 @@ mod together {
     #[test]
     #[ignore = "takes 5 GB of memory and half a minute"]
     fn tensors_beyond_what_mpi_can_count_arrive_whole() {
-        for job in [Job::new(2, "large").transport("mpi"), Job::on_hosts(&[("left", 1), ("right", 1)], "large")] {
+        for job in [
+            Job::new(2, "large").transport("mpi"),
+            Job::on_hosts(&[("left", 1), ("right", 1)], "large"),
+        ] {
             let ended = job.run();
             ended.assert_well();
             assert_eq!(ended.told("gathered"), ["[1, 1, 2, 2]"; 2], "{ended}");
@@ -130,14 +185,18 @@ mod together {
     fn ranks_that_hosts_hold_out_of_order_go_through_mpi_alone() {
         let ended = Job::on_hosts(&[("left", 1), ("right", 1), ("left", 1)], "facts").run();
         ended.assert_well();
-        assert_eq!(ended.told("place 2"), ["(3, 1, 2, 2, \"left\", \"mpi\")"], "{ended}");
+        assert_eq!(
+            ended.told("place 2"),
+            ["(3, 1, 2, 2, \"left\", \"mpi\")"],
+            "{ended}"
+        );
     }
 
     #[test]
     fn a_disagreement_ends_all_with_78_and_shows_both_values() {
         let ended = Job::new(3, "disagree 2").run();
         let cause = ended.assert_ended_with(78);
-        let expected = "ranks disagree on the configuration: rank 2 has lr = 0.5, rank 0 has lr = 0.1. Give all";
+        let expected = "ranks disagree on the configuration: rank 2 has lr = 0.5, rank 0 has lr = 0.1; help: Give all";
         assert!(cause.contains(expected), "{ended}");
     }
 
@@ -145,10 +204,16 @@ mod together {
     fn a_rank_that_waits_burns_no_core() {
         let role = "late 1";
         let hosts = [("left", 1), ("right", 1)];
-        for job in [Job::new(2, role), Job::new(2, role).transport("mpi"), Job::on_hosts(&hosts, role)] {
+        for job in [
+            Job::new(2, role),
+            Job::new(2, role).transport("mpi"),
+            Job::on_hosts(&hosts, role),
+        ] {
             let ended = job.run();
             ended.assert_well();
-            let [cpu_ms] = ended.told("cpu_ms")[..] else { panic!("one rank waits: {ended}") };
+            let [cpu_ms] = ended.told("cpu_ms")[..] else {
+                panic!("one rank waits: {ended}")
+            };
             // Of 2000 ms. Through MPI a waiting rank looks a thousand times a second.
             assert!(cpu_ms.parse::<u64>().expect("a time") <= 200, "{ended}");
         }

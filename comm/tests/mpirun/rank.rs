@@ -1,34 +1,36 @@
-//! What the ranks of these tests do. The test binary is the program that `mpirun` starts: with a role in the environment it
-//! plays that instead of running tests, before `main` and its threads, as a program that connects first of all.
+//! What the ranks of these tests do. `mpirun` starts this test binary: with a role in the
+//! environment it plays that role instead of running tests, before `main` and other threads.
 
 use std::fmt::Debug;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ddp_comm::{Error, Field, Group, Options, Reduce, Result, Transport, World};
+use ddp_comm::{Error, Field, Group, Options, Reduce, Remedy, Result, Transport, World};
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Element, Tensor};
 
 use crate::gpu_rank;
 
-/// The role of the rank, and what it is given.
+/// The role of the rank, and its arguments.
 pub(crate) const ROLE: &str = "DDP_TEST_ROLE";
 pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
 pub(crate) const TRANSPORT: &str = "DDP_TEST_TRANSPORT";
 pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
-/// Set by whoever runs these tests where there are fewer GPUs than ranks, as `launch/gpu-check` does on a machine with one: ranks may then
-/// have the same.
+/// Set where there are fewer GPUs than ranks, as `launch/gpu-check` does: ranks may share them.
 pub(crate) const SHARE_GPUS: &str = "DDP_TEST_SHARE_GPUS";
 
-// Constructors of a program run on its only thread, before `main`; this one returns where there is no role to play.
+// Constructors of a program run on its only thread, before `main`. This one returns if there is no
+// role.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    // As Rust's own start does: whoever reads the output may be gone.
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    // As Rust's own start does: the reader of the output may be gone.
     // SAFETY: this is the only thread, and ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     tracing::subscriber::set_global_default(Warnings).expect("nobody else has set it");
@@ -37,61 +39,90 @@ extern "C" fn start() {
         Ok("shared") => Transport::SharedMemory,
         _ => Transport::Auto,
     };
-    let timeout_ms = std::env::var(TIMEOUT_MS).ok().and_then(|text| text.parse().ok()).unwrap_or(20_000);
+    let timeout_ms = std::env::var(TIMEOUT_MS)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(20_000);
     if role == "init only" {
         init_only();
     }
-    let (timeout, share_gpus) = (Duration::from_millis(timeout_ms), std::env::var_os(SHARE_GPUS).is_some());
-    let options = Options { timeout, transport, program: "ddp-train".into(), share_gpus };
+    let (timeout, share_gpus) = (
+        Duration::from_millis(timeout_ms),
+        std::env::var_os(SHARE_GPUS).is_some(),
+    );
+    let options = Options {
+        timeout,
+        transport,
+        program: "ddp-train".into(),
+        share_gpus,
+        remedy_text: |remedy| match remedy {
+            Remedy::LongerTimeout => "--timeout-s sets how long to wait",
+            Remedy::ShareGpus => "--share-gpus lets several ranks use one",
+            Remedy::NoGraphs => "--graph off runs steps without graphs",
+            _ => "",
+        },
+    };
     let world = match World::connect(&options) {
         Ok(world) => world,
         Err(error) => {
             if !matches!(error, Error::PeerFailed(_)) {
-                eprintln!("ddp-train: {error}");
+                let remedy = error.remedy().map_or("", options.remedy_text);
+                eprintln!("ddp-train: {error}; {remedy}");
             }
             std::process::exit(i32::from(error.exit_code()));
         }
     };
     world.install_panic_hook();
     if let Err(error) = world.watch().and_then(|()| play(&role, &world)) {
-        world.fail(&error, error.exit_code());
+        let remedy = error.remedy().map_or("", options.remedy_text);
+        world.fail(&format!("{error}; {remedy}"), error.exit_code());
     }
     drop(world);
     std::process::exit(0);
 }
 
-/// A rank that comes to MPI and no further.
+/// A rank that starts MPI and does nothing else.
 fn init_only() -> ! {
     unsafe extern "C" {
         fn MPI_Init(count: *mut i32, words: *mut *mut *mut i8) -> i32;
     }
-    // SAFETY: MPI takes no words at all where it is given null, and this is the only thread.
+    // SAFETY: MPI reads no arguments if they are null, and this is the only thread.
     unsafe { MPI_Init(std::ptr::null_mut(), std::ptr::null_mut()) };
     std::thread::sleep(Duration::from_secs(60));
     std::process::exit(0)
 }
 
-/// A line for the test to read: in a file of this rank's own, since mpirun mixes what ranks print.
+/// Writes a line for the test to read to this rank's file: mpirun mixes what ranks print.
 pub(crate) fn tell(what: &str, value: impl Debug) {
-    let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).expect("the test names a folder"));
+    let folder =
+        std::path::PathBuf::from(std::env::var_os(FOLDER).expect("the test names a folder"));
     let file = folder.join(std::process::id().to_string());
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("the folder is there");
+    let mut file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(file)
+        .expect("the folder is there");
     writeln!(file, "{what}: {value:?}").expect("the folder has room");
 }
 
 pub(crate) fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
 }
 
 /// The processor time that this process has used on all its threads.
 pub(crate) fn cpu_ms() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes the place it is given.
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes the variable it is given.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }
 
-/// Prints what is warned of.
+/// Prints warnings.
 struct Warnings;
 
 impl tracing::Subscriber for Warnings {
@@ -99,7 +130,9 @@ impl tracing::Subscriber for Warnings {
         *metadata.level() == tracing::Level::WARN
     }
     fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut |_: &tracing::field::Field, value: &dyn Debug| eprintln!("warning: {value:?}"));
+        event.record(&mut |_: &tracing::field::Field, value: &dyn Debug| {
+            eprintln!("warning: {value:?}")
+        });
     }
     fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
         tracing::span::Id::from_u64(1)
@@ -124,7 +157,11 @@ fn play(role: &str, world: &World) -> Result<()> {
             let configuration = format!("seed = 1\nlr = {}\n", if odd { 0.5 } else { 0.1 });
             world.handshake(&[
                 Field::must_match("the program", "0.2.0", "Install one version."),
-                Field::must_match("the configuration", configuration, "Give all ranks the same flags."),
+                Field::must_match(
+                    "the configuration",
+                    configuration,
+                    "Give all ranks the same flags.",
+                ),
             ])
         }
         ["fault", kind, rank, others] => fault(world, kind, rank.parse().unwrap_or(0), others),
@@ -137,12 +174,12 @@ fn play(role: &str, world: &World) -> Result<()> {
             world.barrier()?;
             if !is_late {
                 tell("cpu_ms", cpu_ms() - before);
-                // The other way round at the end: it waits in `drop`.
+                // At the end the roles are reversed: the other rank waits in `drop`.
                 std::thread::sleep(Duration::from_millis(500));
             }
             Ok(())
         }
-        // Comes to the end like the others, but never ends MPI.
+        // Finishes its work like the others, but never ends MPI.
         ["stays", rank] => {
             if rank == world.rank().to_string() {
                 world.barrier()?;
@@ -159,7 +196,7 @@ fn play(role: &str, world: &World) -> Result<()> {
             }
             Ok(())
         }
-        // Rank 0 takes longer than the timeout, and the others know that it may.
+        // Rank 0 takes longer than the timeout, and the others expect that.
         ["slow", kind] => {
             world.barrier()?;
             if world.rank() == 0 {
@@ -177,11 +214,31 @@ fn play(role: &str, world: &World) -> Result<()> {
 fn facts(world: &World) -> Result<()> {
     tell(
         &format!("place {}", world.rank()),
-        (world.size(), world.local_rank(), world.local_size(), world.hosts(), world.host(), world.transport()),
+        (
+            world.size(),
+            world.local_rank(),
+            world.local_size(),
+            world.hosts(),
+            world.host(),
+            world.transport(),
+        ),
     );
-    tell(&format!("share {}", world.rank()), (world.default_threads(), world.core_offset(), world.affinity_note()));
+    tell(
+        &format!("share {}", world.rank()),
+        (
+            world.default_threads(),
+            world.core_offset(),
+            world.affinity_note(),
+        ),
+    );
     let hello = world.all_gather_bytes(format!("rank {}", world.rank()).as_bytes())?;
-    tell("hello", hello.iter().map(|bytes| String::from_utf8_lossy(bytes).into_owned()).collect::<Vec<_>>());
+    tell(
+        "hello",
+        hello
+            .iter()
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+            .collect::<Vec<_>>(),
+    );
     let mut word = format!("from {}", world.rank()).into_bytes();
     world.broadcast_bytes(&mut word, world.size() - 1)?;
     tell("word", String::from_utf8_lossy(&word));
@@ -189,20 +246,41 @@ fn facts(world: &World) -> Result<()> {
     world.barrier()
 }
 
-/// The addresses, as the kernel writes them, on which this process listens to more than this machine.
+/// The addresses, in the kernel's notation, on which this process listens beyond this machine.
 fn listening() -> Vec<String> {
-    let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let links = std::fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten();
     let own: Vec<String> = links
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_string()))
+        .filter_map(|link| {
+            Some(
+                link.to_str()?
+                    .strip_prefix("socket:[")?
+                    .strip_suffix(']')?
+                    .to_string(),
+            )
+        })
         .collect();
     let mut found = Vec::new();
-    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6", "/proc/self/net/udp", "/proc/self/net/udp6"] {
-        for line in std::fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
+    for table in [
+        "/proc/self/net/tcp",
+        "/proc/self/net/tcp6",
+        "/proc/self/net/udp",
+        "/proc/self/net/udp6",
+    ] {
+        for line in std::fs::read_to_string(table)
+            .unwrap_or_default()
+            .lines()
+            .skip(1)
+        {
             let columns: Vec<&str> = line.split_whitespace().collect();
             let (address, state, inode) = (columns[1], columns[3], columns[9]);
-            // 127.0.0.1 and ::1 in the kernel's byte order; 0A is a listening TCP socket, 07 an unconnected UDP one.
-            let local = address.starts_with("0100007F:") || address.starts_with("00000000000000000000000001000000:");
+            // 127.0.0.1 and ::1 in the kernel's byte order; 0A is a listening TCP socket, 07 an
+            // unconnected UDP one.
+            let local = address.starts_with("0100007F:")
+                || address.starts_with("00000000000000000000000001000000:");
             if own.iter().any(|own| own == inode) && ["0A", "07"].contains(&state) && !local {
                 found.push(format!("{table} {address}"));
             }
@@ -211,7 +289,7 @@ fn listening() -> Vec<String> {
     found
 }
 
-/// Every operation on many tensors: the test compares what they give with what another transport gives.
+/// Every operation on many tensors. The test compares the results with those of other transports.
 fn sums(world: &World) -> Result<()> {
     let (main, second) = (world.group("main")?, world.group("second")?);
     for count in [1, 12, 5_000] {
@@ -221,7 +299,7 @@ fn sums(world: &World) -> Result<()> {
         operations::<bf16>(world, &main, count)?;
         operations::<f16>(world, &second, count)?;
     }
-    // More than one message of 1 MiB for each rank; and of what bf16 is added in.
+    // More than one message of 1 MiB for each rank, also in the f32 that bf16 is added in.
     operations::<f64>(world, &main, 540_012)?;
     operations::<bf16>(world, &second, 300_012)?;
     moves::<u8>(world, &second, 2_500_000)?;
@@ -233,10 +311,12 @@ fn sums(world: &World) -> Result<()> {
 fn large(world: &World) -> Result<()> {
     let (group, stream) = (world.group("main")?, Stream::default_of(Device::Cpu)?);
     let (count, last) = ((1 << 31) + 4096, world.size() - 1);
-    let tensor = Tensor::full(&[count], 1.0 + world.rank() as f64, DType::U8, Device::Cpu)?.named("x");
+    let tensor =
+        Tensor::full(&[count], 1.0 + world.rank() as f64, DType::U8, Device::Cpu)?.named("x");
     group.all_gather(&tensor, &stream)?;
     let edges = |tensor: &Tensor| {
-        tensor.with_slice::<u8, _>(|all| [all[0], all[count / 2 - 1], all[count / 2], all[count - 1]])
+        tensor
+            .with_slice::<u8, _>(|all| [all[0], all[count / 2 - 1], all[count / 2], all[count - 1]])
     };
     tell("gathered", edges(&tensor)?);
     group.broadcast(&tensor.slice(count / 2..count)?, last, &stream)?;
@@ -256,7 +336,7 @@ fn operations<T: Element>(world: &World, group: &Group, count: usize) -> Result<
 
         let tensor = random::<T>(world.rank(), count * world.size())?;
         group.reduce_scatter(&tensor, reduce, &stream)?;
-        // Only this rank's slice means something: the others are fetched from their owners.
+        // Only this rank's slice is specified: the others are fetched from their owners.
         group.all_gather(&tensor, &stream)?;
         digest::<T>(&format!("reduce_scatter {}", reduce.name()), count, &tensor)?;
     }
@@ -273,7 +353,7 @@ fn moves<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {
         group.broadcast(&tensor, root, &stream)?;
         digest::<T>(&format!("broadcast {root}"), count, &tensor)?;
     }
-    // A letter goes round, so that every rank ends with rank 0's; then all ranks have the same to show.
+    // A message goes round: every rank ends with rank 0's, so all have the same digest.
     let letter = random::<T>(rank, count)?;
     if rank > 0 {
         group.receive(&letter, rank - 1, &stream)?;
@@ -285,12 +365,17 @@ fn moves<T: Element>(world: &World, group: &Group, count: usize) -> Result<()> {
     digest::<T>("letter", count, &letter)
 }
 
-/// Numbers of all magnitudes, so that the order of a sum shows in its bits.
+/// Numbers of all magnitudes, so that the bits of a sum depend on its order.
 fn random<T: Element>(rank: usize, count: usize) -> Result<Tensor> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(rank as u64 + 1);
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let (mantissa, exponent) = ((state >> 40) as f64 / f64::from(1 << 23) - 1.0, (state >> 33) % 12);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let (mantissa, exponent) = (
+            (state >> 40) as f64 / f64::from(1 << 23) - 1.0,
+            (state >> 33) % 12,
+        );
         T::from_f64(mantissa * f64::from(1 << exponent))
     };
     let elements: Vec<T> = (0..count).map(|_| next()).collect();
@@ -299,14 +384,20 @@ fn random<T: Element>(rank: usize, count: usize) -> Result<Tensor> {
 
 fn digest<T: Element>(operation: &str, count: usize, tensor: &Tensor) -> Result<()> {
     // Every element is exact in f64: the integers are small.
-    let mix =
-        |all: u64, value: &T| (all ^ value.to_f64().to_bits()).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let mix = |all: u64, value: &T| {
+        (all ^ value.to_f64().to_bits())
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(29)
+    };
     let digest = tensor.with_slice::<T, _>(|elements| elements.iter().fold(0, mix))?;
-    tell("digest", format!("{operation} {} {count} {digest:016x}", T::DTYPE));
+    tell(
+        "digest",
+        format!("{operation} {} {count} {digest:016x}", T::DTYPE),
+    );
     Ok(())
 }
 
-/// All ranks reduce over and over, or compute, until `faulty` does what ends the job.
+/// All ranks reduce repeatedly, or compute, until `faulty` fails.
 fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
     let (group, stream) = (world.group("gradients")?, Stream::default_of(Device::Cpu)?);
     let tensor = Tensor::ones(&[1000], DType::F32, Device::Cpu)?.named("gradient");
@@ -315,7 +406,11 @@ fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
             tell("fault", now_ms());
             commit(world, kind)?;
         }
-        let reduce = if kind == "other" && step == 20 && world.rank() == faulty { Reduce::Max } else { Reduce::Sum };
+        let reduce = if kind == "other" && step == 20 && world.rank() == faulty {
+            Reduce::Max
+        } else {
+            Reduce::Sum
+        };
         if step >= 20 && others == "compute" {
             std::thread::sleep(Duration::from_secs(60));
         }
@@ -339,7 +434,7 @@ pub(crate) fn commit(world: &World, kind: &str) -> Result<()> {
         "crash" => raise(libc::SIGSEGV),
         "stop" => raise(libc::SIGSTOP),
         "exit" => std::process::exit(0),
-        // Skips a call: the others are one ahead, at another place of the program.
+        // Skips a call: the others are one call ahead.
         "skip" => return world.barrier(),
         "none" | "other" => {}
         _ => panic!("no such fault: {kind}"),

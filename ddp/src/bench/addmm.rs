@@ -1,32 +1,118 @@
-//! `ddp-train bench addmm`: products of random rows with a weight, with a bias, as the forward pass of a linear layer makes them.
+//! `ddp-train bench addmm`: products of random rows with a weight, plus a bias, as in the forward pass
+//! of a linear layer.
 
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::{self, Activation};
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::{Say, name_of, of_all_ranks, precision, round, rounds, start};
-use crate::config::{self, AddmmConfig, ProductShape};
+use super::measure::{BenchFlags, Say, of_all_ranks, precision, round, rounds, start};
+use crate::cli::flags::{choice, whole};
+use crate::config::{List, Precision};
+use crate::devices::described;
 use crate::error::Result;
 
-/// Operands of products in turn have so many bytes together, several times the last cache (60 MB on a large GPU), so that each
-/// product reads memory as a layer's does, whose operands were last used a step ago.
+/// Bytes of all sets of operands, several times the largest cache (60 MB on a large GPU). A product
+/// then reads memory, as a layer does, whose operands were last used a step ago.
 const ROTATED_BYTES: usize = 256 << 20;
-/// But no more sets of operands than this: what is smaller still costs its launch and little else.
+/// The most sets of operands.
 const SETS_MAX: usize = 1024;
+/// The longest side of a product.
+const SIDE_MAX: usize = 1 << 24;
 
-/// Measures, on all ranks: a line for each shape.
-pub fn on_ranks(bench: &AddmmConfig, world: &World, say: Say<'_>) -> Result<()> {
-    let device = start(&bench.common, &format!("{bench:?}"), world)?;
-    precision(bench.dtype, device)?;
+/// The flags of `bench addmm`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct AddmmFlags {
+    /// Rows of the input
+    #[arg(long, value_name = "ROWS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
+    pub m: usize,
+    /// Outputs of a row
+    #[arg(long, value_name = "OUTPUTS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
+    pub n: usize,
+    /// Inputs of a row: the dimension that is summed over
+    #[arg(long, value_name = "INPUTS", default_value = "2048", value_parser = whole(1..=SIDE_MAX), allow_negative_numbers = true)]
+    pub k: usize,
+    /// Several shapes in turn, as MxNxK with commas between; instead of --m, --n and --k
+    #[arg(long, value_name = "SHAPES", value_parser = shapes, conflicts_with_all = ["m", "n", "k"])]
+    pub shapes: Option<List<ProductShape>>,
+    /// Precision; tf32 and bf16 need a GPU
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
+    pub dtype: Precision,
+    /// The flags of all benchmarks.
+    #[command(flatten)]
+    pub common: BenchFlags,
+}
+
+impl AddmmFlags {
+    pub(crate) fn shapes(&self) -> Vec<ProductShape> {
+        let AddmmFlags { m, n, k, .. } = *self;
+        match &self.shapes {
+            Some(List(shapes)) => shapes.clone(),
+            None => vec![ProductShape { m, n, k }],
+        }
+    }
+}
+
+fn shapes(text: &str) -> Result<List<ProductShape>, String> {
+    let shapes: List<ProductShape> = text.parse()?;
+    if shapes.0.is_empty() {
+        return Err("expected at least one shape, as in 2048x2048x2048,128x1024x784".into());
+    }
+    Ok(shapes)
+}
+
+/// One product: `[m, k]` rows times a weight `[n, k]`. Reads and prints as `MxNxK`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProductShape {
+    /// Rows.
+    pub m: usize,
+    /// Outputs of a row.
+    pub n: usize,
+    /// Inputs of a row.
+    pub k: usize,
+}
+
+impl ProductShape {
+    /// Its multiplications and additions.
+    fn flop(self) -> f64 {
+        2.0 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+impl fmt::Display for ProductShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}x{}", self.m, self.n, self.k)
+    }
+}
+
+impl FromStr for ProductShape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ProductShape, String> {
+        let sides: Result<Vec<usize>, _> = text.split('x').map(whole(1..=SIDE_MAX)).collect();
+        match sides.as_deref() {
+            Ok(&[m, n, k]) => Ok(ProductShape { m, n, k }),
+            _ => Err("expected MxNxK, as in 128x1024x784".into()),
+        }
+    }
+}
+
+/// Measures on all ranks: a line for each shape.
+pub(super) fn measure(flags: &AddmmFlags, world: &World, say: Say<'_>) -> Result<()> {
+    let device = start(&flags.common, &format!("{flags:?}"), world)?;
+    precision(flags.dtype, device)?;
     let main = &world.group("main")?;
-    for &shape in &bench.shapes {
-        say(&measure(bench, shape, device, main)?)?;
+    for shape in flags.shapes() {
+        say(&measure_shape(flags, shape, device, main)?)?;
     }
     Ok(())
 }
 
-/// What one product works on. Letters as in `--m`, `--n`, `--k`.
+/// The operands of one product.
 struct Operands {
     x: Tensor,      // [m, k]
     weight: Tensor, // [n, k]
@@ -35,8 +121,13 @@ struct Operands {
 }
 
 impl Operands {
-    /// Random numbers: products of zeros are faster than any others.
-    fn random(shape: ProductShape, dtype: DType, device: Device, random: &mut Random) -> Result<Operands> {
+    /// Filled with random numbers, since products of zeros are faster.
+    fn random(
+        shape: ProductShape,
+        dtype: DType,
+        device: Device,
+        random: &mut Random,
+    ) -> Result<Operands> {
         let ProductShape { m, n, k } = shape;
         Ok(Operands {
             x: Tensor::randn(&[m, k], dtype, device, random)?.named("input"),
@@ -46,27 +137,49 @@ impl Operands {
         })
     }
 
-    /// So many sets that they are not in any cache when their turn comes again.
-    fn sets(shape: ProductShape, dtype: DType, device: Device, rank: usize) -> Result<Vec<Operands>> {
+    /// As many sets as `ROTATED_BYTES` hold, so that none is in a cache when it is used again.
+    fn sets(
+        shape: ProductShape,
+        dtype: DType,
+        device: Device,
+        rank: usize,
+    ) -> Result<Vec<Operands>> {
         let mut random = Random::new(rank as u64);
         let ProductShape { m, n, k } = shape;
         let bytes = (m * k + n * k + n + m * n) * dtype.bytes();
         let count = ROTATED_BYTES.div_ceil(bytes).min(SETS_MAX);
-        (0..count).map(|_| Operands::random(shape, dtype, device, &mut random)).collect()
+        (0..count)
+            .map(|_| Operands::random(shape, dtype, device, &mut random))
+            .collect()
     }
 
     fn bytes(&self) -> usize {
-        [&self.x, &self.weight, &self.bias, &self.y].iter().map(|tensor| tensor.bytes()).sum()
+        [&self.x, &self.weight, &self.bias, &self.y]
+            .iter()
+            .map(|tensor| tensor.bytes())
+            .sum()
     }
 }
 
-fn measure(bench: &AddmmConfig, shape: ProductShape, device: Device, main: &Group) -> Result<Value> {
-    let (dtype, math) = precision(bench.dtype, device)?;
+fn measure_shape(
+    flags: &AddmmFlags,
+    shape: ProductShape,
+    device: Device,
+    main: &Group,
+) -> Result<Value> {
+    let (dtype, math) = precision(flags.dtype, device)?;
     let sets = Operands::sets(shape, dtype, device, main.rank())?;
     let times = ops::with_f32_math(math, || {
-        rounds(main, device, &bench.common, |repetition| {
+        rounds(main, device, &flags.common, |repetition| {
             let Operands { x, weight, bias, y } = &sets[repetition as usize % sets.len()];
-            Ok(ops::linear_into(y, x, weight, Some(bias), Activation::Identity, None)?)
+            Ok(ops::linear_into(
+                y,
+                x,
+                weight,
+                Some(bias),
+                Activation::Identity,
+                None,
+            )?)
         })
     })?;
     let ranks_s = of_all_ranks(main, times.own_median_s())?;
@@ -80,11 +193,11 @@ fn measure(bench: &AddmmConfig, shape: ProductShape, device: Device, main: &Grou
         "m": shape.m,
         "n": shape.n,
         "k": shape.k,
-        "dtype": name_of(bench.dtype),
-        "device": config::described(device),
+        "dtype": flags.dtype,
+        "device": described(device),
         "ranks": main.size(),
         "threads": threads::count(),
-        // Of the slowest rank; each computes products of its own beside the others.
+        // The slowest rank's; each computes its own products.
         "ms": round(slowest_s * 1e3, 5),
         "ms_of_ranks": ranks_ms,
         "tflop_per_s": round(shape.flop() / slowest_s / 1e12, 4),
@@ -92,4 +205,21 @@ fn measure(bench: &AddmmConfig, shape: ProductShape, device: Device, main: &Grou
         "rotated_mb": round((sets.len() * sets[0].bytes()) as f64 / 1e6, 2),
         "repetitions": times.repetitions,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_reads_back_as_it_prints() {
+        let shape: ProductShape = "128x1024x784".parse().unwrap();
+        let (m, n, k) = (128, 1024, 784);
+        assert_eq!(shape, ProductShape { m, n, k });
+        assert_eq!(shape.to_string(), "128x1024x784");
+        assert_eq!(shape.flop(), 2.0 * 128.0 * 1024.0 * 784.0);
+        for text in ["", "1x2", "1x2x3x4", "1x2x", "1x2x-3", "1x0x3", "1×2×3"] {
+            assert!(text.parse::<ProductShape>().is_err(), "{text:?}");
+        }
+    }
 }

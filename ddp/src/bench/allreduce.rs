@@ -1,36 +1,161 @@
-//! `ddp-train bench allreduce`: how long the ranks take to sum a tensor, or to bring each other one in another way.
+//! `ddp-train bench allreduce`: how long the ranks take for an all-reduce or another collective.
 //!
-//! In the terms of NCCL's tests, in place: `bytes` is the tensor that each rank has (of reduce_scatter and all_gather, the slices of
-//! all ranks), `alg_gb_per_s` that over the time, `bus_gb_per_s` what must cross a rank's link for it.
+//! Figures are those of NCCL's tests, in place: `bytes` is the size of the tensor on each rank (for
+//! reduce_scatter and all_gather, of all slices together), `alg_gb_per_s` that over the time,
+//! `bus_gb_per_s` what must cross a rank's link for it over the time.
 
+use std::str::FromStr;
+
+use clap::Args;
 use ddp_comm::{Group, Reduce, World};
+use ddp_kernels::choice::Choice;
 use ddp_kernels::stream::{Graph, Stream, synchronize};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use serde_json::{Value, json};
 
-use super::{Say, group_on, round, rounds, start};
-use crate::config::{self, AllreduceConfig, BenchOperation};
+use super::measure::{BenchFlags, Say, group_on, round, rounds, start};
+use crate::cli::flags::{choice, number};
+use crate::config::FloatType;
+use crate::devices::described;
 use crate::error::{Error, Result};
 
-/// Calls that are captured together.
+/// Calls in one graph.
 const CAPTURED: usize = 20;
+/// The smallest and the largest tensor: one f32, and 1 TB.
+const MB_MIN: f64 = 0.000_004;
+const MB_MAX: f64 = 1e6;
 
-/// Measures, on all ranks: a line for each size.
-pub fn on_ranks(bench: &AllreduceConfig, world: &World, say: Say<'_>) -> Result<()> {
-    let device = start(&bench.common, &format!("{bench:?}"), world)?;
-    if bench.captured && !device.is_accelerator() {
-        let text = "--captured: expected --device cuda: graphs are CUDA's. Leave it out, or measure on a GPU";
-        return Err(Error::Usage(text.into()));
+/// The flags of `bench allreduce`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct AllreduceFlags {
+    /// Size of the tensor on each rank, in MB (10⁶ bytes); for reduce_scatter and all_gather, of all slices together
+    #[arg(long, value_name = "MB", default_value = "7.4", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
+    pub mb: f64,
+    /// Several sizes, from MB to MB by doubling; instead of --mb
+    #[arg(long, value_name = "FROM:TO", conflicts_with = "mb")]
+    pub sweep: Option<Sweep>,
+    /// The collective
+    #[arg(long, value_name = "NAME", default_value = "all_reduce", value_parser = choice::<BenchOperation>())]
+    pub operation: BenchOperation,
+    /// Element type
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
+    pub dtype: FloatType,
+    /// On a GPU: capture many calls in one graph and replay it
+    #[arg(long)]
+    pub captured: bool,
+    /// The flags of all benchmarks.
+    #[command(flatten)]
+    pub common: BenchFlags,
+}
+
+impl AllreduceFlags {
+    pub(crate) fn sizes_mb(&self) -> Vec<f64> {
+        self.sweep.map_or_else(|| vec![self.mb], Sweep::sizes_mb)
+    }
+}
+
+/// `--sweep`: sizes in MB, each twice the one before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sweep {
+    from_mb: f64,
+    to_mb: f64,
+}
+
+impl Sweep {
+    fn sizes_mb(self) -> Vec<f64> {
+        let sizes = std::iter::successors(Some(self.from_mb), |size| Some(size * 2.0));
+        // Doubling may round up the last size.
+        let most = self.to_mb * 1.000_001;
+        sizes.take_while(|&size| size <= most).collect()
+    }
+}
+
+impl FromStr for Sweep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sweep, String> {
+        let size = number(MB_MIN..=MB_MAX);
+        let ends = text
+            .split_once(':')
+            .map(|(from, to)| (size(from), size(to)));
+        match ends {
+            Some((Ok(from_mb), Ok(to_mb))) if from_mb <= to_mb => Ok(Sweep { from_mb, to_mb }),
+            _ => Err(format!(
+                "expected two sizes from {MB_MIN} to {MB_MAX} MB, the smaller first, as in 0.001:64"
+            )),
+        }
+    }
+}
+
+ddp_kernels::choices! {
+    /// A collective.
+    #[derive(Default)]
+    pub enum BenchOperation {
+        /// Every rank gets the sum of all
+        #[default]
+        AllReduce = "all_reduce",
+        /// Every rank gets its slice of the sum
+        ReduceScatter = "reduce_scatter",
+        /// Every rank gets the slices of the others
+        AllGather = "all_gather",
+        /// Every rank gets the tensor of rank 0
+        Broadcast = "broadcast",
+    }
+}
+
+impl BenchOperation {
+    /// The part of a tensor's bytes that must cross each rank's link, as NCCL's tests count it. So
+    /// bus bandwidths compare with the hardware's, for any operation and any number of ranks.
+    fn bus_factor(self, ranks: usize) -> f64 {
+        let others = (ranks - 1) as f64 / ranks as f64;
+        match self {
+            BenchOperation::AllReduce => 2.0 * others,
+            BenchOperation::ReduceScatter | BenchOperation::AllGather => others,
+            BenchOperation::Broadcast => 1.0,
+        }
+    }
+
+    /// Elements of a tensor of `mb` MB: at least one, and for operations with slices a multiple of
+    /// the ranks, where slices are large enough of 16 bytes a rank.
+    fn count(self, mb: f64, dtype: DType, ranks: usize) -> usize {
+        let count = (mb * 1e6) as usize / dtype.bytes();
+        let aligned = ranks * 16 / dtype.bytes();
+        let unit = match self {
+            BenchOperation::AllReduce | BenchOperation::Broadcast => 1,
+            BenchOperation::ReduceScatter | BenchOperation::AllGather if count >= aligned => {
+                aligned
+            }
+            BenchOperation::ReduceScatter | BenchOperation::AllGather => ranks,
+        };
+        (count / unit).max(1) * unit
+    }
+}
+
+/// Measures on all ranks: a line for each size.
+pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Result<()> {
+    let device = start(&flags.common, &format!("{flags:?}"), world)?;
+    if flags.captured && !device.is_accelerator() {
+        return Err(Error::Usage(
+            "--captured: expected --device cuda; help: leave it out, or measure on a GPU".into(),
+        ));
     }
     if world.size() == 1 {
-        tracing::warn!("one rank has nothing to bring to others: start it with mpirun -n 2");
+        tracing::warn!("one rank has no others to exchange with; help: start it with mpirun -n 2");
     }
-    let main = world.group("main")?;
     // As the reducer has it.
-    let stream = if device.is_accelerator() { Stream::urgent(device)? } else { Stream::default_of(device)? };
-    let group = group_on(device, "bench", world)?;
-    let bench = Bench { config: bench, device, main, group, stream };
-    for &mb in &bench.config.sizes_mb {
+    let stream = if device.is_accelerator() {
+        Stream::urgent(device)?
+    } else {
+        Stream::default_of(device)?
+    };
+    let bench = Bench {
+        flags,
+        device,
+        main: world.group("main")?,
+        group: group_on(device, "bench", world)?,
+        stream,
+    };
+    for mb in flags.sizes_mb() {
         say(&bench.measure(mb)?)?;
     }
     Ok(())
@@ -38,9 +163,9 @@ pub fn on_ranks(bench: &AllreduceConfig, world: &World, say: Say<'_>) -> Result<
 
 /// What is measured, and with what.
 struct Bench<'a> {
-    config: &'a AllreduceConfig,
+    flags: &'a AllreduceFlags,
     device: Device,
-    /// Of host memory: for what is agreed on.
+    /// Of host memory, for what ranks agree on.
     main: Group,
     /// What is measured.
     group: Group,
@@ -49,18 +174,24 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn measure(&self, mb: f64) -> Result<Value> {
-        let (operation, dtype) = (self.config.operation, self.config.dtype.dtype());
-        let tensor = self.right_tensor(self.config.count(mb, self.group.size()), dtype)?;
+        let (operation, dtype) = (self.flags.operation, self.flags.dtype.dtype());
+        let ranks = self.group.size();
+        let tensor = self.checked_tensor(operation.count(mb, dtype, ranks), dtype)?;
         if operation == BenchOperation::AllReduce {
-            // Random numbers would grow to infinity over so many sums. Zeros stay zeros, and take as long to move and to add.
+            // Random numbers would grow to infinity over so many sums. Zeros take as long.
             self.stream.scope(|| ops::zero(&tensor))?;
         }
-        let (times, calls) = if self.config.captured {
-            let graph = Graph::capture(&self.stream, || (0..CAPTURED).try_for_each(|_| self.call(&tensor)))?;
+        let (main, common) = (&self.main, &self.flags.common);
+        let (times, calls) = if self.flags.captured {
+            let capture = || (0..CAPTURED).try_for_each(|_| self.call(&tensor));
+            let graph = Graph::capture(&self.stream, capture)?;
             let launch = |_| Ok(self.stream.scope(|| graph.launch())?);
-            (rounds(&self.main, self.device, &self.config.common, launch)?, CAPTURED)
+            (rounds(main, self.device, common, launch)?, CAPTURED)
         } else {
-            (rounds(&self.main, self.device, &self.config.common, |_| self.call(&tensor))?, 1)
+            (
+                rounds(main, self.device, common, |_| self.call(&tensor))?,
+                1,
+            )
         };
         let seconds = times.median_s() / calls as f64;
         let alg_gb_per_s = tensor.bytes() as f64 / seconds / 1e9;
@@ -68,32 +199,32 @@ impl Bench<'_> {
             "system": "ddp-train",
             "version": env!("CARGO_PKG_VERSION"),
             "bench": "allreduce",
-            "operation": operation.to_string(),
+            "operation": operation,
             "bytes": tensor.bytes(),
-            "ranks": self.group.size(),
+            "ranks": ranks,
             "dtype": dtype.to_string(),
-            "device": config::described(self.device),
+            "device": described(self.device),
             "transport": self.group.transport(),
-            "captured": self.config.captured,
+            "captured": self.flags.captured,
             "in_place": true,
             "ms": round(seconds * 1e3, 5),
             "ms_best": round(times.least_s() / calls as f64 * 1e3, 5),
             "time_us": round(seconds * 1e6, 2),
             "alg_gb_per_s": round(alg_gb_per_s, 3),
-            "bus_gb_per_s": round(alg_gb_per_s * operation.bus_factor(self.group.size()), 3),
+            "bus_gb_per_s": round(alg_gb_per_s * operation.bus_factor(ranks), 3),
             "repetitions": times.repetitions * calls as u64,
         }))
     }
 
     fn call(&self, tensor: &Tensor) -> Result<()> {
-        call(self.config.operation, &self.group, tensor, &self.stream)
+        call(self.flags.operation, &self.group, tensor, &self.stream)
     }
 
-    /// A tensor on which one call has been made, and what it gave was right. Figures of wrong sums are worth nothing.
-    fn right_tensor(&self, count: usize, dtype: DType) -> Result<Tensor> {
+    /// A tensor on which one call has been made, whose result was right.
+    fn checked_tensor(&self, count: usize, dtype: DType) -> Result<Tensor> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let given: Vec<f32> = (0..count).map(|index| given(rank, ranks, index)).collect();
-        // Made on the stream that uses it, or that would have to wait for another each time.
+        // Made on the stream that uses it, so that it waits for no other.
         let tensor = self.stream.scope(|| -> Result<Tensor> {
             let given = Tensor::from_slice(&given, &[count], self.device)?;
             Ok(given.to_dtype(dtype)?.named("bench"))
@@ -101,12 +232,12 @@ impl Bench<'_> {
         self.call(&tensor)?;
         synchronize(self.device)?;
         let got: Vec<f32> = tensor.to(Device::Cpu)?.to_dtype(DType::F32)?.to_vec()?;
-        match first_wrong(self.config.operation, rank, ranks, &got) {
+        match first_wrong(self.flags.operation, rank, ranks, &got) {
             None => Ok(tensor),
             Some((index, expected)) => Err(Error::Internal(format!(
-                "bench allreduce: {} of {count} elements of {dtype} over {ranks} ranks ({}): expected {expected} at element \
-                 {index} on rank {rank}, got {}",
-                self.config.operation,
+                "bench allreduce: {} of {count} elements of {dtype} over {ranks} ranks ({}): \
+                 expected {expected} at element {index} on rank {rank}, got {}",
+                self.flags.operation.name(),
                 self.group.transport(),
                 got[index],
             ))),
@@ -124,21 +255,27 @@ fn call(operation: BenchOperation, group: &Group, tensor: &Tensor, stream: &Stre
     Ok(())
 }
 
-/// What a rank brings at an element: whole numbers that follow from both. Their sums are up to 256, exact in bf16, in whatever order
-/// they are added.
+/// What a rank contributes at an element: a whole number that follows from both. Sums over all ranks
+/// are at most 256, so they are exact in bf16 in any order.
 fn given(rank: usize, ranks: usize, index: usize) -> f32 {
     const EXACT: usize = 256;
     let most = (EXACT / ranks).clamp(1, 7) as u32;
     if rank >= EXACT {
         return 0.0;
     }
-    // Any mixing will do whose numbers differ from element to element and from rank to rank.
+    // Any hash of both will do.
     let mixed = (index as u32).wrapping_mul(0x9e37_79b1) ^ (rank as u32).wrapping_mul(0x85eb_ca6b);
     ((mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) >> 16) as f32 % (most + 1) as f32
 }
 
-/// What an element must be after one call; none where a rank is left with anything.
-fn expected(operation: BenchOperation, rank: usize, ranks: usize, count: usize, index: usize) -> Option<f32> {
+/// What an element must be after one call; None where the operation promises nothing.
+fn expected(
+    operation: BenchOperation,
+    rank: usize,
+    ranks: usize,
+    count: usize,
+    index: usize,
+) -> Option<f32> {
     let sum = || (0..ranks).map(|rank| given(rank, ranks, index)).sum();
     let slice = index / (count / ranks).max(1);
     match operation {
@@ -150,7 +287,12 @@ fn expected(operation: BenchOperation, rank: usize, ranks: usize, count: usize, 
 }
 
 /// The first element that is not what it must be after one call, and what that is.
-fn first_wrong(operation: BenchOperation, rank: usize, ranks: usize, got: &[f32]) -> Option<(usize, f32)> {
+fn first_wrong(
+    operation: BenchOperation,
+    rank: usize,
+    ranks: usize,
+    got: &[f32],
+) -> Option<(usize, f32)> {
     let wrong = |(index, &value): (usize, &f32)| {
         let expected = expected(operation, rank, ranks, got.len(), index)?;
         (value != expected).then_some((index, expected))
@@ -176,14 +318,29 @@ mod tests {
         let worlds = World::threads(ranks, Some(1), Duration::from_secs(60)).unwrap();
         let rank = |world: World| {
             let stream = Stream::default_of(Device::Cpu).unwrap();
-            let given: Vec<f32> = (0..count).map(|index| given(world.rank(), ranks, index)).collect();
-            let tensor = Tensor::from_slice(&given, &[count], Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            let given: Vec<f32> = (0..count)
+                .map(|index| given(world.rank(), ranks, index))
+                .collect();
+            let tensor = Tensor::from_slice(&given, &[count], Device::Cpu)
+                .unwrap()
+                .to_dtype(dtype)
+                .unwrap();
             call(operation, &world.group("bench").unwrap(), &tensor, &stream).unwrap();
-            tensor.to_dtype(DType::F32).unwrap().to_vec::<f32>().unwrap()
+            tensor
+                .to_dtype(DType::F32)
+                .unwrap()
+                .to_vec::<f32>()
+                .unwrap()
         };
         std::thread::scope(|scope| {
-            let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(|| rank(world))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            let threads: Vec<_> = worlds
+                .into_iter()
+                .map(|world| scope.spawn(|| rank(world)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         })
     }
 
@@ -193,7 +350,11 @@ mod tests {
             let count = ranks * 41;
             for operation in OPERATIONS {
                 for (rank, got) in after(operation, ranks, dtype, count).iter().enumerate() {
-                    assert_eq!(first_wrong(operation, rank, ranks, got), None, "{operation} on {rank} of {ranks}");
+                    assert_eq!(
+                        first_wrong(operation, rank, ranks, got),
+                        None,
+                        "{operation:?} on {rank} of {ranks}"
+                    );
                 }
             }
         }
@@ -206,7 +367,7 @@ mod tests {
             // In rank 1's slice, from 41 on: reduce_scatter promises no other.
             got[57] += 1.0;
             let (index, expected) = first_wrong(operation, 1, 3, &got).unwrap();
-            assert_eq!((index, expected), (57, got[57] - 1.0), "{operation}");
+            assert_eq!((index, expected), (57, got[57] - 1.0), "{operation:?}");
         }
     }
 
@@ -215,16 +376,52 @@ mod tests {
         for (rank, operation) in OPERATIONS.into_iter().enumerate() {
             let rank = rank.max(1);
             let untouched: Vec<f32> = (0..160).map(|index| given(rank, 4, index)).collect();
-            assert!(first_wrong(operation, rank, 4, &untouched).is_some(), "{operation} on {rank}");
+            assert!(
+                first_wrong(operation, rank, 4, &untouched).is_some(),
+                "{operation:?} on {rank}"
+            );
         }
     }
 
     #[test]
     fn sums_of_many_ranks_are_exact_in_bf16() {
         for ranks in [1, 2, 36, 37, 255, 256, 300] {
-            let largest = (0..500).map(|index| (0..ranks).map(|rank| given(rank, ranks, index)).sum::<f32>());
+            let largest = (0..500).map(|index| {
+                (0..ranks)
+                    .map(|rank| given(rank, ranks, index))
+                    .sum::<f32>()
+            });
             let largest = largest.fold(0.0, f32::max);
             assert!((1.0..=256.0).contains(&largest), "{ranks} ranks: {largest}");
         }
+    }
+
+    #[test]
+    fn a_sweep_doubles_up_to_its_end() {
+        let sizes = |text: &str| text.parse::<Sweep>().unwrap().sizes_mb();
+        assert_eq!(sizes("1:8"), [1.0, 2.0, 4.0, 8.0]);
+        assert_eq!(sizes("3:11.9"), [3.0, 6.0]);
+        assert_eq!(sizes("0.1:0.8"), [0.1, 0.2, 0.4, 0.8]);
+        for text in ["1", "1:", "a:b", "1:2:3", "2:1", "0:1"] {
+            assert!(text.parse::<Sweep>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_bus_is_counted_as_nccls_tests_count_it() {
+        // From the performance notes of NCCL's tests: all_reduce 2(n-1)/n, reduce_scatter and
+        // all_gather (n-1)/n, broadcast 1.
+        let factors = |ranks| OPERATIONS.map(|operation| operation.bus_factor(ranks));
+        assert_eq!(factors(4), [1.5, 0.75, 0.75, 1.0]);
+        assert_eq!(factors(1), [0.0, 0.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn elements_are_whole_slices_and_never_none() {
+        let sums = |mb| BenchOperation::AllReduce.count(mb, DType::F32, 3);
+        assert_eq!([0.000_001, 0.000_004, 7.4].map(sums), [1, 1, 1_850_000]);
+        let gathers = |mb| BenchOperation::AllGather.count(mb, DType::BF16, 3);
+        // 3 slices of one element; of 5, where that is all; of multiples of 8, which are 16 bytes.
+        assert_eq!([0.000_004, 0.000_03, 0.001].map(gathers), [3, 15, 480]);
     }
 }

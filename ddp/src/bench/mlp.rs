@@ -3,16 +3,22 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use clap::Args;
 use ddp_comm::{Group, World};
 use ddp_kernels::ops::Activation;
 use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
-use super::{Rounds, group_on, largest, name_of, precision, round, round_or_null, rounds, start};
-use crate::config::{self, MlpBenchConfig};
+use super::measure::{
+    BenchFlags, Rounds, group_on, largest, precision, round, round_or_null, rounds, start,
+};
+use crate::cli::flags::{choice, number, whole};
+use crate::config::{FloatType, GraphChoice, List, Overlap, Precision};
 use crate::data::{Batch, SlotId, sampler};
+use crate::devices::described;
 use crate::error::Result;
+use crate::models::mlp::WIDTH_MAX;
 use crate::models::{Mlp, Model};
 use crate::nn::CrossEntropy;
 use crate::optim::{Optimizer, Rule};
@@ -20,6 +26,49 @@ use crate::process;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReduceTime, ReducerOptions};
 use crate::step::{Step, StepOptions};
+
+/// The flags of `bench mlp`.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct MlpFlags {
+    /// Widths of the input, the hidden layers and the output
+    #[arg(long, value_name = "WIDTHS", default_value = "784,1024,1024,10", value_parser = widths)]
+    pub layers: List<usize>,
+    /// Rows of a step, over all ranks
+    #[arg(long, value_name = "ROWS", default_value = "128", value_parser = whole(1..=1u64 << 32), allow_negative_numbers = true)]
+    pub batch: u64,
+    /// Precision of the model's computation; parameters, gradients and moments stay f32
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
+    pub dtype: Precision,
+    /// Size of a bucket of gradients, in MB
+    #[arg(long, value_name = "MB", default_value = "4", value_parser = number(0.001..=65_536.0), allow_negative_numbers = true)]
+    pub bucket_mb: f64,
+    /// Type of gradients in transit
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
+    pub reduce_dtype: FloatType,
+    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
+    #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
+    pub zero: u64,
+    /// Reduce gradients while the backward pass still runs
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<Overlap>())]
+    pub overlap: Overlap,
+    /// Capture a step as a CUDA graph and replay it
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
+    pub graph: GraphChoice,
+    /// The flags of all benchmarks.
+    #[command(flatten)]
+    pub common: BenchFlags,
+}
+
+fn widths(text: &str) -> Result<List<usize>, String> {
+    let widths: List<usize> = text.parse()?;
+    let are_valid = widths.0.iter().all(|width| (1..=WIDTH_MAX).contains(width));
+    if widths.0.len() < 2 || !are_valid {
+        return Err(format!(
+            "expected two widths or more, from 1 to {WIDTH_MAX}, as in 784,1024,10"
+        ));
+    }
+    Ok(widths)
+}
 
 /// Each rank steps through about as many rows as this, so that a batch is not in cache from the step before.
 const ROWS: usize = 4096;
@@ -44,7 +93,11 @@ impl Reduced {
 
     /// What was hidden of what there was; null where nothing is reduced.
     fn hidden_share(&self) -> Value {
-        if self.busy_s == 0.0 { Value::Null } else { json!(round((1.0 - self.exposed_s / self.busy_s).max(0.0), 3)) }
+        if self.busy_s == 0.0 {
+            Value::Null
+        } else {
+            json!(round((1.0 - self.exposed_s / self.busy_s).max(0.0), 3))
+        }
     }
 
     fn per_step_ms(&self, seconds: f64) -> f64 {
@@ -52,26 +105,22 @@ impl Reduced {
     }
 }
 
-/// Measures, on all ranks; the line is the same on all but for what is a rank's own.
-pub fn on_ranks(bench: &MlpBenchConfig, world: &World) -> Result<Value> {
-    let device = start(&bench.common, &format!("{bench:?}"), world)?;
-    config::check_graph(bench.graph, device)?;
-    precision(bench.dtype, device)?;
-    measure(bench, device, world)
-}
-
-fn measure(bench: &MlpBenchConfig, device: Device, world: &World) -> Result<Value> {
+/// Measures on all ranks. Some figures of the line are this rank's own.
+pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
+    let device = start(&flags.common, &format!("{flags:?}"), world)?;
+    crate::step::check_graph(flags.graph, device)?;
+    precision(flags.dtype, device)?;
     let began = Instant::now();
     let (main, gradients) = (&world.group("main")?, group_on(device, "gradients", world)?);
-    let mine = sampler::share(&(0..bench.batch), world.rank(), world.size());
-    let batches = batches(bench, device, &mine, world.rank())?;
+    let mine = sampler::share(&(0..flags.batch), world.rank(), world.size());
+    let batches = batches(flags, device, &mine, world.rank())?;
     let reducer = ReducerOptions {
-        sizes: BucketSizes::of_bytes((bench.bucket_mb * 1e6) as usize),
-        dtype: bench.reduce_dtype.dtype(),
-        overlap: reducer::overlaps(bench.overlap, world),
-        zero: bench.zero == 1,
+        sizes: BucketSizes::of_bytes((flags.bucket_mb * 1e6) as usize),
+        dtype: flags.reduce_dtype.dtype(),
+        overlap: reducer::overlaps(flags.overlap, world),
+        zero: flags.zero == 1,
     };
-    let mut step = step(bench, device, gradients, reducer)?;
+    let mut step = step(flags, device, gradients, reducer)?;
     let mut number = 0;
     let mut take = |step: &mut Step| -> Result<()> {
         let mut batch = batches[number as usize % batches.len()].clone();
@@ -86,16 +135,26 @@ fn measure(bench: &MlpBenchConfig, device: Device, world: &World) -> Result<Valu
     let first_step_mb = process::peak_mb();
 
     let mut reduced = Reduced::default();
-    let times = rounds(main, device, &bench.common, |_| {
+    let times = rounds(main, device, &flags.common, |_| {
         take(&mut step)?;
         reduced.add(step.reducer().last_time());
         Ok(())
     })?;
     // Before anything that is no part of a step takes memory.
-    let memory = Memory { peak_mb: process::peak_mb(), device_peak_mb: process::device_peak_mb(device) };
+    let memory = Memory {
+        peak_mb: process::peak_mb(),
+        device_peak_mb: process::device_peak_mb(device),
+    };
     let optimizer_s = optimizer_s(&step, device)?;
-    let measured = Measured { times, reduced, first_step_s, first_step_mb, memory, optimizer_s };
-    line(bench, device, main, &step, &measured)
+    let measured = Measured {
+        times,
+        reduced,
+        first_step_s,
+        first_step_mb,
+        memory,
+        optimizer_s,
+    };
+    line(flags, device, main, &step, &measured)
 }
 
 /// What was found out, on this rank.
@@ -133,39 +192,107 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     Ok(takes[takes.len() / 2])
 }
 
-fn step(bench: &MlpBenchConfig, device: Device, gradients: Group, reducer: ReducerOptions) -> Result<Step> {
-    let (&outputs, rest) = bench.layers.split_last().expect("checked: at least two widths");
-    let layers = Mlp { hidden: rest[1..].to_vec(), outputs, activation: Activation::Relu, dropout: 0.0 }.layers();
+fn step(
+    flags: &MlpFlags,
+    device: Device,
+    gradients: Group,
+    reducer: ReducerOptions,
+) -> Result<Step> {
+    let (&outputs, rest) = flags
+        .layers
+        .0
+        .split_last()
+        .expect("checked: at least two widths");
+    let layers = Mlp {
+        hidden: rest[1..].to_vec(),
+        outputs,
+        activation: Activation::Relu,
+        dropout: 0.0,
+    }
+    .layers();
     let shares = reducer.shares(gradients.size());
-    let model = Model::with_shares(Box::new(layers), &rest[..1], bench.dtype, device, 0, &|_| false, shares)?;
-    let optimizer = Optimizer::of_rank(Rule::adamw(), &model.params, &gradients, reducer)?;
-    let options = StepOptions { reducer, clip_norm: 0.0, seed: 0, graph: bench.graph };
-    Step::new(model, Box::new(CrossEntropy::default()), optimizer, gradients, &options)
+    let model = Model::with_shares(
+        Box::new(layers),
+        &rest[..1],
+        flags.dtype,
+        device,
+        0,
+        &|_| false,
+        shares,
+    )?;
+    let optimizer = Optimizer::of_slices(
+        Rule::adamw(),
+        &model.params,
+        &reducer::owned(&model.params, &gradients, reducer),
+    )?;
+    let options = StepOptions {
+        reducer,
+        clip_norm: 0.0,
+        seed: 0,
+        graph: flags.graph,
+    };
+    Step::new(
+        model,
+        Box::new(CrossEntropy::default()),
+        optimizer,
+        gradients,
+        &options,
+    )
 }
 
-fn batches(bench: &MlpBenchConfig, device: Device, mine: &Range<u64>, rank: usize) -> Result<Vec<Batch>> {
+fn batches(flags: &MlpFlags, device: Device, mine: &Range<u64>, rank: usize) -> Result<Vec<Batch>> {
     let mut random = Random::new(rank as u64);
     let rows = (mine.end - mine.start) as usize;
-    let (inputs, classes) = (bench.layers[0], *bench.layers.last().expect("checked: at least two widths"));
+    let (inputs, classes) = (
+        flags.layers.0[0],
+        *flags.layers.0.last().expect("checked: at least two widths"),
+    );
     // On a GPU two, as a loader has slots: what a graph holds stays where it is, and so does a batch in the GPU's cache.
-    let count = if device.is_accelerator() { 2 } else { (ROWS / rows.max(1)).max(2) };
+    let count = if device.is_accelerator() {
+        2
+    } else {
+        (ROWS / rows.max(1)).max(2)
+    };
     let make = |_| -> Result<Batch> {
         let x = Tensor::randn(&[rows, inputs], DType::F32, device, &mut random)?.named("batch");
         let targets = Tensor::randint(classes as u32, &[rows], DType::I64, device, &mut random)?;
-        let batch = Batch::new(0, 0, bench.batch, mine.start, x, targets.named("targets"), rows.max(1));
-        Ok(batch.in_slot(SlotId::new()))
+        let batch = Batch::new(
+            0,
+            0,
+            flags.batch,
+            mine.start,
+            x,
+            targets.named("targets"),
+            rows.max(1),
+        );
+        Ok(batch.in_slot(SlotId::unique()))
     };
     (0..count).map(make).collect()
 }
 
-fn line(bench: &MlpBenchConfig, device: Device, main: &Group, step: &Step, measured: &Measured) -> Result<Value> {
-    let Measured { times, reduced, memory, .. } = measured;
+fn line(
+    flags: &MlpFlags,
+    device: Device,
+    main: &Group,
+    step: &Step,
+    measured: &Measured,
+) -> Result<Value> {
+    let Measured {
+        times,
+        reduced,
+        memory,
+        ..
+    } = measured;
     let median_s = times.median_s();
     let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
     let optimizer_s = largest(main, measured.optimizer_s)?;
-    let layers: Vec<String> = bench.layers.iter().map(usize::to_string).collect();
+    let layers: Vec<String> = flags.layers.0.iter().map(usize::to_string).collect();
     let buckets = step.reducer().buckets();
-    let moments: usize = step.optimizer().moments().map(|(_, moment)| moment.bytes()).sum();
+    let moments: usize = step
+        .optimizer()
+        .moments()
+        .map(|(_, moment)| moment.bytes())
+        .sum();
     let gradients: usize = buckets.iter().map(|bucket| bucket.range.len()).sum();
     // On a GPU nobody but the device knows when a reduction ran.
     let is_known = !device.is_accelerator();
@@ -174,15 +301,15 @@ fn line(bench: &MlpBenchConfig, device: Device, main: &Group, step: &Step, measu
         "system": "ddp-train",
         "version": env!("CARGO_PKG_VERSION"),
         "layers": layers.join(","),
-        "batch": bench.batch,
+        "batch": flags.batch,
         "ranks": main.size(),
         "threads": threads::count(),
-        "dtype": name_of(bench.dtype),
-        "device": config::described(device),
+        "dtype": flags.dtype,
+        "device": described(device),
         "step_ms": round(median_s * 1e3, 4),
-        "samples_per_s": (bench.batch as f64 / median_s).round() as u64,
-        "samples_per_s_best": (bench.batch as f64 / times.least_s()).round() as u64,
-        "tflops": round(bench.flop() / median_s / 1e12, 4),
+        "samples_per_s": (flags.batch as f64 / median_s).round() as u64,
+        "samples_per_s_best": (flags.batch as f64 / times.least_s()).round() as u64,
+        "tflops": round(flags.flop() / median_s / 1e12, 4),
         "optimizer_ms": round(optimizer_s * 1e3, 4),
         "optimizer_share": round(optimizer_s / median_s, 4),
         "first_step_s": round_or_null(largest_of(measured.first_step_s)?, 4),
@@ -190,13 +317,13 @@ fn line(bench: &MlpBenchConfig, device: Device, main: &Group, step: &Step, measu
         "peak_mb": round_or_null(largest_of(memory.peak_mb)?, 1),
         "device_peak_mb": round_or_null(largest_of(memory.device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
-        "zero": bench.zero,
+        "zero": flags.zero,
         "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
         "transport": step.reducer().group().transport(),
         "buckets": buckets.len(),
-        "gradient_mb": round((gradients * bench.reduce_dtype.dtype().bytes()) as f64 / 1e6, 6),
-        "reduce_dtype": bench.reduce_dtype.dtype().to_string(),
+        "gradient_mb": round((gradients * flags.reduce_dtype.dtype().bytes()) as f64 / 1e6, 6),
+        "reduce_dtype": flags.reduce_dtype.dtype().to_string(),
         "overlap": step.reducer().overlaps(),
         "reduce_ms": per_step_ms(reduced.busy_s),
         "exposed_ms": per_step_ms(reduced.exposed_s),
@@ -204,12 +331,14 @@ fn line(bench: &MlpBenchConfig, device: Device, main: &Group, step: &Step, measu
     }))
 }
 
-impl MlpBenchConfig {
+impl MlpFlags {
     /// Multiplications and additions of a step's products: forward once, backward twice, but for the input's gradient, which
     /// nobody needs.
     fn flop(&self) -> f64 {
-        let pairs = self.layers.windows(2).enumerate();
-        let products: usize = pairs.map(|(index, pair)| pair[0] * pair[1] * if index == 0 { 2 } else { 3 }).sum();
+        let pairs = self.layers.0.windows(2).enumerate();
+        let products: usize = pairs
+            .map(|(index, pair)| pair[0] * pair[1] * if index == 0 { 2 } else { 3 })
+            .sum();
         2.0 * self.batch as f64 * products as f64
     }
 }

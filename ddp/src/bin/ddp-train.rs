@@ -1,53 +1,59 @@
 //! `ddp-train`: every mode in one `match`.
 //!
-//! Flags become one checked configuration, the process finds its place among the ranks of its job, and whatever goes wrong
-//! from then on ends all of them, with one message and one exit code.
+//! Flags become one checked configuration, and the process finds its place among the ranks of its
+//! job. Any error then ends all ranks, with one message and one exit code.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use ddp::cli::{self, Command};
-use ddp::config::{AddmmConfig, AllreduceConfig, LogLevel, MlpBenchConfig, UseConfig};
-use ddp::{Error, Told, bench, config, doctor, inspect, progress, report, trainer, using};
+use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
+use ddp::config::LogLevel;
+use ddp::error::remedy_text;
+use ddp::{Error, Told, doctor, dry_run, inspect, progress, report, train, using};
 use ddp_comm::{Options, World};
 
-/// Of commands that wait for nobody, and of wrong ones, which all ranks have to hear of.
+/// The timeout of commands whose ranks hardly wait, and of wrong flags, which all ranks report.
 const SHORT_S: f64 = 60.0;
 
 fn main() -> ExitCode {
-    let asked = cli::parse(std::env::args_os()).and_then(|command| {
-        let (level, timeout_s, share_gpus) = of_ranks(&command);
-        Ok((level, Options { timeout: config::timeout(timeout_s)?, share_gpus, ..Default::default() }, command))
-    });
-    let (level, options, command) = match asked {
-        Ok((level, options, command)) => (level, options, Ok(command)),
-        Err(error) => {
-            let timeout = config::timeout(SHORT_S).unwrap_or_default();
-            (LogLevel::default(), Options { timeout, ..Default::default() }, Err(error))
-        }
+    let command = cli::parse(std::env::args_os());
+    let (level, timeout_s, share_gpus) = match &command {
+        Ok(command) => of_ranks(command),
+        Err(_) => (LogLevel::default(), SHORT_S, false),
+    };
+    let options = Options {
+        timeout: Duration::from_secs_f64(timeout_s),
+        share_gpus,
+        remedy_text,
+        ..Default::default()
     };
     progress::start_log(level, ddp_comm::likely_rank());
     World::run(&options, |world| {
-        // Whatever is said next is not to be drawn into a bar.
-        command.and_then(|command| run(command, world)).inspect_err(|_| progress::clear_bar()).map_err(Told)
+        command
+            .and_then(|command| run(command, world))
+            .inspect_err(|_| progress::clear_bar())
+            .map_err(Told)
     })
 }
 
-/// What a command logs, how many seconds its ranks wait for each other, and whether they may share GPUs.
+/// What a command logs, how many seconds its ranks wait for each other, and whether they may share
+/// GPUs.
 fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
+    let of = |level, ranks: &RankFlags| (level, ranks.timeout_s, ranks.share_gpus);
     match command {
-        Command::Train(config) | Command::DryRun(config) => (config.log_level, config.timeout_s, config.share_gpus),
-        Command::BenchMlp(MlpBenchConfig { common, .. })
-        | Command::BenchAddmm(AddmmConfig { common, .. })
-        | Command::BenchAllreduce(AllreduceConfig { common, .. }) => {
-            (LogLevel::default(), common.timeout_s, common.share_gpus)
+        Command::Train(config) | Command::DryRun(config) => {
+            (config.log_level, config.timeout_s, config.share_gpus)
         }
-        Command::Eval(UseConfig { using, .. }) | Command::Predict(UseConfig { using, .. }) => {
-            (using.log_level, using.timeout_s, using.share_gpus)
+        Command::Eval(EvalFlags { using, .. }) | Command::Predict(PredictFlags { using, .. }) => {
+            of(using.log_level, &using.ranks)
         }
+        Command::Bench(bench) => of(LogLevel::default(), bench.ranks()),
         Command::Doctor(flags) => (LogLevel::Warn, flags.timeout_s, false),
-        Command::Inspect(_) | Command::Report(_) | Command::Show(_) => (LogLevel::default(), SHORT_S, false),
+        Command::Inspect(_) | Command::Report(_) | Command::Show(_) => {
+            (LogLevel::default(), SHORT_S, false)
+        }
     }
 }
 
@@ -55,20 +61,18 @@ fn run(command: Command, world: &World) -> Result<(), Error> {
     let mut say = |line: &dyn Display| say(line, world);
     match command {
         Command::Show(text) => say(&text.trim_end()),
-        Command::Train(config) => trainer::train(&config, world),
-        Command::DryRun(config) => trainer::dry_run(&config, world, &mut say),
-        Command::Eval(config) => using::eval(&config, world, &mut say),
-        Command::Predict(config) => using::predict(&config, world),
+        Command::Train(config) => train::train(&config, world),
+        Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
+        Command::Eval(flags) => using::eval(&flags, world, &mut say),
+        Command::Predict(flags) => using::predict(&flags, world),
         Command::Inspect(flags) => inspect::inspect(&flags, &mut say),
-        Command::Report(flags) => report::again(&flags.folder, world, &mut say),
+        Command::Report(folder) => report::again(&folder, world, &mut say),
         Command::Doctor(flags) => doctor::examine(&flags, world, &mut say),
-        Command::BenchMlp(config) => say(&bench::mlp::on_ranks(&config, world)?),
-        Command::BenchAddmm(config) => bench::addmm::on_ranks(&config, world, &mut say),
-        Command::BenchAllreduce(config) => bench::allreduce::on_ranks(&config, world, &mut say),
+        Command::Bench(bench) => bench.run(world, &mut say),
     }
 }
 
-/// A line on standard output, once for all ranks.
+/// Prints a line on standard output, on rank 0 only.
 fn say(line: &dyn Display, world: &World) -> Result<(), Error> {
     if world.rank() > 0 {
         return Ok(());
@@ -77,6 +81,6 @@ fn say(line: &dyn Display, world: &World) -> Result<(), Error> {
         action: "write to",
         path: "standard output".into(),
         source,
-        way_out: "Let whatever reads it read to the end.".into(),
+        way_out: "Let its reader read to the end.".into(),
     })
 }

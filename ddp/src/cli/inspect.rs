@@ -4,21 +4,21 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::flags::choice;
 use crate::config::TaskKind;
 
-/// What stands below the help of `inspect`.
+/// Printed after the help of `inspect`.
 pub(super) const EXAMPLES: &str = "\
 Examples:
   ddp-train inspect out                                   a run: how it ended, its checkpoints
   ddp-train inspect out/checkpoints/step-00000790         a checkpoint: every byte is checked
   ddp-train inspect out/checkpoints/step-00000790/model.safetensors
-  ddp-train inspect train.csv --labels species            data: would training take them?
+  ddp-train inspect train.csv --labels species            data: would training accept them?
   ddp-train inspect digits.npz#x_train --json
 
-All of the data is read, and nothing is changed, but for data that cannot be mapped: those are converted once and kept, as \
-training does.
+All data are read, and nothing is changed; files that cannot be memory-mapped are converted once and cached, as in training.
 
-Exit codes: 0 all is well, 65 something is damaged or would be refused, 74 it cannot be read.";
+Exit codes: 0 all is well, 65 damaged or refused, 74 unreadable.";
 
 /// The flags of `inspect`.
 #[derive(Args, Clone, Debug, PartialEq)]
@@ -26,17 +26,17 @@ pub struct InspectFlags {
     /// A run's folder, a checkpoint, a model file, or data (as --data takes them)
     #[arg(value_name = "PATH")]
     pub path: String,
-    /// Where the labels of data are, as for training
+    /// Labels, in the form of --labels in training
     #[arg(long, value_name = "SPEC")]
     pub labels: Option<String>,
-    /// Whether they are classes or numbers, as for training
-    #[arg(long, value_name = "TASK")]
+    /// Whether labels are classes or numbers, as in training
+    #[arg(long, value_name = "TASK", value_parser = choice::<TaskKind>())]
     pub task: Option<TaskKind>,
-    /// Where data that cannot be mapped are kept converted [default: beside them]
+    /// Folder for converted copies of files that cannot be memory-mapped [default: beside them]
     #[arg(long, value_name = "DIR")]
     #[arg(env = "DDP_CACHE_DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,
-    /// One line of JSON in place of text
+    /// Print one line of JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -1,59 +1,136 @@
-//! What a run's flags are laid over: the environment (`DDP_BATCH_SIZE=64`), and below it a TOML file (`batch-size = 64`). A setting of a
-//! higher layer hides the same one below, and what it cannot go together with: `--steps` hides `epochs`.
-//!
-//! A variable is read as its flag would be, so that both take the same values and say the same of others.
+//! Settings of training from flags, the environment (`DDP_BATCH_SIZE=64`) and a TOML file (`batch-size = 64`).
+//! Flags win over the environment, and both over the file. A higher layer also drops what cannot be combined
+//! with its settings: `--steps` drops `epochs` of the file.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, CommandFactory, Parser};
+use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, FromArgMatches};
 use toml::{Table, Value};
 
-use super::{Cli, Command, Flags};
-use crate::config::Config;
-use crate::config::check::texts;
+use super::command::Command;
+use crate::config::check::refuse;
+use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag};
 use crate::error::{Error, Result};
 use crate::shown::{is_unseen, shown};
 
-/// Where settings come from, and what is done with them in place of training.
+/// The flags of training that were given: one flag for each setting.
+#[derive(Clone, Debug, Default)]
+pub struct SettingFlags(Vec<(&'static Setting, OsString)>);
+
+impl Args for SettingFlags {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command.args(SETTINGS.iter().map(flag))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = |setting: &'static Setting| {
+            let name = setting.name();
+            let is_flag = matches.value_source(&name) == Some(ValueSource::CommandLine);
+            let value = matches.get_raw(&name).filter(|_| is_flag)?.next()?;
+            Some((setting, value.to_os_string()))
+        };
+        Ok(SettingFlags(SETTINGS.iter().filter_map(given).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = SettingFlags::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The flag of a setting.
+fn flag(setting: &'static Setting) -> Arg {
+    let name = setting.name();
+    let help = match &setting.default {
+        serde_json::Value::Null => setting.help.clone(),
+        default => format!("{} [default: {}]", setting.help, as_flag(default)),
+    };
+    let value = |choice: &SettingChoice| {
+        let value = PossibleValue::new(choice.name).hide(choice.is_hidden);
+        value.help(choice.help)
+    };
+    let parser = if setting.choices.is_empty() {
+        ValueParser::os_string()
+    } else {
+        PossibleValuesParser::new(setting.choices.iter().map(value)).into()
+    };
+    let flag = Arg::new(name.clone())
+        .long(name)
+        .value_name(setting.value_name)
+        .help_heading(setting.group)
+        .help(help)
+        .hide(setting.is_hidden)
+        .value_parser(parser)
+        .allow_negative_numbers(true);
+    match setting.form {
+        Form::One => flag,
+        Form::List => flag.allow_hyphen_values(true),
+        Form::Switch => flag
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+    }
+}
+
+/// Where settings come from, and what to do with them instead of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct LayerFlags {
-    /// Read settings from this TOML file (or DDP_CONFIG): flags' names without the dashes; the environment (DDP_BATCH_SIZE=64)
-    /// wins over it, and flags over both
-    #[arg(long, value_name = "FILE", help_heading = SETTINGS)]
+    /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment (DDP_BATCH_SIZE=64) wins over
+    /// it, and flags over both
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub config: Option<PathBuf>,
-    /// Print every setting as TOML with where it comes from, and train nothing
-    #[arg(long, help_heading = SETTINGS)]
+    /// Print every setting as TOML with its origin, and exit
+    #[arg(long, help_heading = HEADING)]
     pub print_config: bool,
-    /// Check everything, say what memory and time the run will take, and train nothing
-    #[arg(long, help_heading = SETTINGS)]
+    /// Check everything, print the memory and time that the run will take, and exit
+    #[arg(long, help_heading = HEADING)]
     pub dry_run: bool,
 }
 
-pub(super) const SETTINGS: &str = "Settings";
+const HEADING: &str = "Settings";
 
-/// What variables of settings begin with.
+/// The prefix of our environment variables.
 const PREFIX: &str = "DDP_";
 
-/// Variables that say what is done with settings, as the flags of `LayerFlags` do.
+/// Variables for the flags of `LayerFlags`.
 const CONFIG: &str = "DDP_CONFIG";
 const PRINT_CONFIG: &str = "DDP_PRINT_CONFIG";
 const DRY_RUN: &str = "DDP_DRY_RUN";
 
-/// Variables of ours that are no settings.
-const OTHERS: [&str; 4] = ["DDP_KERNEL_CACHE", "DDP_CUDA_INCLUDE", "DDP_LONG", "DDP_TRAIN"];
+/// Our variables that are not settings.
+const OTHERS: [&str; 2] = ["DDP_KERNEL_CACHE", "DDP_TRAIN"];
 
-/// Of two settings in one row, the one in a higher layer hides the other below.
+/// Settings that exclude each other: in a higher layer, one drops the other below.
 const EXCLUSIVE: [[&str; 2]; 2] = [["steps", "epochs"], ["val-data", "val-split"]];
 
-/// Where a setting stands.
+/// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Origin {
     File(PathBuf),
     Variable(String),
     Flag(String),
+}
+
+impl Origin {
+    /// Higher layers win.
+    fn layer(&self) -> u8 {
+        match self {
+            Origin::File(_) => 0,
+            Origin::Variable(_) => 1,
+            Origin::Flag(_) => 2,
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -65,57 +142,102 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Settings from several places, by name.
+/// Settings from several origins.
 #[derive(Default)]
 struct Layers {
-    values: Table,
+    config: Config,
     origins: BTreeMap<String, Origin>,
 }
 
 impl Layers {
-    /// Lays `flags` over what is there.
-    fn lay(&mut self, flags: &Flags, origin: impl Fn(&str) -> Origin) -> Result<()> {
-        let given = match Table::try_from(flags) {
-            Ok(given) => given,
-            // TOML lacks the largest whole numbers and names that are no UTF-8, and no setting may be one: the checks say which it is.
-            Err(error) => {
-                let Flags { out, cache_dir, init_from, .. } = flags;
-                let paths = [("--out", out), ("--cache-dir", cache_dir), ("--init-from", init_from)];
-                texts(paths.map(|(flag, path)| (flag, path.as_deref())))?;
-                Config::resolve(flags.clone())?;
-                return Err(Error::Internal(format!("settings cannot be written as TOML: {error}")));
-            }
+    /// Sets `setting` from the text of a flag or variable.
+    fn set(&mut self, setting: &Setting, text: &OsStr, origin: Origin) -> Result<()> {
+        let name = setting.name();
+        let context = match &origin {
+            Origin::Variable(variable) => format!("{variable} in the environment: --{name}"),
+            _ => format!("--{name}"),
         };
-        for (name, value) in given {
-            let others = EXCLUSIVE.iter().filter(|pair| pair.contains(&name.as_str())).flatten();
-            for other in others.filter(|&&other| other != name && self.is_below(other, &origin)).collect::<Vec<_>>() {
-                self.values.remove(*other);
-                self.origins.remove(*other);
+        let Some(text) = text.to_str() else {
+            let help = "give another, or rename the file or folder";
+            return Err(refuse(&context, text.display(), "a name in UTF-8", help));
+        };
+        let family = self.config.model.name();
+        (setting.set)(&mut self.config, text)
+            .map_err(|message| Error::Usage(format!("{context} '{text}': {message}")))?;
+        if self.config.model.name() != family {
+            // Another model family starts from its defaults.
+            let is_of_a_model = |name: &str| find(name).is_some_and(|one| !one.families.is_empty());
+            self.origins.retain(|name, _| !is_of_a_model(name));
+        }
+        self.take_over(name, origin);
+        Ok(())
+    }
+
+    /// Records where a setting comes from, and drops what it excludes in lower layers.
+    fn take_over(&mut self, name: String, origin: Origin) {
+        let pair = EXCLUSIVE.iter().find(|pair| pair.contains(&name.as_str()));
+        for other in pair.into_iter().flatten().filter(|other| **other != name) {
+            let below = self
+                .origins
+                .get(*other)
+                .is_some_and(|below| below.layer() < origin.layer());
+            if below && let Some(other) = find(other) {
+                (other.reset)(&mut self.config);
+                self.origins.remove(&other.name());
             }
-            self.origins.insert(name.clone(), origin(&name));
-            self.values.insert(name, value);
+        }
+        self.origins.insert(name, origin);
+    }
+
+    /// Reads a TOML file, the lowest layer.
+    fn read_file(&mut self, path: &Path) -> Result<()> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
+            action: "read",
+            path: path.to_path_buf(),
+            source,
+            way_out: "--config takes a TOML file, as --print-config writes it.".into(),
+        })?;
+        let refused = |error: toml::de::Error| {
+            let (path, error) = (path.display(), error.to_string());
+            Error::Usage(format!("--config {path}: {}", error.trim_end()))
+        };
+        self.config = toml::from_str(&text).map_err(refused)?;
+        let names = toml::from_str::<Table>(&text).map_err(refused)?;
+        for (name, _) in names {
+            self.take_over(name, Origin::File(path.to_path_buf()));
         }
         Ok(())
     }
 
-    /// Whether `name` stands in another layer than the one that `origin` is of.
-    fn is_below(&self, name: &str, origin: &impl Fn(&str) -> Origin) -> bool {
-        let layer = |origin: &Origin| std::mem::discriminant(origin);
-        self.origins.get(name).is_some_and(|there| layer(there) != layer(&origin(name)))
+    /// Reads the environment. Unknown variables that resemble ours are refused.
+    fn read_environment(&mut self, variables: &[(OsString, OsString)]) -> Result<()> {
+        // The model comes first: it decides which other settings there are.
+        let model = variable("model");
+        let (first, rest): (Vec<_>, Vec<_>) = variables
+            .iter()
+            .partition(|(name, _)| name == model.as_str());
+        for (name, value) in first.into_iter().chain(rest) {
+            let name = name.to_string_lossy().into_owned();
+            match SETTINGS
+                .iter()
+                .find(|setting| variable(&setting.name()) == name)
+            {
+                Some(setting) => self.set(setting, value, Origin::Variable(name))?,
+                None => check_unknown(&name)?,
+            }
+        }
+        Ok(())
     }
 
-    /// The configuration. What is wrong with a setting that is no flag is said with where it stands.
-    fn resolve(&self) -> Result<Config> {
-        let flags: Flags = self
-            .values
-            .clone()
-            .try_into()
-            .map_err(|error| Error::Internal(format!("settings do not read back: {error}")))?;
-        Config::resolve(flags).map_err(|error| {
+    /// Checks the settings. An error about one that is not a flag says where it is set.
+    fn check(&self) -> Result<()> {
+        self.config.check().map_err(|error| {
             let text = error.to_string();
-            let name = text.strip_prefix("--").and_then(|text| text.split([' ', ':']).next()).unwrap_or_default();
-            match self.origins.get(name) {
-                Some(origin @ (Origin::File(_) | Origin::Variable(_))) => {
+            let name = text
+                .strip_prefix("--")
+                .and_then(|text| text.split([' ', ':']).next());
+            match name.and_then(|name| self.origins.get_key_value(name)) {
+                Some((name, origin)) if !matches!(origin, Origin::Flag(_)) => {
                     Error::Usage(format!("{text} (--{name} is set in {origin})"))
                 }
                 _ => error,
@@ -123,28 +245,45 @@ impl Layers {
         })
     }
 
-    /// Every setting of `config` as TOML, each with where it comes from, and those that are not set.
-    fn describe(&self, config: &Config) -> Result<String> {
-        let mut text =
-            String::from("# Read back by --config. Flags win over DDP_… variables, and these over the file.\n");
-        let values = Table::try_from(config)
-            .map_err(|error| Error::Internal(format!("settings cannot be written as TOML: {error}")))?;
-        for (name, value) in names().filter_map(|name| values.get(&name).map(|value| (name, value))) {
-            let origin = self.origins.get(&name).map_or_else(|| "default".to_string(), Origin::to_string);
-            text += &format!("{name} = {}  # {}\n", on_one_line(value), shown(&origin));
+    /// Every setting as TOML with its origin, then those that are not set.
+    fn describe(&self) -> Result<String> {
+        let mut text = String::from(
+            "# Read back by --config. Flags win over DDP_… variables, and these over the file.\n",
+        );
+        let values = Table::try_from(self.config.settled())
+            .map_err(|error| Error::Internal(format!("settings do not fit TOML: {error}")))?;
+        let mut unset = String::new();
+        let apply = |setting: &&Setting| setting.applies_to(&self.config.model);
+        for name in SETTINGS.iter().filter(apply).map(Setting::name) {
+            let origin = self.origins.get(&name).map(Origin::to_string);
+            match values.get(&name) {
+                Some(value) => {
+                    let origin = shown(origin.as_deref().unwrap_or("default")).to_string();
+                    text += &format!("{name} = {}  # {origin}\n", on_one_line(value));
+                }
+                None => unset += &format!("# {name} is not set\n"),
+            }
         }
-        for name in names().filter(|name| !values.contains_key(name)) {
-            text += &format!("# {name} is not set\n");
-        }
-        Ok(text)
+        Ok(text + &unset)
     }
 }
 
-/// A value as TOML has it, on one line, so that a comment can stand behind it, and with nothing in it that a terminal would not show.
+fn find(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name() == name)
+}
+
+/// A value in TOML on one line, so that a comment can follow, with invisible characters escaped.
 fn on_one_line(value: &Value) -> String {
     match value {
         Value::String(text) => in_quotes(text),
-        Value::Array(values) => format!("[{}]", values.iter().map(on_one_line).collect::<Vec<_>>().join(", ")),
+        Value::Array(values) => format!(
+            "[{}]",
+            values
+                .iter()
+                .map(on_one_line)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
         other => other.to_string(),
     }
 }
@@ -161,106 +300,95 @@ fn in_quotes(text: &str) -> String {
     quoted + "\""
 }
 
-/// The run that flags ask for, laid over the environment and a file.
-pub(super) fn train(flags: Flags, how: &LayerFlags) -> Result<Command> {
-    let variables = std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(PREFIX.as_bytes()));
-    layered(&flags, how, variables.collect())
+/// The run that flags, the environment and a file ask for.
+pub(super) fn train(flags: &SettingFlags, how: &LayerFlags) -> Result<Command> {
+    let is_ours = |name: &OsString| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
+    let variables = std::env::vars_os().filter(|(name, _)| is_ours(name));
+    layered(flags, how, variables.collect())
 }
 
-fn layered(flags: &Flags, how: &LayerFlags, variables: Vec<(OsString, OsString)>) -> Result<Command> {
+fn layered(
+    flags: &SettingFlags,
+    how: &LayerFlags,
+    variables: Vec<(OsString, OsString)>,
+) -> Result<Command> {
     let how = how_also(how, &variables)?;
     let mut layers = Layers::default();
     if let Some(path) = &how.config {
-        layers.lay(&of_file(path)?, |_| Origin::File(path.clone()))?;
+        layers.read_file(path)?;
     }
-    let (from_variables, names) = of_variables(variables)?;
-    layers.lay(&from_variables, |name| Origin::Variable(names.get(name).cloned().unwrap_or_else(|| variable(name))))?;
-    layers.lay(flags, |name| Origin::Flag(format!("--{name}")))?;
-    let config = layers.resolve()?;
+    layers.read_environment(&variables)?;
+    for (setting, value) in &flags.0 {
+        let origin = Origin::Flag(format!("--{}", setting.name()));
+        layers.set(setting, value, origin)?;
+    }
+    layers.check()?;
     if how.print_config {
-        return Ok(Command::Show(layers.describe(&config)?));
+        return Ok(Command::Show(layers.describe()?));
     }
-    Ok(if how.dry_run { Command::DryRun(Box::new(config)) } else { Command::Train(Box::new(config)) })
+    let config = Box::new(layers.config);
+    Ok(if how.dry_run {
+        Command::DryRun(config)
+    } else {
+        Command::Train(config)
+    })
 }
 
-/// What is done with settings, where the environment says it too: the file of a flag wins.
+/// `how`, with what the environment says; a --config flag wins over DDP_CONFIG.
 fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<LayerFlags> {
-    let variable = |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value);
-    let is_set = |name: &str| match variable(name).map(|value| value.to_string_lossy()).as_deref() {
+    let variable = |name: &str| {
+        variables
+            .iter()
+            .find(|(known, _)| known == name)
+            .map(|(_, value)| value)
+    };
+    let is_set = |name: &str| match variable(name)
+        .map(|value| value.to_string_lossy())
+        .as_deref()
+    {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(other) => Err(Error::Usage(format!("{name} in the environment: expected true or false, got {other:?}"))),
+        Some(other) => Err(Error::Usage(format!(
+            "{name} in the environment: expected true or false, got {other:?}"
+        ))),
     };
     Ok(LayerFlags {
-        config: how.config.clone().or_else(|| variable(CONFIG).map(PathBuf::from)),
+        config: how
+            .config
+            .clone()
+            .or_else(|| variable(CONFIG).map(PathBuf::from)),
         print_config: how.print_config | is_set(PRINT_CONFIG)?,
         dry_run: how.dry_run | is_set(DRY_RUN)?,
     })
 }
 
-fn of_file(path: &Path) -> Result<Flags> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
-        action: "read",
-        path: path.to_path_buf(),
-        source,
-        way_out: "--config takes a TOML file, as --print-config writes it.".into(),
-    })?;
-    toml::from_str(&text)
-        .map_err(|error| Error::Usage(format!("--config {}: {}", path.display(), error.to_string().trim_end())))
-}
-
-/// What variables say, and the variable of each setting.
-fn of_variables(variables: Vec<(OsString, OsString)>) -> Result<(Flags, BTreeMap<String, String>)> {
-    let by_variable: BTreeMap<String, String> = names().map(|name| (variable(&name), name)).collect();
-    let (mut words, mut names) = (vec![OsString::from("ddp-train")], BTreeMap::new());
-    for (name, value) in variables {
-        let name = name.to_string_lossy().into_owned();
-        let Some(flag) = by_variable.get(&name) else {
-            check_unknown(&name, by_variable.keys())?;
-            continue;
-        };
-        let mut word = OsString::from(format!("--{flag}="));
-        word.push(value);
-        words.push(word);
-        names.insert(flag.clone(), name);
-    }
-    let flags = Cli::try_parse_from(words).map_err(|error| {
-        let text = error.to_string();
-        let text = text.strip_prefix("error: ").unwrap_or(&text);
-        // What stands behind is about command lines.
-        let text =
-            text.split("\n\nUsage:").next().unwrap_or(text).split("\n\nFor more").next().unwrap_or(text).trim_end();
-        let of =
-            names.iter().find(|(flag, _)| text.contains(&format!("--{flag} ")) || text.contains(&format!("--{flag}'")));
-        Error::Usage(of.map_or_else(
-            || format!("in the environment: {text}"),
-            |(_, name)| format!("{name} in the environment: {text}"),
-        ))
-    })?;
-    Ok((flags.flags, names))
-}
-
-/// Refuses a variable that is almost a setting's: it was meant to be one.
-fn check_unknown<'a>(name: &str, known: impl Iterator<Item = &'a String>) -> Result<()> {
+/// Refuses a variable whose name is nearly that of a setting: it is probably a typing mistake.
+fn check_unknown(name: &str) -> Result<()> {
     let how = [CONFIG, PRINT_CONFIG, DRY_RUN];
     if OTHERS.contains(&name) || how.contains(&name) || name.starts_with("DDP_TEST_") {
         return Ok(());
     }
     let near = |known: &str| {
-        // Of a short name two letters are most of it: DDP_RANK, DDP_PORT and DDP_LOG are somebody else's.
-        let most = if known.len().min(name.len()) < PREFIX.len() + 6 { 1 } else { 2 };
+        // In short names two letters are too many: DDP_RANK, DDP_PORT and DDP_LOG belong to others.
+        let most = if known.len().min(name.len()) < PREFIX.len() + 6 {
+            1
+        } else {
+            2
+        };
         let distance = distance(name, known);
         (distance <= most).then(|| (distance, known.to_string()))
     };
-    match known.map(String::as_str).chain(how).filter_map(near).min() {
+    let known = SETTINGS.iter().map(|setting| variable(&setting.name()));
+    let known = known.chain(how.map(String::from));
+    match known.filter_map(|known| near(&known)).min() {
         Some((_, known)) => Err(Error::Usage(format!(
-            "{name} in the environment: there is no such setting. Write {known} if that was meant, else unset {name}"
+            "{name} in the environment: no such setting; help: write {known} if that was meant, else unset {name}"
         ))),
         None => Ok(()),
     }
 }
 
-/// How many characters have to be put in, taken out or changed to make one of the other.
+/// The edit distance: insertions, deletions and replacements of characters.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -275,22 +403,9 @@ fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// The names of all settings, in the order of the help.
-fn names() -> impl Iterator<Item = String> {
-    let command = <Flags as Args>::augment_args(clap::Command::new("settings"));
-    command.get_arguments().filter_map(|flag| flag.get_long().map(String::from)).collect::<Vec<_>>().into_iter()
-}
-
-/// `batch-size` as a variable: `DDP_BATCH_SIZE`.
+/// The variable of a setting: `DDP_BATCH_SIZE` of `batch-size`.
 pub(super) fn variable(name: &str) -> String {
     format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
-}
-
-/// What a shell reads to complete this program's command lines.
-pub(super) fn completions(shell: clap_complete::Shell) -> String {
-    let mut bytes = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "ddp-train", &mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -32,10 +32,19 @@ struct Decision {
 
 /// The devices that a `--device` means for this rank, `per_rank` GPUs or the CPU. All ranks call this at the same place, and
 /// where one cannot have what it needs, none trains on GPUs. Rank 0 says aloud what `auto` passes over.
-pub(crate) fn find_devices(choice: DeviceChoice, per_rank: usize, share: bool, world: &World) -> Result<Vec<Device>> {
+pub(crate) fn find_devices(
+    choice: DeviceChoice,
+    per_rank: usize,
+    share: bool,
+    world: &World,
+) -> Result<Vec<Device>> {
     // Who stays on the CPU does not even ask for GPUs: all have to want the same before anybody does.
     let kind = format!("device = {}\n", choice.kind());
-    world.handshake(&[Field::must_match("the configuration", kind, "Start every rank with the same flags.")])?;
+    world.handshake(&[Field::must_match(
+        "the configuration",
+        kind,
+        "Start every rank with the same flags.",
+    )])?;
     if choice == DeviceChoice::Cpu {
         // The driver need not be started to know that.
         return Ok(vec![Device::Cpu]);
@@ -47,14 +56,24 @@ pub(crate) fn find_devices(choice: DeviceChoice, per_rank: usize, share: bool, w
         (_, Ok(table)) => table.devices_of(world.rank()),
         (_, Err(_)) => Vec::new(),
     };
-    let trouble = devices.iter().find_map(|&device| trouble(device)).or_else(|| {
-        let several = world.size() > 1 && !devices.is_empty();
-        several.then(|| missing(&discover().nccl)).flatten()
-    });
+    let trouble = devices
+        .iter()
+        .find_map(|&device| trouble(device))
+        .or_else(|| {
+            let several = world.size() > 1 && !devices.is_empty();
+            several.then(|| missing(&discover().nccl)).flatten()
+        });
     let told = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
-    let told = told.iter().map(|text| String::from_utf8_lossy(text).into_owned());
-    let facts =
-        Facts { per_rank, gpus, troubles: told.map(|text| Some(text).filter(|text| !text.is_empty())).collect() };
+    let told = told
+        .iter()
+        .map(|text| String::from_utf8_lossy(text).into_owned());
+    let facts = Facts {
+        per_rank,
+        gpus,
+        troubles: told
+            .map(|text| Some(text).filter(|text| !text.is_empty()))
+            .collect(),
+    };
 
     let Decision { on_gpus, warning } = decide(choice, &facts)?;
     if let Some(warning) = warning.filter(|_| world.rank() == 0) {
@@ -86,7 +105,12 @@ fn missing(library: &Library) -> Option<String> {
     let advice = || library.advice.as_deref().unwrap_or("it cannot be used");
     match &library.found {
         _ if library.is_sound() => None,
-        Some(path) => Some(format!("{} ({}) is {}", library.what, path.display(), advice())),
+        Some(path) => Some(format!(
+            "{} ({}) is {}",
+            library.what,
+            path.display(),
+            advice()
+        )),
         None => Some(format!("{} is not found: {}", library.what, advice())),
     }
 }
@@ -95,55 +119,100 @@ fn missing(library: &Library) -> Option<String> {
 fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
     if matches!(choice, DeviceChoice::CudaAt(_)) && ranks > 1 && !share {
         let expected = format!("--device cuda for {ranks} ranks: each has a GPU of its own then");
-        let way_out = "Give --device cuda, or start one process; --share-gpus puts all ranks on this one, for tests";
-        return Err(refuse("--device", choice, &expected, way_out));
+        let help = "give --device cuda, or start one process; --share-gpus puts all ranks on this one, for tests";
+        return Err(refuse("--device", choice, &expected, help));
     }
     Ok(())
 }
 
 fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
-    let (problem, way_out) = match &facts.gpus {
+    let (problem, help) = match &facts.gpus {
         // A GPU that is named need not be looked for.
         Err(shortage) if !matches!(choice, DeviceChoice::CudaAt(_)) => {
             if choice == DeviceChoice::Auto && !shortage.table.has_gpus() {
-                return Ok(Decision { on_gpus: false, warning: None });
+                return Ok(Decision {
+                    on_gpus: false,
+                    warning: None,
+                });
             }
             told(shortage)
         }
         _ => match trouble_of_ranks(facts) {
-            None => return Ok(Decision { on_gpus: true, warning: sharing(choice, facts) }),
+            None => {
+                return Ok(Decision {
+                    on_gpus: true,
+                    warning: sharing(choice, facts),
+                });
+            }
             Some(trouble) => (format!("{} ", sentence(&trouble)), None),
         },
     };
     // The CPU cannot take the place of several GPUs.
     if choice == DeviceChoice::Auto && facts.per_rank == 1 {
-        let way_out = way_out.unwrap_or_else(|| "--device cpu says that this is meant".into());
-        let warning = format!("training on the CPU although there are GPUs: {problem}{way_out}");
-        return Ok(Decision { on_gpus: false, warning: Some(warning) });
+        let help = help.unwrap_or_else(|| "--device cpu says that this is meant".into());
+        let warning = format!("training on the CPU although there are GPUs: {problem}{help}");
+        return Ok(Decision {
+            on_gpus: false,
+            warning: Some(warning),
+        });
     }
     let expected = match facts.troubles.len() {
         1 => "a device that can be used here".to_string(),
         ranks => format!("GPUs that all {ranks} ranks can use"),
     };
-    let way_out = way_out.unwrap_or_else(|| "Or give --device cpu".into());
-    Err(Error::Usage(format!("--device {choice}: expected {expected}, but {problem}{way_out}")))
+    let help = help.unwrap_or_else(|| "Or give --device cpu".into());
+    Err(Error::Usage(format!(
+        "--device {choice}: expected {expected}, but {problem}{help}"
+    )))
 }
 
 /// What a shortage is, up to the way out, and the way out where it has one of its own.
 fn told(shortage: &Shortage) -> (String, Option<String>) {
     match &shortage.table.ranks[..] {
         // Nothing to show in a table.
-        [only] if only.sight.uuids.is_empty() => {
-            let why = only.sight.why_none.as_deref().unwrap_or("this process sees no GPU");
+        [only] if only.visible.uuids.is_empty() => {
+            let why = only
+                .visible
+                .why_none
+                .as_deref()
+                .unwrap_or("this process sees no GPU");
             (format!("{} ", sentence(why)), None)
         }
-        _ => (format!("{shortage}\n"), Some(shortage.way_out().trim_end_matches('.').to_string())),
+        _ => (
+            format!("{shortage}\n"),
+            Some(help_for(shortage).trim_end_matches('.').to_string()),
+        ),
     }
+}
+
+/// What to do about a shortage of GPUs: a sentence.
+pub(crate) fn help_for(shortage: &Shortage) -> String {
+    let (fit, per_rank) = (shortage.ranks_that_fit(), shortage.per_rank);
+    let fewer = match fit {
+        0 => None,
+        1 if shortage.lacking.len() == shortage.table.ranks.len() => Some("start one rank".into()),
+        _ if shortage.lacking.len() == shortage.table.ranks.len() => {
+            Some(format!("start {fit} ranks (-n {fit})"))
+        }
+        _ => Some(format!("start at most {fit} of these ranks there")),
+    };
+    let smaller = (per_rank > 1).then(|| format!("lower --devices-per-rank {per_rank}"));
+    let share = (shortage.seen > 0 && shortage.lacking.len() > 1)
+        .then(|| "let ranks share GPUs with --share-gpus, which is for tests".to_string());
+    let cpu = Some("train without GPUs with --device cpu".to_string());
+    let all = [fewer, smaller, cpu, share];
+    let mut text = all.into_iter().flatten().collect::<Vec<_>>().join(", or ");
+    text[..1].make_ascii_uppercase();
+    text + "."
 }
 
 /// Which ranks cannot use their devices, and why.
 fn trouble_of_ranks(facts: &Facts) -> Option<String> {
-    let mut all = facts.troubles.iter().enumerate().filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
+    let mut all = facts
+        .troubles
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, trouble)| Some((rank, trouble.as_ref()?)));
     let (rank, first) = all.next()?;
     let others: Vec<_> = all.collect();
     let ranks = facts.troubles.len();
@@ -153,25 +222,40 @@ fn trouble_of_ranks(facts: &Facts) -> Option<String> {
     if others.len() + 1 == ranks && others.iter().all(|(_, other)| *other == first) {
         return Some(format!("on every rank: {first}"));
     }
-    let table = facts.gpus.as_ref().unwrap_or_else(|shortage| &shortage.table);
+    let table = facts
+        .gpus
+        .as_ref()
+        .unwrap_or_else(|shortage| &shortage.table);
     let more = match others.len() {
         0 => String::new(),
         1 => ", and 1 rank more".to_string(),
         more => format!(", and {more} ranks more"),
     };
-    Some(format!("on rank {rank} ({}{more}): {first}", table.ranks[rank].sight.host))
+    Some(format!(
+        "on rank {rank} ({}{more}): {first}",
+        table.ranks[rank].visible.host
+    ))
 }
 
 /// What to say of GPUs that several ranks have.
 fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     let named = matches!(choice, DeviceChoice::CudaAt(_)) && facts.troubles.len() > 1;
-    let in_turn = facts.gpus.as_ref().is_ok_and(|table| !table.sharing.is_empty());
-    (named || in_turn).then(|| "several ranks have the same GPU (--share-gpus): this is for tests, and slow".into())
+    let in_turn = facts
+        .gpus
+        .as_ref()
+        .is_ok_and(|table| !table.sharing.is_empty());
+    (named || in_turn).then(|| {
+        "several ranks have the same GPU (--share-gpus): this is for tests, and slow".into()
+    })
 }
 
 /// With a full stop behind it.
 fn sentence(text: &str) -> Cow<'_, str> {
-    if text.ends_with('.') { text.into() } else { format!("{text}.").into() }
+    if text.ends_with('.') {
+        text.into()
+    } else {
+        format!("{text}.").into()
+    }
 }
 
 impl Config {
@@ -181,70 +265,74 @@ impl Config {
             return Ok(());
         }
         let refuse_here = |flag, got: &dyn std::fmt::Display, why: &str| {
-            let way_out = format!("Leave {flag} out, or train on GPUs: this run is on the CPU");
-            Err(refuse(flag, got, &format!("--device cuda: {why}"), &way_out))
+            let help = format!("leave {flag} out, or train on GPUs: this run is on the CPU");
+            Err(refuse(flag, got, &format!("--device cuda: {why}"), &help))
         };
         match self.dtype {
             Precision::F32 => {}
-            Precision::Tf32 => return refuse_here("--dtype", &"tf32", "only GPUs multiply in tf32"),
-            Precision::Bf16 => return refuse_here("--dtype", &"bf16", "models compute in bf16 on GPUs alone"),
+            Precision::Tf32 => {
+                return refuse_here("--dtype", &"tf32", "only GPUs multiply in tf32");
+            }
+            Precision::Bf16 => {
+                return refuse_here("--dtype", &"bf16", "models compute in bf16 on GPUs alone");
+            }
         }
         if self.devices_per_rank > 1 {
             let got = &self.devices_per_rank;
-            return refuse_here("--devices-per-rank", got, "layers are split over GPUs, and a host has one CPU");
+            return refuse_here(
+                "--devices-per-rank",
+                got,
+                "layers are split over GPUs, and a host has one CPU",
+            );
         }
         if self.data_on_device == Resident::On {
-            return refuse_here("--data-on-device", &"on", "it is the GPU's memory that data are kept in");
+            return refuse_here(
+                "--data-on-device",
+                &"on",
+                "it is the GPU's memory that data are kept in",
+            );
         }
-        check_graph(self.graph, device)
+        if self.graph == GraphChoice::On {
+            return refuse_here("--graph", &"on", "graphs are CUDA's");
+        }
+        Ok(())
     }
 
     /// Refuses what does not go together, whatever the machine.
     pub(super) fn check_devices(&self) -> Result<()> {
         if self.devices_per_rank > 1 && self.graph == GraphChoice::On {
-            let expected = "--devices-per-rank 1: a step over several GPUs of a rank is not captured";
-            return Err(refuse("--graph", "on", expected, "Leave --graph out, or give each rank one GPU"));
+            let expected =
+                "--devices-per-rank 1: a step over several GPUs of a rank is not captured";
+            return Err(refuse(
+                "--graph",
+                "on",
+                expected,
+                "leave --graph out, or give each rank one GPU",
+            ));
         }
         match self.device {
             DeviceChoice::Cpu if self.share_gpus => {
                 let expected = "GPUs to train on: --device auto or cuda";
-                Err(refuse("--share-gpus", "true", expected, "Leave it out: ranks on the CPU share nothing"))
+                Err(refuse(
+                    "--share-gpus",
+                    "true",
+                    expected,
+                    "leave it out: ranks on the CPU share nothing",
+                ))
             }
             DeviceChoice::Cpu => self.check_device(Device::Cpu),
             DeviceChoice::CudaAt(_) if self.devices_per_rank > 1 => {
-                let expected = format!("--device cuda with --devices-per-rank {}", self.devices_per_rank);
-                let way_out = "Give --device cuda: each rank then takes as many as it needs; or leave \
+                let expected = format!(
+                    "--device cuda with --devices-per-rank {}",
+                    self.devices_per_rank
+                );
+                let help = "give --device cuda: each rank then takes as many as it needs; or leave \
                                --devices-per-rank out";
-                Err(refuse("--device", self.device, &expected, way_out))
+                Err(refuse("--device", self.device, &expected, help))
             }
             _ => Ok(()),
         }
     }
-}
-
-/// Refuses `--graph on` where there are no graphs.
-pub(crate) fn check_graph(choice: GraphChoice, device: Device) -> Result<()> {
-    if choice == GraphChoice::On && !device.is_accelerator() {
-        let (expected, way_out) = ("--device cuda: graphs are CUDA's", "Leave --graph out, or train on a GPU");
-        return Err(refuse("--graph", "on", expected, way_out));
-    }
-    Ok(())
-}
-
-/// The device as people know it: `cuda:0 NVIDIA H200`.
-pub(crate) fn described(device: Device) -> String {
-    name_of(device).map_or_else(|| device.to_string(), |name| format!("{device} {name}"))
-}
-
-/// What the driver calls it.
-pub(crate) fn name_of(device: Device) -> Option<&'static str> {
-    let Device::Cuda(index) = device else { return None };
-    discover().gpus.iter().find(|gpu| gpu.index == index).map(|gpu| gpu.name.as_str())
-}
-
-/// Whether no such device exists: its name says so.
-pub(crate) fn is_simulated(device: Device) -> bool {
-    name_of(device).is_some_and(|name| name.contains("Simulated"))
 }
 
 #[cfg(test)]

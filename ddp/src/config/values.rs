@@ -1,77 +1,154 @@
-//! The values that flags take: each is read from the text of a flag, or from a TOML file, and prints as it is read.
+//! The types of settings. Each reads from the text of a flag or from a TOML file, and prints as it is read.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::ValueEnum;
-use ddp_kernels::ops;
+use ddp_kernels::choice::{self, Choice};
+use ddp_kernels::choices;
 use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
 
+use crate::data::DataSpec;
+pub use crate::data::{Normalize, Resident, TaskKind};
+pub use crate::models::family::{Form, List};
 use crate::optim::Shape;
+pub use crate::params::Precision;
+pub use crate::reducer::Overlap;
+pub use crate::step::GraphChoice;
+pub use crate::trainer::Resume;
 
-/// `--model`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ModelKind {
-    /// A multilayer perceptron
-    #[default]
-    Mlp,
-}
+/// A type of settings.
+pub trait SettingValue: Sized {
+    /// How it is written.
+    const FORM: Form = Form::One;
 
-/// `--activation`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Activation {
-    /// max(z, 0)
-    #[default]
-    Relu,
-    /// z·Φ(z), exact
-    Gelu,
-    /// z·Φ(z), approximated by tanh
-    GeluTanh,
-}
+    /// Reads it from text. The error says what was expected.
+    fn read(text: &str) -> Result<Self, String>;
 
-impl Activation {
-    /// As operations name it.
-    pub fn op(self) -> ops::Activation {
-        match self {
-            Activation::Relu => ops::Activation::Relu,
-            Activation::Gelu => ops::Activation::Gelu(ops::Gelu::Erf),
-            Activation::GeluTanh => ops::Activation::Gelu(ops::Gelu::Tanh),
-        }
+    /// Its values and their help, if it is one of a few names.
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        Vec::new()
     }
 }
 
-/// `--optimizer`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OptimizerKind {
-    /// Adam with decoupled weight decay
-    #[default]
-    Adamw,
-    /// Stochastic gradient descent with momentum
-    Sgd,
+macro_rules! read_by_parsing {
+    ($($kind:ty: $expected:literal,)+) => {$(
+        impl SettingValue for $kind {
+            fn read(text: &str) -> Result<$kind, String> {
+                text.parse().map_err(|_| format!("expected {}", $expected))
+            }
+        }
+    )+};
 }
 
-/// `--schedule`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Schedule {
-    /// The peak to the end
-    Constant,
-    /// Down in a straight line
-    Linear,
-    /// Down along half a cosine
-    #[default]
-    Cosine,
-    /// The peak for long, down over the last fifth
-    Wsd,
+read_by_parsing! {
+    u64: "a whole number, 0 or more, as in 128",
+    usize: "a whole number, 1 or more, as in 4",
+    f64: "a number, as in 0.001 or 1e-3",
+    String: "text",
+    PathBuf: "a path",
+}
+
+macro_rules! read_by_name {
+    ($($kind:ty),+) => {$(
+        impl SettingValue for $kind {
+            fn read(text: &str) -> Result<$kind, String> {
+                choice::named(text)
+            }
+            fn choices() -> Vec<(&'static str, &'static str)> {
+                let all = <$kind as Choice>::ALL.iter();
+                all.map(|(_, name, help)| (*name, *help)).collect()
+            }
+        }
+    )+};
+}
+
+read_by_name!(
+    OptimizerKind,
+    Schedule,
+    FloatType,
+    When,
+    Overlap,
+    GraphChoice,
+    LogLevel,
+    Normalize,
+    Resident,
+    TaskKind,
+    Precision
+);
+
+impl SettingValue for bool {
+    const FORM: Form = Form::Switch;
+
+    fn read(text: &str) -> Result<bool, String> {
+        text.parse().map_err(|_| "expected true, false".to_string())
+    }
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        vec![("true", ""), ("false", "")]
+    }
+}
+
+impl<T: SettingValue> SettingValue for Option<T> {
+    const FORM: Form = T::FORM;
+
+    fn read(text: &str) -> Result<Option<T>, String> {
+        T::read(text).map(Some)
+    }
+    fn choices() -> Vec<(&'static str, &'static str)> {
+        T::choices()
+    }
+}
+
+impl<T: FromStr> SettingValue for Vec<T> {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<Vec<T>, String> {
+        text.parse().map(|List(values)| values)
+    }
+}
+
+impl SettingValue for DataSpec {
+    fn read(text: &str) -> Result<DataSpec, String> {
+        text.parse().map_err(|error: crate::data::Error| {
+            // The caller names the setting and its value already.
+            let error = error.to_string();
+            let start = format!("`data` {text}: ");
+            error.strip_prefix(&start).unwrap_or(&error).to_string()
+        })
+    }
+}
+
+choices! {
+    /// An optimizer.
+    #[derive(Default)]
+    pub enum OptimizerKind {
+        /// Adam with decoupled weight decay
+        #[default]
+        Adamw = "adamw",
+        /// Stochastic gradient descent with momentum
+        Sgd = "sgd",
+    }
+}
+
+choices! {
+    /// The learning rate after the warm-up.
+    #[derive(Default)]
+    pub enum Schedule {
+        /// The peak until the end
+        Constant = "constant",
+        /// Down in a straight line
+        Linear = "linear",
+        /// Down along half a cosine
+        #[default]
+        Cosine = "cosine",
+        /// The peak, then down over the last fifth
+        Wsd = "wsd",
+    }
 }
 
 impl Schedule {
-    /// As `optim` names it.
+    /// The optimizer's own type.
     pub fn shape(self) -> Shape {
         match self {
             Schedule::Constant => Shape::Constant,
@@ -82,19 +159,20 @@ impl Schedule {
     }
 }
 
-/// `--reduce-dtype`, and `--dtype` of `bench allreduce`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FloatType {
-    /// 32 bits
-    #[default]
-    F32,
-    /// 16 bits, of which 8 are the exponent's
-    Bf16,
+choices! {
+    /// A type of numbers in transit.
+    #[derive(Default)]
+    pub enum FloatType {
+        /// 32 bits
+        #[default]
+        F32 = "f32",
+        /// 16 bits with the range of f32
+        Bf16 = "bf16",
+    }
 }
 
 impl FloatType {
-    /// As tensors name it.
+    /// The tensors' own type.
     pub fn dtype(self) -> DType {
         match self {
             FloatType::F32 => DType::F32,
@@ -103,86 +181,40 @@ impl FloatType {
     }
 }
 
-/// `--dtype`: in what a model computes. Its values, its gradients and the optimizer's moments are f32 in any case.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Precision {
-    /// 32 bits throughout
-    #[default]
-    F32,
-    /// On a GPU: products of numbers rounded to 10 bits behind the point, sums in 32 bits
-    Tf32,
-    /// On a GPU: activations and the parameters that products read in bf16
-    Bf16,
+choices! {
+    /// When progress is shown.
+    #[derive(Default)]
+    pub enum When {
+        /// A bar on a terminal, else a line now and then
+        #[default]
+        Auto = "auto",
+        /// A bar, also without a terminal
+        Always = "always",
+        /// Nothing
+        Never = "never",
+    }
 }
 
-/// `--data-on-device`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Resident {
-    /// Where it fits
-    #[default]
-    Auto,
-    /// Always; too little memory is an error
-    On,
-    /// Never: each batch is copied ahead of its step
-    Off,
-}
-
-/// `--progress`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum When {
-    /// A bar on a terminal, else a line now and then
-    #[default]
-    Auto,
-    /// A bar wherever it goes
-    Always,
-    /// Nothing
-    Never,
-}
-
-/// `--overlap`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Overlap {
-    /// Wherever there are several ranks
-    #[default]
-    Auto,
-    /// Always
-    On,
-    /// Never
-    Off,
-}
-
-/// `--graph`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GraphChoice {
-    /// On a GPU, unless the layers are split over several
-    #[default]
-    Auto,
-    /// Always; what cannot be captured is an error
-    On,
-    /// Never
-    Off,
-}
-
-/// `--log-level`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs)]
-pub enum LogLevel {
-    Error,
-    Warn,
-    #[default]
-    Info,
-    Debug,
-    Trace,
+choices! {
+    /// Which messages are logged.
+    #[derive(Default)]
+    pub enum LogLevel {
+        /// Errors
+        Error = "error",
+        /// Warnings too
+        Warn = "warn",
+        /// What happens
+        #[default]
+        Info = "info",
+        /// Details
+        Debug = "debug",
+        /// Everything
+        Trace = "trace",
+    }
 }
 
 impl LogLevel {
-    /// As `tracing` names it.
+    /// The filter of `tracing`.
     pub fn filter(self) -> tracing::level_filters::LevelFilter {
         use tracing::level_filters::LevelFilter;
         match self {
@@ -195,23 +227,49 @@ impl LogLevel {
     }
 }
 
-/// `--device`: where to train, before it is known which device of that kind is this rank's.
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<DeviceChoice, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(value: DeviceChoice) -> String {
+        value.to_string()
+    }
+}
+
+impl SettingValue for DeviceChoice {
+    fn read(text: &str) -> Result<DeviceChoice, String> {
+        text.parse()
+    }
+}
+
+impl SettingValue for Resume {
+    fn read(text: &str) -> Result<Resume, String> {
+        text.parse()
+    }
+}
+
+/// Where to train, before it is known which GPU belongs to which rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The best there is.
+    /// CUDA if every rank can use it, else the CPU.
     #[default]
     Auto,
-    /// The processor.
+    /// The CPU.
     Cpu,
-    /// The CUDA device that is this rank's.
+    /// The GPU that belongs to the rank.
     Cuda,
-    /// This CUDA device.
+    /// This GPU.
     CudaAt(usize),
 }
 
 impl DeviceChoice {
-    /// What must be equal on all ranks: not which one.
+    /// The kind of device, which must be equal on all ranks.
     pub fn kind(self) -> &'static str {
         match self {
             DeviceChoice::Auto => "auto",
@@ -246,108 +304,6 @@ impl FromStr for DeviceChoice {
     }
 }
 
-impl TryFrom<String> for DeviceChoice {
-    type Error = String;
-    fn try_from(text: String) -> Result<DeviceChoice, String> {
-        text.parse()
-    }
-}
-
-impl From<DeviceChoice> for String {
-    fn from(choice: DeviceChoice) -> String {
-        choice.to_string()
-    }
-}
-
-/// `--task`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum TaskKind {
-    /// Labels are classes
-    Classification,
-    /// Labels are numbers
-    Regression,
-}
-
-/// `--normalize`
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Normalize {
-    /// Features as they are
-    #[default]
-    None,
-    /// All features brought to 0 to 1 together: bytes divided by 255, others by the training data's least and largest
-    Unit,
-    /// Each feature by the training data's mean and deviation
-    Standard,
-}
-
-/// `--resume`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Resume {
-    /// The run must be new.
-    #[default]
-    Never,
-    /// From the newest whole checkpoint, if there is any.
-    Auto,
-    /// From this checkpoint.
-    From(PathBuf),
-}
-
-impl fmt::Display for Resume {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Resume::Never => f.write_str("never"),
-            Resume::Auto => f.write_str("auto"),
-            Resume::From(path) => path.display().fmt(f),
-        }
-    }
-}
-
-impl FromStr for Resume {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Resume, String> {
-        match text {
-            "never" => Ok(Resume::Never),
-            "auto" => Ok(Resume::Auto),
-            "" => Err("expected never, auto or the folder of a checkpoint".into()),
-            path => Ok(Resume::From(path.into())),
-        }
-    }
-}
-
-impl TryFrom<String> for Resume {
-    type Error = String;
-    fn try_from(text: String) -> Result<Resume, String> {
-        text.parse()
-    }
-}
-
-impl From<Resume> for String {
-    fn from(resume: Resume) -> String {
-        resume.to_string()
-    }
-}
-
-/// Values with commas between; `none` for no value. In a TOML file an array.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct List<T>(pub Vec<T>);
-
-impl<T: FromStr> FromStr for List<T> {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<List<T>, String> {
-        if text == "none" {
-            return Ok(List(Vec::new()));
-        }
-        let value = |part: &str| part.trim().parse().map_err(|_| format!("{part:?} is not one of the values it takes"));
-        text.split(',').map(value).collect::<Result<_, _>>().map(List)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,14 +317,5 @@ mod tests {
         assert!(message.contains("cuda"), "{message}");
         assert!("cuda:x".parse::<DeviceChoice>().is_err());
         assert_eq!("cuda:1".parse::<DeviceChoice>().unwrap().kind(), "cuda");
-    }
-
-    #[test]
-    fn lists_have_commas_between_their_values() {
-        assert_eq!("1, 2,3".parse(), Ok(List(vec![1, 2, 3])));
-        assert_eq!("none".parse(), Ok(List::<usize>(vec![])));
-        for text in ["", "1,,2", "1;2", "1,x"] {
-            assert!(text.parse::<List<usize>>().is_err(), "{text:?}");
-        }
     }
 }

@@ -11,9 +11,9 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::transfer::{self, announced};
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::Finding;
+use super::finding::Finding;
 use super::look::Devices;
-use crate::config::is_simulated;
+use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 
 /// What is written to the disk, copied and summed.
@@ -25,10 +25,16 @@ const TRIES: usize = 4;
 
 /// How fast a checkpoint would be written, and that one can be.
 pub(super) fn disk(out: &Path) -> Finding {
-    let there = out.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let there = out
+        .ancestors()
+        .find(|folder| folder.is_dir())
+        .unwrap_or(Path::new("."));
     let path = there.join(format!(".ddp-train-doctor-{}", std::process::id()));
     let written = (|| -> std::io::Result<Duration> {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
         let block = vec![0xa5u8; 1 << 20];
         let began = Instant::now();
         (0..DISK_BYTES / block.len()).try_for_each(|_| file.write_all(&block))?;
@@ -40,11 +46,18 @@ pub(super) fn disk(out: &Path) -> Finding {
     match written {
         Ok(took) => Finding::fine(
             "disk",
-            format!("{:.0} MB/s written and made durable", DISK_BYTES as f64 / took.as_secs_f64() / 1e6),
+            format!(
+                "{:.0} MB/s written and made durable",
+                DISK_BYTES as f64 / took.as_secs_f64() / 1e6
+            ),
         ),
         Err(error) => {
             let text = format!("cannot write 64 MiB below {}: {error}", there.display());
-            Finding::bad("disk", text, "make room or change permissions, or give another --out")
+            Finding::bad(
+                "disk",
+                text,
+                "make room or change permissions, or give another --out",
+            )
         }
     }
 }
@@ -55,7 +68,10 @@ pub(super) fn rank(devices: &Devices, _world: &World) -> Vec<Finding> {
         return Vec::new();
     }
     let mut findings = vec![tried("pinned", devices.mine, || pinned(devices.mine))];
-    for device in Device::usable().into_iter().filter(|&device| device != devices.mine && device.is_accelerator()) {
+    for device in Device::usable()
+        .into_iter()
+        .filter(|&device| device != devices.mine && device.is_accelerator())
+    {
         findings.push(tried("peer", devices.mine, || peer(devices.mine, device)));
     }
     findings
@@ -92,7 +108,11 @@ fn fastest(mut once: impl FnMut() -> Result<Duration>) -> Result<Duration> {
 
 fn floats(device: Device) -> usize {
     // Simulated ones copy byte by byte, watched.
-    if is_simulated(device) { 1 << 10 } else { COPY_FLOATS }
+    if is_simulated(device) {
+        1 << 10
+    } else {
+        COPY_FLOATS
+    }
 }
 
 fn pinned(device: Device) -> Result<String> {
@@ -110,7 +130,11 @@ fn pinned(device: Device) -> Result<String> {
     };
     let (up, down) = (copy(&here, &host)?, copy(&host, &here)?);
     let bytes = here.bytes();
-    Ok(format!("{device}: {} up, {} down", rate(bytes, up, device), rate(bytes, down, device)))
+    Ok(format!(
+        "{device}: {} up, {} down",
+        rate(bytes, up, device),
+        rate(bytes, down, device)
+    ))
 }
 
 fn peer(from: Device, to: Device) -> Result<String> {
@@ -126,14 +150,25 @@ fn peer(from: Device, to: Device) -> Result<String> {
         synchronize(to)?;
         Ok(began.elapsed())
     })?;
-    Ok(format!("{from} to {to}: {}", rate(source.bytes(), took, from)))
+    Ok(format!(
+        "{from} to {to}: {}",
+        rate(source.bytes(), took, from)
+    ))
 }
 
 /// Of the job: a sum over all ranks, tried and checked. All ranks come here.
 pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
     let mine = devices.mine;
-    let group = if devices.on_gpus { world.gpu_group("doctor", mine)? } else { world.group("doctor")? };
-    let count = if is_simulated(mine) { 1 << 10 } else { SUM_FLOATS };
+    let group = if devices.on_gpus {
+        world.gpu_group("doctor", mine)?
+    } else {
+        world.group("doctor")?
+    };
+    let count = if is_simulated(mine) {
+        1 << 10
+    } else {
+        SUM_FLOATS
+    };
     let stream = Stream::default_of(mine)?;
     let mut took = Duration::MAX;
     for _ in 0..TRIES {
@@ -146,12 +181,23 @@ pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
         took = took.min(began.elapsed());
         let sums: Vec<f32> = announced("doctor", || ones.to(Device::Cpu))?.to_vec()?;
         if let Some(wrong) = sums.iter().find(|&&sum| sum != world.size() as f32) {
-            let text = format!("doctor: the sum of {} ones is {wrong} on rank {}", world.size(), world.rank());
+            let text = format!(
+                "doctor: the sum of {} ones is {wrong} on rank {}",
+                world.size(),
+                world.rank()
+            );
             return Err(Error::Internal(text));
         }
     }
     // As NCCL's tests count: what must cross a rank's link.
     let crossing = 2.0 * (world.size() - 1) as f64 / world.size() as f64;
     let text = rate((4.0 * count as f64 * crossing) as usize, took, mine);
-    Ok(Finding::fine("all-reduce", format!("{text} over {} ranks, by {}", world.size(), group.transport())))
+    Ok(Finding::fine(
+        "all-reduce",
+        format!(
+            "{text} over {} ranks, by {}",
+            world.size(),
+            group.transport()
+        ),
+    ))
 }

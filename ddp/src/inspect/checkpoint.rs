@@ -5,12 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Found;
 use super::model::Tensors;
-use super::sheet::{Sheet, some_of, table};
+use super::sheet::{Found, Sheet, some_of, table};
 use crate::checkpoint::{self, Best, MODEL_FILE, State};
-use crate::config::{Activation, Config, Optimizer};
-use crate::data::{LabelName, Normalization, Task};
+use crate::config::{Config, Optimizer};
+use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
 use crate::shown::shown;
@@ -19,9 +18,10 @@ use crate::shown::shown;
 pub(super) fn found(folder: &Path) -> Result<Found> {
     let opened = checkpoint::open(folder)?;
     let state = &opened.state;
+    let config = Config::of_checkpoint(&opened)?;
     let tensors = Tensors::read(&folder.join(MODEL_FILE))?;
     let files = sizes(folder)?;
-    let sheet = sheet(folder, state, &tensors, &files)?;
+    let sheet = sheet(folder, state, &config, &tensors, &files)?;
     let json = json!({
         "kind": "checkpoint",
         "path": folder.to_string_lossy(),
@@ -30,7 +30,7 @@ pub(super) fn found(folder: &Path) -> Result<Found> {
         "samples": state.samples,
         "last": state.last,
         "best": state.best,
-        "model": model_json(state, &tensors),
+        "model": model_json(state, &config, &tensors),
         "task": state.task,
         "row_shape": state.row_shape,
         "normalization": state.normalization,
@@ -39,22 +39,41 @@ pub(super) fn found(folder: &Path) -> Result<Found> {
         "position": state.position,
         "schedule": state.schedule,
         "world": state.world,
-        "config": state.config.to_json(),
+        "config": config.to_json(),
         "fingerprint": state.fingerprint,
         "program": state.program,
         "files": files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect::<Value>(),
     });
-    Ok(Found { sheet, json, trouble: None })
+    Ok(Found {
+        sheet,
+        json,
+        trouble: None,
+    })
 }
 
-fn sheet(folder: &Path, state: &State, tensors: &Tensors, files: &[(String, u64)]) -> Result<Sheet> {
-    let config = &state.config;
-    let mut sheet = Sheet::new(format!("checkpoint {}: whole, every checksum is right", folder.display()));
+fn sheet(
+    folder: &Path,
+    state: &State,
+    config: &Config,
+    tensors: &Tensors,
+    files: &[(String, u64)],
+) -> Result<Sheet> {
+    let mut sheet = Sheet::new(format!(
+        "checkpoint {}: whole, every checksum is right",
+        folder.display()
+    ));
     let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);
     let position = &state.position;
-    let next = format!("; next batch {} of epoch {}", position.in_epoch + 1, position.epoch + 1);
+    let next = format!(
+        "; next batch {} of epoch {}",
+        position.in_epoch + 1,
+        position.epoch + 1
+    );
     let next = if step < steps { next } else { String::new() };
-    sheet.add("step", format!("{step} of {steps}, {samples} rows trained on{next}"));
+    sheet.add(
+        "step",
+        format!("{step} of {steps}, {samples} rows trained on{next}"),
+    );
     match (&state.last, &state.best) {
         (None, _) => sheet.add("evaluation", "none so far"),
         (Some(last), best) => {
@@ -67,30 +86,61 @@ fn sheet(folder: &Path, state: &State, tensors: &Tensors, files: &[(String, u64)
     sheet.add("rows", rows(state));
     sheet.add(
         "data",
-        format!("{}: {} rows, batches of {}", shown(&config.data.to_string()), position.rows, position.batch),
+        format!(
+            "{}: {} rows, batches of {}",
+            shown(&config.data.to_string()),
+            position.rows,
+            position.batch
+        ),
     );
-    sheet.add("model", format!("{} parameters in {:?}\n{}", tensors.elements(), config.dtype, tensors.table()));
-    sheet.add("torch", torch(config, &state.row_shape, &state.task));
-    sheet.add("optimizer", optimizer(state));
+    sheet.add(
+        "model",
+        format!(
+            "{} parameters in {:?}\n{}",
+            tensors.elements(),
+            config.dtype,
+            tensors.table()
+        ),
+    );
+    if let Some(torch) = torch(state, config) {
+        sheet.add("torch", torch);
+    }
+    sheet.add("optimizer", optimizer(state, config));
     let ranks = state.world.ranks;
-    let places = state.world.devices.iter().map(|place| shown(place)).collect::<Vec<_>>().join("\n");
-    sheet.add("trained on", format!("{ranks} {}\n{places}", if ranks == 1 { "rank" } else { "ranks" }));
-    let rows: Vec<Vec<String>> =
-        files.iter().map(|(name, bytes)| vec![name.clone(), format!("{bytes} bytes")]).collect();
+    let places = state
+        .world
+        .devices
+        .iter()
+        .map(|place| shown(place))
+        .collect::<Vec<_>>()
+        .join("\n");
+    sheet.add(
+        "trained on",
+        format!(
+            "{ranks} {}\n{places}",
+            if ranks == 1 { "rank" } else { "ranks" }
+        ),
+    );
+    let rows: Vec<Vec<String>> = files
+        .iter()
+        .map(|(name, bytes)| vec![name.clone(), format!("{bytes} bytes")])
+        .collect();
     sheet.add("files", table(&rows));
     Ok(sheet)
 }
 
 /// `loss 0.0312, accuracy 99.10%, after step 790`
 pub(super) fn evaluation(best: &Best) -> String {
-    let accuracy = best.accuracy.map_or(String::new(), |accuracy| format!(", accuracy {:.2}%", 100.0 * accuracy));
+    let accuracy = best.accuracy.map_or(String::new(), |accuracy| {
+        format!(", accuracy {:.2}%", 100.0 * accuracy)
+    });
     format!("loss {:.4}{accuracy}, after step {}", best.loss, best.step)
 }
 
-pub(super) fn task(task: &Task) -> String {
-    match task {
-        Task::Classification { names, .. } => format!("{task}: {}", some_of(names)),
-        Task::Regression { .. } => task.to_string(),
+pub(super) fn task(task: &TaskSpec) -> String {
+    match task.classes() {
+        Some(classes) => format!("{task}: {}", some_of(&classes.names())),
+        None => task.to_string(),
     }
 }
 
@@ -106,58 +156,56 @@ fn rows(state: &State) -> String {
         None => text + "; taken as they are",
         Some(Normalization { shift, scale }) => match (&shift[..], &scale[..]) {
             ([shift], [scale]) => text + &format!("; normalised: (x - {shift:?}) * {scale:?}"),
-            _ => text + &format!("; normalised: each of {} features by a shift and a scale of its own", shift.len()),
+            _ => {
+                text + &format!(
+                    "; normalised: each of {} features by a shift and a scale of its own",
+                    shift.len()
+                )
+            }
         },
     }
 }
 
-fn optimizer(state: &State) -> String {
-    let config = &state.config;
-    let rule = match config.optimizer {
-        Optimizer::Adamw { beta1, beta2, eps } => format!("adamw (beta1 {beta1}, beta2 {beta2}, eps {eps:?})"),
+fn optimizer(state: &State, config: &Config) -> String {
+    let rule = match config.optimizer() {
+        Optimizer::Adamw { beta1, beta2, eps } => {
+            format!("adamw (beta1 {beta1}, beta2 {beta2}, eps {eps:?})")
+        }
         Optimizer::Sgd { momentum } => format!("sgd (momentum {momentum})"),
     };
     let parts = match state.world.optimizer_parts {
         1 => "its moments in 1 file".to_string(),
         parts => format!("its moments in {parts} files, one a rank (ZeRO-1)"),
     };
-    format!("{rule}, learning rate next {:?} of {:?}, {parts}", state.schedule.learning_rate, config.lr)
+    format!(
+        "{rule}, learning rate next {:?} of {:?}, {parts}",
+        state.schedule.learning_rate,
+        config.peak_lr()
+    )
 }
 
 /// The model as PyTorch has it.
-pub(super) fn torch(config: &Config, row_shape: &[usize], task: &Task) -> String {
-    let activation = match config.activation {
-        Activation::Relu => "nn.ReLU()",
-        Activation::Gelu => "nn.GELU()",
-        Activation::GeluTanh => "nn.GELU(approximate=\"tanh\")",
-    };
-    let mut inputs = row_shape.last().copied().unwrap_or(0);
-    let mut layers = Vec::new();
-    for &width in &config.hidden {
-        layers.extend([format!("nn.Linear({inputs}, {width})"), activation.to_string()]);
-        if config.dropout != 0.0 {
-            layers.push(format!("nn.Dropout({})", config.dropout));
-        }
-        inputs = width;
-    }
-    layers.push(format!("nn.Linear({inputs}, {})", task.outputs()));
-    format!("nn.Sequential({})", layers.join(", "))
+fn torch(state: &State, config: &Config) -> Option<String> {
+    config.model.torch(&state.row_shape, state.task.outputs())
 }
 
-fn model_json(state: &State, tensors: &Tensors) -> Value {
-    let config = &state.config;
-    json!({
-        "kind": config.model,
+fn model_json(state: &State, config: &Config, tensors: &Tensors) -> Value {
+    let mut model = json!({
+        "kind": config.model.name(),
         "inputs": state.row_shape.last(),
-        "hidden": config.hidden,
         "outputs": state.task.outputs(),
-        "activation": config.activation,
-        "dropout": config.dropout,
         "dtype": config.dtype,
         "parameters": tensors.elements(),
         "tensors": tensors.to_json(),
-        "torch": torch(config, &state.row_shape, &state.task),
-    })
+        "torch": torch(state, config),
+    });
+    let settings = json!(config.model);
+    for (name, value) in settings.as_object().into_iter().flatten() {
+        if name != "model" {
+            model[name] = value.clone();
+        }
+    }
+    model
 }
 
 /// The files of a folder by name, with their sizes in bytes.
@@ -165,9 +213,13 @@ pub(super) fn sizes(folder: &Path) -> Result<Vec<(String, u64)>> {
     let failed = || files::failed("list", folder);
     let size = |entry: std::io::Result<fs::DirEntry>| {
         let entry = entry?;
-        Ok((entry.file_name().to_string_lossy().into_owned(), entry.metadata()?.len()))
+        Ok((
+            entry.file_name().to_string_lossy().into_owned(),
+            entry.metadata()?.len(),
+        ))
     };
-    let sizes: std::io::Result<Vec<_>> = fs::read_dir(folder).map_err(failed())?.map(size).collect();
+    let sizes: std::io::Result<Vec<_>> =
+        fs::read_dir(folder).map_err(failed())?.map(size).collect();
     let mut sizes = sizes.map_err(failed())?;
     sizes.sort();
     Ok(sizes)

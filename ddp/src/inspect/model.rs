@@ -5,10 +5,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Found;
-use super::sheet::{Sheet, table};
-use crate::checkpoint::safetensors::Header;
+use super::sheet::{Found, Sheet, table};
 use crate::error::{Error, Result};
+use ddp_data::safetensors::Header;
 
 /// The tensors of a file.
 #[derive(Debug)]
@@ -35,31 +34,54 @@ impl Tensors {
 
     /// Elements of all of them.
     pub(super) fn elements(&self) -> usize {
-        self.header.entries.iter().map(|entry| entry.shape.iter().product::<usize>()).sum()
+        self.header
+            .entries
+            .iter()
+            .map(|entry| entry.shape.iter().product::<usize>())
+            .sum()
     }
 
     /// A line a tensor.
     pub(super) fn table(&self) -> String {
         let count = |shape: &[usize]| shape.iter().product::<usize>().to_string();
         let row = |name: &str, shape: &[usize], dtype: &str| {
-            vec![name.to_string(), format!("{shape:?}"), dtype.to_lowercase(), count(shape)]
+            vec![
+                name.to_string(),
+                format!("{shape:?}"),
+                dtype.to_lowercase(),
+                count(shape),
+            ]
         };
-        table(&self.header.entries.iter().map(|entry| row(&entry.name, &entry.shape, &entry.dtype)).collect::<Vec<_>>())
+        table(
+            &self
+                .header
+                .entries
+                .iter()
+                .map(|entry| row(&entry.name, &entry.shape, &entry.dtype))
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// The same as JSON.
     pub(super) fn to_json(&self) -> Value {
         let tensor = |name: &str, shape: &[usize], dtype: &str| json!({ "name": name, "shape": shape, "dtype": dtype });
-        self.header.entries.iter().map(|entry| tensor(&entry.name, &entry.shape, &entry.dtype)).collect()
+        self.header
+            .entries
+            .iter()
+            .map(|entry| tensor(&entry.name, &entry.shape, &entry.dtype))
+            .collect()
     }
 }
 
 /// Whether the file holds a model rather than data: its tensors are called so.
 pub(super) fn is_model(path: &Path) -> bool {
-    let named = |entry: &crate::checkpoint::safetensors::Entry| {
-        [".weight", ".bias"].iter().any(|ending| entry.name.ends_with(ending))
+    let named = |entry: &ddp_data::safetensors::Entry| {
+        [".weight", ".bias"]
+            .iter()
+            .any(|ending| entry.name.ends_with(ending))
     };
-    path.extension().is_some_and(|ending| ending == "safetensors")
+    path.extension()
+        .is_some_and(|ending| ending == "safetensors")
         && Tensors::read(path).is_ok_and(|tensors| tensors.header.entries.iter().any(named))
 }
 
@@ -73,5 +95,9 @@ pub(super) fn found(path: &Path) -> Result<Found> {
     let json = json!({
         "kind": "model", "path": path.to_string_lossy(), "bytes": tensors.bytes, "tensors": tensors.to_json(), "elements": tensors.elements(),
     });
-    Ok(Found { sheet, json, trouble: None })
+    Ok(Found {
+        sheet,
+        json,
+        trouble: None,
+    })
 }

@@ -1,8 +1,21 @@
-//! A sheet of facts for people: a title, and lines with a word in front.
+//! What `inspect` found, and the sheet of facts that it prints: a title, then lines of a word and a
+//! fact.
 
 use std::fmt;
 
+use serde_json::Value;
+
+use crate::error::Error;
 use crate::shown::{shown, shown_lines};
+
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) sheet: Sheet,
+    pub(super) json: Value,
+    /// What is wrong with it.
+    pub(super) trouble: Option<Error>,
+}
 
 /// What is printed.
 #[derive(Debug, Default)]
@@ -17,7 +30,10 @@ const INDENT: usize = 12;
 impl Sheet {
     /// The title is one line.
     pub(super) fn new(title: impl AsRef<str>) -> Sheet {
-        Sheet { title: shown(title.as_ref()), lines: Vec::new() }
+        Sheet {
+            title: shown(title.as_ref()),
+            lines: Vec::new(),
+        }
     }
 
     /// A fact, of one line or several: what of it others wrote has to be `shown`, or a line of it might look like one of ours.
@@ -40,7 +56,13 @@ impl fmt::Display for Sheet {
 
 /// Up to eight of them, and how many more.
 pub(super) fn some_of(names: &[String]) -> String {
-    let joined = |names: &[String]| names.iter().map(|name| shown(name)).collect::<Vec<_>>().join(", ");
+    let joined = |names: &[String]| {
+        names
+            .iter()
+            .map(|name| shown(name))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     match names.len() {
         0..=8 => joined(names),
         count => format!("{} and {} more", joined(&names[..7]), count - 7),
@@ -49,16 +71,37 @@ pub(super) fn some_of(names: &[String]) -> String {
 
 /// Columns of words, each as wide as it needs to be: the first to the left, the others to the right.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| shown(cell)).collect()).collect();
+    let rows: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| row.iter().map(|cell| shown(cell)).collect())
+        .collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+    };
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| width(column).unwrap_or(0))
+        .collect();
     let cell = |(column, cell): (usize, &String)| {
         let width = widths[column];
-        if column == 0 { format!("{cell:width$}") } else { format!("{cell:>width$}") }
+        if column == 0 {
+            format!("{cell:width$}")
+        } else {
+            format!("{cell:>width$}")
+        }
     };
-    let line =
-        |row: &Vec<String>| row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ").trim_end().to_string();
+    let line = |row: &Vec<String>| {
+        row.iter()
+            .enumerate()
+            .map(cell)
+            .collect::<Vec<_>>()
+            .join("  ")
+            .trim_end()
+            .to_string()
+    };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
@@ -70,16 +113,31 @@ mod tests {
     fn a_fact_of_several_lines_stands_in_its_column() {
         let mut sheet = Sheet::new("a title");
         let row = |cells: [&str; 2]| cells.map(String::from).to_vec();
-        sheet.add("model", table(&[row(["0.weight", "12"]), row(["1", "3456"])]));
+        sheet.add(
+            "model",
+            table(&[row(["0.weight", "12"]), row(["1", "3456"])]),
+        );
         sheet.add("step", "7");
-        assert_eq!(sheet.to_string(), "a title\nmodel       0.weight    12\n            1         3456\nstep        7");
+        assert_eq!(
+            sheet.to_string(),
+            "a title\nmodel       0.weight    12\n            1         3456\nstep        7"
+        );
     }
 
     #[test]
     fn names_stay_in_their_place() {
         let mut sheet = Sheet::new("data a\nb\u{1b}[2J");
-        sheet.add("labels", table(&[vec!["one\ntraining    would take them".to_string(), "3 rows".to_string()]]));
-        sheet.add("columns", some_of(&["x\u{1b}[31m".to_string(), "y\nz".to_string()]));
+        sheet.add(
+            "labels",
+            table(&[vec![
+                "one\ntraining    would take them".to_string(),
+                "3 rows".to_string(),
+            ]]),
+        );
+        sheet.add(
+            "columns",
+            some_of(&["x\u{1b}[31m".to_string(), "y\nz".to_string()]),
+        );
         sheet.add("training", "would refuse them: \u{1b}[31m");
         let text = sheet.to_string();
         assert_eq!(

@@ -1,195 +1,232 @@
-//! Which classes are taken for which, and samples of held-out rows.
+//! The confusion matrix, and samples of held-out rows.
 
-use super::evidence::{Confusion, Sample, Samples};
-use super::picture::base64;
-use super::tables::scrolling;
-use super::text::{count, escaped, figure, percent, shortened};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
+use super::html::{count, escaped, figure, percent, scrolling, shortened, table};
+use crate::evidence::{Confusion, Picture, Sample, Samples};
 
 /// The most characters of a class's name in a table.
 const NAME_CHARS_MAX: usize = 16;
-/// The most classes and pairs in lists.
+/// The most classes and mistakes that are listed.
 const LIST_MAX: usize = 30;
 
-/// A class's name, cut where it is long, with the whole of it to be seen by pointing at it.
+/// A class's name; a long one is cut, and a tooltip shows all of it.
 fn named(name: &str) -> String {
-    let short = shortened(name, NAME_CHARS_MAX);
-    if short == name { escaped(name) } else { format!("<span title=\"{}\">{}</span>", escaped(name), escaped(&short)) }
+    let (short, name) = (shortened(name, NAME_CHARS_MAX), escaped(name));
+    format!("<span title=\"{name}\">{}</span>", escaped(&short))
 }
 
 fn part(of: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| of as f64 / whole as f64)
 }
 
-/// `96.7`, for a column of them.
-fn hundredths(part: Option<f64>) -> String {
-    part.map_or_else(|| "–".to_string(), |part| format!("{:.1}", part * 100.0))
-}
-
-/// The table of all classes, or lists of the worst.
+/// The confusion matrix; with many classes, those with the lowest recall and the most frequent mistakes.
 pub(super) fn confusion(confusion: &Confusion) -> String {
-    let (rows, right) = (
-        confusion.rows.iter().sum::<u64>(),
-        confusion.right.iter().fold(0u64, |sum, right| sum.saturating_add(*right)),
-    );
-    let title = format!(
-        "<p class=\"note\">After step {}: {} of {} held-out rows are classified rightly, {}.</p>",
+    let rows = confusion.rows.iter().sum();
+    let right = confusion.right.iter().sum();
+    let tables = match &confusion.counts {
+        Some(counts) => heat(confusion, counts),
+        None => lists(confusion),
+    };
+    format!(
+        "<p class=\"note\">After step {}: {} of {} held-out rows are classified correctly, {}.</p>{tables}",
         count(confusion.step),
         count(right),
         count(rows),
         percent(part(right, rows))
-    );
-    match &confusion.counts {
-        Some(counts) => title + &heat(confusion, counts),
-        None => title + &lists(confusion),
-    }
+    )
 }
 
 fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
     let classes = 0..counts.len();
-    let names: Vec<String> = classes.clone().map(|class| named(&confusion.name(class))).collect();
-    let columns: String = names.iter().map(|name| format!("<th scope=\"col\">{name}</th>")).collect();
-    let cell = |truth: usize, predicted: usize| {
-        let number = counts[truth][predicted];
-        let share = part(number, confusion.rows[truth]).unwrap_or(0.0);
-        // Few mistakes among many rows are to be seen too: the square root raises them.
-        let (class, strength) = if truth == predicted { ("right", share) } else { ("wrong", share.sqrt()) };
-        match number {
-            0 => "<td class=\"zero\">·</td>".to_string(),
-            _ => format!("<td class=\"{class}\" style=\"--v:{strength:.3}\">{}</td>", count(number)),
+    let name = |class: usize| named(&confusion.name(class));
+    let percentage = |of: u64, whole: u64| match part(of, whole) {
+        Some(part) => format!("<td class=\"sum\">{:.1}</td>", part * 100.0),
+        None => "<td class=\"sum\">–</td>".to_string(),
+    };
+    let (mut columns, mut rows, mut precisions) = (String::new(), String::new(), String::new());
+    for class in classes.clone() {
+        columns += &format!("<th scope=\"col\">{}</th>", name(class));
+        rows += &format!("<tr><th scope=\"row\">{}</th>", name(class));
+        for predicted in classes.clone() {
+            rows += &heat_cell(
+                counts[class][predicted],
+                confusion.rows[class],
+                class == predicted,
+            );
         }
-    };
-    let row = |truth: usize| {
-        let cells: String = classes.clone().map(|predicted| cell(truth, predicted)).collect();
-        let recall = hundredths(part(confusion.right[truth], confusion.rows[truth]));
-        format!("<tr><th scope=\"row\">{}</th>{cells}<td class=\"sum\">{recall}</td></tr>", names[truth])
-    };
-    let rows: String = classes.clone().map(row).collect();
-    let precision = |class: usize| {
-        format!("<td class=\"sum\">{}</td>", hundredths(part(confusion.right[class], confusion.predicted[class])))
-    };
-    let precisions: String = classes.map(precision).collect();
+        rows += &percentage(confusion.right[class], confusion.rows[class]);
+        rows += "</tr>";
+        precisions += &percentage(confusion.right[class], confusion.predicted[class]);
+    }
     let table = format!(
         "<table class=\"heat\"><thead><tr><th scope=\"col\">class</th>{columns}\
-         <th scope=\"col\" class=\"sum\">recall, %</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><th scope=\"row\">precision, %</th>{precisions}\
-         <td></td></tr></tfoot></table>"
+         <th scope=\"col\" class=\"sum\">recall, %</th></tr></thead><tbody>{rows}</tbody>\
+         <tfoot><tr><th scope=\"row\">precision, %</th>{precisions}<td></td></tr></tfoot></table>"
     );
-    // Outside of the table, which may be wider than the screen.
-    let about = "A row is a class, a column what its rows are taken for. Recall: the part of a class that is found. Precision: the part of what is \
-                 taken for a class that is of it.";
-    scrolling("Which classes are taken for which", &table) + &format!("<p class=\"note\">{about}</p>")
+    let about = "Rows are true classes, columns are predictions. Recall: how much of a class was \
+                 predicted as that class. Precision: how much of what was predicted as a class is of it.";
+    scrolling("Confusion matrix", &table) + &format!("<p class=\"note\">{about}</p>")
+}
+
+fn heat_cell(number: u64, rows: u64, is_right: bool) -> String {
+    let part = part(number, rows).unwrap_or(0.0);
+    match (number, is_right) {
+        (0, _) => "<td class=\"zero\">·</td>".to_string(),
+        (_, true) => format!(
+            "<td class=\"right\" style=\"--v:{part:.3}\">{}</td>",
+            count(number)
+        ),
+        // The square root makes a few mistakes among many rows visible.
+        (_, false) => {
+            let strength = part.sqrt();
+            format!(
+                "<td class=\"wrong\" style=\"--v:{strength:.3}\">{}</td>",
+                count(number)
+            )
+        }
+    }
 }
 
 fn lists(confusion: &Confusion) -> String {
-    let mut classes: Vec<usize> = (0..confusion.rows.len()).filter(|&class| confusion.rows[class] > 0).collect();
     let recall = |class: usize| part(confusion.right[class], confusion.rows[class]).unwrap_or(1.0);
-    classes.sort_by(|&a, &b| recall(a).total_cmp(&recall(b)).then(confusion.rows[b].cmp(&confusion.rows[a])));
-    let row = |&class: &usize| {
-        let (rows, right) = (confusion.rows[class], confusion.right[class]);
-        format!(
-            "<tr><th scope=\"row\">{}</th><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+    let mut classes: Vec<usize> = (0..confusion.rows.len()).collect();
+    classes.retain(|&class| confusion.rows[class] > 0);
+    classes.sort_by(|&a, &b| {
+        let by_rows = confusion.rows[b].cmp(&confusion.rows[a]);
+        recall(a).total_cmp(&recall(b)).then(by_rows)
+    });
+    let row = |class: usize| {
+        vec![
             named(&confusion.name(class)),
-            count(rows),
-            count(right),
-            percent(part(right, rows))
-        )
+            count(confusion.rows[class]),
+            count(confusion.right[class]),
+            percent(Some(recall(class))),
+        ]
     };
-    let worst: String = classes.iter().take(LIST_MAX).map(row).collect();
-    let table = format!(
-        "<table><thead><tr><th scope=\"col\">class</th><th scope=\"col\" class=\"n\">rows</th><th scope=\"col\" class=\"n\">right</th>\
-         <th scope=\"col\" class=\"n\">recall</th></tr></thead><tbody>{worst}</tbody></table>"
-    );
+    let worst = classes.into_iter().take(LIST_MAX).map(row);
+    let headings = ["class", "rows", "correct", "recall"];
     let mut html = format!(
         "<h3>The classes with the lowest recall, of {}</h3>{}",
         count(confusion.rows.len() as u64),
-        scrolling("Recall by class", &table)
+        table("Recall by class", &headings, 1, worst)
     );
-    let Some(mistakes) = &confusion.mistakes else {
-        return html + "<p class=\"note\">Of so many classes it is not counted which is taken for which.</p>";
-    };
-    let pair = |[truth, predicted, times]: &[u64; 3]| {
-        let name = |class: u64| named(&confusion.name(class as usize));
-        format!(
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td class=\"n\">{}</td></tr>",
-            name(*truth),
-            name(*predicted),
-            count(*times)
-        )
-    };
-    let pairs: String = mistakes.iter().take(LIST_MAX).map(pair).collect();
-    let table = format!(
-        "<table><thead><tr><th scope=\"col\">class</th><th scope=\"col\">taken for</th><th scope=\"col\" class=\"n\">rows</th></tr></thead>\
-         <tbody>{pairs}</tbody></table>"
-    );
-    html += &format!("<h3>The most frequent mistakes</h3>{}", scrolling("The most frequent mistakes", &table));
+    if let Some(mistakes) = &confusion.mistakes {
+        let row = |[truth, predicted, times]: &[u64; 3]| {
+            let name = |class: u64| named(&confusion.name(class as usize));
+            vec![name(*truth), name(*predicted), count(*times)]
+        };
+        let headings = ["class", "predicted as", "rows"];
+        let title = "The most frequent mistakes";
+        let rows = mistakes.iter().take(LIST_MAX).map(row);
+        html += &format!("<h3>{title}</h3>{}", table(title, &headings, 2, rows));
+    }
     html
 }
 
-/// Rows and what the model says of them: as pictures if they are some, else a table of features.
+/// Held-out rows and their predictions: as pictures if they look like some, else as a table.
 pub(super) fn samples(samples: &Samples) -> String {
-    let wrong = samples.samples.iter().filter(|sample| !sample.is_right).count();
-    let sorts = match (wrong, samples.samples.len() - wrong) {
-        (0, _) => "none of them is wrong".to_string(),
-        (wrong, 0) => format!("{wrong} that are classified wrongly"),
-        (wrong, right) => format!("{wrong} that are classified wrongly, then {right} that are right"),
+    let all = &samples.samples;
+    let wrong = all.iter().filter(|sample| !sample.is_right).count();
+    let shown = match all.iter().all(|sample| sample.picture.is_some()) {
+        true => {
+            let pictures: String = all.iter().map(pictured).collect();
+            format!("<ul class=\"samples\">{pictures}</ul>")
+        }
+        false => features(samples),
     };
-    let title = format!("<p class=\"note\">Held-out rows after step {}: {sorts}.</p>", count(samples.step));
-    if samples.samples.iter().all(|sample| sample.picture.is_some()) {
-        return format!(
-            "{title}<ul class=\"samples\">{}</ul>",
-            samples.samples.iter().map(pictured).collect::<String>()
-        );
-    }
-    title + &scrolling("Samples", &features(samples))
+    format!(
+        "<p class=\"note\">Held-out rows after step {}: {wrong} classified wrongly, then {} \
+         classified correctly.</p>{shown}",
+        count(samples.step),
+        all.len() - wrong
+    )
 }
 
 fn pictured(sample: &Sample) -> String {
-    let Some(picture) = &sample.picture else { return String::new() };
+    let Some(picture) = &sample.picture else {
+        return String::new();
+    };
     let (truth, predicted) = (escaped(&sample.truth), escaped(&sample.predicted));
-    let source = base64(&picture.png());
-    let sure =
-        sample.confidence.map_or(String::new(), |part| format!("<small>{:.0}\u{a0}% sure</small>", part * 100.0));
-    let (class, said) = if sample.is_right {
-        ("right", format!("<b>{}</b> <small>right</small>{sure}", named(&sample.truth)))
-    } else {
-        (
-            "wrong",
-            format!(
-                "<b>{}</b> <small>taken for</small> <b>{}</b>{sure}",
-                named(&sample.truth),
-                named(&sample.predicted)
-            ),
-        )
+    let source = BASE64_STANDARD.encode(png(picture));
+    let confidence = sample.confidence.map_or(String::new(), |part| {
+        format!("<small>{:.0}\u{a0}% confident</small>", part * 100.0)
+    });
+    let (class, text) = match sample.is_right {
+        true => ("right", "<small>correct</small>".to_string()),
+        false => {
+            let predicted = named(&sample.predicted);
+            (
+                "wrong",
+                format!("<small>predicted as</small> <b>{predicted}</b>"),
+            )
+        }
     };
     format!(
-        "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{}\" height=\"{}\" alt=\"Row {}: class {truth}, taken for {predicted}\">\
-         <span>{said}</span></li>",
-        picture.width, picture.height, sample.row
+        "<li class=\"{class}\"><img src=\"data:image/png;base64,{source}\" width=\"{}\" height=\"{}\" \
+         alt=\"Row {}: class {truth}, predicted as {predicted}\"><span><b>{}</b> {text}{confidence}</span></li>",
+        picture.width,
+        picture.height,
+        sample.row,
+        named(&sample.truth)
     )
 }
 
+/// Encodes a picture as PNG.
+fn png(picture: &Picture) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let (width, height) = (picture.width as u32, picture.height as u32);
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(match picture.channels {
+        3 => png::ColorType::Rgb,
+        _ => png::ColorType::Grayscale,
+    });
+    encoder
+        .write_header()
+        .and_then(|mut writer| writer.write_image_data(&picture.pixels))
+        .expect("a checked picture fits in memory");
+    bytes
+}
+
 fn features(samples: &Samples) -> String {
-    let shown = samples.samples.iter().map(|sample| sample.values.len()).max().unwrap_or(0);
-    let column = |index: usize| samples.columns.get(index).map_or_else(|| index.to_string(), |name| named(name));
-    let columns: String =
-        (0..shown).map(|index| format!("<th scope=\"col\" class=\"n\">{}</th>", column(index))).collect();
+    let values_of = |sample: &Sample| sample.values.len();
+    let shown = samples.samples.iter().map(values_of).max().unwrap_or(0);
+    let mut headings: Vec<String> = ["row", "class", "predicted as", "confidence"]
+        .map(String::from)
+        .into();
+    for index in 0..shown {
+        let name = samples.columns.get(index).map(|name| named(name));
+        headings.push(name.unwrap_or_else(|| index.to_string()));
+    }
     let row = |sample: &Sample| {
-        let value = |value: &Option<f32>| format!("<td class=\"n\">{}</td>", figure(value.map(f64::from)));
-        let values: String = sample.values.iter().map(value).collect();
-        let class = if sample.is_right { "right" } else { "wrong" };
-        format!(
-            "<tr class=\"{class}\"><th scope=\"row\" class=\"n\">{}</th><td>{}</td><td>{}</td><td class=\"n\">{}</td>{values}</tr>",
+        let predicted = named(&sample.predicted);
+        let predicted = match sample.is_right {
+            true => predicted,
+            false => format!("<b class=\"bad\">{predicted}</b>"),
+        };
+        let confidence = percent(sample.confidence.map(f64::from));
+        let mut cells = vec![
             count(sample.row),
             named(&sample.truth),
-            named(&sample.predicted),
-            percent(sample.confidence.map(f64::from))
-        )
+            predicted,
+            confidence,
+        ];
+        let values = sample
+            .values
+            .iter()
+            .map(|value| figure(value.map(f64::from)));
+        cells.extend(values);
+        cells
     };
-    let rows: String = samples.samples.iter().map(row).collect();
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    let mut html = table("Samples", &headings, 3, samples.samples.iter().map(row));
     let more = samples.features.saturating_sub(shown);
-    let more =
-        if more > 0 { format!("<caption>And {} more features.</caption>", count(more as u64)) } else { String::new() };
-    format!(
-        "<table class=\"rows\">{more}<thead><tr><th scope=\"col\" class=\"n\">row</th><th scope=\"col\">class</th><th scope=\"col\">taken for</th>\
-         <th scope=\"col\" class=\"n\">sure</th>{columns}</tr></thead><tbody>{rows}</tbody></table>"
-    )
+    if more > 0 {
+        html += &format!(
+            "<p class=\"note\">And {} more features.</p>",
+            count(more as u64)
+        );
+    }
+    html
 }

@@ -1,10 +1,9 @@
-//! Reading a record that may be anything: whole, of a run that was killed, edited, or no record at all.
+//! Reading a record, which may be incomplete (the run was killed), edited, or not a record at all.
 //!
-//! A line that is no event is passed over and counted; an event that this version does not know is passed over. Of a file without a
-//! first event there is no report.
+//! Lines that are not events are skipped and counted. Unknown events are skipped. A file without a start
+//! event is refused.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -12,34 +11,34 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::evidence::{Confusion, Samples};
-use super::{REPORT_FILE, SAMPLES_FILE};
+use crate::audit::Audit;
 use crate::error::{Error, Result};
-use crate::metrics::EVENTS_FILE;
+use crate::evidence::SAMPLES_FILE;
+use crate::evidence::{Confusion, Samples};
+use crate::record::EVENTS_FILE;
 
-/// The longest line that is read; the rest of a longer one is passed over.
+/// The longest line that is read as one.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 /// The largest file of samples that is read: many times what a run writes.
 const SAMPLES_BYTES_MAX: u64 = 32 << 20;
 
-/// What a record says.
+/// The contents of a record.
 #[derive(Debug, Default)]
 pub(super) struct Run {
     pub(super) start: Start,
-    /// In their order.
     pub(super) steps: Vec<StepLine>,
     pub(super) evals: Vec<EvalLine>,
     pub(super) resumes: Vec<ResumeLine>,
-    /// The steps after which there was one.
+    /// The steps after which a checkpoint was saved.
     pub(super) checkpoints: Vec<u64>,
-    pub(super) placement: Option<Placement>,
+    pub(super) placement: Option<Audit>,
     pub(super) confusion: Option<Confusion>,
-    /// How it ended; none of a run that has not, or was killed.
+    /// None if the run is still going or was killed.
     pub(super) end: Option<EndLine>,
-    /// Lines that are no events.
-    pub(super) lines_passed_over: u64,
+    /// Lines that are not events.
+    pub(super) lines_skipped: u64,
     pub(super) samples: Option<Samples>,
-    /// Why there are no samples though there is their file.
+    /// Why the file of samples cannot be shown.
     pub(super) samples_problem: Option<String>,
 }
 
@@ -92,7 +91,7 @@ pub(super) struct EvalLine {
 pub(super) struct ResumeLine {
     pub(super) step: u64,
     pub(super) ranks: Option<u64>,
-    /// Those it went on with; nothing of a record that does not say.
+    /// The devices after the resume, by rank.
     #[serde(default)]
     pub(super) devices: Vec<String>,
     #[serde(default)]
@@ -119,75 +118,36 @@ pub(super) struct EndLine {
     pub(super) device_peak_mb: Option<f64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Placement {
-    pub(super) steps: u64,
-    pub(super) simulated: bool,
-    pub(super) ranks: Vec<RankLine>,
-    pub(super) differences: Vec<DifferenceLine>,
-    pub(super) hints: Vec<HintLine>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct RankLine {
-    pub(super) rank: u64,
-    pub(super) devices: Vec<String>,
-    pub(super) rows: u64,
-    pub(super) per_step: BTreeMap<String, AmountLine>,
-    pub(super) phases: BTreeMap<String, BTreeMap<String, AmountLine>>,
-}
-
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
-#[serde(default)]
-pub(super) struct AmountLine {
-    pub(super) count: f64,
-    pub(super) bytes: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct DifferenceLine {
-    pub(super) kind: String,
-    pub(super) at: String,
-    pub(super) amounts: Vec<Option<AmountLine>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct HintLine {
-    pub(super) ranks: Vec<u64>,
-    pub(super) count: u64,
-    pub(super) text: String,
-}
-
 impl Run {
-    /// The run in this folder.
+    /// Reads the record of the run in `folder`.
     pub(super) fn read(folder: &Path) -> Result<Run> {
         let path = folder.join(EVENTS_FILE);
-        let unreadable = |action: &'static str| {
+        let failed = |action: &'static str| {
             let path = path.clone();
-            let way_out = format!(
-                "Give the folder of a run, what its --out was: {EVENTS_FILE} in it is what {REPORT_FILE} is made from"
-            );
-            move |source| Error::Io { action, path, source, way_out }
+            move |source| Error::Io {
+                action,
+                path,
+                source,
+                way_out: format!("Give the folder of a run, its --out: {EVENTS_FILE} is in it"),
+            }
         };
-        let is_file = fs::metadata(&path).map_err(unreadable("look at"))?.is_file();
-        if !is_file {
-            return Err(Error::Data(format!("{}: expected a plain file, the record of a run", path.display())));
-        }
-        let mut run = Run::default();
-        let has_start =
-            run.read_lines(BufReader::with_capacity(1 << 20, File::open(&path).map_err(unreadable("open"))?));
-        if !has_start.map_err(unreadable("read"))? {
+        if !fs::metadata(&path).map_err(failed("look at"))?.is_file() {
+            let path = path.display();
             return Err(Error::Data(format!(
-                "{}: expected the record of a run, whose first event is \"start\", got {}. Give the folder of a run that has begun",
+                "{path}: expected a plain file, the record of a run"
+            )));
+        }
+        let file = File::open(&path).map_err(failed("open"))?;
+        let mut run = Run::default();
+        if !run
+            .read_lines(BufReader::new(file))
+            .map_err(failed("read"))?
+        {
+            return Err(Error::Data(format!(
+                "{}: expected the record of a run, which has a \"start\" event, got none and {} lines that \
+                 are not events. Give the folder of a run that has begun",
                 path.display(),
-                match run.lines_passed_over {
-                    0 => "no such event".to_string(),
-                    lines => format!("none in it, and {lines} lines that are no events"),
-                }
+                run.lines_skipped
             )));
         }
         run.steps.sort_by_key(|line| line.step);
@@ -196,12 +156,14 @@ impl Run {
         Ok(run)
     }
 
-    /// Whether there was a start.
+    /// Whether the file has a start event.
     fn read_lines(&mut self, mut file: impl BufRead) -> std::io::Result<bool> {
         let (mut line, mut has_start) = (Vec::new(), false);
         loop {
             line.clear();
-            let read = (&mut file).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+            let read = (&mut file)
+                .take(LINE_BYTES_MAX)
+                .read_until(b'\n', &mut line)?;
             if read == 0 {
                 return Ok(has_start);
             }
@@ -210,12 +172,12 @@ impl Run {
             }
             match self.take(&line) {
                 Some(is_start) => has_start |= is_start,
-                None => self.lines_passed_over += 1,
+                None => self.lines_skipped += 1,
             }
         }
     }
 
-    /// What one line says: whether it is the start; none if it is no event.
+    /// Takes in one line: whether it is the start event. None if it is not an event.
     fn take(&mut self, line: &[u8]) -> Option<bool> {
         #[derive(Deserialize)]
         struct Named<'a> {
@@ -241,26 +203,29 @@ impl Run {
             }
             "checkpoint" => self.checkpoints.push(of::<CheckpointLine>(line)?.step),
             "placement" => self.placement = Some(of(line)?),
-            "confusion" => self.confusion = Some(of::<Confusion>(line).filter(Confusion::is_sound)?),
+            "confusion" => {
+                self.confusion = Some(of::<Confusion>(line).filter(Confusion::is_sound)?)
+            }
             "end" => self.end = Some(of(line)?),
             _ => {}
         }
         Some(false)
     }
 
-    /// Samples are an extra: whatever is wrong with them, there is a report.
+    /// Samples are optional: a damaged file is reported on the page and does not prevent it.
     fn read_samples(&mut self, path: &Path) {
         let read = || -> std::result::Result<Option<Samples>, String> {
             match fs::metadata(path) {
                 Err(_) => return Ok(None),
-                Ok(there) if !there.is_file() => return Err("it is not a plain file".into()),
+                Ok(there) if !there.is_file() => return Err("not a plain file".into()),
                 Ok(there) if there.len() > SAMPLES_BYTES_MAX => {
-                    return Err("it is larger than any that a run writes".into());
+                    return Err("larger than any that a run writes".into());
                 }
                 Ok(_) => {}
             }
             let bytes = fs::read(path).map_err(|error| error.to_string())?;
-            let samples: Samples = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+            let samples: Samples =
+                serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
             samples.check().map(|()| Some(samples))
         };
         match read() {
@@ -269,20 +234,28 @@ impl Run {
         }
     }
 
-    /// What it trained on, by rank: at the end, if that has changed.
+    /// The devices by rank, after the last resume.
     pub(super) fn devices(&self) -> &[String] {
-        let later = self.resumes.last().map(|resume| &resume.devices).filter(|devices| !devices.is_empty());
+        let later = self
+            .resumes
+            .last()
+            .map(|resume| &resume.devices)
+            .filter(|devices| !devices.is_empty());
         later.unwrap_or(&self.start.devices)
     }
 
-    /// On how many ranks: at the end, if that has changed.
+    /// The number of ranks, after the last resume.
     pub(super) fn ranks(&self) -> u64 {
-        self.resumes.last().and_then(|resume| resume.ranks).unwrap_or(self.start.world.ranks)
+        self.resumes
+            .last()
+            .and_then(|resume| resume.ranks)
+            .unwrap_or(self.start.world.ranks)
     }
 
-    /// Whether it trained on GPUs that are simulated, whose times say nothing.
+    /// Whether the run used simulated GPUs, whose times mean nothing.
     pub(super) fn is_simulated(&self) -> bool {
-        self.placement.as_ref().is_some_and(|placement| placement.simulated)
-            || self.devices().iter().any(|device| device.contains("Simulated"))
+        let is_simulated = |device: &String| device.contains("Simulated");
+        self.placement.as_ref().is_some_and(|audit| audit.simulated)
+            || self.devices().iter().any(is_simulated)
     }
 }

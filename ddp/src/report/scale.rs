@@ -1,6 +1,6 @@
-//! Axes: round numbers to read a curve by. `script.js` does the same when it zooms.
+//! Axes with ticks at round numbers.
 
-use super::text;
+use super::html;
 
 /// One axis of a chart.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,22 +10,36 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Just these.
+    /// From `low` to `high`, unrounded.
     pub(super) fn exactly(low: f64, high: f64) -> Scale {
-        Scale { low, high: if high > low { high } else { low + 1.0 } }
+        Scale {
+            low,
+            high: if high > low { high } else { low + 1.0 },
+        }
     }
 
-    /// From a round number below these values to one above. From 0 on where that leaves most of the height to the curve.
+    /// From a round number below these values to one above; from 0 if the curve keeps most of the height.
     pub(super) fn around(low: f64, high: f64) -> Scale {
-        let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
-        // Values that are almost one: their differences would need more digits than an axis has room for.
-        let least = if high == 0.0 && low == 0.0 { 2.0 } else { low.abs().max(high.abs()) / 100.0 };
+        let low = if low > 0.0 && low < 0.5 * high {
+            0.0
+        } else {
+            low
+        };
+        // Nearly equal values: at least 1 % of their size, so that tick labels stay short.
+        let least = if high == 0.0 && low == 0.0 {
+            2.0
+        } else {
+            low.abs().max(high.abs()) / 100.0
+        };
         let more = (least / 2.0 - (high / 2.0 - low / 2.0)).max(0.0);
         let (low, high) = (low - more, high + more);
         let step = tick_step(low, high, TICKS_MAX);
         let (below, above) = ((low / step).floor() * step, (high / step).ceil() * step);
         if below.is_finite() && above.is_finite() && above > below {
-            Scale { low: below, high: above }
+            Scale {
+                low: below,
+                high: above,
+            }
         } else {
             Scale { low, high }
         }
@@ -39,12 +53,12 @@ impl Scale {
         self.high
     }
 
-    /// Where a value is: 0 at the low end, 1 at the high end.
+    /// The position of a value: 0 at the low end, 1 at the high end. Halves avoid overflow.
     pub(super) fn at(&self, value: f64) -> f64 {
         ((value / 2.0 - self.low / 2.0) / (self.high / 2.0 - self.low / 2.0)).clamp(-1.0, 2.0)
     }
 
-    /// Round numbers in it, at most `most`.
+    /// Round numbers within the axis, at most about `most`.
     pub(super) fn ticks(&self, most: usize) -> Vec<f64> {
         let step = tick_step(self.low, self.high, most);
         let first = (self.low / step - 1e-9).ceil();
@@ -57,39 +71,32 @@ impl Scale {
     }
 }
 
-/// The most ticks of an upright axis.
+/// The most ticks of a vertical axis.
 pub(super) const TICKS_MAX: usize = 5;
 
-/// The smallest of 1, 2, 5, 10, 20 … (and tenths of them) that is in a range at most so many times.
+/// The smallest of 1, 2, 5 times a power of ten that divides the range into at most `most` parts.
 fn tick_step(low: f64, high: f64, most: usize) -> f64 {
     let rough = (high / most as f64 - low / most as f64).max(f64::MIN_POSITIVE * 1e3);
     let power = 10f64.powf(rough.log10().floor());
-    let round = [1.0, 2.0, 5.0, 10.0].into_iter().find(|round| round * power >= rough * 0.999_999);
+    let round = [1.0, 2.0, 5.0, 10.0]
+        .into_iter()
+        .find(|round| round * power >= rough * 0.999_999);
     round.unwrap_or(10.0) * power
 }
 
-/// How values on an axis are written.
+/// How values are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As they are.
+    /// Unscaled.
     Plain,
-    /// Parts of one, in hundredths.
+    /// Fractions, as percentages.
     Percent,
-    /// Large ones: 12k, 3M.
+    /// Large values: 12k, 3M.
     Rate,
 }
 
 impl Form {
-    /// What the script calls it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Form::Plain => "plain",
-            Form::Percent => "percent",
-            Form::Rate => "rate",
-        }
-    }
-
-    /// A round number, as short as it is.
+    /// A tick's label.
     pub(super) fn tick(self, value: f64) -> String {
         let (value, unit) = match self {
             Form::Plain => (value, ""),
@@ -103,7 +110,10 @@ impl Form {
         let text = if size != 0.0 && !(1e-4..1e6).contains(&size) {
             let text = format!("{size:.2e}");
             let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
-            format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
+            format!(
+                "{}e{power}",
+                digits.trim_end_matches('0').trim_end_matches('.')
+            )
         } else {
             let text = format!("{size:.6}");
             text.trim_end_matches('0').trim_end_matches('.').to_string()
@@ -112,11 +122,11 @@ impl Form {
         format!("{sign}{text}{unit}")
     }
 
-    /// A value, to four digits.
+    /// A value, to four significant digits.
     pub(super) fn figure(self, value: f64) -> String {
         match self {
-            Form::Percent => text::percent(Some(value)),
-            Form::Plain | Form::Rate => text::figure(Some(value)),
+            Form::Percent => html::percent(Some(value)),
+            Form::Plain | Form::Rate => html::figure(Some(value)),
         }
     }
 }
@@ -146,11 +156,16 @@ mod tests {
                 "{low} to {high}"
             );
             assert!(
-                ticks.iter().all(|&tick| (-1e-6..=1.000_001).contains(&scale.at(tick))),
+                ticks
+                    .iter()
+                    .all(|&tick| (-1e-6..=1.000_001).contains(&scale.at(tick))),
                 "{low} to {high}: {ticks:?}"
             );
         }
-        assert_eq!(Scale::around(0.03, 2.31).ticks(6), [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]);
+        assert_eq!(
+            Scale::around(0.03, 2.31).ticks(6),
+            [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+        );
     }
 
     #[test]

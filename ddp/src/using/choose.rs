@@ -15,13 +15,17 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
         action: "read",
         path: path.into(),
         source,
-        way_out: "Give --checkpoint the folder of a run (its --out) or of one of its checkpoints".into(),
+        way_out: "Give --checkpoint the folder of a run (its --out) or of one of its checkpoints"
+            .into(),
     })?;
     if about.is_file() {
         return of_file(path);
     }
     if is_checkpoint(path) {
-        return Ok(Chosen { opened: checkpoint::open(path)?, why: "as named".into() });
+        return Ok(Chosen {
+            opened: checkpoint::open(path)?,
+            why: "as named".into(),
+        });
     }
     let name = path.file_name().unwrap_or_default();
     match path.parent() {
@@ -37,14 +41,21 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
 
 /// Whether there are a checkpoint's files in this folder, all or some.
 pub(crate) fn is_checkpoint(folder: &Path) -> bool {
-    [MODEL_FILE, STATE_FILE].iter().any(|name| folder.join(name).exists())
+    [MODEL_FILE, STATE_FILE]
+        .iter()
+        .any(|name| folder.join(name).exists())
 }
 
 /// The checkpoint that a file of it belongs to.
 fn of_file(path: &Path) -> Result<Chosen> {
-    let folder = path.parent().filter(|folder| folder.join(STATE_FILE).exists());
+    let folder = path
+        .parent()
+        .filter(|folder| folder.join(STATE_FILE).exists());
     match folder {
-        Some(folder) => Ok(Chosen { opened: checkpoint::open(folder)?, why: "as named".into() }),
+        Some(folder) => Ok(Chosen {
+            opened: checkpoint::open(folder)?,
+            why: "as named".into(),
+        }),
         None => Err(Error::Usage(format!(
             "--checkpoint {}: expected the folder of a checkpoint, got a file without {STATE_FILE} beside it: a model's file alone does not say \
              which layers, classes and normalization it was trained with. Give the folder that training wrote",

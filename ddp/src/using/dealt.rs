@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::data::{Dataset, Targets, Task};
-use crate::error::Result;
+use ddp_kernels::Tensor;
+
+use crate::data::{Dataset, Result, RowSpec};
 
 /// One rank's batches of a dataset, as a dataset: every batch is whole but for the last of all.
 #[derive(Debug)]
@@ -23,7 +24,13 @@ const AT_A_TIME: usize = 64;
 impl Dealt {
     /// Those of rank `rank` of `ranks`, in batches of at most `batch` rows.
     pub(super) fn new(all: Arc<dyn Dataset>, rank: usize, ranks: usize, batch: usize) -> Dealt {
-        let mut dealt = Dealt { all, rank: rank as u64, ranks: ranks as u64, batch: batch.max(1) as u64, rows: 0 };
+        let mut dealt = Dealt {
+            all,
+            rank: rank as u64,
+            ranks: ranks as u64,
+            batch: batch.max(1) as u64,
+            rows: 0,
+        };
         // All but the last batch are full.
         dealt.rows = match dealt.batches_of(dealt.rank) {
             0 => 0,
@@ -79,31 +86,26 @@ impl Dataset for Dealt {
         self.rows
     }
 
-    fn row_shape(&self) -> &[usize] {
-        self.all.row_shape()
-    }
-
-    fn task(&self) -> &Task {
-        self.all.task()
+    fn spec(&self) -> &RowSpec {
+        self.all.spec()
     }
 
     fn fingerprint(&self) -> Result<String> {
         self.all.fingerprint()
     }
 
-    fn gather(&self, rows: &[u64], x: &mut [f32], mut targets: Targets<'_>) -> Result<()> {
-        let features: usize = self.row_shape().iter().product();
-        let outputs = self.task().outputs();
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
         let mut numbers = [0; AT_A_TIME];
         for (index, part) in rows.chunks(AT_A_TIME).enumerate() {
             let numbers = &mut numbers[..part.len()];
-            numbers.iter_mut().zip(part).for_each(|(number, &row)| *number = self.row(row));
+            numbers
+                .iter_mut()
+                .zip(part)
+                .for_each(|(number, &row)| *number = self.row(row));
             let first = index * AT_A_TIME;
-            let targets = match &mut targets {
-                Targets::Classes(classes) => Targets::Classes(&mut classes[first..][..part.len()]),
-                Targets::Values(values) => Targets::Values(&mut values[first * outputs..][..part.len() * outputs]),
-            };
-            self.all.gather(numbers, &mut x[first * features..][..part.len() * features], targets)?;
+            let range = first..first + part.len();
+            let (inputs, targets) = (inputs.slice(range.clone())?, targets.slice(range)?);
+            self.all.gather(numbers, &inputs, &targets)?;
         }
         Ok(())
     }
@@ -112,10 +114,17 @@ impl Dataset for Dealt {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::read_rows;
     use crate::data::synthetic::row_number;
 
     fn numbered(rows: u64) -> Arc<dyn Dataset> {
-        crate::data::open(&format!("synthetic:row-number,rows={rows},held-out=0").parse().unwrap()).unwrap().train
+        crate::data::open(
+            &format!("synthetic:row-number,rows={rows},held-out=0")
+                .parse()
+                .unwrap(),
+        )
+        .unwrap()
+        .train
     }
 
     #[test]
@@ -124,18 +133,28 @@ mod tests {
             let all = numbered(rows);
             let mut whole = Vec::new();
             for ranks in [1, 2, 3, 7, 20] {
-                let dealt: Vec<Dealt> = (0..ranks).map(|rank| Dealt::new(all.clone(), rank, ranks, batch)).collect();
+                let dealt: Vec<Dealt> = (0..ranks)
+                    .map(|rank| Dealt::new(all.clone(), rank, ranks, batch))
+                    .collect();
                 assert_eq!(dealt.iter().map(Dealt::rows).sum::<u64>(), rows);
                 let mut batches = Vec::new();
                 for round in 0..dealt[0].rounds() {
                     for (rank, mine) in dealt.iter().enumerate() {
-                        let Some((first, count)) = mine.turn(round, rank) else { continue };
-                        let numbers: Vec<u64> = (0..count as u64).map(|row| round * batch as u64 + row).collect();
-                        let (mut x, mut y) = (vec![0.0; 4 * count], vec![0.0; 4 * count]);
-                        mine.gather(&numbers, &mut x, Targets::Values(&mut y)).unwrap();
+                        let Some((first, count)) = mine.turn(round, rank) else {
+                            continue;
+                        };
+                        let numbers: Vec<u64> = (0..count as u64)
+                            .map(|row| round * batch as u64 + row)
+                            .collect();
+                        let [x, y] = read_rows(mine, &numbers).unwrap();
+                        let (x, y) = (x.to_vec::<f32>().unwrap(), y.to_vec::<f32>().unwrap());
                         assert_eq!(x, y);
                         let got: Vec<u64> = x.chunks(4).map(row_number).collect();
-                        assert_eq!(got, (first..first + count as u64).collect::<Vec<_>>(), "{ranks} ranks");
+                        assert_eq!(
+                            got,
+                            (first..first + count as u64).collect::<Vec<_>>(),
+                            "{ranks} ranks"
+                        );
                         batches.push(got);
                     }
                 }

@@ -10,77 +10,119 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
-use super::encode::Encoder;
-use super::load::{self, Ready};
+use super::load::{self, Asked, Ready};
 use super::outputs::check_finite;
 use crate::checkpoint;
-use crate::config::UseConfig;
+use crate::cli::PredictFlags;
 use crate::config::check::refuse;
-use crate::config::using::Predictions;
-use crate::data::{DataSpec, Task, choose};
+use crate::data::{DataSpec, choose};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::shown::shown;
+use crate::tasks::{self, PredictionOptions, Predictions};
 
 /// Writes what the model says of each row.
-pub fn predict(config: &UseConfig, world: &World) -> Result<()> {
-    let predictions = config.predictions.as_ref().ok_or_else(|| Error::Internal("predict without --out".into()))?;
+pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
-        check_free(predictions)?;
-        check_other(predictions, &config.using.data)?;
+        check_free(flags)?;
+        check_other(flags)?;
     }
-    let mut ready = in_phase(Phase::Setup, || load::ready(config, world, false))?;
-    check_task(predictions, &ready.opened.state.task)?;
-    let task = ready.opened.state.task.clone();
-    let encoder = Encoder::new(predictions, &task);
+    let PredictFlags {
+        using,
+        out,
+        probabilities,
+        logits,
+        ..
+    } = flags;
+    let (probabilities, logits) = (*probabilities, *logits);
+    let asked = Asked {
+        using,
+        labels: None,
+        needs_labels: false,
+        output: format!("out = {out:?}\nprobabilities = {probabilities}\nlogits = {logits}"),
+    };
+    let mut ready = in_phase(Phase::Setup, || load::ready(&asked, world))?;
+    let task = tasks::of(&ready.opened.state.task);
+    let encoder = &*task.predictions(PredictionOptions {
+        format: out.format,
+        probabilities,
+        logits,
+    })?;
     let group = world.group("predictions")?;
     in_phase(Phase::Evaluation, || {
         if world.rank() > 0 {
-            return send_all(&mut ready, &encoder, &group);
+            return send_all(&mut ready, encoder, &group);
         }
-        let out = &predictions.out;
-        let write = |file: &mut File| write_all(&mut ready, &encoder, &group, file, out);
-        match predictions.overwrite {
+        let out = &out.path;
+        let write = |file: &mut File| Ok(write_all(&mut ready, encoder, &group, file, out)?);
+        let written = match flags.overwrite {
             true => files::replace_file(out, write),
-            false => files::new_file(out, write).map_err(|error| is_taken(error, out)),
-        }
+            false => files::new_file(out, write),
+        };
+        written.map_err(|error| is_taken(error.into(), out))
     })?;
     checkpoint::wait_for_all(world)?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
-        let (rows, out, model) = (ready.dealt.all_rows(), path(&predictions.out), path(&ready.opened.folder));
-        tracing::info!("{rows} rows in {out}, by the model of {model} ({})", ready.why);
+        let (rows, out, model) = (
+            ready.dealt.all_rows(),
+            path(&out.path),
+            path(&ready.opened.folder),
+        );
+        tracing::info!(
+            "{rows} rows in {out}, by the model of {model} ({})",
+            ready.why
+        );
     }
     Ok(())
 }
 
 /// Refuses to write over a file, before anything is computed.
-fn check_free(predictions: &Predictions) -> Result<()> {
-    let out = &predictions.out;
+fn check_free(flags: &PredictFlags) -> Result<()> {
+    let out = &flags.out.path;
     match std::fs::symlink_metadata(out) {
-        Ok(about) if about.is_dir() => {
-            Err(refuse("--out", out.display(), "the name of a file", "It is a folder: give a name in it"))
-        }
-        Ok(_) if !predictions.overwrite => Err(taken(out)),
+        Ok(about) if about.is_dir() => Err(refuse(
+            "--out",
+            out.display(),
+            "the name of a file",
+            "It is a folder: give a name in it",
+        )),
+        Ok(_) if !flags.overwrite => Err(taken(out)),
         _ => Ok(()),
     }
 }
 
 /// Refuses to put the file in the place of one that it is made from, whatever the two are called.
-fn check_other(predictions: &Predictions, data: &DataSpec) -> Result<()> {
-    let (DataSpec::Files(spec), Ok(out)) = (data, std::fs::canonicalize(&predictions.out)) else { return Ok(()) };
-    let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == out);
-    match choose::files(&spec.path, "--data")?.iter().find(|path| is_out(path)) {
+fn check_other(flags: &PredictFlags) -> Result<()> {
+    let out = &flags.out.path;
+    let (DataSpec::Files(spec), Ok(file)) = (&flags.using.data, std::fs::canonicalize(out)) else {
+        return Ok(());
+    };
+    let is_out = |path: &PathBuf| std::fs::canonicalize(path).is_ok_and(|path| path == file);
+    match choose::files(&spec.path, "data")?
+        .iter()
+        .find(|path| is_out(path))
+    {
         None => Ok(()),
         Some(path) => {
             let expected = format!("another file than {}, which --data reads", path.display());
-            Err(refuse("--out", predictions.out.display(), &expected, "Give another: the rows would be gone"))
+            Err(refuse(
+                "--out",
+                out.display(),
+                &expected,
+                "Give another: the rows would be gone",
+            ))
         }
     }
 }
 
 fn taken(out: &Path) -> Error {
-    refuse("--out", out.display(), "the name of a new file", "It is there already: give another, or --overwrite")
+    refuse(
+        "--out",
+        out.display(),
+        "the name of a new file",
+        "It is there already: give another, or --overwrite",
+    )
 }
 
 /// What it means that somebody else has made a file of this name meanwhile.
@@ -91,62 +133,75 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
-/// Refuses what only classes have.
-fn check_task(predictions: &Predictions, task: &Task) -> Result<()> {
-    let asked = [("--probabilities", predictions.probabilities), ("--logits", predictions.logits)];
-    match (asked.iter().find(|(_, asked)| *asked), task) {
-        (Some((flag, _)), Task::Regression { .. }) => {
-            let expected = "a model that tells classes apart, and this one gives numbers";
-            Err(Error::Usage(format!("{flag}: expected {expected}. Leave {flag} out: the numbers are written anyway")))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// This rank's part of the file in round `round`, whose batch begins with row `first` of all.
-fn part(ready: &mut Ready, encoder: &Encoder<'_>, round: u64, first: u64, bytes: &mut Vec<u8>) -> Result<()> {
+fn part(
+    ready: &mut Ready,
+    encoder: &dyn Predictions,
+    round: u64,
+    first: u64,
+    bytes: &mut Vec<u8>,
+) -> Result<()> {
     let batch = ready.batches.load(round)?;
     let output = ready.forward.run(&batch.x)?;
     bytes.clear();
+    let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| {
-        check_finite(values, encoder.outputs(), first)?;
-        encoder.encode(first, values, bytes);
+        check_finite(values, outputs, first)?;
+        for (row, values) in (first..).zip(values.chunks(outputs)) {
+            encoder.row(row, values, bytes);
+        }
         Ok(())
     };
     output.with_slice(encode)?
 }
 
 /// On rank 0: its own parts and those of the others, in the order of rows.
-fn write_all(ready: &mut Ready, encoder: &Encoder<'_>, group: &Group, file: &mut File, path: &Path) -> Result<()> {
+fn write_all(
+    ready: &mut Ready,
+    encoder: &dyn Predictions,
+    group: &Group,
+    file: &mut File,
+    path: &Path,
+) -> Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, file);
     let failed = || files::failed("write", path);
-    file.write_all(&encoder.head(ready.dealt.all_rows())?).map_err(failed())?;
+    let rows = usize::try_from(ready.dealt.all_rows())
+        .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
+    file.write_all(&encoder.head(rows)?).map_err(failed())?;
     let mut bytes = Vec::new();
     for round in 0..ready.dealt.rounds() {
         for rank in 0..group.size() {
-            let Some((first, _)) = ready.dealt.turn(round, rank) else { continue };
+            let Some((first, _)) = ready.dealt.turn(round, rank) else {
+                continue;
+            };
             if rank == 0 {
                 part(ready, encoder, round, first, &mut bytes)?;
                 file.write_all(&bytes).map_err(failed())?;
             } else {
                 let received = receive(group, rank)?;
-                received.with_slice(|bytes: &[u8]| file.write_all(bytes))?.map_err(failed())?;
+                received
+                    .with_slice(|bytes: &[u8]| file.write_all(bytes))?
+                    .map_err(failed())?;
             }
         }
     }
-    file.flush().map_err(failed())
+    Ok(file.flush().map_err(failed())?)
 }
 
 /// On the other ranks: their parts, to rank 0.
-fn send_all(ready: &mut Ready, encoder: &Encoder<'_>, group: &Group) -> Result<()> {
+fn send_all(ready: &mut Ready, encoder: &dyn Predictions, group: &Group) -> Result<()> {
     let stream = Stream::default_of(Device::Cpu)?;
     let mut bytes = Vec::new();
     for round in 0..ready.dealt.rounds() {
-        let Some((first, _)) = ready.dealt.turn(round, group.rank()) else { continue };
+        let Some((first, _)) = ready.dealt.turn(round, group.rank()) else {
+            continue;
+        };
         part(ready, encoder, round, first, &mut bytes)?;
-        let length = Tensor::from_slice(&[bytes.len() as i64], &[1], Device::Cpu)?.named("length of predictions");
+        let length = Tensor::from_slice(&[bytes.len() as i64], &[1], Device::Cpu)?
+            .named("length of predictions");
         group.send(&length, 0, &stream)?;
-        let bytes = Tensor::from_slice(&bytes[..], &[bytes.len()], Device::Cpu)?.named("predictions");
+        let bytes =
+            Tensor::from_slice(&bytes[..], &[bytes.len()], Device::Cpu)?.named("predictions");
         group.send(&bytes, 0, &stream)?;
     }
     Ok(())
@@ -158,7 +213,8 @@ fn receive(group: &Group, rank: usize) -> Result<Tensor> {
     let length = Tensor::zeros(&[1], DType::I64, Device::Cpu)?.named("length of predictions");
     group.receive(&length, rank, &stream)?;
     let length = length.to_vec::<i64>()?[0];
-    let length = usize::try_from(length).map_err(|_| Error::Internal(format!("rank {rank} sends {length} bytes")))?;
+    let length = usize::try_from(length)
+        .map_err(|_| Error::Internal(format!("rank {rank} sends {length} bytes")))?;
     let bytes = Tensor::empty(&[length], DType::U8, Device::Cpu)?.named("predictions");
     group.receive(&bytes, rank, &stream)?;
     Ok(bytes)

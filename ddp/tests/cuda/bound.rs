@@ -1,17 +1,19 @@
-//! How far computations of one training step may be from the exact one, derived for the very numbers of that step: so in f32 on two devices, and in
-//! the narrower formats of a GPU.
+//! How far the computations of one training step may be from the exact ones, derived for that
+//! step's own numbers: in f32 on two devices, and in a GPU's narrower formats.
 //!
-//! The step is computed in f64, and with every number a bound of its error in f32, whatever the order in which products are
-//! summed. With u = 2⁻²⁴ and γₙ = n u / (1 − n u), a sum of n products in f32 is off by at most γₙ₊₁ Σ|a b|, in any order and with
-//! or without fused multiply-adds (Higham, Accuracy and Stability of Numerical Algorithms, §3.1); what its factors are off
-//! by comes on top: Σ(|a| e_b + e_a |b| + e_a e_b). Everything else is elementwise: a function with slope at most L
-//! passes an error on L times and adds its own, which the operation's documentation promises. Where a ReLU's input is nearer to
-//! zero than its error, it may be on either side.
+//! The step is computed in f64, with a bound of the f32 error of every number, whatever the order
+//! of summation. With u = 2⁻²⁴ and γₙ = n u / (1 − n u), a sum of n products in f32 is off by at
+//! most γₙ₊₁ Σ|a b|, in any order and with or without fused multiply-adds (Higham, Accuracy and
+//! Stability of Numerical Algorithms, §3.1). The errors of its factors add Σ(|a| e_b + e_a |b| +
+//! e_a e_b). Everything else is elementwise: a function with slope at most L multiplies an error by
+//! at most L and adds its own, which the operation's documentation states. If a ReLU's input is
+//! closer to zero than its error, it may be on either side.
 //!
-//! Layers in bf16 keep what they store with 8 bits: each such rounding adds 2⁻⁸ of the number (`Roundings::stored`). That happens where the input
-//! comes in; to parameters on their way to the copies that layers read; to what a product, a bias, an activation, dropout or the loss's gradient
-//! writes. Sums are in f32, and so are gradients of parameters and all behind them. In TF32 products cut their factors to 11 bits, which adds
-//! up to 2⁻¹⁰ of each (`Roundings::factors`).
+//! Layers in bf16 store 8 bits: each such rounding adds 2⁻⁸ of the number (`Roundings::stored`).
+//! That happens to inputs, to parameters when they are copied for the layers, and to what a
+//! product, a bias, an activation, dropout or the loss's gradient writes. Sums, gradients of
+//! parameters and all that follows are in f32. In TF32, products cut their factors to 11 bits,
+//! which adds up to 2⁻¹⁰ of each (`Roundings::factors`).
 //!
 //! Letters: B rows, I inputs, O outputs of a layer.
 
@@ -47,9 +49,18 @@ struct Roundings {
 impl Roundings {
     fn of(precision: Precision) -> Roundings {
         match precision {
-            Precision::F32 => Roundings { stored: 0.0, factors: 0.0 },
-            Precision::Tf32 => Roundings { stored: 0.0, factors: 1.0 / 1024.0 },
-            Precision::Bf16 => Roundings { stored: 1.0 / 256.0, factors: 0.0 },
+            Precision::F32 => Roundings {
+                stored: 0.0,
+                factors: 0.0,
+            },
+            Precision::Tf32 => Roundings {
+                stored: 0.0,
+                factors: 1.0 / 1024.0,
+            },
+            Precision::Bf16 => Roundings {
+                stored: 1.0 / 256.0,
+                factors: 0.0,
+            },
         }
     }
 
@@ -76,7 +87,12 @@ pub(crate) struct Uncertain {
 impl Uncertain {
     fn exact(rows: usize, columns: usize, value: Vec<f64>) -> Uncertain {
         assert_eq!(value.len(), rows * columns);
-        Uncertain { rows, columns, error: vec![0.0; value.len()], value }
+        Uncertain {
+            rows,
+            columns,
+            error: vec![0.0; value.len()],
+            value,
+        }
     }
 
     fn of(tensor: &Tensor) -> Uncertain {
@@ -87,22 +103,39 @@ impl Uncertain {
     /// Each element and its error by `f(index, value, error)`.
     fn map(&self, f: impl Fn(usize, f64, f64) -> (f64, f64)) -> Uncertain {
         let elements = self.value.iter().zip(&self.error).enumerate();
-        let (value, error) = elements.map(|(index, (&value, &error))| f(index, value, error)).unzip();
-        Uncertain { value, error, ..*self }
+        let (value, error) = elements
+            .map(|(index, (&value, &error))| f(index, value, error))
+            .unzip();
+        Uncertain {
+            value,
+            error,
+            ..*self
+        }
     }
 
-    /// Rounded: off by so much more of each number. Below f32's normal numbers, of which bf16 has the range, what is lost is not relative.
+    /// Rounds each number. Below f32's smallest normal number (bf16 has the same range) the loss is
+    /// not relative.
     fn lost(&self, relative: f64) -> Uncertain {
-        let least = if relative > 0.0 { f64::from(f32::MIN_POSITIVE) } else { 0.0 };
+        let least = if relative > 0.0 {
+            f64::from(f32::MIN_POSITIVE)
+        } else {
+            0.0
+        };
         self.map(|_, value, error| (value, error + relative * (value.abs() + error) + least))
     }
 
     fn t(&self) -> Uncertain {
         let turn = |elements: &[f64]| {
-            let columns = (0..self.columns).flat_map(|c| (0..self.rows).map(move |r| r * self.columns + c));
+            let columns =
+                (0..self.columns).flat_map(|c| (0..self.rows).map(move |r| r * self.columns + c));
             columns.map(|index| elements[index]).collect()
         };
-        Uncertain { rows: self.columns, columns: self.rows, value: turn(&self.value), error: turn(&self.error) }
+        Uncertain {
+            rows: self.columns,
+            columns: self.rows,
+            value: turn(&self.value),
+            error: turn(&self.error),
+        }
     }
 
     /// self · other, with `more` roundings beside those of the product.
@@ -113,7 +146,10 @@ impl Uncertain {
         let gamma = gamma(self.columns + 1 + more);
         for r in 0..rows {
             for k in 0..self.columns {
-                let (a, ea) = (self.value[r * self.columns + k], self.error[r * self.columns + k]);
+                let (a, ea) = (
+                    self.value[r * self.columns + k],
+                    self.error[r * self.columns + k],
+                );
                 if a == 0.0 && ea == 0.0 {
                     continue;
                 }
@@ -125,29 +161,47 @@ impl Uncertain {
                 }
             }
         }
-        Uncertain { rows, columns, value, error }
+        Uncertain {
+            rows,
+            columns,
+            value,
+            error,
+        }
     }
 
     /// The norm of the errors.
     fn error_norm(&self) -> f64 {
-        self.error.iter().map(|error| error * error).sum::<f64>().sqrt()
+        self.error
+            .iter()
+            .map(|error| error * error)
+            .sum::<f64>()
+            .sqrt()
     }
 }
 
 fn numbers(tensor: &Tensor) -> Vec<f64> {
-    tensor.to(Device::Cpu).unwrap().to_dtype(DType::F64).unwrap().to_vec().unwrap()
+    tensor
+        .to(Device::Cpu)
+        .unwrap()
+        .to_dtype(DType::F64)
+        .unwrap()
+        .to_vec()
+        .unwrap()
 }
 
 /// An operation of ours on one column of f64, where it is as exact as f64 is.
 fn in_f64(values: &[f64], operation: impl Fn(&Tensor) -> Tensor) -> Vec<f64> {
-    operation(&Tensor::from_slice(values, &[values.len()], Device::Cpu).unwrap()).to_vec().unwrap()
+    operation(&Tensor::from_slice(values, &[values.len()], Device::Cpu).unwrap())
+        .to_vec()
+        .unwrap()
 }
 
 /// Behind a linear layer: the activation, and its slope for the way back.
 fn activate(z: &Uncertain, activation: Activation) -> (Uncertain, Uncertain) {
     match activation {
         Activation::Relu => {
-            let slope = |_, z: f64, e: f64| (f64::from(z > 0.0), f64::from(z.abs() <= e && e > 0.0));
+            let slope =
+                |_, z: f64, e: f64| (f64::from(z > 0.0), f64::from(z.abs() <= e && e > 0.0));
             (z.map(|_, z, e| (z.max(0.0), e)), z.map(slope))
         }
         Activation::Gelu(Gelu::Erf) => {
@@ -157,9 +211,14 @@ fn activate(z: &Uncertain, activation: Activation) -> (Uncertain, Uncertain) {
                 ops::gelu_backward_into(&dx, &z.ones_like().unwrap(), z, Gelu::Erf).unwrap();
                 dx
             });
-            // Slope at most 1.13, curvature at most 2 φ(0) < 0.8; f32's own errors as ops::Gelu documents them.
-            let forward = z.map(|index, z, e| (y[index], 1.13 * e + 4.0 * U * (z.abs() + e).max(1.0)));
-            (forward, z.map(|index, _, e| (slope[index], 0.8 * e + 6.0 * U)))
+            // Slope at most 1.13, curvature at most 2 φ(0) < 0.8; f32's own errors as documented at
+            // ops::Gelu.
+            let forward =
+                z.map(|index, z, e| (y[index], 1.13 * e + 4.0 * U * (z.abs() + e).max(1.0)));
+            (
+                forward,
+                z.map(|index, _, e| (slope[index], 0.8 * e + 6.0 * U)),
+            )
         }
         other => panic!("no bound for {other:?} here"),
     }
@@ -178,7 +237,10 @@ fn scaled(x: &Uncertain, by: &Uncertain) -> Uncertain {
 fn mse_gradient(output: &Uncertain, targets: &[f64]) -> Uncertain {
     output.map(|index, value, error| {
         let gradient = 2.0 * (value - targets[index]);
-        (gradient, 2.0 * error + 3.0 * U * (gradient.abs() + 2.0 * error))
+        (
+            gradient,
+            2.0 * error + 3.0 * U * (gradient.abs() + 2.0 * error),
+        )
     })
 }
 
@@ -187,14 +249,24 @@ fn cross_entropy_gradient(output: &Uncertain, classes: &[i64]) -> Uncertain {
     let columns = output.columns;
     output.map(|index, _, _| {
         let row = index / columns * columns..(index / columns + 1) * columns;
-        let largest = output.value[row.clone()].iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let off = output.error[row.clone()].iter().copied().fold(0.0, f64::max);
-        let smallest = output.value[row.clone()].iter().copied().fold(f64::INFINITY, f64::min);
+        let largest = output.value[row.clone()]
+            .iter()
+            .copied()
+            .fold(f64::NEG_INFINITY, f64::max);
+        let off = output.error[row.clone()]
+            .iter()
+            .copied()
+            .fold(0.0, f64::max);
+        let smallest = output.value[row.clone()]
+            .iter()
+            .copied()
+            .fold(f64::INFINITY, f64::min);
         let sum: f64 = output.value[row].iter().map(|z| (z - largest).exp()).sum();
         let p = (output.value[index] - largest).exp() / sum;
-        // Logits off by `off` at most change p by a factor within exp(±2 off). In f32: the difference from the largest is rounded
-        // relatively, which exp makes absolute, exp is within an ulp (2 u), the sum has a rounding an addend, the quotient
-        // two; and the difference from the target one.
+        // Logits off by `off` change p by a factor within exp(±2 off). In f32 the difference from
+        // the largest is rounded relatively, which exp makes absolute; exp is within an ulp (2 u),
+        // the sum has one rounding an addend, the quotient two, and the difference from the target
+        // one.
         let computed = (largest - smallest + 2.0 * off + columns as f64 + 12.0) * U;
         let relative = ((2.0 * off + 2.0 * computed).exp() - 1.0) * SLACK;
         let target = f64::from(classes[index / columns] as usize == index % columns);
@@ -202,7 +274,8 @@ fn cross_entropy_gradient(output: &Uncertain, classes: &[i64]) -> Uncertain {
     })
 }
 
-/// The gradients of one step by parameter, those of the sum over the batch, as layers compute them in this precision.
+/// The gradients of one step by parameter, summed over the batch, as layers compute them in this
+/// precision.
 pub(crate) fn gradients(
     setup: &Setup,
     params: &Params,
@@ -219,7 +292,12 @@ pub(crate) fn gradients(
         (name, lost.stored(&values, 1))
     };
     // Forward: what each layer reads, the slope behind it, and what it drops.
-    let x = Uncertain::of(&batch.x.reshape(&[batch.mine, batch.x.count() / batch.mine]).unwrap());
+    let x = Uncertain::of(
+        &batch
+            .x
+            .reshape(&[batch.mine, batch.x.count() / batch.mine])
+            .unwrap(),
+    );
     let mut x = lost.stored(&x, 1);
     let (mut inputs, mut slopes, mut masks) = (Vec::new(), Vec::new(), Vec::new());
     for layer in 0..layers {
@@ -255,13 +333,19 @@ pub(crate) fn gradients(
     let mut found = Vec::new();
     for layer in (0..layers).rev() {
         // Sums over rows, a rounding more for each micro-batch that is added.
-        found.push((parameter(layer, "weight").0, lost.product(&dy.t(), &inputs[layer], micro_batches)));
+        found.push((
+            parameter(layer, "weight").0,
+            lost.product(&dy.t(), &inputs[layer], micro_batches),
+        ));
         let ones = Uncertain::exact(1, dy.rows, vec![1.0; dy.rows]);
         found.push((parameter(layer, "bias").0, ones.times(&dy, micro_batches)));
         if layer > 0 {
             let dx = lost.product(&dy, &parameter(layer, "weight").1, 0);
             // By the product, by dropout and by the activation's derivative.
-            dy = lost.stored(&scaled(&scaled(&dx, &masks[layer - 1]), &slopes[layer - 1]), 3);
+            dy = lost.stored(
+                &scaled(&scaled(&dx, &masks[layer - 1]), &slopes[layer - 1]),
+                3,
+            );
         }
     }
     found
@@ -275,22 +359,45 @@ fn mask(setup: &Setup, layer: u32, batch: &Batch, like: &Uncertain) -> Uncertain
     }
     let position = [batch.step as i64 + 1, batch.first as i64];
     let position = Tensor::from_slice(&position, &[2], Device::Cpu).unwrap();
-    let key = DropoutKey { seed: SEED, layer, position: &position };
+    let key = DropoutKey {
+        seed: SEED,
+        layer,
+        position: &position,
+    };
     Uncertain::of(&ops::dropout(&ones, setup.dropout, &key).unwrap())
 }
 
-/// What gradients are multiplied by before the update, and its error: 1 / weights, smaller where the norm of the divided
-/// gradients is above the maximum.
+/// The factor applied to gradients before the update, and its error: 1 / weights, smaller if the
+/// norm of the divided gradients exceeds the maximum.
 pub(crate) fn scale(setup: &Setup, gradients: &[(String, Uncertain)], weights: f64) -> (f64, f64) {
-    let squares = gradients.iter().flat_map(|(_, gradient)| &gradient.value).map(|g| g * g).sum::<f64>();
-    let error = gradients.iter().map(|(_, gradient)| gradient.error_norm().powi(2)).sum::<f64>().sqrt();
+    let squares = gradients
+        .iter()
+        .flat_map(|(_, gradient)| &gradient.value)
+        .map(|g| g * g)
+        .sum::<f64>();
+    let error = gradients
+        .iter()
+        .map(|(_, gradient)| gradient.error_norm().powi(2))
+        .sum::<f64>()
+        .sqrt();
     let of_norm = |norm: f64| {
         let limit = setup.clip_norm / (norm / weights + 1e-6);
-        if setup.clip_norm == 0.0 || limit > 1.0 { 1.0 / weights } else { limit / weights }
+        if setup.clip_norm == 0.0 || limit > 1.0 {
+            1.0 / weights
+        } else {
+            limit / weights
+        }
     };
     let norm = squares.sqrt();
-    let (low, middle, high) = (of_norm(norm + error), of_norm(norm), of_norm((norm - error).max(0.0)));
-    (middle, ((middle - low).max(high - middle) + U * middle) * SLACK)
+    let (low, middle, high) = (
+        of_norm(norm + error),
+        of_norm(norm),
+        of_norm((norm - error).max(0.0)),
+    );
+    (
+        middle,
+        ((middle - low).max(high - middle) + U * middle) * SLACK,
+    )
 }
 
 /// One element's state before the update.
@@ -311,39 +418,68 @@ pub(crate) fn update(
     (g, e): (f64, f64),
     (s, es): (f64, f64),
 ) -> (f64, f64) {
-    let Before { value, moments, decays } = before;
+    let Before {
+        value,
+        moments,
+        decays,
+    } = before;
     // The rate, and what is computed from it in f64, is rounded once.
     let gs = g * s;
     let d = e * s + g.abs() * es + e * es + 2.0 * U * gs.abs();
     match *rule {
-        Rule::Sgd { constants: SgdConstants { momentum, nesterov: false }, weight_decay } => {
+        Rule::Sgd {
+            constants:
+                SgdConstants {
+                    momentum,
+                    nesterov: false,
+                },
+            weight_decay,
+        } => {
             let decay = if decays { weight_decay } else { 0.0 };
             let new = momentum * moments[0] + gs + decay * value;
             let size = (momentum * moments[0]).abs() + gs.abs() + d + (decay * value).abs();
             let after = value - rate * new;
-            (after, (rate * (d + 6.0 * U * size) + 3.0 * U * (value.abs() + rate * size)) * SLACK)
+            (
+                after,
+                (rate * (d + 6.0 * U * size) + 3.0 * U * (value.abs() + rate * size)) * SLACK,
+            )
         }
-        Rule::AdamW { constants: AdamwConstants { beta1, beta2, epsilon }, weight_decay } => {
+        Rule::AdamW {
+            constants:
+                AdamwConstants {
+                    beta1,
+                    beta2,
+                    epsilon,
+                },
+            weight_decay,
+        } => {
             let keep = 1.0 - if decays { rate * weight_decay } else { 0.0 };
-            let (remaining1, remaining2) = (1.0 - beta1.powf(step as f64), 1.0 - beta2.powf(step as f64));
+            let (remaining1, remaining2) =
+                (1.0 - beta1.powf(step as f64), 1.0 - beta2.powf(step as f64));
             let (size, correction) = (rate / remaining1, 1.0 / remaining2.sqrt());
             let m = moments[0] + (1.0 - beta1) * (gs - moments[0]);
             let dm = (1.0 - beta1) * d + 6.0 * U * (moments[0].abs() + gs.abs() + d);
             let denominator = |gs: f64, sign: f64| {
                 let v = beta2 * moments[1] + (1.0 - beta2) * gs * gs;
-                (v * (1.0 + sign * 8.0 * U)).sqrt() * correction * (1.0 + sign * 8.0 * U) + epsilon * (1.0 + sign * U)
+                (v * (1.0 + sign * 8.0 * U)).sqrt() * correction * (1.0 + sign * 8.0 * U)
+                    + epsilon * (1.0 + sign * U)
             };
             let low = denominator((gs.abs() - d).max(0.0), -1.0);
             let high = denominator(gs.abs() + d, 1.0);
             let middle = denominator(gs, 0.0);
             let quotient = m / middle;
-            // However close to zero the gradient is: |m| / √v is at most this, by Cauchy and Schwarz over all steps so far.
-            let most = (1.0 - beta1) * correction / ((1.0 - beta2) * (1.0 - beta1 * beta1 / beta2)).sqrt();
-            let apart = (dm / low + m.abs() * (1.0 / low - 1.0 / high)).min(2.0 * most * (1.0 + 16.0 * U));
+            // However close to zero the gradient is, |m| / √v is at most this, by Cauchy-Schwarz
+            // over all steps so far.
+            let most =
+                (1.0 - beta1) * correction / ((1.0 - beta2) * (1.0 - beta1 * beta1 / beta2)).sqrt();
+            let apart =
+                (dm / low + m.abs() * (1.0 / low - 1.0 / high)).min(2.0 * most * (1.0 + 16.0 * U));
             let after = value * keep - size * quotient;
             (
                 after,
-                (size * (apart + 4.0 * U * (quotient.abs() + apart)) + 4.0 * U * (value.abs() + after.abs())) * SLACK,
+                (size * (apart + 4.0 * U * (quotient.abs() + apart))
+                    + 4.0 * U * (value.abs() + after.abs()))
+                    * SLACK,
             )
         }
         ref other => panic!("no bound for {other:?} here"),

@@ -27,7 +27,12 @@ fn take(training: &mut Training, step0: u64) -> Result<()> {
 }
 
 /// The bits after each step, or, where nobody looks in between, after the last.
-pub(crate) fn run(setup: &Setup, device: Device, graph: GraphChoice, looks: bool) -> (Vec<Vec<u32>>, Option<usize>) {
+pub(crate) fn run(
+    setup: &Setup,
+    device: Device,
+    graph: GraphChoice,
+    looks: bool,
+) -> (Vec<Vec<u32>>, Option<usize>) {
     let mut training = setup.start(device, graph).unwrap();
     let mut seen = Vec::new();
     for step0 in 0..STEPS {
@@ -37,7 +42,10 @@ pub(crate) fn run(setup: &Setup, device: Device, graph: GraphChoice, looks: bool
         }
     }
     let report = training.step.report(true).unwrap();
-    assert!(report.stats.loss().is_finite() && report.bad_step.is_none(), "{report:?}");
+    assert!(
+        report.stats.loss().is_finite() && report.bad_step.is_none(),
+        "{report:?}"
+    );
     (seen, training.step.graphs())
 }
 
@@ -53,9 +61,19 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
         reduce_dtype: DType::BF16,
         ..setup()
     };
-    let tanh = Setup { activation: Activation::Gelu(Gelu::Tanh), rule: Rule::sgd(0.9), hidden: vec![9, 8], ..setup() };
+    let tanh = Setup {
+        activation: Activation::Gelu(Gelu::Tanh),
+        rule: Rule::sgd(0.9),
+        hidden: vec![9, 8],
+        ..setup()
+    };
     // Seventeen micro-batches and more: their positions take two messages.
-    let many = Setup { batch: 20, micro: Some(1), hidden: vec![], ..setup() };
+    let many = Setup {
+        batch: 20,
+        micro: Some(1),
+        hidden: vec![],
+        ..setup()
+    };
     for (index, setup) in [setup(), all, tanh, many].iter().enumerate() {
         let (eager, none) = run(setup, device, GraphChoice::Off, true);
         assert_eq!(none, None);
@@ -65,7 +83,11 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
             assert_eq!(graphs, Some(4), "case {index}");
             let expected = &eager[eager.len() - captured.len()..];
             for (step, (captured, eager)) in captured.iter().zip(expected).enumerate() {
-                assert!(captured == eager, "case {index}, looks {looks}: step {step} of {}", expected.len());
+                assert!(
+                    captured == eager,
+                    "case {index}, looks {looks}: step {step} of {}",
+                    expected.len()
+                );
             }
         }
     }
@@ -77,12 +99,19 @@ fn batches_of_another_loader_are_never_taken_for_those_of_the_first() {
     let device = gpu.device;
     let bits = |graph| {
         let mut training = setup().start(device, graph).unwrap();
-        let mut other =
-            Setup { batch: 16, ..Setup::new("glyphs,rows=48,held-out=0,seed=1") }.start(device, graph).unwrap();
+        let mut other = Setup {
+            batch: 16,
+            ..Setup::new("glyphs,rows=48,held-out=0,seed=1")
+        }
+        .start(device, graph)
+        .unwrap();
         for round in 0..6 {
             take(&mut training, 2 * round).unwrap();
             // The same sizes in other memory.
-            training.step.run(other.loader.load(round).unwrap(), 0.01, false).unwrap();
+            training
+                .step
+                .run(other.loader.load(round).unwrap(), 0.01, false)
+                .unwrap();
         }
         training.bits().unwrap()
     };
@@ -94,12 +123,23 @@ fn a_step_with_more_micro_batches_than_before_is_captured_anew() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
     let bits = |graph| {
-        let few = Setup { micro: Some(16), ..setup() };
+        let few = Setup {
+            micro: Some(16),
+            ..setup()
+        };
         let mut training = few.start(device, graph).unwrap();
-        let mut many = Setup { micro: Some(2), ..setup() }.start(device, graph).unwrap();
+        let mut many = Setup {
+            micro: Some(2),
+            ..setup()
+        }
+        .start(device, graph)
+        .unwrap();
         (0..6).for_each(|step0| take(&mut training, step0).unwrap());
         for step0 in 6..12 {
-            training.step.run(many.loader.load(step0).unwrap(), 0.01, false).unwrap();
+            training
+                .step
+                .run(many.loader.load(step0).unwrap(), 0.01, false)
+                .unwrap();
         }
         (12..18).for_each(|step0| take(&mut training, step0).unwrap());
         training.bits().unwrap()
@@ -114,11 +154,15 @@ fn two_trainings_side_by_side_on_streams_of_their_own_do_not_disturb_each_other(
     let seeds = [0.25, 0.5];
     let train = |dropout| {
         let setup = Setup { dropout, ..setup() };
-        Stream::new(device).unwrap().scope(|| run(&setup, device, GraphChoice::On, false).0)
+        Stream::new(device)
+            .unwrap()
+            .scope(|| run(&setup, device, GraphChoice::On, false).0)
     };
     let alone = seeds.map(train);
     let together = std::thread::scope(|scope| {
-        seeds.map(|dropout| scope.spawn(move || train(dropout))).map(|thread| thread.join().expect("it trains"))
+        seeds
+            .map(|dropout| scope.spawn(move || train(dropout)))
+            .map(|thread| thread.join().expect("it trains"))
     });
     assert!(together == alone && alone[0] != alone[1]);
 }
@@ -128,17 +172,17 @@ fn two_trainings_side_by_side_on_streams_of_their_own_do_not_disturb_each_other(
 struct Wasteful;
 
 impl Layer for Wasteful {
-    fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+    fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
         Ok(shape.to_vec())
     }
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
         let y = ops::relu(x)?;
         if pass.is_training() {
             pass.save(&y);
         }
         Ok(y)
     }
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
         let y = pass.restore();
         let dx = pass.take(dy.shape())?;
         ops::relu_backward_into(&dx, dy, &y)?;
@@ -149,12 +193,21 @@ impl Layer for Wasteful {
 /// The last bits of a training with a layer that cannot be captured, or why it ended.
 fn wasteful(device: Device, graph: GraphChoice) -> Result<Vec<u32>> {
     let setup = Setup::new("synthetic:regression,rows=50,held-out=0,features=8,outputs=2");
-    let layers = Sequential::new().then(Linear::new(6)).then(Wasteful).then(Linear::new(2));
+    let layers = Sequential::new()
+        .then(Linear::new(6))
+        .then(Wasteful)
+        .then(Linear::new(2));
     let model = Model::new(Box::new(layers), &[8], DType::F32, device, 3, &|_| false)?;
     let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    let options = StepOptions { graph, ..StepOptions::default() };
+    let options = StepOptions {
+        graph,
+        ..StepOptions::default()
+    };
     let step = Step::new(model, Box::new(Mse), optimizer, Group::alone(), &options)?;
-    let mut training = Training { step, ..setup.start(device, GraphChoice::Off)? };
+    let mut training = Training {
+        step,
+        ..setup.start(device, GraphChoice::Off)?
+    };
     (0..8).try_for_each(|step0| take(&mut training, step0))?;
     assert_eq!(training.step.graphs(), None, "it was given up");
     training.bits()
@@ -167,13 +220,26 @@ fn what_cannot_be_captured_runs_eagerly_unless_captures_are_asked_for() {
     let eager = wasteful(device, GraphChoice::Off).unwrap();
     assert!(wasteful(device, GraphChoice::Auto).unwrap() == eager);
     let error = wasteful(device, GraphChoice::On).unwrap_err();
-    assert!(matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })), "{error}");
+    assert!(
+        matches!(error, Error::Tensor(ddp_kernels::Error::Capture { .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("cannot allocate"), "{error}");
 }
 
 #[test]
 fn graphs_are_refused_on_the_cpu() {
-    let error = setup().start(Device::Cpu, GraphChoice::On).err().expect("refused");
+    let error = setup()
+        .start(Device::Cpu, GraphChoice::On)
+        .err()
+        .expect("refused");
     assert_eq!(error.exit_code(), 2);
-    assert_eq!(setup().start(Device::Cpu, GraphChoice::Auto).unwrap().step.graphs(), None);
+    assert_eq!(
+        setup()
+            .start(Device::Cpu, GraphChoice::Auto)
+            .unwrap()
+            .step
+            .graphs(),
+        None
+    );
 }

@@ -1,12 +1,14 @@
-//! `ddp-train` under the real `mpirun` with a GPU for each rank: the same model captured and eagerly, with ZeRO-1 and split over
-//! devices; who gets which GPU; and how a job ends whose ranks, GPUs or collectives fail.
+//! `ddp-train` under the real `mpirun` with a GPU for each rank: the same model captured and eager,
+//! with ZeRO-1 and split over devices; which rank gets which GPU; and how a job ends if ranks, GPUs
+//! or collectives fail.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::gpu;
-use crate::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
-use crate::record::{model_bytes, number};
+use crate::support::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
+use crate::support::record::{model_bytes, number};
+use crate::support::test_name;
 
 /// Epochs of 8 steps of 32 rows and one of 5.
 const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 2 --log-every 3 --out OUT \
@@ -20,20 +22,28 @@ fn gpus() -> usize {
 
 /// Whether faults can be asked of the GPUs.
 fn is_simulated() -> bool {
-    ddp_kernels::device::discover().gpus[0].name.contains("Simulated")
+    ddp_kernels::device::discover().gpus[0]
+        .name
+        .contains("Simulated")
 }
 
 /// The losses and the model of a job that goes well.
 #[track_caller]
 fn model_of(ranks: usize, flags: &str) -> (Vec<f64>, Vec<u8>) {
     let folder = Folder::new("gpus");
-    let ended = folder.ranks(ranks, &format!("{UNEVEN} {flags}")).on_gpus().run();
+    let ended = folder
+        .ranks(ranks, &format!("{UNEVEN} {flags}"))
+        .on_gpus()
+        .run();
     ended.assert_well();
     let record = folder.record();
     let devices = record.start()["devices"].as_array().unwrap().clone();
     for (rank, device) in devices.iter().enumerate() {
-        let is_its_own =
-            flags.contains("devices-per-rank") || device.as_str().unwrap().starts_with(&format!("cuda:{rank} "));
+        let is_its_own = flags.contains("devices-per-rank")
+            || device
+                .as_str()
+                .unwrap()
+                .starts_with(&format!("cuda:{rank} "));
         assert!(is_its_own, "{devices:?}");
     }
     assert_eq!(number(record.end().unwrap(), "samples"), 2.0 * 261.0);
@@ -43,13 +53,15 @@ fn model_of(ranks: usize, flags: &str) -> (Vec<f64>, Vec<u8>) {
 #[test]
 fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_ones() {
     let Some(_gpu) = gpu() else { return };
-    all_at_once(1..=gpus().min(4), |ranks| {
-        for flags in ["", "--dropout 0.1 --grad-clip 1 --micro-batch 5 --reduce-dtype bf16 --bucket-mb 0.01"] {
-            let eager = model_of(ranks, &format!("{flags} --graph off"));
-            assert!(model_of(ranks, &format!("{flags} --graph on")) == eager, "{ranks} ranks {flags}");
-            assert!(model_of(ranks, &format!("{flags} --overlap off")) == eager, "{ranks} ranks {flags} --overlap off");
-            let kept = model_of(ranks, &format!("{flags} --data-on-device off"));
-            assert!(kept == eager, "{ranks} ranks {flags} --data-on-device off");
+    let all = "--dropout 0.1 --grad-clip 1 --micro-batch 5 --reduce-dtype bf16 --bucket-mb 0.01";
+    let ways = ["--graph on", "--overlap off", "--data-on-device off"];
+    let cases = (1..=gpus().min(4)).flat_map(|ranks| ["", all].map(|flags| (ranks, flags)));
+    let cases: Vec<_> = ddp_slice::from(&test_name(), cases, 2);
+    all_at_once(cases, |(ranks, flags)| {
+        let eager = model_of(ranks, &format!("{flags} --graph off"));
+        for way in ways {
+            let other = model_of(ranks, &format!("{flags} {way}"));
+            assert!(other == eager, "{ranks} ranks {flags} {way}");
         }
     });
 }
@@ -57,9 +69,13 @@ fn ranks_train_on_gpus_of_their_own_and_captured_steps_have_the_bits_of_eager_on
 #[test]
 fn zero_1_is_captured_as_it_runs_eagerly() {
     let Some(_gpu) = gpu() else { return };
-    all_at_once(2..=gpus().min(3), |ranks| {
+    let ranks = ddp_slice::from(&test_name(), 2..=gpus().min(3), 1);
+    all_at_once(ranks, |ranks| {
         let eager = model_of(ranks, "--zero 1 --graph off --bucket-mb 0.01");
-        assert!(model_of(ranks, "--zero 1 --graph on --bucket-mb 0.01") == eager, "{ranks} ranks");
+        assert!(
+            model_of(ranks, "--zero 1 --graph on --bucket-mb 0.01") == eager,
+            "{ranks} ranks"
+        );
     });
 }
 
@@ -67,7 +83,10 @@ fn zero_1_is_captured_as_it_runs_eagerly() {
 fn layers_split_over_two_devices_of_each_rank_give_the_model_of_one() {
     let Some(_gpu) = gpu() else { return };
     for ranks in 1..=gpus() / 2 {
-        assert!(model_of(ranks, "--devices-per-rank 2") == model_of(ranks, ""), "{ranks} ranks");
+        assert!(
+            model_of(ranks, "--devices-per-rank 2") == model_of(ranks, ""),
+            "{ranks} ranks"
+        );
     }
 }
 
@@ -76,15 +95,41 @@ fn more_ranks_than_gpus_are_refused_with_the_table_and_auto_takes_the_cpu_and_sa
     let Some(_gpu) = gpu() else { return };
     let ranks = gpus() + 1;
     let folder = Folder::new("too-many");
-    let ended = folder.ranks(ranks, &format!("{QUICK} --device cuda")).on_gpus().run();
+    let ended = folder
+        .ranks(ranks, &format!("{QUICK} --device cuda"))
+        .on_gpus()
+        .run();
     let cause = ended.assert_fails(2);
-    assert!(cause.contains(&format!("--device cuda: expected GPUs that all {ranks} ranks can use")), "{ended}");
-    assert!(ended.stderr.contains("--device cpu") && ended.stderr.contains("--share-gpus"), "{ended}");
+    assert!(
+        cause.contains(&format!(
+            "--device cuda: expected GPUs that all {ranks} ranks can use"
+        )),
+        "{ended}"
+    );
+    assert!(
+        ended.stderr.contains("--device cpu") && ended.stderr.contains("--share-gpus"),
+        "{ended}"
+    );
     let ended = folder.ranks(ranks, QUICK).on_gpus().run();
     ended.assert_well();
-    assert_eq!(ended.stderr.matches("training on the CPU although there").count(), 1, "{ended}");
-    let devices = folder.record().start()["devices"].as_array().unwrap().clone();
-    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cpu on ")), "{devices:?}");
+    assert_eq!(
+        ended
+            .stderr
+            .matches("training on the CPU although there")
+            .count(),
+        1,
+        "{ended}"
+    );
+    let devices = folder.record().start()["devices"]
+        .as_array()
+        .unwrap()
+        .clone();
+    assert!(
+        devices
+            .iter()
+            .all(|device| device.as_str().unwrap().starts_with("cpu on ")),
+        "{devices:?}"
+    );
 }
 
 #[test]
@@ -92,36 +137,60 @@ fn ranks_share_a_gpu_where_that_is_asked_for() {
     let Some(_gpu) = gpu() else { return };
     let ranks = gpus() + 1;
     let folder = Folder::new("shared");
-    let ended = folder.ranks(ranks, &format!("{QUICK} --device cuda --share-gpus")).on_gpus().run();
+    let ended = folder
+        .ranks(ranks, &format!("{QUICK} --device cuda --share-gpus"))
+        .on_gpus()
+        .run();
     ended.assert_well();
-    let devices = folder.record().start()["devices"].as_array().unwrap().clone();
-    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cuda:")), "{devices:?}");
+    let devices = folder.record().start()["devices"]
+        .as_array()
+        .unwrap()
+        .clone();
+    assert!(
+        devices
+            .iter()
+            .all(|device| device.as_str().unwrap().starts_with("cuda:")),
+        "{devices:?}"
+    );
 }
 
-/// Ranks that notice by themselves need no deadline: they would fail these tests if they waited for it.
+/// For failures that need no timeout to be noticed: tests would fail if ranks waited this long.
 const FAR: u64 = 50;
-/// For ranks that can only be noticed by the deadline. Longer than compiling a kernel takes on a busy machine.
+/// For ranks that only a timeout can notice. Longer than compiling a kernel takes on a busy
+/// machine.
 const NEAR: u64 = 4;
 
-/// What a job of two came to in which rank `rank` met its fault in step 7, which is captured if any is.
+/// The end of a job of two ranks in which rank `rank` meets its fault in step 7, which is captured
+/// if any is.
 #[track_caller]
 fn fault(rank: usize, place: &str, kind: &str, flags: &str) -> Ended {
     let folder = Folder::new(&format!("{kind}-{rank}-{place}"));
-    let job = folder.ranks(2, &format!("{QUICK} --device cuda {flags}")).on_gpus();
-    let ended = job.env("DDP_TEST_FAULT", &format!("{rank}:{place}:7:{kind}")).run();
+    let job = folder
+        .ranks(2, &format!("{QUICK} --device cuda {flags}"))
+        .on_gpus();
+    let ended = job
+        .env("DDP_TEST_FAULT", &format!("{rank}:{place}:7:{kind}"))
+        .run();
     let steps = folder.record().of_steps("step");
-    assert!(steps.starts_with(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) && steps.len() <= 7, "{steps:?}: {ended}");
+    assert!(
+        steps.starts_with(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) && steps.len() <= 7,
+        "{steps:?}: {ended}"
+    );
     assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
     ended
 }
 
-/// Each place on each of two ranks, in steps that run eagerly and captured.
+/// Checks each place on each of two ranks, eager and captured; a slice has one of the ranks.
 fn everywhere(check: impl Fn(usize, &str, &str) + Sync) {
     let places = ["forward", "reduction", "optimizer", "log"];
+    let cases = ["--graph off", "--graph on"]
+        .into_iter()
+        .flat_map(|graph| places.map(|place| (graph, place)))
+        .flat_map(|(graph, place)| [0, 1].map(|rank| (rank, place, graph)));
+    let cases = ddp_slice::from(&test_name(), cases, 8);
     for graph in ["--graph off", "--graph on"] {
-        all_at_once(places.iter().flat_map(|place| [(0, place), (1, place)]), |(rank, place)| {
-            check(rank, place, graph)
-        });
+        let cases = cases.iter().filter(|case| case.2 == graph);
+        all_at_once(cases, |&(rank, place, graph)| check(rank, place, graph));
     }
 }
 
@@ -130,45 +199,67 @@ fn everywhere(check: impl Fn(usize, &str, &str) + Sync) {
 fn assert_names(ended: &Ended, exit_code: i32, rank: usize) -> String {
     let cause = ended.assert_fails(exit_code);
     let named = format!("ddp-train: rank {rank} on {}: ", host());
-    cause.strip_prefix(&named).unwrap_or_else(|| panic!("it begins with {named}: {ended}")).to_string()
+    cause
+        .strip_prefix(&named)
+        .unwrap_or_else(|| panic!("it begins with {named}: {ended}"))
+        .to_string()
 }
 
 #[test]
 fn a_killed_rank_ends_all_whatever_its_gpu_was_at() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else { return };
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
+        return;
+    };
     everywhere(|rank, place, graph| {
         let ended = fault(rank, place, "kill", &format!("{graph} --timeout-s {FAR}"));
-        assert!(assert_names(&ended, 137, rank).contains("ended without a word: killed"), "{ended}");
+        assert!(
+            assert_names(&ended, 137, rank)
+                .contains("ended without reporting an error: it was killed"),
+            "{ended}"
+        );
     });
 }
 
 #[test]
 fn an_error_on_one_rank_ends_all_with_its_code_and_in_its_words() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else { return };
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
+        return;
+    };
     everywhere(|rank, place, graph| {
         let ended = fault(rank, place, "error", &format!("{graph} --timeout-s {FAR}"));
-        assert!(assert_names(&ended, 65, rank).starts_with("a fault on purpose in "), "{ended}");
+        assert!(
+            assert_names(&ended, 65, rank).starts_with("a fault on purpose in "),
+            "{ended}"
+        );
     });
 }
 
 #[test]
 fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else { return };
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
+        return;
+    };
     for kind in ["stop", "hang"] {
         let of_gradients = AtomicUsize::new(0);
         everywhere(|rank, place, graph| {
             let ended = fault(rank, place, kind, &format!("{graph} --timeout-s {NEAR}"));
             let cause = assert_names(&ended, 77, 1 - rank);
-            // A pulse that was due then is waited for in vain as well, on the host, and may be told first.
+            // If a stop poll was due, its wait on the host may time out first.
             if cause.starts_with("all_reduce sum of \"") {
                 assert!(cause.contains("(group gradients, at "), "{ended}");
                 of_gradients.fetch_add(1, Ordering::Relaxed);
             } else {
                 assert!(cause.starts_with("all_reduce max of \"pulse\""), "{ended}");
             }
-            assert!(cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s. ")), "{ended}");
+            assert!(
+                cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s. ")),
+                "{ended}"
+            );
             let took = ended.after_step_2.expect("there was a step 2");
-            assert!(took <= END_MAX + 2 * Duration::from_secs(NEAR), "{took:?}: {ended}");
+            assert!(
+                took <= END_MAX + 2 * Duration::from_secs(NEAR),
+                "{took:?}: {ended}"
+            );
         });
         assert_ne!(of_gradients.into_inner(), 0, "{kind}: never the gradients");
     }
@@ -176,7 +267,9 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
 
 #[test]
 fn a_collective_that_fails_ends_all_and_says_which() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+        return;
+    };
     let cases = [
         ("rank1:nccl@17=hang", 77, "within 4 s"),
         ("rank0:nccl@17=async_error", 77, "ncclRemoteError"),
@@ -185,7 +278,12 @@ fn a_collective_that_fails_ends_all_and_says_which() {
     for graph in ["off", "on"] {
         all_at_once(cases, |(plan, exit_code, part)| {
             let folder = Folder::new("nccl");
-            let job = folder.ranks(2, &format!("{QUICK} --device cuda --graph {graph} --timeout-s {NEAR}")).on_gpus();
+            let job = folder
+                .ranks(
+                    2,
+                    &format!("{QUICK} --device cuda --graph {graph} --timeout-s {NEAR}"),
+                )
+                .on_gpus();
             let ended = job.env("SIMCUDA_FAULTS", plan).run();
             let cause = ended.assert_fails(exit_code);
             assert!(cause.contains(part), "{plan}, --graph {graph}: {ended}");
@@ -198,28 +296,46 @@ fn a_collective_that_fails_ends_all_and_says_which() {
 fn a_killed_job_goes_on_to_the_losses_and_bytes_of_one_that_was_not() {
     let Some(_gpu) = gpu() else { return };
     let cases = [
-        (1, 1, "--graph on --dropout 0.1 --micro-batch 5 --grad-clip 1"),
+        (
+            1,
+            1,
+            "--graph on --dropout 0.1 --micro-batch 5 --grad-clip 1",
+        ),
         (1, 1, "--graph off --dtype bf16"),
         (2, 1, "--graph on --zero 1 --bucket-mb 0.01"),
         (2, 1, "--graph on --data-on-device off --optimizer sgd"),
         (1, 2, "--devices-per-rank 2 --dropout 0.1"),
     ];
-    all_at_once(cases.into_iter().filter(|(ranks, devices, _)| ranks * devices <= gpus()), |(ranks, _, flags)| {
-        let words = format!("{flags} --checkpoint-every 4");
-        let expected = model_of(ranks, &words);
-        let folder = Folder::new("killed");
-        let words = format!("{UNEVEN} {words}");
-        let job = folder.ranks(ranks, &words).on_gpus();
-        let ended = job.env("DDP_TEST_FAULT", &format!("{}:log:12:kill", ranks - 1)).run();
-        assert_eq!(ended.exit_code(), Some(137), "{ended}");
-        let ended = folder.ranks(ranks, &format!("{words} --resume auto")).on_gpus().run();
-        ended.assert_well();
-        let from = folder.record().all("resume")[0]["step"].as_u64();
-        // Every fourth step is saved, and the ninth, whose evaluation is the first and so the best.
-        assert!([4, 8, 9].map(Some).contains(&from), "{from:?}: {ended}");
-        let got = (folder.record().losses(), model_bytes(&folder.out(), UNEVEN_STEPS));
-        assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
-    });
+    all_at_once(
+        cases
+            .into_iter()
+            .filter(|(ranks, devices, _)| ranks * devices <= gpus()),
+        |(ranks, _, flags)| {
+            let words = format!("{flags} --checkpoint-every 4");
+            let expected = model_of(ranks, &words);
+            let folder = Folder::new("killed");
+            let words = format!("{UNEVEN} {words}");
+            let job = folder.ranks(ranks, &words).on_gpus();
+            let ended = job
+                .env("DDP_TEST_FAULT", &format!("{}:log:12:kill", ranks - 1))
+                .run();
+            assert_eq!(ended.exit_code(), Some(137), "{ended}");
+            let ended = folder
+                .ranks(ranks, &format!("{words} --resume auto"))
+                .on_gpus()
+                .run();
+            ended.assert_well();
+            let from = folder.record().all("resume")[0]["step"].as_u64();
+            // Every fourth step is saved, and the ninth, whose evaluation is the first and
+            // therefore the best.
+            assert!([4, 8, 9].map(Some).contains(&from), "{from:?}: {ended}");
+            let got = (
+                folder.record().losses(),
+                model_bytes(&folder.out(), UNEVEN_STEPS),
+            );
+            assert!(got == expected, "{ranks} ranks, {flags}: {ended}");
+        },
+    );
 }
 
 #[test]
@@ -227,7 +343,8 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on() {
     let Some(_gpu) = gpu() else { return };
     let ranks = gpus().min(2);
     // Long enough that a stop comes in the middle.
-    let words = format!("{UNEVEN} --graph on --steps 400 --log-every 1").replace("--epochs 2 --log-every 3", "");
+    let words = format!("{UNEVEN} --graph on --steps 400 --log-every 1")
+        .replace("--epochs 2 --log-every 3", "");
     let folder = Folder::new("asked");
     let mut running = folder.ranks(ranks, &words).on_gpus().start();
     running.wait_for(r#"{"event":"step","step":7,"#);
@@ -238,24 +355,41 @@ fn a_job_that_is_asked_to_stop_saves_and_goes_on() {
     assert!((7.0..400.0).contains(&stopped), "{ended}");
     let steps = stopped as u64 + 5;
     let words = words.replace("--steps 400", &format!("--steps {steps} --override"));
-    folder.ranks(ranks, &format!("{words} --resume auto")).on_gpus().run().assert_well();
+    folder
+        .ranks(ranks, &format!("{words} --resume auto"))
+        .on_gpus()
+        .run()
+        .assert_well();
     assert_eq!(folder.record().of_steps("step").len() as u64, steps);
 }
 
 #[test]
 fn a_bit_that_flips_on_one_rank_is_found_before_anything_is_saved() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+        return;
+    };
     for graph in ["off", "on"] {
-        // A high bit of some gradient's exponent. Losses and gradients take turns; of the four numbers of the losses nothing is flipped.
+        // A high bit of some gradient's exponent. Calls for losses and gradients alternate; the
+        // four numbers of the losses are spared.
         let found = [16, 17].into_iter().any(|collective| {
             let folder = Folder::new("flip");
-            let job = folder.ranks(2, &format!("{QUICK} --device cuda --graph {graph}")).on_gpus();
-            let ended = job.env("SIMCUDA_FAULTS", &format!("rank1:nccl@{collective}=flip(3229)")).run();
+            let job = folder
+                .ranks(2, &format!("{QUICK} --device cuda --graph {graph}"))
+                .on_gpus();
+            let ended = job
+                .env(
+                    "SIMCUDA_FAULTS",
+                    &format!("rank1:nccl@{collective}=flip(3229)"),
+                )
+                .run();
             if ended.exit_code() == Some(0) {
                 return false;
             }
             let cause = ended.assert_fails(78);
-            assert!(cause.contains("ranks disagree on the model after step 8: rank 1 has "), "{ended}");
+            assert!(
+                cause.contains("ranks disagree on the model after step 8: rank 1 has "),
+                "{ended}"
+            );
             assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
             true
         });
@@ -268,21 +402,26 @@ fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
     let Some(_gpu) = gpu() else { return };
     // Every other flag as it is by default.
     let words = "--data glyphs,rows=2560,held-out=512 --epochs 4 --out OUT";
-    let accuracy = |job: crate::job::Job, folder: &Folder| {
+    let accuracy = |job: crate::support::job::Job, folder: &Folder| {
         job.run().assert_well();
         number(folder.record().end().unwrap(), "accuracy")
     };
     let (one, many) = (Folder::new("cpu"), Folder::new("default"));
     let expected = accuracy(one.alone(&format!("{words} --device cpu")), &one);
     let got = accuracy(many.ranks(gpus().min(4), words).on_gpus(), &many);
-    // Both see the same rows in the same order; sums differ in their last bits, and so a few of 512 rows may.
-    assert!(expected > 0.65 && (got - expected).abs() <= 0.03, "{got} is not {expected}");
+    // Both see the same rows in the same order. Sums differ in their last bits, so a few of 512
+    // rows may differ.
+    assert!(
+        expected > 0.65 && (got - expected).abs() <= 0.03,
+        "{got} is not {expected}"
+    );
 }
 
 #[test]
 fn a_rank_whose_share_of_the_short_batch_is_larger_than_of_a_full_one_keeps_in_step() {
     let Some(_gpu) = gpu() else { return };
-    // Of 8 rows five ranks have 1, 2, 1, 2 and 2, of 7 rows 1, 1, 2, 1 and 2: the third has a second micro-batch only in the short one.
+    // Of 8 rows five ranks have 1, 2, 1, 2 and 2; of 7 rows 1, 1, 2, 1 and 2: the third rank has a
+    // second micro-batch only in the short batch.
     let folder = Folder::new("shares");
     let words = "--data glyphs,rows=47,held-out=0 --hidden 8 --batch-size 8 --micro-batch 1 --epochs 4 --device cuda --graph on \
                  --share-gpus --timeout-s 20 --out OUT";
@@ -291,16 +430,35 @@ fn a_rank_whose_share_of_the_short_batch_is_larger_than_of_a_full_one_keeps_in_s
 
 #[test]
 fn a_capture_that_fails_on_one_rank_makes_all_go_on_eagerly() {
-    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else { return };
+    let Some(_gpu) = gpu().filter(|_| gpus() >= 2 && is_simulated()) else {
+        return;
+    };
     let eager = Folder::new("eager");
-    eager.ranks(2, &format!("{QUICK} --device cuda --graph off")).on_gpus().run().assert_well();
+    eager
+        .ranks(2, &format!("{QUICK} --device cuda --graph off"))
+        .on_gpus()
+        .run()
+        .assert_well();
     // Before any collective is captured, and after all of them.
     for function in ["cuStreamBeginCapture", "cuStreamEndCapture"] {
         let folder = Folder::new("fallback");
-        let job = folder.ranks(2, &format!("{QUICK} --device cuda --graph auto")).on_gpus();
-        let ended = job.env("SIMCUDA_FAULTS", &format!("rank1:{function}@1=not_supported")).run();
+        let job = folder
+            .ranks(2, &format!("{QUICK} --device cuda --graph auto"))
+            .on_gpus();
+        let ended = job
+            .env(
+                "SIMCUDA_FAULTS",
+                &format!("rank1:{function}@1=not_supported"),
+            )
+            .run();
         ended.assert_well();
-        assert!(ended.stderr.contains("another rank cannot capture it"), "{function}: {ended}");
-        assert!(model_bytes(&folder.out(), 8) == model_bytes(&eager.out(), 8), "{function}: another model");
+        assert!(
+            ended.stderr.contains("another rank cannot capture it"),
+            "{function}: {ended}"
+        );
+        assert!(
+            model_bytes(&folder.out(), 8) == model_bytes(&eager.out(), 8),
+            "{function}: another model"
+        );
     }
 }

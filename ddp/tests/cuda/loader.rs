@@ -1,75 +1,108 @@
-//! Batches on GPUs: the same bits on every way there, what crosses, what is kept, and who waits for whom.
+//! Batches on GPUs: the same bits on every way there, what crosses, what is kept, and what waits
+//! for what.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
 
 use ddp::config::{GraphChoice, Resident};
-use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, Targets, Task};
+use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, TaskSpec, read_rows};
 use ddp_kernels::stream::{Event, Stream};
 use ddp_kernels::transfer::{Kind, Ledger, with_ledger};
 use ddp_kernels::{DType, Device, Tensor, memory, stream};
 
-use crate::common::{Rows, quietly, uniform};
+use crate::support::lines::Lines;
+use crate::support::random::uniform;
+use crate::support::training::{Rows, quietly};
 use crate::{Gpu, Setup, Training, gpu};
 
 /// Rows of a row of `width` numbers, drawn, whose target is a class or three numbers.
 fn data(rows: u64, width: usize, classes: bool) -> Arc<dyn Dataset> {
     let task = if classes {
         let names = ["a", "b", "c"].map(String::from).into();
-        Task::Classification { classes: 3, names }
+        TaskSpec::named_classes(names)
     } else {
-        Task::Regression { outputs: 3 }
+        TaskSpec::Regression { outputs: 3 }
     };
-    Arc::new(Rows { rows, features: vec![width], task, draw: uniform })
+    Arc::new(Rows::new(rows, width, task, uniform))
+}
+
+/// Whole numbers in two dimensions, with a target for each line.
+fn lines(rows: u64) -> Arc<dyn Dataset> {
+    Arc::new(Lines::new(rows))
 }
 
 /// The devices of a batch: one, and where there are two GPUs also two.
 fn places(gpu: &Gpu) -> Vec<[Device; 2]> {
-    let other = Device::usable().into_iter().rfind(|device| device.is_accelerator());
+    let other = Device::usable()
+        .into_iter()
+        .rfind(|device| device.is_accelerator());
     let mut places = vec![[gpu.device; 2]];
-    places.extend(other.filter(|&other| other != gpu.device).map(|other| [gpu.device, other]));
+    places.extend(
+        other
+            .filter(|&other| other != gpu.device)
+            .map(|other| [gpu.device, other]),
+    );
     places
 }
 
-/// What there is to say of a batch: its places in run and global batch, and the bits of features and of targets, micro by micro.
-fn contents(batch: &Batch) -> ([u64; 4], usize, Vec<u32>, Vec<u64>) {
+/// A batch: its places in the run and the global batch, and the bits of inputs and targets,
+/// micro-batch by micro-batch.
+fn contents(batch: &Batch) -> ([u64; 4], usize, Vec<u64>, Vec<u64>) {
     let (mut x, mut targets) = (Vec::new(), Vec::new());
     for index in 0..batch.micro_count() {
         let micro = batch.micro(index).unwrap();
-        x.extend(micro.x.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()));
-        match micro.targets.dtype() {
-            DType::I64 => targets.extend(micro.targets.to_vec::<i64>().unwrap().iter().map(|x| x.cast_unsigned())),
-            _ => targets.extend(micro.targets.to_vec::<f32>().unwrap().iter().map(|x| u64::from(x.to_bits()))),
-        }
+        x.extend(bits(&micro.x));
+        targets.extend(bits(&micro.targets));
     }
-    ([batch.step, batch.epoch, batch.rows, batch.first], batch.mine, x, targets)
+    (
+        [batch.step, batch.epoch, batch.rows, batch.first],
+        batch.mine,
+        x,
+        targets,
+    )
 }
 
 #[test]
 fn every_batch_has_the_same_bits_on_every_way() {
     let Some(gpu) = gpu() else { return };
-    // Epochs of five batches of 8 and one of 3: three ranks have unequal shares, and of the short one four ranks have one without rows.
+    // Epochs of five batches of 8 and one of 3: three ranks have unequal shares, and with four one
+    // has no row of the short batch.
     const ROWS: u64 = 43;
     let sampler = Sampler::new(ROWS, 8, 3, false).unwrap();
-    for (classes, width) in [(true, 5), (false, 12)] {
-        let data = data(ROWS, width, classes);
+    let all = [data(ROWS, 5, true), data(ROWS, 12, false), lines(ROWS)];
+    for data in all {
         let sources = places(&gpu).into_iter().flat_map(|devices| {
             let kept = Source::kept_on_device(data.clone(), devices, Resident::On).unwrap();
-            assert!(kept.bytes_on_device().is_some_and(|bytes| bytes > ROWS as usize * width * 4));
+            assert!(
+                kept.bytes_on_device()
+                    .is_some_and(|bytes| bytes > ROWS as usize * data.spec().inputs.bytes())
+            );
             [Source::new(data.clone(), devices), kept]
         });
         for source in sources {
-            for (size, micro) in [(1, None), (1, Some(3)), (2, Some(4)), (3, None), (4, Some(1)), (4, None)] {
+            for (size, micro) in [
+                (1, None),
+                (1, Some(3)),
+                (2, Some(4)),
+                (3, None),
+                (4, Some(1)),
+                (4, None),
+            ] {
                 for rank in 0..size {
-                    let mut expected = Loader::new(data.clone(), sampler, rank, size, micro, Device::Cpu).unwrap();
-                    let mut loader = Loader::from_source(source.clone(), sampler, rank, size, micro).unwrap();
+                    let mut expected =
+                        Loader::new(data.clone(), sampler, rank, size, micro, Device::Cpu).unwrap();
+                    let mut loader =
+                        Loader::from_source(source.clone(), sampler, rank, size, micro).unwrap();
                     // Three epochs, and back.
                     for step in (0..18).chain([3, 17, 5]) {
                         let batch = loader.load(step).unwrap();
                         let got = contents(batch);
                         let what = format!("step {step}, rank {rank} of {size}, {source:?}");
-                        assert!(got == contents(expected.load(step).unwrap()), "{what}: {got:?}");
+                        assert!(
+                            got == contents(expected.load(step).unwrap()),
+                            "{what}: {got:?}"
+                        );
                         assert_eq!(loader.rows(), expected.rows(), "{what}");
                     }
                 }
@@ -78,7 +111,11 @@ fn every_batch_has_the_same_bits_on_every_way() {
             let mut batches = InOrder::from_source(source, 1, 2, 6).unwrap();
             assert_eq!(batches.count(), expected.count());
             for index in 0..batches.count() {
-                assert!(contents(batches.load(index).unwrap()) == contents(expected.load(index).unwrap()), "{index}");
+                assert!(
+                    contents(batches.load(index).unwrap())
+                        == contents(expected.load(index).unwrap()),
+                    "{index}"
+                );
             }
         }
     }
@@ -90,55 +127,92 @@ fn resident(setup: &Setup, device: Device, graph: GraphChoice) -> Training {
     let training = setup.start(device, graph).unwrap();
     let source = Source::kept_on_device(setup.data.clone(), [device; 2], Resident::Auto).unwrap();
     assert!(source.bytes_on_device().is_some(), "it fits");
-    Training { loader: Loader::from_source(source, sampler, 0, 1, setup.micro).unwrap(), ..training }
+    Training {
+        loader: Loader::from_source(source, sampler, 0, 1, setup.micro).unwrap(),
+        ..training
+    }
 }
 
 #[test]
 fn training_on_resident_data_has_the_same_bits_eager_and_captured() {
     let Some(gpu) = gpu() else { return };
-    let setup = Setup { micro: Some(5), dropout: 0.25, ..Setup::new("glyphs,rows=50,held-out=0") };
+    let setup = Setup {
+        micro: Some(5),
+        dropout: 0.25,
+        ..Setup::new("glyphs,rows=50,held-out=0")
+    };
     for graph in [GraphChoice::Off, GraphChoice::On] {
         let mut ferried = setup.start(gpu.device, graph).unwrap();
         let mut resident = resident(&setup, gpu.device, graph);
         for training in [&mut ferried, &mut resident] {
             (0..12).for_each(|step0| training.take(step0, 0.01, false).unwrap());
         }
-        assert!(ferried.bits().unwrap() == resident.bits().unwrap(), "{graph:?}");
+        assert!(
+            ferried.bits().unwrap() == resident.bits().unwrap(),
+            "{graph:?}"
+        );
         // The rows of a step gone by, as for saying which of them made a loss that is no number.
         let losses = [&mut ferried, &mut resident].map(|training| {
-            let losses = training.step.losses_of(training.loader.load(3).unwrap()).unwrap();
+            let losses = training
+                .step
+                .losses_of(training.loader.load(3).unwrap())
+                .unwrap();
             (training.loader.rows().to_vec(), losses)
         });
-        assert!(losses[0] == losses[1] && losses[0].1.len() == 2, "{losses:?}");
-        assert_eq!(resident.step.graphs().is_some_and(|graphs| graphs > 0), graph == GraphChoice::On);
+        assert!(
+            losses[0] == losses[1] && losses[0].1.len() == 2,
+            "{losses:?}"
+        );
+        assert_eq!(
+            resident.step.graphs().is_some_and(|graphs| graphs > 0),
+            graph == GraphChoice::On
+        );
     }
 }
 
 #[test]
 fn a_resident_training_makes_no_tensor_once_it_is_warm() {
     let Some(gpu) = gpu() else { return };
-    let setup = Setup { micro: Some(5), ..Setup::new("glyphs,rows=50,held-out=0") };
+    let setup = Setup {
+        micro: Some(5),
+        ..Setup::new("glyphs,rows=50,held-out=0")
+    };
     let mut training = resident(&setup, gpu.device, GraphChoice::On);
     (0..16).for_each(|step0| training.take(step0, 0.01, false).unwrap());
     // Other tests of this process count too: the least of several windows.
     let mut least = [u64::MAX; 3];
     for window in 0..6 {
         let counts = || {
-            [memory::stats(gpu.device), memory::stats(Device::Cpu), memory::pinned_stats()].map(|s| s.allocation_count)
+            [
+                memory::stats(gpu.device),
+                memory::stats(Device::Cpu),
+                memory::pinned_stats(),
+            ]
+            .map(|s| s.allocation_count)
         };
         let before = counts();
-        (0..10).for_each(|step0| training.take(16 + 10 * window + step0, 0.01, false).unwrap());
+        (0..10).for_each(|step0| {
+            training
+                .take(16 + 10 * window + step0, 0.01, false)
+                .unwrap()
+        });
         for ((least, after), before) in least.iter_mut().zip(counts()).zip(before) {
             *least = (*least).min(after - before);
         }
     }
-    assert_eq!(least, [0; 3], "on the GPU, in host memory, in pinned memory");
+    assert_eq!(
+        least, [0; 3],
+        "on the GPU, in host memory, in pinned memory"
+    );
 }
 
 #[test]
 fn the_data_cross_once_and_then_row_numbers_alone() {
     let Some(gpu) = gpu() else { return };
-    for (devices, classes) in places(&gpu).into_iter().flat_map(|devices| [(devices, true), (devices, false)]) {
+    for (devices, classes) in places(&gpu)
+        .into_iter()
+        .flat_map(|devices| [(devices, true), (devices, false)])
+    {
         let (data, ledger) = (data(40, 6, classes), Ledger::new());
         let sampler = Sampler::new(40, 8, 3, false).unwrap();
         with_ledger(&ledger, || {
@@ -149,7 +223,9 @@ fn the_data_cross_once_and_then_row_numbers_alone() {
         let mut crossed = BTreeMap::new();
         for row in ledger.rows() {
             assert_eq!(row.kind, Kind::Upload, "{row:?}");
-            *crossed.entry(row.announced.expect("each is announced")).or_insert(0) += row.bytes;
+            *crossed
+                .entry(row.announced.expect("each is announced"))
+                .or_insert(0) += row.bytes;
         }
         let data_bytes = 40 * (6 * 4 + if classes { 8 } else { 3 * 4 });
         let lanes = if devices[0] == devices[1] { 1 } else { 2 };
@@ -180,19 +256,35 @@ fn data_are_kept_where_they_leave_as_much_room_as_they_take() {
         body();
         memory::set_limit_bytes(device, None);
     };
-    with_free(4 * needed, &|| assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_some()));
-    with_free(4 * needed - 1, &|| assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_none()));
-    with_free(needed, &|| assert!(kept(Resident::On).unwrap().bytes_on_device().is_some()));
-    with_free(4 * needed, &|| assert!(kept(Resident::Off).unwrap().bytes_on_device().is_none()));
+    with_free(4 * needed, &|| {
+        assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_some())
+    });
+    with_free(4 * needed - 1, &|| {
+        assert!(kept(Resident::Auto).unwrap().bytes_on_device().is_none())
+    });
+    with_free(needed, &|| {
+        assert!(kept(Resident::On).unwrap().bytes_on_device().is_some())
+    });
+    with_free(4 * needed, &|| {
+        assert!(kept(Resident::Off).unwrap().bytes_on_device().is_none())
+    });
     with_free(needed - 1, &|| {
         let made = memory::stats(device).allocation_count;
         let error = kept(Resident::On).unwrap_err();
         let told = error.to_string();
         assert_eq!(error.exit_code(), 71);
-        for part in ["out of memory on cuda:0: ", "--data-on-device on; auto and off train without", "4.0 MiB"] {
+        for part in [
+            "out of memory on cuda:0: ",
+            "`data-on-device` on; auto and off train without",
+            "4.0 MiB",
+        ] {
             assert!(told.contains(part), "{part}: {told}");
         }
-        assert_eq!(memory::stats(device).allocation_count, made, "nothing was tried");
+        assert_eq!(
+            memory::stats(device).allocation_count,
+            made,
+            "nothing was tried"
+        );
     });
     // What nobody holds any more is given back.
     assert_eq!(memory::stats(device).allocated_bytes, before);
@@ -202,7 +294,8 @@ fn data_are_kept_where_they_leave_as_much_room_as_they_take() {
 fn host_memory_and_data_without_rows_keep_nothing() {
     let source = Source::kept_on_device(data(10, 4, true), [Device::Cpu; 2], Resident::On).unwrap();
     assert_eq!(source.bytes_on_device(), None);
-    let mut loader = Loader::from_source(source, Sampler::new(10, 4, 0, false).unwrap(), 0, 1, None).unwrap();
+    let mut loader =
+        Loader::from_source(source, Sampler::new(10, 4, 0, false).unwrap(), 0, 1, None).unwrap();
     assert_eq!(loader.load(0).unwrap().x.device(), Device::Cpu);
     let Some(gpu) = gpu() else { return };
     let nothing = Source::kept_on_device(data(0, 4, true), [gpu.device; 2], Resident::On).unwrap();
@@ -210,15 +303,15 @@ fn host_memory_and_data_without_rows_keep_nothing() {
     assert_eq!(InOrder::from_source(nothing, 0, 1, 10).unwrap().count(), 0);
 }
 
-// ---- who waits for whom --------------------------------------------------------------------------------------------
+// ---- what waits for what ------------------------------------------------------------------------
 
 /// Rows that are large enough for the data to come up in three stages of at most 8 MiB: 3 MiB each.
 fn large() -> Arc<dyn Dataset> {
     data(5, (3 << 20) / 4, false)
 }
 
-/// Batches read by the compute streams alone while the loader is ahead of them; the host looks once, at the end. A step's work is to
-/// copy its batch aside, twice.
+/// Batches are read by the compute streams alone while the loader runs ahead; the host looks once,
+/// at the end. A step's work is to copy its batch aside, twice.
 fn read_on_the_device(source: &Source, rows: u64, batch: u64, steps: u64) {
     let sampler = Sampler::new(rows, batch, 3, false).unwrap();
     let mut loader = Loader::from_source(source.clone(), sampler, 0, 1, None).unwrap();
@@ -246,17 +339,31 @@ fn read_on_the_device(source: &Source, rows: u64, batch: u64, steps: u64) {
 fn assert_rows(x: &Tensor, targets: &Tensor, rows: &[u64]) {
     let width = x.count() / rows.len();
     let dataset = data(1 << 20, width, targets.dtype() == DType::I64);
-    let mut expected = vec![0f32; x.count()];
-    if targets.dtype() == DType::I64 {
-        let mut classes = vec![0i64; rows.len()];
-        dataset.gather(rows, &mut expected, Targets::Classes(&mut classes)).unwrap();
-        assert!(targets.to_vec::<i64>().unwrap() == classes, "classes of {rows:?}");
-    } else {
-        let mut values = vec![0f32; targets.count()];
-        dataset.gather(rows, &mut expected, Targets::Values(&mut values)).unwrap();
-        assert!(targets.to_vec::<f32>().unwrap() == values, "numbers of {rows:?}");
+    let expected = read_rows(&*dataset, rows).unwrap();
+    for (got, expected) in [x, targets].into_iter().zip(&expected) {
+        assert!(bits(got) == bits(expected), "{got} of rows {rows:?}");
     }
-    assert!(x.to_vec::<f32>().unwrap() == expected, "features of {rows:?}");
+}
+
+/// The bits of elements of any dtype.
+fn bits(tensor: &Tensor) -> Vec<u64> {
+    match tensor.dtype() {
+        DType::I64 => {
+            let numbers = tensor.to_vec::<i64>().unwrap();
+            numbers.into_iter().map(i64::cast_unsigned).collect()
+        }
+        DType::I32 => {
+            let numbers = tensor.to_vec::<i32>().unwrap();
+            numbers
+                .into_iter()
+                .map(|x| x.cast_unsigned().into())
+                .collect()
+        }
+        _ => {
+            let numbers = tensor.to_vec::<f32>().unwrap();
+            numbers.into_iter().map(|x| x.to_bits().into()).collect()
+        }
+    }
 }
 
 /// Lets everything that was given to the devices happen, so that what is wrong with it shows.
@@ -279,11 +386,21 @@ fn kept(data: Arc<dyn Dataset>, devices: [Device; 2]) -> Source {
 
 /// Each way to one device and to two.
 const SCENES: [(&str, usize, fn()); 5] = [
-    ("out of host memory", 1, || read_on_the_device(&Source::new(small(), ONE), 23, 8, 9)),
-    ("out of host memory to two devices", 2, || read_on_the_device(&Source::new(small(), TWO), 23, 8, 9)),
-    ("out of the data there", 1, || read_on_the_device(&kept(small(), ONE), 23, 8, 9)),
-    ("out of the data on two devices", 2, || read_on_the_device(&kept(small(), TWO), 23, 8, 9)),
-    ("out of data that come up in stages", 1, || read_on_the_device(&kept(large(), ONE), 5, 1, 1)),
+    ("out of host memory", 1, || {
+        read_on_the_device(&Source::new(small(), ONE), 23, 8, 9)
+    }),
+    ("out of host memory to two devices", 2, || {
+        read_on_the_device(&Source::new(small(), TWO), 23, 8, 9)
+    }),
+    ("out of the data there", 1, || {
+        read_on_the_device(&kept(small(), ONE), 23, 8, 9)
+    }),
+    ("out of the data on two devices", 2, || {
+        read_on_the_device(&kept(small(), TWO), 23, 8, 9)
+    }),
+    ("out of data that come up in stages", 1, || {
+        read_on_the_device(&kept(large(), ONE), 5, 1, 1)
+    }),
 ];
 
 /// Run by the tests below, in a process of its own.
@@ -313,9 +430,13 @@ fn stay_ahead(source: &Source, devices: [Device; 2]) {
         }
         steps.push(devices.map(|device| Stream::current(device).unwrap().record().unwrap()));
     }
-    // The last waits for the copy of batch 9, and that for step 7, which read the same slot. Step 8 is still to run.
+    // The last waits for the copy of batch 9, and that for step 7, which read the same slot. Step 8
+    // is still pending.
     (9..12).for_each(|step| drop(loader.load(step).unwrap().clone()));
-    assert_eq!(steps[7..].iter().map(are_done).collect::<Vec<_>>(), [[true; 2], [false; 2]]);
+    assert_eq!(
+        steps[7..].iter().map(are_done).collect::<Vec<_>>(),
+        [[true; 2], [false; 2]]
+    );
 }
 
 /// Run by the test below, in a process of its own.
@@ -323,7 +444,11 @@ fn stay_ahead(source: &Source, devices: [Device; 2]) {
 #[ignore = "a part of the_host_waits_for_no_young_step_and_a_copy_runs_beside_the_step_before"]
 fn ahead() {
     quietly();
-    let devices = if std::env::var("DDP_TEST_SCENE").unwrap() == "1" { ONE } else { TWO };
+    let devices = if std::env::var("DDP_TEST_SCENE").unwrap() == "1" {
+        ONE
+    } else {
+        TWO
+    };
     stay_ahead(&Source::new(small(), devices), devices);
     stay_ahead(&kept(small(), devices), devices);
     finish();
@@ -346,26 +471,41 @@ fn the_host_waits_for_no_young_step_and_a_copy_runs_beside_the_step_before() {
 fn play(program: &str, scene: usize, variables: &[(&str, &str)]) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let program = format!("loader::{program}");
-    command.args(["--exact", &program, "--include-ignored", "--nocapture", "--test-threads=1"]);
-    command.env("DDP_TEST_SCENE", scene.to_string()).envs(variables.iter().copied());
+    command.args([
+        "--exact",
+        &program,
+        "--include-ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command
+        .env("DDP_TEST_SCENE", scene.to_string())
+        .envs(variables.iter().copied());
     let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     (output.status.success(), text)
 }
 
 /// The scenes that this machine has devices for.
 fn scenes() -> Vec<(usize, &'static str)> {
     let devices = Device::usable().len() - 1;
-    let scenes = SCENES.iter().enumerate().filter(|(_, scene)| scene.1 <= devices);
+    let scenes = SCENES
+        .iter()
+        .enumerate()
+        .filter(|(_, scene)| scene.1 <= devices);
     scenes.map(|(index, scene)| (index, scene.0)).collect()
 }
 
 fn is_simulated() -> bool {
-    ddp_kernels::device::discover().gpus.first().is_some_and(|gpu| gpu.name.contains("Simulated"))
+    ddp_kernels::device::discover()
+        .gpus
+        .first()
+        .is_some_and(|gpu| gpu.name.contains("Simulated"))
 }
 
-/// The place in the loader that waits, of a call stack: what waits, and for which way. None for waits of others, such as those by which
-/// memory is used on a stream for the first time.
+/// The place in the loader that waits, from a call stack: what waits, and for which way. None for
+/// other waits, such as those for the first use of memory on a stream.
 fn place_of(stack: &str) -> Option<String> {
     if stack.contains("kernels/src/memory/") {
         return None;
@@ -374,10 +514,16 @@ fn place_of(stack: &str) -> Option<String> {
         .split(" < ")
         .filter_map(|frame| {
             let (function, line) = frame.split_once(" at ")?;
-            let file = line.split_once("ddp/src/data/loader/")?.1.split(':').next()?;
-            // Of `fill::{closure_env#0}<…>` and `{closure#0}` only what stands in the source.
-            let function = function.split(['<', ':']).next().unwrap_or(function);
-            (!function.starts_with('{')).then(|| format!("{function} at {file}"))
+            let file = line
+                .split_once("ddp/data/src/loader/")?
+                .1
+                .split(':')
+                .next()?;
+            // Of `path::to::fill::{{closure}}::h0123`, `fill<…>` and `{closure#0}` only the function.
+            let function = function.split("::{").next()?.split('<').next()?;
+            let is_hash = |name: &str| name.len() == 17 && name.starts_with('h');
+            let name = function.rsplit("::").find(|name| !is_hash(name))?;
+            (!name.starts_with('{')).then(|| format!("{name} at {file}"))
         })
         .collect();
     let way = own.iter().find(|frame| !frame.ends_with("lanes.rs"))?;
@@ -389,8 +535,14 @@ fn place_of(stack: &str) -> Option<String> {
 
 /// The waits of a scene: number and place.
 fn waits_of(scene: usize, file: &std::path::Path) -> Vec<(String, String)> {
-    let (passed, text) =
-        play("scenario", scene, &[("SIMCUDA_COUNT_WAITS", file.to_str().unwrap()), ("SIMCUDA_SCHEDULE", "lazy")]);
+    let (passed, text) = play(
+        "scenario",
+        scene,
+        &[
+            ("SIMCUDA_COUNT_WAITS", file.to_str().unwrap()),
+            ("SIMCUDA_SCHEDULE", "lazy"),
+        ],
+    );
     assert!(passed, "{}, with every wait: {text}", SCENES[scene].0);
     let waits = std::fs::read_to_string(file).unwrap();
     let parts = |line: &str| {
@@ -409,45 +561,74 @@ fn every_wait_of_the_loader_is_needed() {
     let file = std::env::temp_dir().join(format!("loader-waits-{}", std::process::id()));
     // By scene and place: how often it waited, and how often somebody noticed when it did not.
     let mut places: BTreeMap<(&str, String), [usize; 2]> = BTreeMap::new();
+    // Every place that waits, and in a slice of all places, what happens without each of its waits.
+    let mut numbers: BTreeMap<(&str, String), (usize, Vec<String>)> = BTreeMap::new();
     for (scene, name) in scenes() {
         for (number, place) in waits_of(scene, &file) {
-            let (passed, _) =
-                play("scenario", scene, &[("SIMCUDA_IGNORE_WAIT", &number), ("SIMCUDA_SCHEDULE", "lazy")]);
-            let [waited, noticed] = places.entry((name, place)).or_default();
-            *waited += 1;
-            *noticed += usize::from(!passed);
+            let (_, of_place) = numbers.entry((name, place)).or_insert((scene, Vec::new()));
+            of_place.push(number);
         }
+    }
+    let all: Vec<(&str, String)> = numbers.keys().cloned().collect();
+    for place in ddp_slice::from("waits of the loader", all, 4) {
+        let (scene, numbers) = &numbers[&place];
+        let mut noticed = 0;
+        for number in numbers {
+            let variables = [
+                ("SIMCUDA_IGNORE_WAIT", number.as_str()),
+                ("SIMCUDA_SCHEDULE", "lazy"),
+            ];
+            noticed += usize::from(!play("scenario", *scene, &variables).0);
+        }
+        places.insert(place, [numbers.len(), noticed]);
     }
     // Nobody needs it any more; a failure to remove it is of no consequence.
     let _ = std::fs::remove_file(&file);
-    let table: Vec<String> =
-        places.iter().map(|((scene, place), seen)| format!("{scene}: {place}: {seen:?}")).collect();
+    let table: Vec<String> = places
+        .iter()
+        .map(|((scene, place), seen)| format!("{scene}: {place}: {seen:?}"))
+        .collect();
     let table = table.join("\n");
     println!("{table}");
-    // Not each time: the very first wait for a slot comes after that of the copy stream's first use of the other slot's memory, which is for
-    // all that the compute stream was given until then.
-    assert!(places.values().all(|[_, noticed]| *noticed > 0), "left out, and nobody noticed:\n{table}");
+    // Not every wait: the first one for a slot follows the copy stream's first use of the other
+    // slot's memory, which waits for all earlier work of the compute stream.
+    assert!(
+        places.values().all(|[_, noticed]| *noticed > 0),
+        "left out, and nobody noticed:\n{table}"
+    );
     for (scene, name) in scenes() {
-        let waits = |what: &str| places.keys().any(|(in_scene, place)| *in_scene == name && place.contains(what));
+        let waits = |what: &str| {
+            numbers
+                .keys()
+                .any(|(in_scene, place)| *in_scene == name && place.contains(what))
+        };
         let expected: &[&str] = match scene {
             4 => &["upload"],
             _ => &["wait_for_host_side", "free_slot", "hand_over"],
         };
-        assert!(expected.iter().all(|what| waits(what)), "{name} waits for less than {expected:?}:\n{table}");
+        assert!(
+            expected.iter().all(|what| waits(what)),
+            "{name} waits for less than {expected:?}:\n{table}"
+        );
     }
 }
 
 #[test]
 fn nothing_races_in_any_order() {
     let Some(_gpu) = gpu() else { return };
-    for (scene, name) in scenes() {
-        for seed in 0..if is_simulated() { 20 } else { 1 } {
-            let (passed, text) = play("scenario", scene, &[("SIMCUDA_SEED", &seed.to_string())]);
-            assert!(passed && !text.contains("simcuda:"), "{name}, seed {seed}: {text}");
-        }
-        for schedule in ["lazy", "eager"] {
-            let (passed, text) = play("scenario", scene, &[("SIMCUDA_SCHEDULE", schedule)]);
-            assert!(passed, "{name}, {schedule}: {text}");
-        }
+    // Real GPUs have an order of their own.
+    let seeds = if is_simulated() { 20 } else { 1 };
+    let orders = (0..seeds)
+        .map(|seed| ("SIMCUDA_SEED", seed.to_string()))
+        .chain(["lazy", "eager"].map(|schedule| ("SIMCUDA_SCHEDULE", schedule.into())));
+    let cases = scenes()
+        .into_iter()
+        .flat_map(|scene| orders.clone().map(move |order| (scene, order)));
+    for ((scene, name), (variable, value)) in ddp_slice::from("orders of the loader", cases, 12) {
+        let (passed, text) = play("scenario", scene, &[(variable, &value)]);
+        assert!(
+            passed && !text.contains("simcuda:"),
+            "{name}, {variable}={value}: {text}"
+        );
     }
 }

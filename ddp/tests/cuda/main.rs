@@ -1,23 +1,19 @@
-//! Training on one CUDA device, real or simulated (`launch/with-simulated-gpus 1`). Where there is none each test says
-//! `skipped: no CUDA device`.
+//! Training on CUDA devices, real or simulated (`launch/with-simulated-gpus 1`). Without a device
+//! each test prints `skipped: no CUDA device`.
 
-#[path = "../common/mod.rs"]
-mod common;
-#[allow(dead_code)]
-#[path = "../jobs/job.rs"]
-mod job;
-#[allow(dead_code)]
-#[path = "../jobs/record.rs"]
-mod record;
+#[path = "../support/mod.rs"]
+mod support;
 
-#[path = "../ranks/claims.rs"]
+#[path = "../claims/ranks.rs"]
 mod ranks;
-#[path = "../zero/claims.rs"]
+#[path = "../claims/zero.rs"]
 mod zero;
 
 mod agree;
 mod bound;
 mod captured;
+#[cfg(feature = "mpi")]
+mod golden;
 #[cfg(feature = "mpi")]
 mod jobs;
 mod loader;
@@ -38,21 +34,23 @@ mod waits;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use common::Way;
+use crate::support::lines::ToFloats;
+use crate::support::training::{self, Way, quietly};
 use ddp::Result;
 use ddp::config::{GraphChoice, Precision};
-use ddp::data::{Dataset, Loader, Sampler, Task};
+use ddp::data::{Dataset, Loader, Sampler};
 use ddp::models::{Mlp, Model};
-use ddp::nn::{CrossEntropy, Loss, Mse};
+use ddp::nn::Sequential;
 use ddp::optim::{Optimizer, Rule};
 use ddp::reducer::ReducerOptions;
 use ddp::step::{Step, StepOptions};
+use ddp::tasks::{self, LossOptions};
 use ddp_comm::Group;
 use ddp_kernels::ops::Activation;
 use ddp_kernels::{DType, Device};
 
-/// The first CUDA device, if there is one that can be used, for one test at a time: they all use its default stream, and while one
-/// captures that, nobody else can have memory on it.
+/// The first usable CUDA device, for one test at a time: all tests use its default stream, and
+/// while one captures it no other may allocate on it.
 struct Gpu {
     device: Device,
     _turn: MutexGuard<'static, ()>,
@@ -60,14 +58,17 @@ struct Gpu {
 
 fn gpu() -> Option<Gpu> {
     static TURN: Mutex<()> = Mutex::new(());
-    common::quietly();
+    quietly();
     let found = Some(Device::best()).filter(|device| device.is_accelerator());
     if found.is_none() {
         // Past the harness, which keeps what a passing test prints.
         let _ = writeln!(std::io::stderr(), "skipped: no CUDA device");
     }
     // A test that failed under this lock leaves nothing behind.
-    found.map(|device| Gpu { device, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) })
+    found.map(|device| Gpu {
+        device,
+        _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),
+    })
 }
 
 /// A GPU for one test at a time.
@@ -117,24 +118,52 @@ impl Setup {
     }
 
     fn precision_on(&self, device: Device) -> Precision {
-        if device == Device::Cpu { Precision::F32 } else { self.precision }
+        if device == Device::Cpu {
+            Precision::F32
+        } else {
+            self.precision
+        }
     }
 
     fn start(&self, device: Device, graph: GraphChoice) -> Result<Training> {
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
-        let layers = Mlp { hidden, outputs, activation: self.activation, dropout: self.dropout }.layers();
-        let model =
-            Model::new(Box::new(layers), self.data.row_shape(), self.precision_on(device), device, 3, &|_| false)?;
-        let optimizer = Optimizer::new(self.rule, &model.params)?;
-        let loss: Box<dyn Loss> = match self.data.task() {
-            Task::Classification { .. } => Box::new(CrossEntropy::default()),
-            Task::Regression { .. } => Box::new(Mse),
+        let layers = Mlp {
+            hidden,
+            outputs,
+            activation: self.activation,
+            dropout: self.dropout,
+        }
+        .layers();
+        let layers = match self.data.spec().inputs.dtype {
+            DType::I64 => Sequential::new().then(ToFloats).then(layers),
+            _ => layers,
         };
-        let reducer = ReducerOptions { dtype: self.reduce_dtype, ..ReducerOptions::default() };
-        let options = StepOptions { reducer, clip_norm: self.clip_norm, seed: SEED, graph };
+        let model = Model::new(
+            Box::new(layers),
+            self.data.row_shape(),
+            self.precision_on(device),
+            device,
+            3,
+            &|_| false,
+        )?;
+        let optimizer = Optimizer::new(self.rule, &model.params)?;
+        let loss = tasks::of(self.data.task()).loss(&LossOptions::default(), Device::Cpu)?;
+        let reducer = ReducerOptions {
+            dtype: self.reduce_dtype,
+            ..ReducerOptions::default()
+        };
+        let options = StepOptions {
+            reducer,
+            clip_norm: self.clip_norm,
+            seed: SEED,
+            graph,
+        };
         let step = Step::new(model, loss, optimizer, Group::alone(), &options)?;
         let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
-        Ok(Training { step, loader: Loader::new(self.data.clone(), sampler, 0, 1, self.micro, device)? })
+        Ok(Training {
+            step,
+            loader: Loader::new(self.data.clone(), sampler, 0, 1, self.micro, device)?,
+        })
     }
 }
 
@@ -147,14 +176,19 @@ struct Training {
 impl Training {
     /// Takes the step called `step0`, from 0.
     fn take(&mut self, step0: u64, learning_rate: f64, measure_norm: bool) -> Result<()> {
-        self.step.run(self.loader.load(step0)?, learning_rate, measure_norm)
+        self.step
+            .run(self.loader.load(step0)?, learning_rate, measure_norm)
     }
 
     /// The bits of all values, moments and gradients, and of what layers read.
     fn bits(&self) -> Result<Vec<u32>> {
         let params = &self.step.model().params;
-        let mut all = common::bits(params)?;
-        let moments = self.step.optimizer().moments().map(|(_, moment)| moment.clone());
+        let mut all = training::bits(params)?;
+        let moments = self
+            .step
+            .optimizer()
+            .moments()
+            .map(|(_, moment)| moment.clone());
         let read = params.read_arena().to_dtype(DType::F32)?;
         // The gradients last.
         for tensor in moments.chain([read, params.gradients().clone()]) {

@@ -1,18 +1,20 @@
-//! Training over simulated GPUs in many orders: whatever CUDA leaves open, nothing races and the model has the same bytes.
+//! Training over simulated GPUs in many orders: whatever order CUDA leaves open, nothing races and
+//! the model has the same bytes.
 //!
-//! Every job is one of processes: the simulator takes its seed when it is loaded. SIMCUDA_SEEDS says how many seeds each way of training is
-//! run with, 20 if it is not set.
+//! Every job is a process of its own, because the simulator reads its seed when it is loaded. There
+//! are 1000 seeds, of which each commit runs a slice.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::job::{Folder, Job, all_at_once};
-use crate::record::model_bytes;
+use crate::support::job::{Folder, Job, all_at_once};
+use crate::support::record::model_bytes;
+use crate::support::test_name;
 use crate::{Gpu, gpu};
 
-/// A step with everything that waits for something: several buckets, two micro-batches, clipping, AdamW; and evaluations. The host seldom waits for
-/// a device: that would put in order what has no order of its own. Eight steps: captured, each of the loader's two slots runs eagerly once, is
-/// captured once, and is launched.
+/// A step with everything that waits: several buckets, two micro-batches, clipping, AdamW, and
+/// evaluations. The host seldom waits for a device, because that would impose an order. Eight
+/// steps: each of the loader's two slots runs eagerly once, is captured once, and is launched.
 pub(crate) const TRAINING: &str = "--data glyphs,rows=192,held-out=8 --hidden 16 --batch-size 24 --micro-batch 6 --bucket-mb 0.02 \
                                    --grad-clip 0.1 --epochs 1 --log-every 100 --eval-every 5 --threads 1 --timeout-s 10 --out OUT \
                                    --device cuda";
@@ -34,18 +36,32 @@ const fn way(ranks: usize, gpus: usize, flags: &'static str) -> Way {
 }
 
 // Ways of several ranks: not even ZeRO-1 changes a bit where two ranks are added.
-const EAGER: [Way; 2] =
-    [way(2, 2, "--graph off --data-on-device off"), way(2, 2, "--graph off --data-on-device on --zero 1")];
-const CAPTURED: [Way; 2] =
-    [way(2, 2, "--graph on --data-on-device on"), way(2, 2, "--graph on --data-on-device off --zero 1")];
-const SPLIT: [Way; 2] =
-    [way(2, 4, "--devices-per-rank 2"), way(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1")];
+const EAGER: [Way; 2] = [
+    way(2, 2, "--graph off --data-on-device off"),
+    way(2, 2, "--graph off --data-on-device on --zero 1"),
+];
+const CAPTURED: [Way; 2] = [
+    way(2, 2, "--graph on --data-on-device on"),
+    way(2, 2, "--graph on --data-on-device off --zero 1"),
+];
+const SPLIT: [Way; 2] = [
+    way(2, 4, "--devices-per-rank 2"),
+    way(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1"),
+];
 
 // Ways of one rank.
-const EAGER_ALONE: [Way; 2] = [way(1, 1, "--graph off"), way(1, 1, "--graph off --data-on-device off")];
-const CAPTURED_ALONE: [Way; 2] = [way(1, 1, "--graph on"), way(1, 1, "--graph on --data-on-device off")];
-const SPLIT_ALONE: [Way; 2] =
-    [way(1, 2, "--devices-per-rank 2"), way(1, 2, "--devices-per-rank 2 --data-on-device off")];
+const EAGER_ALONE: [Way; 2] = [
+    way(1, 1, "--graph off"),
+    way(1, 1, "--graph off --data-on-device off"),
+];
+const CAPTURED_ALONE: [Way; 2] = [
+    way(1, 1, "--graph on"),
+    way(1, 1, "--graph on --data-on-device off"),
+];
+const SPLIT_ALONE: [Way; 2] = [
+    way(1, 2, "--devices-per-rank 2"),
+    way(1, 2, "--devices-per-rank 2 --data-on-device off"),
+];
 
 impl Way {
     /// The job. Rank 0 has `variables` (NAME=VALUE) in its environment.
@@ -56,13 +72,20 @@ impl Way {
             ranks => {
                 // As launchers tell a rank who it is.
                 let rank = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}";
-                let own = format!("[ \"{rank}\" != 0 ] || exec env {variables} \"$@\"; exec \"$@\"");
-                format!("set -- mpirun --oversubscribe --bind-to none -n {ranks} sh -c '{own}' sh \"$@\"")
+                let own =
+                    format!("[ \"{rank}\" != 0 ] || exec env {variables} \"$@\"; exec \"$@\"");
+                format!(
+                    "set -- mpirun --oversubscribe --bind-to none -n {ranks} sh -c '{own}' sh \"$@\""
+                )
             }
         };
-        let job = folder.in_shell(&before, &format!("{TRAINING} {}", self.flags)).on_gpus();
+        let job = folder
+            .in_shell(&before, &format!("{TRAINING} {}", self.flags))
+            .on_gpus();
         // Test machines are often containers, in which everybody is root.
-        let job = job.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        let job = job
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         job.env("SIMCUDA_DEVICES", &self.gpus.to_string())
     }
 
@@ -73,28 +96,39 @@ impl Way {
         let job = self.job(&folder, "").env("SIMCUDA_SEED", &seed.to_string());
         let ended = job.env("SIMCUDA_NCCL_CHECK", "1").run();
         ended.assert_well();
-        assert!(!ended.stderr.contains("simcuda:"), "{}, seed {seed}: {ended}", self.flags);
+        assert!(
+            !ended.stderr.contains("simcuda:"),
+            "{}, seed {seed}: {ended}",
+            self.flags
+        );
         model_bytes(&folder.out(), STEPS)
     }
 }
 
-/// A machine of just as many simulated GPUs as a test takes: on a larger one it would be the same again.
+/// A machine with exactly as many simulated GPUs as a test needs: a larger one would only repeat
+/// it.
 pub(crate) fn machine_of(gpus: usize) -> Option<Gpu> {
     let machine = gpu()?;
-    let there = ddp_kernels::device::discover().gpus.iter().filter(|gpu| gpu.name.contains("Simulated")).count();
+    let there = ddp_kernels::device::discover()
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.name.contains("Simulated"))
+        .count();
     if there == gpus {
         return Some(machine);
     }
     // Past the harness, which keeps what a passing test prints.
-    let _ = writeln!(std::io::stderr(), "skipped: {there} simulated GPUs, and not {gpus}");
+    let _ = writeln!(
+        std::io::stderr(),
+        "skipped: {there} simulated GPUs, and not {gpus}"
+    );
     None
 }
 
-fn seeds() -> u64 {
-    match std::env::var("SIMCUDA_SEEDS") {
-        Ok(seeds) => seeds.parse().unwrap_or_else(|_| panic!("SIMCUDA_SEEDS={seeds}: expected a whole number")),
-        Err(_) => 20,
-    }
+/// The seeds that this commit runs.
+fn seeds() -> Vec<u64> {
+    let seeds = ddp_slice::of(&test_name(), 1000, 3);
+    seeds.into_iter().map(|seed| seed as u64).collect()
 }
 
 /// Runs `body` with each of `cases`, a few at a time.
@@ -107,14 +141,23 @@ pub(crate) fn side_by_side<C: Sync>(cases: &[C], body: impl Fn(&C) + Sync) {
     });
 }
 
-/// That ways of training come to one model, in the order of every seed, without a finding. With each seed one way of each of `kinds` is taken, in
-/// turn; and before all that, `before`.
+/// Trains in the order of each seed, in one way of each of `kinds`, and expects the model that
+/// `before` gives, without a finding of the simulator.
 fn come_to_one_model(before: &Way, kinds: &[&[Way]]) {
     let model = before.model(0);
-    let of_seed = |seed: u64| kinds.iter().map(move |ways| (&ways[seed as usize % ways.len()], seed));
-    let cases: Vec<(&Way, u64)> = (0..seeds()).flat_map(of_seed).collect();
+    let seeds = seeds();
+    let of_seed = |&seed: &u64| {
+        kinds
+            .iter()
+            .map(move |ways| (&ways[seed as usize % ways.len()], seed))
+    };
+    let cases: Vec<(&Way, u64)> = seeds.iter().flat_map(of_seed).collect();
     side_by_side(&cases, |(way, seed)| {
-        assert!(way.model(*seed) == model, "{} with seed {seed} comes to another model", way.flags);
+        assert!(
+            way.model(*seed) == model,
+            "{} with seed {seed} comes to another model",
+            way.flags
+        );
     });
 }
 

@@ -1,4 +1,5 @@
-//! Training in bf16 and TF32: near the CPU's f32 within derived bounds, equal where numbers are exact, and what is kept in f32 really is.
+//! Training in bf16 and TF32: close to the CPU's f32 within derived bounds, equal where numbers are
+//! exact; and what must be f32 is f32.
 
 use ddp::checkpoint::{self, Saver};
 use ddp::config::{GraphChoice, Precision};
@@ -13,12 +14,16 @@ use ddp_kernels::ops::{Activation, Gelu, SgdConstants};
 use ddp_kernels::{DType, Device, Tensor, memory};
 
 use crate::agree::every_step_is_within_its_bound;
-use crate::common::{Case, mixed, on_ranks, uniform};
+use crate::support::random::{mixed, uniform};
+use crate::support::training::{Case, on_ranks};
 use crate::{Setup, Training, captured, gpu, ways};
 
 /// In bf16 on GPUs.
 fn bf16(setup: Setup) -> Setup {
-    Setup { precision: Precision::Bf16, ..setup }
+    Setup {
+        precision: Precision::Bf16,
+        ..setup
+    }
 }
 
 fn numbers() -> Setup {
@@ -26,15 +31,26 @@ fn numbers() -> Setup {
 }
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
-    let wide = tensor.to(Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
-    wide.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
+    let wide = tensor
+        .to(Device::Cpu)
+        .unwrap()
+        .to_dtype(DType::F32)
+        .unwrap();
+    wide.to_vec::<f32>()
+        .unwrap()
+        .iter()
+        .map(|value| value.to_bits())
+        .collect()
 }
 
 /// What layers read is the masters, each rounded once to bf16.
 #[track_caller]
 fn check_copies(params: &Params) {
-    assert_eq!((params.dtype(), params.master_dtype()), (DType::BF16, DType::F32));
-    crate::common::check_copies(params).unwrap();
+    assert_eq!(
+        (params.dtype(), params.master_dtype()),
+        (DType::BF16, DType::F32)
+    );
+    crate::support::training::check_copies(params).unwrap();
 }
 
 #[test]
@@ -44,18 +60,46 @@ fn steps_in_bf16_are_those_of_the_cpu_but_for_their_roundings() {
     let glyphs = bf16(Setup::new("glyphs,rows=200,held-out=0"));
     every_step_is_within_its_bound("bf16, relu, adamw", &glyphs, device);
     let gelu = Activation::Gelu(Gelu::Erf);
-    let all = Setup { activation: gelu, dropout: 0.25, clip_norm: 0.1, micro: Some(5), ..glyphs };
-    every_step_is_within_its_bound("bf16, gelu, adamw, dropout, clipping, accumulation", &all, device);
-    let momentum = Rule::Sgd { constants: SgdConstants { momentum: 0.9, nesterov: false }, weight_decay: 1e-3 };
-    let deeper = Setup { hidden: vec![24, 12], rule: momentum, dropout: 0.1, ..bf16(numbers()) };
-    every_step_is_within_its_bound("bf16, squared error, relu, sgd with momentum, dropout", &deeper, device);
+    let all = Setup {
+        activation: gelu,
+        dropout: 0.25,
+        clip_norm: 0.1,
+        micro: Some(5),
+        ..glyphs
+    };
+    every_step_is_within_its_bound(
+        "bf16, gelu, adamw, dropout, clipping, accumulation",
+        &all,
+        device,
+    );
+    let momentum = Rule::Sgd {
+        constants: SgdConstants {
+            momentum: 0.9,
+            nesterov: false,
+        },
+        weight_decay: 1e-3,
+    };
+    let deeper = Setup {
+        hidden: vec![24, 12],
+        rule: momentum,
+        dropout: 0.1,
+        ..bf16(numbers())
+    };
+    every_step_is_within_its_bound(
+        "bf16, squared error, relu, sgd with momentum, dropout",
+        &deeper,
+        device,
+    );
 }
 
 #[test]
 fn steps_in_tf32_are_those_of_the_cpu_but_for_the_cut_of_factors() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
-    let tf32 = |setup| Setup { precision: Precision::Tf32, ..setup };
+    let tf32 = |setup| Setup {
+        precision: Precision::Tf32,
+        ..setup
+    };
     let glyphs = tf32(Setup::new("glyphs,rows=200,held-out=0"));
     every_step_is_within_its_bound("tf32, relu, adamw", &glyphs, device);
     every_step_is_within_its_bound("tf32, squared error", &tf32(numbers()), device);
@@ -63,7 +107,10 @@ fn steps_in_tf32_are_those_of_the_cpu_but_for_the_cut_of_factors() {
     let first = |setup: &Setup| {
         let mut training = setup.start(device, GraphChoice::Off).unwrap();
         training.take(0, 0.01, false).unwrap();
-        (training.step.report(false).unwrap().stats.loss(), training.bits().unwrap())
+        (
+            training.step.report(false).unwrap().stats.loss(),
+            training.bits().unwrap(),
+        )
     };
     let (strict, cut) = (first(&numbers()), first(&tf32(numbers())));
     assert!(strict.0 != cut.0 && strict.1 != cut.1);
@@ -80,9 +127,23 @@ fn eleven_bits(stream: u64, index: u64) -> f32 {
 #[test]
 fn tf32_is_in_force_in_backward_as_in_forward() {
     let Some(gpu) = gpu() else { return };
-    // A linear layer's factors in forward have 11 bits; its output has more, and so have backward's factors.
-    let case = Case { hidden: vec![], device: gpu.device, ..Case::regression(48, eleven_bits) };
-    let take = |precision| on_ranks(1, None, |world| Case { precision, ..case.clone() }.run(world)).remove(0);
+    // A linear layer's forward factors have 11 bits; its output has more, and so have backward's
+    // factors.
+    let case = Case {
+        hidden: vec![],
+        device: gpu.device,
+        ..Case::regression(48, eleven_bits)
+    };
+    let take = |precision| {
+        on_ranks(1, None, |world| {
+            Case {
+                precision,
+                ..case.clone()
+            }
+            .run(world)
+        })
+        .remove(0)
+    };
     let (strict, cut) = (take(Precision::F32), take(Precision::Tf32));
     assert_eq!(strict.losses, cut.losses);
     assert_ne!(strict.values, cut.values);
@@ -102,46 +163,94 @@ fn after_a_step(case: &Case) -> (Vec<Vec<f32>>, Vec<u32>) {
         step.run(loader.load(0)?, case.learning_rate, true)?;
         let params = &step.model().params;
         let trained = params.in_order().into_iter().filter(|p| p.is_trained());
-        let gradient = |p: &ddp::params::Parameter| Ok(params.gradient(p.id).expect("trained").to_vec()?);
+        let gradient =
+            |p: &ddp::params::Parameter| Ok(params.gradient(p.id).expect("trained").to_vec()?);
         let gradients = trained.map(gradient).collect::<ddp::Result<Vec<_>>>()?;
         if case.device != Device::Cpu {
             check_copies(params);
         }
-        Ok((gradients, crate::common::bits(params)?))
+        Ok((gradients, crate::support::training::bits(params)?))
     })
     .remove(0)
 }
 
-/// All factors and stored numbers are whole and at most 256, which bf16 holds: six inputs and a bias of at most 1 give at most 7; four of those
-/// and a bias at most 29, 30 from the target; twice that is 60, and four of them 240. Gradients of parameters are sums of more, in f32.
+/// All factors and stored numbers are whole and at most 256, which bf16 holds: six inputs and a
+/// bias of at most 1 give at most 7; four of those and a bias at most 29, 30 from the target;
+/// doubled 60, and four of them 240. Gradients of parameters are larger sums, in f32.
 #[test]
 fn where_numbers_are_exact_bf16_has_the_bits_of_the_cpus_f32_and_sums_of_more_bits_than_it_holds() {
     let Some(gpu) = gpu() else { return };
-    let plain = Case { hidden: vec![4], batch: 96, precision: Precision::Bf16, ..Case::regression(96, small) };
-    let momentum = Rule::Sgd { constants: SgdConstants { momentum: 0.5, nesterov: true }, weight_decay: 0.25 };
+    let plain = Case {
+        hidden: vec![4],
+        batch: 96,
+        precision: Precision::Bf16,
+        ..Case::regression(96, small)
+    };
+    let momentum = Rule::Sgd {
+        constants: SgdConstants {
+            momentum: 0.5,
+            nesterov: true,
+        },
+        weight_decay: 0.25,
+    };
     let cases = [
         plain.clone(),
         // Accumulated over twenty micro-batches.
-        Case { micro: Some(5), ..plain.clone() },
-        Case { activation: Activation::Identity, ..plain.clone() },
-        Case { rule: Rule::adamw(), clip_norm: 0.5, ..plain.clone() },
-        Case { rule: momentum, frozen: "2.", ..plain.clone() },
+        Case {
+            micro: Some(5),
+            ..plain.clone()
+        },
+        Case {
+            activation: Activation::Identity,
+            ..plain.clone()
+        },
+        Case {
+            rule: Rule::adamw(),
+            clip_norm: 0.5,
+            ..plain.clone()
+        },
+        Case {
+            rule: momentum,
+            frozen: "2.",
+            ..plain.clone()
+        },
     ];
     for (index, case) in cases.into_iter().enumerate() {
-        let on = |device| after_a_step(&Case { device, ..case.clone() });
+        let on = |device| {
+            after_a_step(&Case {
+                device,
+                ..case.clone()
+            })
+        };
         let ((gradients, values), expected) = (on(gpu.device), on(Device::Cpu));
-        assert!(gradients == expected.0 && values == expected.1, "case {index}");
+        assert!(
+            gradients == expected.0 && values == expected.1,
+            "case {index}"
+        );
         let rounded = |value: f32| ddp_kernels::dtype::bf16::from_f32(value).to_f32();
-        let wide = gradients.iter().flatten().filter(|&&gradient| rounded(gradient) != gradient).count();
-        assert!(wide > 0, "case {index}: no gradient has more bits than bf16");
+        let wide = gradients
+            .iter()
+            .flatten()
+            .filter(|&&gradient| rounded(gradient) != gradient)
+            .count();
+        assert!(
+            wide > 0,
+            "case {index}: no gradient has more bits than bf16"
+        );
     }
 }
 
 #[test]
 fn after_every_step_layers_read_the_masters_rounded_once() {
     let Some(gpu) = gpu() else { return };
-    for (graph, rule) in [(GraphChoice::Off, Rule::adamw()), (GraphChoice::On, Rule::sgd(0.9))] {
-        let setup = Setup { rule, ..bf16(Setup::new("glyphs,rows=50,held-out=0")) };
+    for (graph, rule) in [
+        (GraphChoice::Off, Rule::adamw()),
+        (GraphChoice::On, Rule::sgd(0.9)),
+    ] {
+        let setup = Setup {
+            rule,
+            ..bf16(Setup::new("glyphs,rows=50,held-out=0"))
+        };
         let mut training = setup.start(gpu.device, graph).unwrap();
         let mut before = Vec::new();
         for step0 in 0..12 {
@@ -158,27 +267,49 @@ fn after_every_step_layers_read_the_masters_rounded_once() {
 /// Of the trained numbers, how many are no longer what they were.
 fn moved(training: &Training, masters: &[u32], read: &[u32]) -> [usize; 2] {
     let params = &training.step.model().params;
-    let differ = |now: Vec<u32>, then: &[u32]| now.iter().zip(then).filter(|(now, then)| now != then).count();
-    [differ(bits(params.values()), masters), differ(bits(params.read_arena()), read)]
+    let differ = |now: Vec<u32>, then: &[u32]| {
+        now.iter()
+            .zip(then)
+            .filter(|(now, then)| now != then)
+            .count()
+    };
+    [
+        differ(bits(params.values()), masters),
+        differ(bits(params.read_arena()), read),
+    ]
 }
 
 #[test]
 fn updates_too_small_for_bf16_add_up_in_the_masters() {
     let Some(gpu) = gpu() else { return };
-    // 18 numbers up to 0.35 in size, 2⁻⁹ to 2⁻¹² apart in bf16. Gradients are some units, so an update is some 1e-5: none or few of the rounded
-    // numbers change in one step, and all of the masters do.
-    let setup = Setup { hidden: vec![], rule: Rule::sgd(0.0), ..bf16(numbers()) };
+    // 18 numbers up to 0.35, 2⁻⁹ to 2⁻¹² apart in bf16. Gradients are a few units, so an update is
+    // about 1e-5: few or no rounded numbers change in one step, but all masters do.
+    let setup = Setup {
+        hidden: vec![],
+        rule: Rule::sgd(0.0),
+        ..bf16(numbers())
+    };
     let mut training = setup.start(gpu.device, GraphChoice::Auto).unwrap();
     let params = &training.step.model().params;
-    let (masters, read, count) = (bits(params.values()), bits(params.read_arena()), params.trained_count());
+    let (masters, read, count) = (
+        bits(params.values()),
+        bits(params.read_arena()),
+        params.trained_count(),
+    );
     let rate = 1e-5;
     training.take(0, rate, false).unwrap();
     let [masters_moved, read_moved] = moved(&training, &masters, &read);
     assert_eq!(masters_moved, count, "of {count}");
-    assert!(read_moved <= count / 4, "{read_moved} of {count} rounded numbers changed at once");
+    assert!(
+        read_moved <= count / 4,
+        "{read_moved} of {count} rounded numbers changed at once"
+    );
     (1..300).for_each(|step0| training.take(step0, rate, false).unwrap());
     let [_, read_moved] = moved(&training, &masters, &read);
-    assert!(read_moved > count / 2, "{read_moved} of {count} rounded numbers changed in the end");
+    assert!(
+        read_moved > count / 2,
+        "{read_moved} of {count} rounded numbers changed in the end"
+    );
 }
 
 #[test]
@@ -194,11 +325,18 @@ fn bf16_has_the_same_bits_captured_and_eager() {
         reduce_dtype: DType::BF16,
         ..glyphs()
     };
-    let tanh = Setup { activation: gelu(Gelu::Tanh), hidden: vec![16, 8], ..bf16(numbers()) };
+    let tanh = Setup {
+        activation: gelu(Gelu::Tanh),
+        hidden: vec![16, 8],
+        ..bf16(numbers())
+    };
     for (index, setup) in [glyphs(), all, tanh].iter().enumerate() {
         let run = |graph| captured::run(setup, gpu.device, graph, false);
         let (eager, captured) = (run(GraphChoice::Off), run(GraphChoice::On));
-        assert!(captured.1.is_some_and(|graphs| graphs > 0), "case {index} was captured");
+        assert!(
+            captured.1.is_some_and(|graphs| graphs > 0),
+            "case {index} was captured"
+        );
         assert!(captured.0 == eager.0, "case {index}");
     }
 }
@@ -217,11 +355,18 @@ fn a_checkpoint_holds_the_masters_and_gives_them_back() {
     for (device, what) in [(gpu.device, "bf16"), (Device::Cpu, "f32")] {
         let other = setup.start(device, GraphChoice::Auto).unwrap();
         let loaded = &other.step.model().params;
-        assert_ne!(crate::common::bits(loaded).unwrap(), crate::common::bits(params).unwrap());
+        assert_ne!(
+            crate::support::training::bits(loaded).unwrap(),
+            crate::support::training::bits(params).unwrap()
+        );
         checkpoint::load_model(&path, &[loaded]).unwrap();
         for p in params.list() {
             let value = loaded.master(loaded.find(&p.name).unwrap().id);
-            assert!(bits(value) == bits(params.master(p.id)), "{} in {what}", p.name);
+            assert!(
+                bits(value) == bits(params.master(p.id)),
+                "{} in {what}",
+                p.name
+            );
         }
         if device == gpu.device {
             check_copies(loaded);
@@ -238,17 +383,26 @@ fn a_bf16_run_goes_on_from_a_checkpoint_to_the_same_bits() {
     let out = std::env::temp_dir().join(format!("ddp-precision-run-{}", std::process::id()));
     let world = World::single().unwrap();
     let mut saver = Saver::new(&world, &out, 3).unwrap();
-    let rows = crate::common::Case::regression(50, crate::common::uniform).data;
+    let rows = crate::support::training::Case::regression(50, crate::support::random::uniform).data;
     let mut first = setup.start(gpu.device, GraphChoice::Auto).unwrap();
     for step0 in 0..12 {
         if step0 == 5 {
-            saver.save(&mut first.step, crate::common::state(1, &rows, 5)).unwrap();
+            saver
+                .save(
+                    &mut first.step,
+                    crate::support::training::state(1, &rows, 5),
+                )
+                .unwrap();
         }
         first.take(step0, 0.01, false).unwrap();
     }
     saver.finish().unwrap();
     let mut other = setup.start(gpu.device, GraphChoice::Auto).unwrap();
-    checkpoint::restore(&checkpoint::newest(&out).unwrap().0.unwrap(), &mut other.step).unwrap();
+    checkpoint::restore(
+        &checkpoint::newest(&out).unwrap().0.unwrap(),
+        &mut other.step,
+    )
+    .unwrap();
     check_copies(&other.step.model().params);
     (5..12).for_each(|step0| other.take(step0, 0.01, false).unwrap());
     let (first, other) = (&first.step, &other.step);
@@ -261,28 +415,60 @@ fn a_bf16_run_goes_on_from_a_checkpoint_to_the_same_bits() {
 #[test]
 fn bf16_takes_two_bytes_more_a_parameter_and_half_for_activations() {
     let Some(gpu) = gpu() else { return };
-    let layers = || Mlp { hidden: vec![500], outputs: 10, activation: Activation::Relu, dropout: 0.0 }.layers();
-    let model = |precision| Model::new(Box::new(layers()), &[784], precision, gpu.device, 1, &|_| false).unwrap();
+    let layers = || {
+        Mlp {
+            hidden: vec![500],
+            outputs: 10,
+            activation: Activation::Relu,
+            dropout: 0.0,
+        }
+        .layers()
+    };
+    let model = |precision| {
+        Model::new(
+            Box::new(layers()),
+            &[784],
+            precision,
+            gpu.device,
+            1,
+            &|_| false,
+        )
+        .unwrap()
+    };
     let taken = |precision| {
         let before = memory::stats(gpu.device).allocated_bytes;
         let model = model(precision);
-        (memory::stats(gpu.device).allocated_bytes - before, model.params)
+        (
+            memory::stats(gpu.device).allocated_bytes - before,
+            model.params,
+        )
     };
     let ((wide, params), (narrow, copies)) = (taken(Precision::F32), taken(Precision::Bf16));
     let end = |params: &Params| params.values().count();
     assert_eq!(copies.read_arena().bytes(), 2 * end(&copies));
-    // Values and gradients, each in whole blocks of the allocator; parameters lie a little further apart.
+    // Values and gradients, each in whole blocks of the allocator; parameters lie slightly further
+    // apart.
     let expected = 2 * end(&copies) + 8 * (end(&copies) - end(&params));
-    assert!((narrow - wide).abs_diff(expected) <= 3 * 4096, "{narrow} and {wide}, expected {expected} more");
+    assert!(
+        (narrow - wide).abs_diff(expected) <= 3 * 4096,
+        "{narrow} and {wide}, expected {expected} more"
+    );
     let activations = |precision| {
-        let setup = Setup { hidden: vec![500], precision, ..Setup::new("glyphs,rows=50,held-out=0") };
+        let setup = Setup {
+            hidden: vec![500],
+            precision,
+            ..Setup::new("glyphs,rows=50,held-out=0")
+        };
         let mut training = setup.start(gpu.device, GraphChoice::Off).unwrap();
         (0..3).for_each(|step0| training.take(step0, 0.01, false).unwrap());
         training.step.activation_bytes()
     };
     // In bf16 the input is kept rounded besides, 784 a row.
     let (wide, narrow) = (activations(Precision::F32), activations(Precision::Bf16));
-    assert!(narrow < wide / 2 + 16 * 784 * 2 + 1024, "{narrow} and {wide}");
+    assert!(
+        narrow < wide / 2 + 16 * 784 * 2 + 1024,
+        "{narrow} and {wide}"
+    );
 }
 
 #[test]
@@ -304,36 +490,78 @@ fn ranks_that_share_the_optimizer_in_bf16_train_as_those_that_do_not() {
         let ranks = way.ranks_max().min(2);
         let plain = way.of(&case).train(ranks, 1);
         assert!(plain[0].losses.iter().all(|loss| loss.is_finite()));
-        let zero = Case { zero: true, ..way.of(&case) }.train(ranks, 2);
-        for outcomes in [&plain, &zero] {
-            assert!(outcomes.iter().all(|outcome| *outcome == plain[0]), "{way:?}");
+        let zero = Case {
+            zero: true,
+            ..way.of(&case)
         }
-        // Nobody looks between steps: what a step reads of the others' parts it has gathered itself.
+        .train(ranks, 2);
+        for outcomes in [&plain, &zero] {
+            assert!(
+                outcomes.iter().all(|outcome| *outcome == plain[0]),
+                "{way:?}"
+            );
+        }
+        // Without a look between steps: a step must gather the other ranks' parts itself.
         let unseen = |zero| {
-            let case = Case { zero, ..way.of(&case) };
+            let case = Case {
+                zero,
+                ..way.of(&case)
+            };
             on_ranks(ranks, None, |world| {
                 let (mut step, device) = (case.step(world)?, case.device_of(world));
                 let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-                let mut loader = Loader::new(case.data.clone(), sampler, world.rank(), world.size(), None, device)?;
-                case.steps.clone().try_for_each(|step0| step.run(loader.load(step0)?, case.learning_rate, false))?;
+                let mut loader = Loader::new(
+                    case.data.clone(),
+                    sampler,
+                    world.rank(),
+                    world.size(),
+                    None,
+                    device,
+                )?;
+                case.steps.clone().try_for_each(|step0| {
+                    step.run(loader.load(step0)?, case.learning_rate, false)
+                })?;
                 step.gather()?;
                 check_copies(&step.model().params);
-                crate::common::bits(&step.model().params)
+                crate::support::training::bits(&step.model().params)
             })
         };
         let (plain_bits, zero_bits) = (unseen(false), unseen(true));
-        assert!(zero_bits.iter().chain(&plain_bits).all(|bits| *bits == plain_bits[0]), "{way:?}, unseen");
-        let narrow = Case { precision: Precision::F32, ..way.of(&case) }.train(ranks, 1);
-        assert!(narrow[0].values != plain[0].values, "bf16 is not f32 by another name");
+        assert!(
+            zero_bits
+                .iter()
+                .chain(&plain_bits)
+                .all(|bits| *bits == plain_bits[0]),
+            "{way:?}, unseen"
+        );
+        let narrow = Case {
+            precision: Precision::F32,
+            ..way.of(&case)
+        }
+        .train(ranks, 1);
+        assert!(
+            narrow[0].values != plain[0].values,
+            "bf16 is not f32 by another name"
+        );
     }
 }
 
 #[test]
 fn a_model_in_bf16_over_two_devices_is_the_one_in_one_piece() {
     let Some(gpu) = gpu() else { return };
-    let setup = Setup { hidden: vec![24, 12], rule: Rule::sgd(0.9), ..bf16(numbers()) };
+    let setup = Setup {
+        hidden: vec![24, 12],
+        rule: Rule::sgd(0.9),
+        ..bf16(numbers())
+    };
     let mut whole = setup.start(gpu.device, GraphChoice::Off).unwrap();
-    let layers = Mlp { hidden: setup.hidden.clone(), outputs: 2, activation: setup.activation, dropout: 0.0 }.layers();
+    let layers = Mlp {
+        hidden: setup.hidden.clone(),
+        outputs: 2,
+        activation: setup.activation,
+        dropout: 0.0,
+    }
+    .layers();
     let models = Model::split(layers, &[8], &[gpu.device; 2], |layers, shape, device| {
         Model::new(layers, shape, Precision::Bf16, device, 3, &|_| false)
     });
@@ -344,18 +572,26 @@ fn a_model_in_bf16_over_two_devices_is_the_one_in_one_piece() {
     };
     let parts: Vec<Part> = models.unwrap().into_iter().map(part).collect();
     assert_eq!(parts.len(), 2);
-    let options = StepOptions { graph: GraphChoice::Off, ..StepOptions::default() };
+    let options = StepOptions {
+        graph: GraphChoice::Off,
+        ..StepOptions::default()
+    };
     let mut step = Step::over(parts, Box::new(Mse), &options).unwrap();
     for step0 in 0..6 {
         whole.take(step0, 0.01, true).unwrap();
-        step.run(whole.loader.load(step0).unwrap(), 0.01, true).unwrap();
+        step.run(whole.loader.load(step0).unwrap(), 0.01, true)
+            .unwrap();
         let expected = &whole.step.model().params;
         for stage in step.stages() {
             let params = &stage.model().params;
             check_copies(params);
             for p in params.list() {
                 let same = expected.master(expected.find(&p.name).unwrap().id);
-                assert!(bits(params.master(p.id)) == bits(same), "{} after step {step0}", p.name);
+                assert!(
+                    bits(params.master(p.id)) == bits(same),
+                    "{} after step {step0}",
+                    p.name
+                );
             }
         }
     }

@@ -1,12 +1,11 @@
 //! `ddp-train` on a GPU: what it prints, records and saves, and the codes it ends with.
 
 use crate::gpu;
-use crate::job::{Folder, QUICK};
-use crate::record::{model_bytes, number};
+use crate::support::job::{Folder, QUICK};
+use crate::support::record::{model_bytes, number};
 
 /// Epochs of 8 steps of 32 rows and one of 5.
-const UNEVEN: &str =
-    "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 3 --log-every 4 --out OUT --threads 1";
+const UNEVEN: &str = "--data glyphs,rows=261,held-out=64 --hidden 16 --batch-size 32 --epochs 3 --log-every 4 --out OUT --threads 1";
 
 /// What the driver calls the first GPU.
 fn name() -> &'static str {
@@ -21,24 +20,47 @@ fn is_simulated() -> bool {
 fn one_process_trains_on_the_gpu_and_says_so() {
     let Some(_gpu) = gpu() else { return };
     let folder = Folder::new("cuda");
-    let ended = folder.alone(&format!("{UNEVEN} --device cuda --data-on-device off")).on_gpus().run();
+    let ended = folder
+        .alone(&format!("{UNEVEN} --device cuda --data-on-device off"))
+        .on_gpus()
+        .run();
     ended.assert_well();
-    assert!(ended.stderr.contains(&format!("training on cuda:0 {}", name())), "{ended}");
+    assert!(
+        ended
+            .stderr
+            .contains(&format!("training on cuda:0 {}", name())),
+        "{ended}"
+    );
     assert!(!ended.stderr.contains("WARN"), "{ended}");
     let record = folder.record();
     let device = record.start()["devices"][0].as_str().unwrap();
-    assert!(device.starts_with(&format!("cuda:0 {} on ", name())), "{device}");
+    assert!(
+        device.starts_with(&format!("cuda:0 {} on ", name())),
+        "{device}"
+    );
     let end = record.end().unwrap();
-    assert!(number(end, "device_peak_mb") > 0.0 && number(end, "peak_mb") > 1.0, "{end}");
+    assert!(
+        number(end, "device_peak_mb") > 0.0 && number(end, "peak_mb") > 1.0,
+        "{end}"
+    );
     // Figures of simulated GPUs mean nothing.
     assert_eq!(end["samples_per_s"].is_null(), is_simulated(), "{end}");
     let losses = record.losses();
     assert!(losses.last() < losses.first(), "{losses:?}");
-    // A batch's features and targets and two messages of numbers in each of 27 steps, and nothing else.
+    // A batch's features and targets and two messages of numbers in each of 27 steps, and nothing
+    // else.
     let rows = end["transfers"]["rows"].as_array().unwrap();
-    let in_steps = rows.iter().filter(|row| row["phase"] == "step").map(|row| number(row, "count")).sum::<f64>();
+    let in_steps = rows
+        .iter()
+        .filter(|row| row["phase"] == "step")
+        .map(|row| number(row, "count"))
+        .sum::<f64>();
     assert_eq!(in_steps, 4.0 * 27.0, "{end}");
-    assert_eq!(end["transfers"]["hints"].as_array().map_or(0, Vec::len), 0, "{end}");
+    assert_eq!(
+        end["transfers"]["hints"].as_array().map_or(0, Vec::len),
+        0,
+        "{end}"
+    );
 }
 
 #[test]
@@ -46,19 +68,46 @@ fn data_kept_on_the_gpu_cross_once_and_leave_the_same_model() {
     let Some(_gpu) = gpu() else { return };
     let run = |choice: &str| {
         let folder = Folder::new("kept");
-        let ended = folder.alone(&format!("{UNEVEN} --device cuda --data-on-device {choice}")).on_gpus().run();
+        let ended = folder
+            .alone(&format!("{UNEVEN} --device cuda --data-on-device {choice}"))
+            .on_gpus()
+            .run();
         ended.assert_well();
-        assert_eq!(ended.stderr.contains("the training data, 0.8 MB, are kept on the GPU"), choice != "off", "{ended}");
+        assert_eq!(
+            ended
+                .stderr
+                .contains("the training data, 0.8 MB, are kept on the GPU"),
+            choice != "off",
+            "{ended}"
+        );
         let record = folder.record();
-        let rows = record.end().unwrap()["transfers"]["rows"].as_array().unwrap().clone();
-        let bytes_in_steps: f64 =
-            rows.iter().filter(|row| row["phase"] == "step").map(|row| number(row, "bytes")).sum();
-        (model_bytes(&folder.out(), 27), record.losses(), bytes_in_steps)
+        let rows = record.end().unwrap()["transfers"]["rows"]
+            .as_array()
+            .unwrap()
+            .clone();
+        let bytes_in_steps: f64 = rows
+            .iter()
+            .filter(|row| row["phase"] == "step")
+            .map(|row| number(row, "bytes"))
+            .sum();
+        (
+            model_bytes(&folder.out(), 27),
+            record.losses(),
+            bytes_in_steps,
+        )
     };
     let (ferried, kept, auto) = (run("off"), run("on"), run("auto"));
-    assert!((&kept.0, &kept.1) == (&ferried.0, &ferried.1) && auto == kept, "another model");
+    assert!(
+        (&kept.0, &kept.1) == (&ferried.0, &ferried.1) && auto == kept,
+        "another model"
+    );
     // Row numbers of 8 bytes in place of rows of 784 numbers.
-    assert!(kept.2 < ferried.2 / 100.0, "{} and {} bytes", kept.2, ferried.2);
+    assert!(
+        kept.2 < ferried.2 / 100.0,
+        "{} and {} bytes",
+        kept.2,
+        ferried.2
+    );
 }
 
 #[test]
@@ -66,7 +115,12 @@ fn auto_takes_the_gpu_for_one_process() {
     let Some(_gpu) = gpu() else { return };
     let folder = Folder::new("auto");
     folder.alone(QUICK).on_gpus().run().assert_well();
-    assert!(folder.record().start()["devices"][0].as_str().unwrap().starts_with("cuda:0 "));
+    assert!(
+        folder.record().start()["devices"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("cuda:0 ")
+    );
 }
 
 #[test]
@@ -79,9 +133,16 @@ fn a_model_that_does_not_fit_the_gpu_ends_with_71_and_names_what_takes_the_room(
     let folder = Folder::new("memory");
     // 4096 · 794 values of 4 bytes are 13 MB, and so are their gradients.
     let words = QUICK.replace("--hidden 16", "--hidden 4096 --device cuda");
-    let ended = folder.alone(&words).on_gpus().env("SIMCUDA_MEMORY_MB", "16").run();
+    let ended = folder
+        .alone(&words)
+        .on_gpus()
+        .env("SIMCUDA_MEMORY_MB", "16")
+        .run();
     let cause = ended.assert_fails(71);
-    assert!(cause.contains("out of memory on cuda:0: ") && cause.contains("Largest: "), "{ended}");
+    assert!(
+        cause.contains("out of memory on cuda:0: ") && cause.contains("Largest: "),
+        "{ended}"
+    );
 }
 
 #[test]
@@ -90,15 +151,26 @@ fn a_captured_run_leaves_the_same_model_and_the_same_losses_as_an_eager_one() {
     let flags = "--dropout 0.1 --grad-clip 1 --micro-batch 12 --eval-every 5";
     let run = |graph: &str| {
         let folder = Folder::new("graph");
-        let ended = folder.alone(&format!("{UNEVEN} {flags} --device cuda:0 --graph {graph}")).on_gpus().run();
+        let ended = folder
+            .alone(&format!("{UNEVEN} {flags} --device cuda:0 --graph {graph}"))
+            .on_gpus()
+            .run();
         ended.assert_well();
         let record = folder.record();
-        (model_bytes(&folder.out(), 27), record.losses(), record.of_steps("grad_norm"))
+        (
+            model_bytes(&folder.out(), 27),
+            record.losses(),
+            record.of_steps("grad_norm"),
+        )
     };
     let eager = run("off");
     for graph in ["on", "auto"] {
         let captured = run(graph);
-        assert_eq!((&captured.1, &captured.2), (&eager.1, &eager.2), "--graph {graph}");
+        assert_eq!(
+            (&captured.1, &captured.2),
+            (&eager.1, &eager.2),
+            "--graph {graph}"
+        );
         assert!(captured.0 == eager.0, "--graph {graph}: another model");
     }
 }
@@ -109,12 +181,21 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
     // None is to be seen.
     let ended = folder.alone("--device cuda").run();
     let cause = ended.assert_fails(2);
-    assert!(cause.contains("--device cuda: expected a device that can be used here, but "), "{ended}");
+    assert!(
+        cause.contains("--device cuda: expected a device that can be used here, but "),
+        "{ended}"
+    );
     assert!(cause.contains("Or give --device cpu"), "{ended}");
     if let Some(_gpu) = gpu() {
         let ended = folder.alone("--device cuda:9").on_gpus().run();
-        assert!(ended.assert_fails(2).contains("--device cuda:9: expected"), "{ended}");
-        assert!(ended.stderr.contains("and no cuda:9") || ended.stderr.contains("up to cuda:"), "{ended}");
+        assert!(
+            ended.assert_fails(2).contains("--device cuda:9: expected"),
+            "{ended}"
+        );
+        assert!(
+            ended.stderr.contains("and no cuda:9") || ended.stderr.contains("up to cuda:"),
+            "{ended}"
+        );
     }
     assert!(folder.tree().is_empty(), "nothing was begun");
 }
@@ -136,11 +217,19 @@ fn figures_are_those_of_real_gpus() {
         let job = || folder.alone(&words).on_gpus();
         if is_simulated() {
             let ended = job().run();
-            assert!(ended.assert_fails(2).contains("figures of simulated GPUs mean nothing"), "{bench}: {ended}");
+            assert!(
+                ended
+                    .assert_fails(2)
+                    .contains("figures of simulated GPUs mean nothing"),
+                "{bench}: {ended}"
+            );
             assert_eq!(ended.stdout, "", "{bench}: {ended}");
             // The work itself goes well, up to where it would be timed.
             let ended = job().env("DDP_TEST_BENCH", "simulated").run();
-            assert!(ended.assert_fails(2).contains("all was done once"), "{bench}: {ended}");
+            assert!(
+                ended.assert_fails(2).contains("all was done once"),
+                "{bench}: {ended}"
+            );
             assert_eq!(ended.stdout, "", "{bench}: {ended}");
         } else {
             let ended = job().run();
@@ -151,7 +240,8 @@ fn figures_are_those_of_real_gpus() {
     }
 }
 
-/// Collectives of GPUs, their values checked, eagerly and captured; a step that reduces. Two ranks on one GPU, as that needs one alone.
+/// GPU collectives with checked values, eager and captured, and a step that reduces. Two ranks
+/// share one GPU, so that one suffices.
 #[cfg(feature = "mpi")]
 #[test]
 fn benches_of_two_ranks_go_through_on_gpus() {
@@ -172,7 +262,10 @@ fn benches_of_two_ranks_go_through_on_gpus() {
         let job = folder.ranks(2, &words).on_gpus();
         if is_simulated() {
             let ended = job.env("DDP_TEST_BENCH", "simulated").run();
-            assert!(ended.assert_fails(2).contains("all was done once"), "{bench}: {ended}");
+            assert!(
+                ended.assert_fails(2).contains("all was done once"),
+                "{bench}: {ended}"
+            );
         } else {
             job.run().assert_well();
         }
@@ -184,10 +277,21 @@ fn a_fault_in_a_launched_step_ends_the_run_in_that_step() {
     let Some(_gpu) = gpu() else { return };
     for place in ["forward", "reduction", "optimizer"] {
         let folder = Folder::new("fault");
-        let job = folder.alone(&format!("{QUICK} --device cuda --graph on")).on_gpus();
-        let ended = job.env("DDP_TEST_FAULT", &format!("0:{place}:7:error")).run();
-        assert!(ended.assert_fails(65).contains("of step 7"), "{place}: {ended}");
-        assert_eq!(folder.record().of_steps("step"), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "{place}");
+        let job = folder
+            .alone(&format!("{QUICK} --device cuda --graph on"))
+            .on_gpus();
+        let ended = job
+            .env("DDP_TEST_FAULT", &format!("0:{place}:7:error"))
+            .run();
+        assert!(
+            ended.assert_fails(65).contains("of step 7"),
+            "{place}: {ended}"
+        );
+        assert_eq!(
+            folder.record().of_steps("step"),
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "{place}"
+        );
         assert_eq!(folder.checkpoints(), [""; 0]);
     }
 }
@@ -200,6 +304,9 @@ fn a_loss_that_is_no_number_ends_the_run_naming_the_rows() {
                  --optimizer sgd --warmup-steps 0 --device cuda --out OUT";
     let ended = folder.alone(words).on_gpus().run();
     let cause = ended.assert_fails(76);
-    assert!(cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "), "{ended}");
+    assert!(
+        cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "),
+        "{ended}"
+    );
     assert!(!folder.out().join("checkpoints").exists());
 }

@@ -1,6 +1,7 @@
-//! A model split over several GPUs of one process: the same bits as on one of them, and nothing crosses but what must.
+//! A model split over several GPUs of one process: the same bits as on one GPU, and nothing crosses
+//! but what must.
 
-#[path = "../split/claims.rs"]
+#[path = "../claims/split.rs"]
 mod claims;
 
 use std::collections::BTreeMap;
@@ -12,7 +13,8 @@ use ddp_kernels::transfer::{Kind, Ledger, Phase, with_ledger};
 use ddp_kernels::{Device, memory};
 
 use self::claims::{Place, Recipe};
-use crate::common::on_ranks;
+use crate::support::test_name;
+use crate::support::training::on_ranks;
 use crate::{gpu, turn};
 
 /// How many GPUs there are, up to four.
@@ -25,28 +27,46 @@ fn devices(parts: usize) -> Vec<Device> {
     (0..parts).map(|part| Device::Cuda(part % gpus())).collect()
 }
 
-/// Where parts may lie, and how many ranks are tried there.
+/// The devices of the parts, rank by rank: a slice of all, with one of a single rank among them.
 fn places() -> Vec<Place> {
-    let alone = |parts: usize| Place { ranks: 1, devices: vec![devices(parts)] };
+    let alone = |parts: usize| Place {
+        ranks: 1,
+        devices: vec![devices(parts)],
+    };
     let mut places: Vec<Place> = (2..=gpus().max(2)).map(alone).collect();
     if gpus() == 4 {
         let pair = |first: usize| vec![Device::Cuda(first), Device::Cuda(first + 1)];
-        places.push(Place { ranks: 2, devices: vec![pair(0), pair(2)] });
+        places.push(Place {
+            ranks: 2,
+            devices: vec![pair(0), pair(2)],
+        });
     }
-    places
+    ddp_slice::from(&test_name(), places, 2)
 }
 
 /// What is in every step of these tests: clipping, dropout, two micro-batches of 6 rows.
 fn recipe() -> Recipe {
-    Recipe { clip_norm: 0.25, dropout: 0.25, micro: Some(6), ..Recipe::regression() }
+    Recipe {
+        clip_norm: 0.25,
+        dropout: 0.25,
+        micro: Some(6),
+        ..Recipe::regression()
+    }
 }
 
-/// What a step moves between two different devices, by (source, target, what for): how often, and how many bytes.
+/// What a step moves between two devices, by (source, target, purpose): count and bytes.
 type Crossed = BTreeMap<(Device, Device, &'static str), (u64, u64)>;
 
-/// By the shapes: `widths` are those of the rows that cross between neighbours, `quanta` those of each part's parameters, and
-/// gradients go back from the parts above `lowest`, the first that is trained.
-fn expected(devices: &[Device], widths: &[u64], quanta: &[u64], lowest: usize, batch: &Batch) -> Crossed {
+/// Expected from the shapes: `widths` are those of rows that cross between neighbours, `quanta`
+/// those of each part's parameters. Gradients go back from the parts after `lowest`, the first
+/// trained one.
+fn expected(
+    devices: &[Device],
+    widths: &[u64],
+    quanta: &[u64],
+    lowest: usize,
+    batch: &Batch,
+) -> Crossed {
     let (rows, micro_batches) = (batch.mine as u64, batch.micro_count() as u64);
     let last = devices[devices.len() - 1];
     let mut crossed = Crossed::new();
@@ -57,13 +77,37 @@ fn expected(devices: &[Device], widths: &[u64], quanta: &[u64], lowest: usize, b
         }
     };
     for (index, pair) in devices.windows(2).enumerate() {
-        add(pair[0], pair[1], "activations to the next device", micro_batches, rows * widths[index] * 4);
+        add(
+            pair[0],
+            pair[1],
+            "activations to the next device",
+            micro_batches,
+            rows * widths[index] * 4,
+        );
         if index >= lowest {
-            add(pair[1], pair[0], "gradients to the device before", micro_batches, rows * widths[index] * 4);
+            add(
+                pair[1],
+                pair[0],
+                "gradients to the device before",
+                micro_batches,
+                rows * widths[index] * 4,
+            );
         }
-        add(devices[index], last, "squares of gradients to the last device", 1, quanta[index] * 8);
+        add(
+            devices[index],
+            last,
+            "squares of gradients to the last device",
+            1,
+            quanta[index] * 8,
+        );
         // Scale and norm, and the first bad step.
-        add(last, devices[index], "scale and first bad step to every device", 2, 8 + 8);
+        add(
+            last,
+            devices[index],
+            "scale and first bad step to every device",
+            2,
+            8 + 8,
+        );
     }
     crossed
 }
@@ -73,7 +117,8 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
     let Some(_turn) = turn() else { return };
     let parts = gpus().max(2);
     let devices = devices(parts);
-    // Layers of 6x40, 40x40, 40x24, 24x4 and their biases, in quanta of 1,024 elements; cut as evenly as can be.
+    // Layers of 6x40, 40x40, 40x24, 24x4 and their biases, in quanta of 1,024 elements, cut as
+    // evenly as possible.
     let (widths, quanta): (&[u64], &[u64]) = match parts {
         2 => (&[40], &[2 + 3, 2 + 2]),
         3 => (&[40, 40], &[2, 3, 4]),
@@ -102,10 +147,16 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
                     continue;
                 }
                 assert_eq!(row.kind, crossing(), "{row:?}");
-                let entry = seen.entry((row.source, row.target, row.announced.expect("announced"))).or_insert((0, 0));
+                let entry = seen
+                    .entry((row.source, row.target, row.announced.expect("announced")))
+                    .or_insert((0, 0));
                 (entry.0, entry.1) = (entry.0 + row.count, entry.1 + row.bytes);
             }
-            assert_eq!(seen, expected(&devices, widths, &quanta, lowest, batch), "frozen: {frozen}");
+            assert_eq!(
+                seen,
+                expected(&devices, widths, &quanta, lowest, batch),
+                "frozen: {frozen}"
+            );
             Ok(())
         });
     }
@@ -113,7 +164,11 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
 
 /// How memory crosses between these devices.
 fn crossing() -> Kind {
-    if std::env::var("SIMCUDA_NO_PEER").is_ok_and(|value| value == "1") { Kind::Staged } else { Kind::Peer }
+    if std::env::var("SIMCUDA_NO_PEER").is_ok_and(|value| value == "1") {
+        Kind::Staged
+    } else {
+        Kind::Peer
+    }
 }
 
 #[test]
@@ -126,17 +181,32 @@ fn a_steady_step_over_several_devices_makes_no_tensor() {
         let mut step = recipe().step(&devices, world)?;
         let mut loader = recipe().loader(&devices, world)?;
         let mut take = |steps: std::ops::Range<u64>| {
-            steps.into_iter().try_for_each(|step0| step.run(loader.load(step0)?, 0.01, step0 % 5 == 0))
+            steps
+                .into_iter()
+                .try_for_each(|step0| step.run(loader.load(step0)?, 0.01, step0 % 5 == 0))
         };
         take(0..8)?;
         // Tests beside this one count too; the least of several windows is this one's.
-        let counts = || sides.iter().map(|&side| memory::stats(side).allocation_count).collect::<Vec<_>>();
+        let counts = || {
+            sides
+                .iter()
+                .map(|&side| memory::stats(side).allocation_count)
+                .collect::<Vec<_>>()
+        };
         let window = |first: u64, take: &mut dyn FnMut(std::ops::Range<u64>) -> ddp::Result<()>| {
             let before = counts();
             take(first..first + 8)?;
-            Ok::<u64, ddp::Error>(counts().iter().zip(before).map(|(after, before)| after - before).sum())
+            Ok::<u64, ddp::Error>(
+                counts()
+                    .iter()
+                    .zip(before)
+                    .map(|(after, before)| after - before)
+                    .sum(),
+            )
         };
-        let made = (1..9).map(|index| window(8 * index, &mut take)).collect::<ddp::Result<Vec<u64>>>()?;
+        let made = (1..9)
+            .map(|index| window(8 * index, &mut take))
+            .collect::<ddp::Result<Vec<u64>>>()?;
         assert_eq!(made.iter().min(), Some(&0), "{made:?}");
         Ok(())
     });
@@ -145,8 +215,17 @@ fn a_steady_step_over_several_devices_makes_no_tensor() {
 #[test]
 fn graphs_of_several_devices_are_refused() {
     let Some(gpu) = gpu() else { return };
-    let error =
-        on_ranks(1, None, |world| Ok(recipe().step_with(&[gpu.device; 2], world, GraphChoice::On).unwrap_err()));
+    let error = on_ranks(1, None, |world| {
+        Ok(recipe()
+            .step_with(&[gpu.device; 2], world, GraphChoice::On)
+            .unwrap_err())
+    });
     assert_eq!(error[0].exit_code(), 2);
-    assert!(error[0].to_string().contains("expected --graph auto or off, got on"), "{}", error[0]);
+    assert!(
+        error[0]
+            .to_string()
+            .contains("expected --graph auto or off, got on"),
+        "{}",
+        error[0]
+    );
 }

@@ -1,8 +1,8 @@
-//! What runs beside what, by the simulated GPUs' clock, which orders work and measures nothing: buckets are reduced beside the backward
-//! of the layers below, batches are copied beside the step before.
+//! What overlaps, by the simulated GPUs' clock, which orders work and measures nothing: buckets are
+//! reduced during the backward of lower layers, and batches are copied during the previous step.
 
 use crate::gpu;
-use crate::job::Folder;
+use crate::support::job::Folder;
 
 /// A piece of work.
 #[derive(Debug, serde::Deserialize)]
@@ -25,8 +25,8 @@ impl Piece {
     }
 }
 
-/// Four layers in buckets of about one each, 12 steps, of which the host looks at the first and the last. Batches large enough for their
-/// copy to last longer than the few numbers that a step begins with.
+/// Four layers in buckets of about one each, 12 steps; the host looks at the first and the last.
+/// Batches are large enough that their copy outlasts the few numbers at a step's start.
 const STEPS: usize = 12;
 const WORDS: &str = "--data glyphs,rows=512,held-out=0 --hidden 64,64,64 --bucket-mb 0.02 --batch-size 128 --epochs 3 \
                      --log-every 100 --threads 1 --device cuda --data-on-device off --out OUT";
@@ -40,27 +40,54 @@ fn timelines(flags: &str) -> Vec<Vec<Piece>> {
     let folder = Folder::new("timeline");
     let pattern = folder.path().join("timeline-%p");
     let job = folder.ranks(2, &format!("{WORDS} {flags}")).on_gpus();
-    job.env("SIMCUDA_TIMELINE", pattern.to_str().expect("a temporary folder's name is UTF-8")).run().assert_well();
-    let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let timelines = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("timeline-"));
+    job.env(
+        "SIMCUDA_TIMELINE",
+        pattern
+            .to_str()
+            .expect("a temporary folder's name is UTF-8"),
+    )
+    .run()
+    .assert_well();
+    let files = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let timelines = files.filter(|path| {
+        path.file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with("timeline-")
+    });
     timelines
         .map(|path| {
             let text = std::fs::read_to_string(path).unwrap();
-            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+            text.lines()
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect()
         })
         .collect()
 }
 
-/// How many reductions of buckets ran beside products of the backward, and how many copies of batches beside a step.
+/// How many bucket reductions overlapped backward products, and how many batch copies overlapped a
+/// step.
 fn overlaps(timeline: &[Piece]) -> [usize; 2] {
-    let beside = |piece: &Piece, other: &dyn Fn(&Piece) -> bool| timeline.iter().any(|o| other(o) && o.overlaps(piece));
+    let beside = |piece: &Piece, other: &dyn Fn(&Piece) -> bool| {
+        timeline.iter().any(|o| other(o) && o.overlaps(piece))
+    };
     let count = |is: &dyn Fn(&Piece) -> bool, other: &dyn Fn(&Piece) -> bool| {
-        timeline.iter().filter(|piece| is(piece) && beside(piece, other)).count()
+        timeline
+            .iter()
+            .filter(|piece| is(piece) && beside(piece, other))
+            .count()
     };
     let is_reduction = |piece: &Piece| piece.part == "nccl" && piece.bytes >= BUCKET_BYTES;
-    let is_batch = |piece: &Piece| piece.part == "copy" && piece.bytes == BATCH_BYTES && piece.what.contains("HtoD");
+    let is_batch = |piece: &Piece| {
+        piece.part == "copy" && piece.bytes == BATCH_BYTES && piece.what.contains("HtoD")
+    };
     let is_product = |piece: &Piece| piece.what.starts_with("cublasLtMatmul");
-    [count(&is_reduction, &Piece::is_of_backward), count(&is_batch, &is_product)]
+    [
+        count(&is_reduction, &Piece::is_of_backward),
+        count(&is_batch, &is_product),
+    ]
 }
 
 #[test]
@@ -75,13 +102,24 @@ fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_s
         assert_eq!(timelines.len(), 2, "one a rank");
         for timeline in &timelines {
             let [reductions, copies] = overlaps(timeline);
-            // At least the first bucket of each step: by this clock a reduction takes longer than the backward of so small a layer.
-            assert!(reductions >= STEPS, "--graph {graph}: {reductions} reductions beside the backward");
+            // At least the first bucket of each step: by this clock a reduction outlasts the
+            // backward of so small a layer.
+            assert!(
+                reductions >= STEPS,
+                "--graph {graph}: {reductions} reductions beside the backward"
+            );
             // The first has no step before it, and the host waits for the first step's log.
-            assert!(copies >= STEPS - 4, "--graph {graph}: {copies} batches beside a step");
+            assert!(
+                copies >= STEPS - 4,
+                "--graph {graph}: {copies} batches beside a step"
+            );
         }
     }
     for timeline in timelines("--graph off --overlap off") {
-        assert_eq!(overlaps(&timeline)[0], 0, "reductions are a part of the compute stream's work");
+        assert_eq!(
+            overlaps(&timeline)[0],
+            0,
+            "reductions are a part of the compute stream's work"
+        );
     }
 }

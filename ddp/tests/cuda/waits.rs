@@ -1,13 +1,16 @@
-//! Every wait of the reducer, the step, the loader and the groups of GPUs is needed. As in `tests/waits.rs`, which asks the same of `kernels/`: jobs
-//! that have all of them are run again and again, and in each run one wait of rank 0 orders nothing. That must be noticed: by a finding, by an error, by
-//! another model, by another number in the record. A place in the source of which no missing wait is noticed must be in the list of those that are
-//! redundant, with the reason.
+//! Every wait of the reducer, the step, the loader and the GPU groups is needed, as
+//! `tests/waits.rs` shows for `kernels/`. Jobs are repeated, and in each run one wait of rank 0 has
+//! no effect. That must be noticed: by a finding, an error, another model or another number in the
+//! record. A place in the source where no missing wait is noticed must be in the list of redundant
+//! ones, with the reason.
 //!
-//! Waits that `kernels/` has of itself (a stream's first use of some memory, a copy that is over when it returns) count for the place that
-//! asked for it: nobody may rely on what happens to be waited for by others.
+//! Waits inside `kernels/` (a stream's first use of memory, a copy that is complete when it
+//! returns) count for the place that called them: a caller may not rely on what happens to be
+//! waited for.
 //!
-//! Each place waits in every step. So the waits from the middle of a job on are tried, as many as a step has of a place at most, until one is
-//! noticed. With DDP_LONG=1 all are, and the table that is printed counts them.
+//! Each place waits in every step. So the waits from the middle of a job on are tried, at most as
+//! many as a step has of a place, until one is noticed. A commit tries a slice of the places; the
+//! long run tries every wait of every place, and the table that it prints counts them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,10 +21,11 @@ use ddp_comm::Reduce;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
-use crate::common::on_ranks;
-use crate::job::Folder;
 use crate::orders::{STEPS, Way, machine_of, side_by_side};
-use crate::record::model_bytes;
+use crate::support::job::Folder;
+use crate::support::record::model_bytes;
+use crate::support::test_name;
+use crate::support::training::on_ranks;
 
 /// What may be left out, and why: a part of a place, or of the line there.
 const REDUNDANT: [(&str, &str); 6] = [
@@ -63,14 +67,17 @@ const OF_TWO_GPUS: [Case; 5] = [
     training(1, 2, "--devices-per-rank 2 --data-on-device off"),
     Case::Streams,
 ];
-const OF_FOUR_GPUS: [Case; 2] = [training(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1"), Case::Streams];
+const OF_FOUR_GPUS: [Case; 2] = [
+    training(2, 4, "--devices-per-rank 2 --data-on-device off --zero 1"),
+    Case::Streams,
+];
 
 const fn training(ranks: usize, gpus: usize, flags: &'static str) -> Case {
     Case::Training(Way { ranks, gpus, flags })
 }
 
 /// Where waits are asked about.
-const ROOMS: [&str; 4] = ["ddp/src/reducer", "ddp/src/step", "ddp/src/data/loader", "comm/src/nccl"];
+const ROOMS: [&str; 4] = ["src/reducer", "src/step", "/loader", "comm/src/nccl"];
 
 /// What a job comes to.
 #[derive(PartialEq)]
@@ -83,7 +90,8 @@ struct Outcome {
 /// What is run again and again.
 enum Case {
     Training(Way),
-    /// Ranks as threads that use their group on several streams, as a training does not: `groups_on_several_streams`.
+    /// Ranks as threads that use their group on several streams, unlike a training:
+    /// `groups_on_several_streams`.
     Streams,
 }
 
@@ -100,23 +108,44 @@ impl Case {
         match self {
             Case::Training(way) => {
                 // Nothing runs before it has to: what is read too early is not there.
-                let ended = way.job(folder, variables).env("SIMCUDA_SCHEDULE", "lazy").run();
+                let ended = way
+                    .job(folder, variables)
+                    .env("SIMCUDA_SCHEDULE", "lazy")
+                    .run();
                 if ended.exit_code() != Some(0) {
                     return Err(ended.to_string());
                 }
                 let record = folder.record();
                 let events = record.all("step").into_iter().chain(record.all("eval"));
-                let numbers =
-                    events.map(|event| ["loss", "accuracy", "grad_norm"].map(|name| event[name].to_string()).concat());
-                Ok(Outcome { model: model_bytes(&folder.out(), STEPS), numbers: numbers.collect() })
+                let numbers = events.map(|event| {
+                    ["loss", "accuracy", "grad_norm"]
+                        .map(|name| event[name].to_string())
+                        .concat()
+                });
+                Ok(Outcome {
+                    model: model_bytes(&folder.out(), STEPS),
+                    numbers: numbers.collect(),
+                })
             }
             Case::Streams => {
-                let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
-                command.args(["--exact", "waits::groups_on_several_streams", "--include-ignored", "--test-threads=1"]);
-                command.envs(variables.split_once('=')).env("SIMCUDA_SCHEDULE", "lazy").env("SIMCUDA_DEVICES", "2");
+                let mut command =
+                    Command::new(std::env::current_exe().expect("this program has a path"));
+                command.args([
+                    "--exact",
+                    "waits::groups_on_several_streams",
+                    "--include-ignored",
+                    "--test-threads=1",
+                ]);
+                command
+                    .envs(variables.split_once('='))
+                    .env("SIMCUDA_SCHEDULE", "lazy")
+                    .env("SIMCUDA_DEVICES", "2");
                 let output = command.output().expect("this program can be started again");
                 match output.status.success() {
-                    true => Ok(Outcome { model: Vec::new(), numbers: Vec::new() }),
+                    true => Ok(Outcome {
+                        model: Vec::new(),
+                        numbers: Vec::new(),
+                    }),
                     false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
                 }
             }
@@ -124,8 +153,8 @@ impl Case {
     }
 }
 
-/// Run by the tests below, in a process of its own. The threads give their work to their devices one after the other, so that waits have the
-/// same numbers in every run.
+/// Run by the tests below in a process of its own. The threads submit work to their devices in
+/// turn, so that waits have the same numbers in every run.
 #[test]
 #[ignore = "a part of every_wait_of_ranks_with_a_gpu_each_is_needed"]
 fn groups_on_several_streams() {
@@ -149,7 +178,11 @@ fn groups_on_several_streams() {
             world.barrier()?;
         }
         for turn in 0..world.size() {
-            for (ones, stream) in reduced.iter().zip(streams.iter().cycle()).filter(|_| turn == world.rank()) {
+            for (ones, stream) in reduced
+                .iter()
+                .zip(streams.iter().cycle())
+                .filter(|_| turn == world.rank())
+            {
                 assert_eq!(stream.scope(|| ones.to_vec::<f32>())?, [2.0; COUNT]);
             }
             world.barrier()?;
@@ -164,40 +197,61 @@ struct Wait {
     place: String,
 }
 
-/// The place of a call stack that is asked about: where in `ROOMS` the wait or what waits was asked for, what of `kernels/` it is, and how that was
-/// come to within the room. None for a wait of other places.
+/// The place of a call stack: where in `ROOMS` the wait was requested, which function of `kernels/`
+/// it is, and the path within the room. None for waits of other rooms.
 fn place_of(stack: &str) -> Option<String> {
     let frames: Vec<&str> = stack.split(" < ").collect();
-    let is_asked = |frame: &&str| frame.contains(" at ddp/src/") || frame.contains(" at comm/src/");
+    let is_asked = |frame: &&str| frame.contains(" at ddp/") || frame.contains(" at comm/src/");
     let asked = frames.iter().position(is_asked)?;
     let room = ROOMS.iter().find(|room| frames[asked].contains(*room))?;
     let wrappers = ["kernels/src/cuda/queue.rs", "kernels/src/cuda/fault.rs"];
-    let is_wrapper = |frame: &str| frame.starts_with('{') || wrappers.iter().any(|file| frame.contains(file));
+    let is_wrapper = |frame: &str| {
+        parts(frame).0 == "{closure}" || wrappers.iter().any(|file| frame.contains(file))
+    };
     let of_kernels = |frame: &&&str| frame.contains(" at kernels/src/") && !is_wrapper(frame);
-    let kind = frames[..asked].iter().find(of_kernels).map_or("", |frame| plain(frame).0);
-    let line = plain(frames[asked]).1;
+    let kind = frames[..asked]
+        .iter()
+        .find(of_kernels)
+        .map_or("", |frame| parts(frame).0);
+    let line = parts(frames[asked]).1;
     let mut place = format!("{line} `{}`, {kind}", source_at(line));
-    for frame in frames[asked..].iter().take_while(|frame| frame.contains(*room)) {
-        place += &format!(" < {}", plain(frame).0);
+    for frame in frames[asked..]
+        .iter()
+        .take_while(|frame| frame.contains(*room))
+    {
+        place += &format!(" < {}", parts(frame).0);
     }
-    let is_captured = frames.iter().any(|frame| frame.starts_with("capture<") && frame.contains("cuda/capture.rs"));
-    Some(if is_captured { format!("{place}, captured") } else { place })
+    let is_captured = frames
+        .iter()
+        .any(|frame| frame.starts_with("capture_at at kernels/src/stream/graph.rs"));
+    Some(if is_captured {
+        format!("{place}, captured")
+    } else {
+        place
+    })
 }
 
-/// What stands at a line of the workspace's sources, given as FILE:LINE: it says more than a number, and stays when lines are put above it.
+/// Function and FILE:LINE of a frame; of a closure, without the function that it is in.
+fn parts(frame: &str) -> (&str, &str) {
+    let frame = frame.rsplit("::").next().unwrap_or(frame);
+    frame.split_once(" at ").unwrap_or((frame, ""))
+}
+
+/// The text of a source line given as FILE:LINE: it says more than a number, and survives
+/// insertions above it.
 fn source_at(place: &str) -> String {
-    let Some((file, line)) = place.rsplit_once(':') else { return String::new() };
+    let Some((file, line)) = place.rsplit_once(':') else {
+        return String::new();
+    };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let index = line.parse::<usize>().expect("a line is a number");
-    text.lines().nth(index - 1).unwrap_or_default().trim().to_string()
-}
-
-/// Function and line of a frame, without what the compiler adds to a function's name: `element<f32> at …` is `element`.
-fn plain(frame: &str) -> (&str, &str) {
-    let (function, line) = frame.split_once(" at ").unwrap_or((frame, ""));
-    let function = function.split('<').next().unwrap_or(function);
-    (function, line)
+    text.lines()
+        .nth(index - 1)
+        .unwrap_or_default()
+        .trim()
+        .to_string()
 }
 
 /// The waits of rank 0 that are asked about, in order, and what the job comes to.
@@ -205,7 +259,8 @@ fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
     let folder = Folder::new("list");
     let list = folder.path().join("waits");
     let outcome = case.run(&folder, &format!("SIMCUDA_COUNT_WAITS={}", list.display()));
-    let outcome = outcome.unwrap_or_else(|ended| panic!("{}, with every wait: {ended}", case.name()));
+    let outcome =
+        outcome.unwrap_or_else(|ended| panic!("{}, with every wait: {ended}", case.name()));
     let text = std::fs::read_to_string(&list).expect("the simulator has listed the waits");
     let has_lines = text.contains(" at kernels/src/");
     assert!(
@@ -214,15 +269,23 @@ fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
     );
     let wait = |line: &str| {
         let (number, rest) = line.split_once(' ')?;
-        Some(Wait { number: number.parse().ok()?, place: place_of(rest.split_once(' ')?.1)? })
+        Some(Wait {
+            number: number.parse().ok()?,
+            place: place_of(rest.split_once(' ')?.1)?,
+        })
     };
     (text.lines().filter_map(wait).collect(), outcome)
 }
 
-/// As many waits of a place are tried at least, if there are so many: what one of them waits for may have been waited for already.
+/// The smallest number of waits tried at a place, if it has so many: an earlier wait may cover what
+/// one of them waits for.
 const TRIES_MIN: usize = 6;
 
-/// A place that waits: how often it did, how often it was tried without, and how often somebody noticed.
+/// The places in which a commit leaves waits out.
+const PLACES: usize = 6;
+
+/// A place that waits: how often it did, how often a wait was left out, and how often that was
+/// noticed.
 #[derive(Default)]
 struct Seen {
     waits: usize,
@@ -234,13 +297,20 @@ fn argued(place: &str) -> bool {
     REDUNDANT.iter().any(|(known, _)| place.contains(known))
 }
 
-/// Leaves out one wait of a place after the other.
-fn try_without(case: &Case, outcome: &Outcome, numbers: &[usize], seen: &mut Seen, all: bool) {
-    // From the middle on.
+/// Leaves out one wait of a place after the other, from the middle of the job on.
+fn try_without(case: &Case, outcome: &Outcome, numbers: &[usize], seen: &mut Seen) {
+    let all = ddp_slice::is_all();
     let (before, after) = numbers.split_at(numbers.len() / 2);
-    let most = if all { numbers.len() } else { numbers.len().div_ceil(STEPS as usize).max(TRIES_MIN) };
+    let most = if all {
+        numbers.len()
+    } else {
+        numbers.len().div_ceil(STEPS as usize).max(TRIES_MIN)
+    };
     for number in after.iter().chain(before).take(most) {
-        let without = case.run(&Folder::new("waits"), &format!("SIMCUDA_IGNORE_WAIT={number}"));
+        let without = case.run(
+            &Folder::new("waits"),
+            &format!("SIMCUDA_IGNORE_WAIT={number}"),
+        );
         let noticed = !without.is_ok_and(|without| without == *outcome);
         seen.tried += 1;
         seen.noticed += usize::from(noticed);
@@ -250,36 +320,49 @@ fn try_without(case: &Case, outcome: &Outcome, numbers: &[usize], seen: &mut See
     }
 }
 
-fn is_long() -> bool {
-    std::env::var("DDP_LONG").is_ok_and(|value| value == "1")
-}
+/// The numbers of the waits of each place.
+type Waits = BTreeMap<String, Vec<usize>>;
 
-/// The places of these jobs that wait.
+/// All places of these jobs that wait; in a slice of them waits are left out.
 fn places_of(cases: &[Case]) -> BTreeMap<String, Seen> {
-    let all = is_long();
-    let places: Mutex<BTreeMap<String, Seen>> = Mutex::default();
+    let mut places: BTreeMap<String, Seen> = BTreeMap::new();
+    let mut jobs: Vec<(&Case, Outcome, Waits)> = Vec::new();
     for case in cases {
         let (waits, outcome) = waits_of(case);
-        let mut by_place: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        waits.iter().for_each(|wait| by_place.entry(&wait.place).or_default().push(wait.number));
-        let by_place: Vec<(&str, Vec<usize>)> = by_place.into_iter().collect();
-        side_by_side(&by_place, |(place, numbers)| {
-            let lock = || places.lock().expect("nothing panics under this lock");
-            let mut seen = lock().remove(*place).unwrap_or_default();
-            seen.waits += numbers.len();
-            // The small one is always played through: it shows what trainings do not.
-            if all || matches!(case, Case::Streams) || !(seen.noticed > 0 || argued(place)) {
-                try_without(case, &outcome, numbers, &mut seen, all);
-            }
-            lock().insert(place.to_string(), seen);
-        });
+        let mut by_place = Waits::new();
+        for wait in waits {
+            places.entry(wait.place.clone()).or_default().waits += 1;
+            by_place.entry(wait.place).or_default().push(wait.number);
+        }
+        jobs.push((case, outcome, by_place));
     }
+    let chosen = ddp_slice::from(&test_name(), places.keys().cloned(), PLACES);
+    let places = Mutex::new(places);
+    side_by_side(&chosen, |place| {
+        let mut seen = Seen::default();
+        for (case, outcome, by_place) in &jobs {
+            let Some(numbers) = by_place.get(place) else {
+                continue;
+            };
+            // The small one is always played through: it shows what trainings do not.
+            let is_settled = seen.noticed > 0 || argued(place);
+            if ddp_slice::is_all() || matches!(case, Case::Streams) || !is_settled {
+                try_without(case, outcome, numbers, &mut seen);
+            }
+        }
+        let mut places = places.lock().expect("nothing panics under this lock");
+        let waits = places[place].waits;
+        places.insert(place.clone(), Seen { waits, ..seen });
+    });
     places.into_inner().expect("nothing panics under this lock")
 }
 
 fn table(places: &BTreeMap<String, Seen>) -> String {
     let row = |(place, seen): (&String, &Seen)| {
-        format!("{place}: {} of {} noticed, of {}", seen.noticed, seen.tried, seen.waits)
+        format!(
+            "{place}: {} of {} noticed, of {}",
+            seen.noticed, seen.tried, seen.waits
+        )
     };
     places.iter().map(row).collect::<Vec<String>>().join("\n")
 }
@@ -289,9 +372,17 @@ fn table(places: &BTreeMap<String, Seen>) -> String {
 fn assert_all_are_needed(places: &BTreeMap<String, Seen>) {
     let table = table(places);
     println!("{table}");
-    let is_unnoticed = |(place, seen): &(&String, &Seen)| seen.noticed == 0 && !argued(place);
-    let unnoticed: Vec<&String> = places.iter().filter(is_unnoticed).map(|(place, _)| place).collect();
-    assert!(unnoticed.is_empty(), "left out, and nobody noticed: {unnoticed:#?}\n{table}");
+    let is_unnoticed =
+        |(place, seen): &(&String, &Seen)| seen.tried > 0 && seen.noticed == 0 && !argued(place);
+    let unnoticed: Vec<&String> = places
+        .iter()
+        .filter(is_unnoticed)
+        .map(|(place, _)| place)
+        .collect();
+    assert!(
+        unnoticed.is_empty(),
+        "left out, and nobody noticed: {unnoticed:#?}\n{table}"
+    );
     assert!(places.len() >= 15, "{table}");
 }
 
@@ -301,14 +392,18 @@ fn every_wait_of_ranks_with_a_gpu_each_is_needed() {
     let places = places_of(&OF_TWO_GPUS);
     assert_all_are_needed(&places);
     for (known, _) in REDUNDANT {
-        assert!(places.keys().any(|place| place.contains(known)), "{known} waits no more:\n{}", table(&places));
+        assert!(
+            places.keys().any(|place| place.contains(known)),
+            "{known} waits no more:\n{}",
+            table(&places)
+        );
     }
 }
 
-/// The same places as above, in another setting: for DDP_LONG.
+/// The same places as above, in another setting: in the long run.
 #[test]
 fn every_wait_of_ranks_with_two_gpus_each_is_needed() {
-    if !is_long() {
+    if !ddp_slice::is_all() {
         return;
     }
     let Some(_gpu) = machine_of(4) else { return };

@@ -1,16 +1,29 @@
 //! One process, and ranks whose launcher gives them less than they could have.
 
-use crate::job::{END_MAX, Folder, QUICK};
+use crate::support::job::{END_MAX, Folder, QUICK};
 
 #[test]
 fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
     let folder = Folder::new("slurm");
     let ended = folder.alone(QUICK).env("SLURM_NTASKS", "4").run();
     ended.assert_well();
-    let warnings: Vec<&str> = ended.stderr.lines().filter(|line| line.contains("WARN")).collect();
-    let [warning] = warnings[..] else { panic!("one warning: {ended}") };
-    assert!(warning.contains("this process is alone, but Slurm speaks of 4 tasks (SLURM_NTASKS=4)"), "{ended}");
-    let way_out = if cfg!(feature = "mpi") { "srun --mpi=pmix" } else { "without the feature mpi" };
+    let warnings: Vec<&str> = ended
+        .stderr
+        .lines()
+        .filter(|line| line.contains("WARN"))
+        .collect();
+    let [warning] = warnings[..] else {
+        panic!("one warning: {ended}")
+    };
+    assert!(
+        warning.contains("this process is alone, but Slurm reports 4 tasks (SLURM_NTASKS=4)"),
+        "{ended}"
+    );
+    let way_out = if cfg!(feature = "mpi") {
+        "srun --mpi=pmix"
+    } else {
+        "without the feature mpi"
+    };
     assert!(warning.contains(way_out), "{ended}");
     assert_eq!(folder.record().start()["world"]["ranks"], 1);
     assert_eq!(folder.checkpoints(), ["step-00000008"]);
@@ -18,14 +31,20 @@ fn a_process_that_a_scheduler_left_alone_is_warned_and_trains() {
 
 #[test]
 fn one_task_is_no_reason_to_warn() {
-    let ended = Folder::new("one-task").alone(QUICK).env("SLURM_NTASKS", "1").run();
+    let ended = Folder::new("one-task")
+        .alone(QUICK)
+        .env("SLURM_NTASKS", "1")
+        .run();
     ended.assert_well();
     assert!(!ended.stderr.contains("WARN"), "{ended}");
 }
 
 /// The first core that this process may run on; none where taskset is missing.
 fn first_core() -> Option<String> {
-    let output = std::process::Command::new("taskset").args(["-cp", &std::process::id().to_string()]).output().ok()?;
+    let output = std::process::Command::new("taskset")
+        .args(["-cp", &std::process::id().to_string()])
+        .output()
+        .ok()?;
     let list = String::from_utf8(output.stdout).ok()?;
     let cores = list.rsplit_once(": ")?.1.trim();
     Some(cores.split([',', '-']).next()?.to_string())
@@ -38,7 +57,9 @@ fn threads_are_as_many_as_the_mask_has_cores() {
         return;
     };
     let folder = Folder::new("mask");
-    let ended = folder.in_shell(&format!("set -- taskset -c {core} \"$@\""), QUICK).run();
+    let ended = folder
+        .in_shell(&format!("set -- taskset -c {core} \"$@\""), QUICK)
+        .run();
     ended.assert_well();
     assert_eq!(folder.record().start()["world"]["threads"], 1);
 }
@@ -54,20 +75,35 @@ fn a_rank_that_is_bound_to_one_core_says_how_to_lift_it_and_trains() {
     let ended = folder.bound_ranks(1, QUICK).run();
     ended.assert_well();
     assert_eq!(ended.stderr.matches("WARN").count(), 1, "{ended}");
-    assert!(ended.stderr.contains("rank 0 may run on 1 core only"), "{ended}");
+    assert!(
+        ended.stderr.contains("rank 0 may run on 1 core only"),
+        "{ended}"
+    );
     assert!(ended.stderr.contains("mpirun --bind-to none"), "{ended}");
     assert_eq!(folder.record().start()["world"]["threads"], 1);
 }
 
 #[test]
 fn one_process_fails_in_its_own_words() {
-    for (kind, exit_code, words) in
-        [("panic", 70, "panicked at "), ("error", 65, "a fault on purpose in Log of step 3")]
-    {
+    for (kind, exit_code, words) in [
+        ("panic", 70, "panicked at "),
+        ("error", 65, "a fault on purpose in Log of step 3"),
+    ] {
         let folder = Folder::new("alone");
-        let ended = folder.alone(QUICK).env("DDP_TEST_FAULT", &format!("0:log:3:{kind}")).run();
-        assert!(ended.assert_fails(exit_code).starts_with(&format!("ddp-train: {words}")), "{ended}");
-        assert!(ended.after_step_2.is_some_and(|took| took <= END_MAX), "{ended}");
+        let ended = folder
+            .alone(QUICK)
+            .env("DDP_TEST_FAULT", &format!("0:log:3:{kind}"))
+            .run();
+        assert!(
+            ended
+                .assert_fails(exit_code)
+                .starts_with(&format!("ddp-train: {words}")),
+            "{ended}"
+        );
+        assert!(
+            ended.after_step_2.is_some_and(|took| took <= END_MAX),
+            "{ended}"
+        );
         assert_eq!(folder.record().of_steps("step"), [1.0, 2.0]);
         assert_eq!(folder.checkpoints(), [""; 0]);
     }
@@ -76,8 +112,15 @@ fn one_process_fails_in_its_own_words() {
 #[test]
 fn a_killed_process_leaves_a_record_of_whole_lines() {
     let folder = Folder::new("killed");
-    let ended = folder.alone(QUICK).env("DDP_TEST_FAULT", "0:optimizer:3:kill").run();
-    assert_eq!((ended.exit_code(), ended.signal()), (None, Some(9)), "{ended}");
+    let ended = folder
+        .alone(QUICK)
+        .env("DDP_TEST_FAULT", "0:optimizer:3:kill")
+        .run();
+    assert_eq!(
+        (ended.exit_code(), ended.signal()),
+        (None, Some(9)),
+        "{ended}"
+    );
     let record = folder.record();
     assert_eq!(record.of_steps("step"), [1.0, 2.0]);
     assert!(record.end().is_none());

@@ -1,17 +1,23 @@
-//! The placement audit at the end of a run: what it says of ranks that do the same, and when it is left out.
+//! The placement audit at the end of a run: what it reports if all ranks do the same, and when it
+//! is left out.
 
 use serde_json::Value;
 
-use crate::job::{Folder, QUICK};
-use crate::record::Record;
+use crate::support::job::{Folder, QUICK};
+use crate::support::record::Record;
 #[cfg(feature = "mpi")]
-use crate::record::number;
+use crate::support::record::number;
 
 /// The event, which is the last but one; and what the run said on standard error.
 #[track_caller]
 fn placement(record: &Record) -> &Value {
-    let [.., placement, end] = &record.0[..] else { panic!("a record of two lines or more: {record:?}") };
-    assert_eq!((&placement["event"], &end["event"]), (&"placement".into(), &"end".into()));
+    let [.., placement, end] = &record.0[..] else {
+        panic!("a record of two lines or more: {record:?}")
+    };
+    assert_eq!(
+        (&placement["event"], &end["event"]),
+        (&"placement".into(), &"end".into())
+    );
     placement
 }
 
@@ -20,12 +26,26 @@ fn a_run_alone_on_the_cpu_moves_nothing() {
     let folder = Folder::new("audit-alone");
     let ended = folder.alone(QUICK).run();
     ended.assert_well();
-    assert!(ended.stderr.contains("\nplacement: nothing crossed between devices in 8 steps\n"), "{ended}");
+    assert!(
+        ended
+            .stderr
+            .contains("\nplacement: nothing crossed between devices in 8 steps\n"),
+        "{ended}"
+    );
     let record = folder.record();
     let placement = placement(&record);
-    assert_eq!((&placement["steps"], &placement["simulated"]), (&8.into(), &false.into()));
+    assert_eq!(
+        (&placement["steps"], &placement["simulated"]),
+        (&8.into(), &false.into())
+    );
     assert_eq!(placement["ranks"].as_array().map(Vec::len), Some(1));
-    assert_eq!(placement["ranks"][0]["per_step"].as_object().map(|kinds| kinds.len()), Some(0), "{placement}");
+    assert_eq!(
+        placement["ranks"][0]["per_step"]
+            .as_object()
+            .map(|kinds| kinds.len()),
+        Some(0),
+        "{placement}"
+    );
 }
 
 #[cfg(feature = "mpi")]
@@ -40,36 +60,71 @@ fn every_rank_is_in_it_with_what_it_gave_to_the_others() {
     let ranks = placement["ranks"].as_array().expect("one entry a rank");
     assert_eq!(ranks.len(), 3);
     for (rank, entry) in ranks.iter().enumerate() {
-        assert_eq!((&entry["rank"], &entry["devices"]), (&rank.into(), &serde_json::json!(["cpu"])));
+        assert_eq!(
+            (&entry["rank"], &entry["devices"]),
+            (&rank.into(), &serde_json::json!(["cpu"]))
+        );
         let given = &entry["per_step"]["between ranks"];
-        // A call for each bucket, and one for the sums of losses: four f32 beside 12,730 gradients, whose buckets may be padded.
+        // One call for each bucket and one for the sums of losses: four f32 beside 12,730
+        // gradients, whose buckets may be padded.
         assert_eq!(number(given, "count"), buckets + 1.0, "{placement}");
         let bytes = (12_730 + 4) as f64 * 4.0;
-        assert!((bytes..bytes + 4096.0).contains(&number(given, "bytes")), "{placement}");
+        assert!(
+            (bytes..bytes + 4096.0).contains(&number(given, "bytes")),
+            "{placement}"
+        );
     }
     // Of each batch of 32 rows two ranks have one more than the third.
     let rows: f64 = ranks.iter().map(|rank| number(rank, "rows")).sum();
     assert_eq!((rows, number(&ranks[0], "passes")), (256.0, 8.0));
-    assert!(ended.stderr.contains("\nplacement, per rank and step, mean of 8 steps:\n  rank    on "), "{ended}");
+    assert!(
+        ended
+            .stderr
+            .contains("\nplacement, per rank and step, mean of 8 steps:\n  rank    on "),
+        "{ended}"
+    );
     assert!(ended.stderr.contains("\n  0 to 2  cpu "), "{ended}");
-    assert!(ended.stderr.contains("\n  no differences between ranks in a step\n"), "{ended}");
+    assert!(
+        ended
+            .stderr
+            .contains("\n  no differences between ranks in a step\n"),
+        "{ended}"
+    );
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn uneven_shares_are_no_difference() {
     let words = "--data glyphs,rows=203,held-out=7 --hidden 16 --out OUT";
-    crate::job::all_at_once(
-        ["--batch-size 10 --micro-batch 2 --epochs 2", "--batch-size 3 --steps 9", "--batch-size 200 --epochs 2"],
+    crate::support::job::all_at_once(
+        [
+            "--batch-size 10 --micro-batch 2 --epochs 2",
+            "--batch-size 3 --steps 9",
+            "--batch-size 200 --epochs 2",
+        ],
         |flags| {
             let folder = Folder::new("audit-uneven");
-            folder.ranks(4, &format!("{words} {flags}")).run().assert_well();
+            folder
+                .ranks(4, &format!("{words} {flags}"))
+                .run()
+                .assert_well();
             let record = folder.record();
             let placement = placement(&record);
-            let rows: Vec<f64> =
-                placement["ranks"].as_array().unwrap().iter().map(|rank| number(rank, "rows")).collect();
-            assert!(rows.iter().any(|&own| own != rows[0]), "{flags}: {placement}");
-            assert_eq!(placement["differences"].as_array().map(Vec::len), Some(0), "{flags}: {placement}");
+            let rows: Vec<f64> = placement["ranks"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|rank| number(rank, "rows"))
+                .collect();
+            assert!(
+                rows.iter().any(|&own| own != rows[0]),
+                "{flags}: {placement}"
+            );
+            assert_eq!(
+                placement["differences"].as_array().map(Vec::len),
+                Some(0),
+                "{flags}: {placement}"
+            );
         },
     );
 }

@@ -1,16 +1,25 @@
 //! What people type: help, the version, flags that are wrong, and folders that are taken.
 
-use crate::job::{Ended, Folder, QUICK};
+use crate::support::job::{Ended, Folder, QUICK};
 
 /// Flags that cannot be, and what the message must name.
 const WRONG: &[(&str, &[&str])] = &[
-    ("--batch-size x", &["'x'", "--batch-size", "expected a whole number"]),
+    (
+        "--batch-size x",
+        &["'x'", "--batch-size", "expected a whole number"],
+    ),
     ("--batch-size -1", &["'-1'", "--batch-size"]),
-    ("--batch-size 0", &["--batch-size 0: expected a whole number from 1"]),
+    (
+        "--batch-size 0",
+        &["--batch-size 0: expected a whole number from 1"],
+    ),
     ("--micro-batch 0", &["--micro-batch 0"]),
     ("--epochs 0", &["--epochs 0", "--steps 0"]),
     ("--steps 5 --epochs 2", &["--steps 5", "--epochs 2"]),
-    ("--steps 5 --warmup-steps 6", &["--warmup-steps 6", "5 steps"]),
+    (
+        "--steps 5 --warmup-steps 6",
+        &["--warmup-steps 6", "5 steps"],
+    ),
     ("--lr fast", &["'fast'", "--lr"]),
     ("--lr nan", &["--lr NaN"]),
     ("--lr -1", &["--lr -1"]),
@@ -24,24 +33,72 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--data synthetic:mnist", &["'synthetic:mnist'", "glyphs"]),
     ("--data glyphs,rows=x", &["rows"]),
     ("--data glyphs,rows=0", &["rows"]),
-    ("--class-weights 1,2", &["--class-weights 2 of them", "10 weights"]),
-    ("--data synthetic:regression,rows=64 --label-smoothing 0.1", &["--label-smoothing 0.1", "classes"]),
+    (
+        "--class-weights 1,2",
+        &["--class-weights 2 of them", "10 weights"],
+    ),
+    (
+        "--data synthetic:regression,rows=64 --label-smoothing 0.1",
+        &["--label-smoothing 0.1", "classes"],
+    ),
     ("--data glyphs,rows=8 --drop-last", &["--drop-last"]),
     ("--freeze 7", &["--freeze 7", "0.weight, 0.bias, 2.weight"]),
-    ("--device cuda", &["--device cuda: expected a device that can be used here, but", "--device cpu"]),
-    ("--device cuda:9", &["--device cuda:9: expected a device that can be used here"]),
+    (
+        "--device cuda",
+        &[
+            "--device cuda: expected a device that can be used here, but",
+            "--device cpu",
+        ],
+    ),
+    (
+        "--device cuda:9",
+        &["--device cuda:9: expected a device that can be used here"],
+    ),
     ("--graph on", &["--graph on: expected --device cuda"]),
     ("--graph maybe", &["'maybe'", "auto, on, off"]),
-    ("--graph on --devices-per-rank 2", &["--graph on: expected --devices-per-rank 1"]),
-    ("--devices-per-rank 0", &["--devices-per-rank 0: expected a whole number from 1"]),
-    ("--devices-per-rank 2", &["--devices-per-rank 2: expected --device cuda", "this run is on the CPU"]),
-    ("--device cuda --devices-per-rank 2", &["--device cuda: expected a device that can be used here, but"]),
-    ("--device cuda:0 --devices-per-rank 2", &["--device cuda:0: expected --device cuda with --devices-per-rank 2"]),
+    (
+        "--graph on --devices-per-rank 2",
+        &["--graph on: expected --devices-per-rank 1"],
+    ),
+    (
+        "--devices-per-rank 0",
+        &["--devices-per-rank 0: expected a whole number from 1"],
+    ),
+    (
+        "--devices-per-rank 2",
+        &[
+            "--devices-per-rank 2: expected --device cuda",
+            "this run is on the CPU",
+        ],
+    ),
+    (
+        "--device cuda --devices-per-rank 2",
+        &["--device cuda: expected a device that can be used here, but"],
+    ),
+    (
+        "--device cuda:0 --devices-per-rank 2",
+        &["--device cuda:0: expected --device cuda with --devices-per-rank 2"],
+    ),
     ("--dtype f16", &["'f16'", "f32, tf32, bf16"]),
-    ("--dtype bf16", &["--dtype bf16: expected --device cuda", "this run is on the CPU"]),
-    ("--dtype tf32 --device cpu", &["--dtype tf32: expected --device cuda"]),
-    ("--data-on-device on", &["--data-on-device on: expected --device cuda"]),
-    ("--zero 2", &["--zero 2: expected a whole number from 0 to 1"]),
+    (
+        "--dtype bf16",
+        &[
+            "--dtype bf16: expected --device cuda",
+            "this run is on the CPU",
+        ],
+    ),
+    (
+        "--dtype tf32 --device cpu",
+        &["--dtype tf32: expected --device cuda"],
+    ),
+    (
+        "--data-on-device on",
+        &["--data-on-device on: expected --device cuda"],
+    ),
+    (
+        "--zero 2",
+        &["--zero 2: expected a whole number from 0 to 1"],
+    ),
     ("bench mlp --device cuda", &["--device cuda: expected"]),
     ("bench mlp --graph on", &["--graph on: expected"]),
     ("--threads 0", &["--threads 0"]),
@@ -50,17 +107,23 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--progress loud", &["'loud'", "never"]),
     ("--no-such-flag", &["--no-such-flag"]),
     ("tarin", &["'tarin'", "'train'"]),
-    ("bench mlp --layers 784", &["--layers 784"]),
+    ("bench mlp --layers 784", &["'784'", "--layers"]),
     ("bench mlp --dtype bf16", &["--dtype bf16"]),
-    ("bench allreduce --mb 0", &["--mb 0"]),
+    ("bench allreduce --mb 0", &["'0'", "--mb"]),
     ("bench nothing", &["'nothing'", "ddp-train bench"]),
 ];
 
 #[track_caller]
 fn assert_wrong(ended: &Ended, named: &[&str]) {
     let cause = ended.assert_fails(2);
-    assert!(!cause.contains("error:") && !ended.stderr.contains("ddp-train: ddp-train:"), "{ended}");
-    let missing: Vec<_> = named.iter().filter(|part| !ended.stderr.contains(**part)).collect();
+    assert!(
+        !cause.contains("error:") && !ended.stderr.contains("ddp-train: ddp-train:"),
+        "{ended}"
+    );
+    let missing: Vec<_> = named
+        .iter()
+        .filter(|part| !ended.stderr.contains(**part))
+        .collect();
     assert!(missing.is_empty(), "{missing:?} is not in: {ended}");
 }
 
@@ -76,9 +139,15 @@ fn wrong_flags_end_with_2_and_are_named_once() {
 #[test]
 fn what_the_machine_has_not_is_refused_by_all_ranks_and_told_once() {
     for (words, named) in [
-        ("--device cuda", &["--device cuda: expected", "--device cpu"][..]),
+        (
+            "--device cuda",
+            &["--device cuda: expected", "--device cpu"][..],
+        ),
         ("--dtype bf16", &["--dtype bf16: expected --device cuda"]),
-        ("--devices-per-rank 2", &["--devices-per-rank 2: expected --device cuda"]),
+        (
+            "--devices-per-rank 2",
+            &["--devices-per-rank 2: expected --device cuda"],
+        ),
     ] {
         let folder = Folder::new("absent");
         assert_wrong(&folder.together(words).run(), named);
@@ -91,10 +160,19 @@ fn what_the_machine_has_not_is_refused_by_all_ranks_and_told_once() {
 fn a_gpu_that_is_named_is_for_one_rank() {
     let folder = Folder::new("named");
     let ended = folder.ranks(2, "--device cuda:0").run();
-    assert_wrong(&ended, &["--device cuda:0: expected --device cuda for 2 ranks", "--share-gpus"]);
+    assert_wrong(
+        &ended,
+        &[
+            "--device cuda:0: expected --device cuda for 2 ranks",
+            "--share-gpus",
+        ],
+    );
     // With sharing it comes to whether there is such a GPU.
     let ended = folder.ranks(2, "--device cuda:0 --share-gpus").run();
-    assert_wrong(&ended, &["--device cuda:0: expected GPUs that all 2 ranks can use, but on every rank: "]);
+    assert_wrong(
+        &ended,
+        &["--device cuda:0: expected GPUs that all 2 ranks can use, but on every rank: "],
+    );
 }
 
 #[test]
@@ -106,16 +184,36 @@ fn flags_may_be_given_once() {
 #[test]
 fn help_and_version_are_printed_once_and_end_well() {
     for (words, first, parts) in [
-        ("--help", "Trains a model", &["--batch-size <ROWS>", "Exit codes: 0 done"][..]),
-        ("train -h", "Train: ", &["--batch-size <ROWS>"]),
+        (
+            "--help",
+            "Trains a model",
+            &["--batch-size <ROWS>", "Exit codes: 0 done"][..],
+        ),
+        (
+            "train -h",
+            "Train; the default command",
+            &["--batch-size <ROWS>"],
+        ),
         ("bench mlp --help", "Training steps", &["--layers <WIDTHS>"]),
-        ("--version", concat!("ddp-train ", env!("CARGO_PKG_VERSION"), "\n"), &[]),
+        (
+            "--version",
+            concat!("ddp-train ", env!("CARGO_PKG_VERSION"), "\n"),
+            &[],
+        ),
     ] {
         let folder = Folder::new("help");
         for ended in [folder.alone(words).run(), folder.together(words).run()] {
             ended.assert_well();
-            assert!(ended.stdout.starts_with(first) && ended.stdout.matches(first).count() == 1, "{ended}");
-            assert!(parts.iter().all(|part| ended.stdout.matches(part).count() == 1), "{ended}");
+            assert!(
+                ended.stdout.starts_with(first) && ended.stdout.matches(first).count() == 1,
+                "{ended}"
+            );
+            assert!(
+                parts
+                    .iter()
+                    .all(|part| ended.stdout.matches(part).count() == 1),
+                "{ended}"
+            );
             assert_eq!(ended.stderr, "", "{ended}");
         }
         assert!(folder.tree().is_empty());
@@ -126,11 +224,14 @@ fn help_and_version_are_printed_once_and_end_well() {
 fn what_cannot_be_printed_is_an_error() {
     for words in ["--help", "bench allreduce --seconds 0.05 --mb 0.01"] {
         let ended = Folder::new("full").in_shell("exec >/dev/full", words).run();
-        assert!(ended.assert_fails(74).contains("standard output"), "{ended}");
+        assert!(
+            ended.assert_fails(74).contains("standard output"),
+            "{ended}"
+        );
     }
 }
 
-/// A first run, then another in its folder: refused, with the name of a folder that is free, and nothing changed.
+/// A second run in the first one's folder is refused, names a free folder, and changes nothing.
 fn a_second_run_is_refused(second: impl Fn(&Folder) -> Ended) {
     let folder = Folder::new("taken");
     folder.alone(QUICK).run().assert_well();
@@ -139,7 +240,10 @@ fn a_second_run_is_refused(second: impl Fn(&Folder) -> Ended) {
         let ended = second(&folder);
         let cause = ended.assert_fails(2);
         let named = format!("as in --out {}, or", folder.path().join(free).display());
-        assert!(cause.contains("it holds a run already") && cause.contains(&named), "{ended}");
+        assert!(
+            cause.contains("it holds a run already") && cause.contains(&named),
+            "{ended}"
+        );
         assert_eq!(folder.tree(), before, "{ended}");
         std::fs::create_dir(folder.path().join(free)).unwrap();
     }
@@ -156,7 +260,13 @@ fn a_folder_with_a_model_alone_is_left_as_it_is() {
     folder.alone(QUICK).run().assert_well();
     std::fs::remove_file(folder.out().join("metrics.jsonl")).unwrap();
     let before = folder.tree();
-    assert!(folder.alone(QUICK).run().assert_fails(2).contains("it holds a run already"));
+    assert!(
+        folder
+            .alone(QUICK)
+            .run()
+            .assert_fails(2)
+            .contains("it holds a run already")
+    );
     assert_eq!(folder.tree(), before);
 }
 
@@ -167,36 +277,56 @@ fn somebody_elses_settings_are_left_as_they_are() {
     std::fs::write(folder.out().join("config.toml"), "theirs = true\n").unwrap();
     let ended = folder.alone(QUICK).run();
     assert!(ended.assert_fails(2).contains("config.toml"), "{ended}");
-    assert_eq!(std::fs::read(folder.out().join("config.toml")).unwrap(), b"theirs = true\n");
+    assert_eq!(
+        std::fs::read(folder.out().join("config.toml")).unwrap(),
+        b"theirs = true\n"
+    );
 }
 
 #[test]
 fn a_run_that_failed_before_it_began_does_not_take_the_folder() {
     let folder = Folder::new("again");
-    folder.alone(&format!("{QUICK} --class-weights 1,2")).run().assert_fails(2);
+    folder
+        .alone(&format!("{QUICK} --class-weights 1,2"))
+        .run()
+        .assert_fails(2);
     folder.alone(QUICK).run().assert_well();
 }
 
 #[cfg(feature = "mpi")]
 mod under_mpirun {
     use super::*;
-    use crate::job::all_at_once;
+    use crate::support::job::all_at_once;
 
     #[test]
     fn wrong_flags_are_named_once_by_all_ranks_together() {
         // What is found while reading, while checking, and over the data.
-        all_at_once(["--batch-size x", "--lr -1", "--class-weights 1,2", "--freeze 7"], |words| {
-            let named = WRONG.iter().find(|(wrong, _)| *wrong == words).expect("it is one of them").1;
-            let folder = Folder::new("wrong");
-            assert_wrong(&folder.ranks(3, words).run(), named);
-            assert!(folder.tree().is_empty(), "nothing was begun: {words}");
-        });
+        all_at_once(
+            [
+                "--batch-size x",
+                "--lr -1",
+                "--class-weights 1,2",
+                "--freeze 7",
+            ],
+            |words| {
+                let named = WRONG
+                    .iter()
+                    .find(|(wrong, _)| *wrong == words)
+                    .expect("it is one of them")
+                    .1;
+                let folder = Folder::new("wrong");
+                assert_wrong(&folder.ranks(3, words).run(), named);
+                assert!(folder.tree().is_empty(), "nothing was begun: {words}");
+            },
+        );
     }
 
     #[test]
     fn one_rank_with_wrong_flags_ends_all() {
         let folder = Folder::new("one");
-        let ended = folder.each(&[(1, QUICK), (1, &format!("{QUICK} --lr fast"))]).run();
+        let ended = folder
+            .each(&[(1, QUICK), (1, &format!("{QUICK} --lr fast"))])
+            .run();
         assert_wrong(&ended, &["ddp-train: rank 1 on ", "'fast'"]);
         assert!(folder.tree().is_empty());
     }

@@ -1,16 +1,20 @@
-//! People's files: whatever kind they are of, the same rows train the same model, on one rank and on several; and whatever is
-//! wrong with them ends all ranks with 65, said once, with the file and the place in it.
+//! Users' files: whatever their format, the same rows train the same model, on one rank and on
+//! several. An error in them ends all ranks with 65 and is reported once, with the file and the
+//! position in it.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use crate::job::{Ended, Folder, Running, all_at_once};
-use crate::made::{self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz};
-use crate::record::model_bytes;
+use crate::made::{
+    self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz,
+};
+use crate::support::job::{Ended, Folder, Running, all_at_once};
+use crate::support::record::model_bytes;
 
 /// A run of 18 steps over the files.
-const TRAIN: &str = "--hidden 8 --batch-size 10 --epochs 3 --log-every 1 --lr 0.01 --out OUT --data";
+const TRAIN: &str =
+    "--hidden 8 --batch-size 10 --epochs 3 --log-every 1 --lr 0.01 --out OUT --data";
 
 fn number(class: usize) -> String {
     class.to_string()
@@ -38,46 +42,101 @@ fn kinds() -> Vec<(&'static str, Files, &'static str)> {
     let idx_x = || idx(&[ROWS, 2, 3], &features(all.clone(), |number| [number]));
     let idx_y = || idx(&[ROWS], &classes(all.clone(), |number| [number]));
     vec![
-        ("npy f32", vec![("x.npy", x_f32()), ("y.npy", y())], "x.npy --labels y.npy"),
         (
-            "npy f64",
-            vec![("x.npy", x("<f8", features(all.clone(), |n| f64::from(n).to_le_bytes()))), ("y.npy", y())],
+            "npy f32",
+            vec![("x.npy", x_f32()), ("y.npy", y())],
             "x.npy --labels y.npy",
         ),
-        ("npy i64", vec![("x.npy", x("<i8", features(all.clone(), i64_le))), ("y.npy", y())], "x.npy --labels y.npy"),
+        (
+            "npy f64",
+            vec![
+                (
+                    "x.npy",
+                    x("<f8", features(all.clone(), |n| f64::from(n).to_le_bytes())),
+                ),
+                ("y.npy", y()),
+            ],
+            "x.npy --labels y.npy",
+        ),
+        (
+            "npy i64",
+            vec![
+                ("x.npy", x("<i8", features(all.clone(), i64_le))),
+                ("y.npy", y()),
+            ],
+            "x.npy --labels y.npy",
+        ),
         (
             "npy i16 of the other byte order",
-            vec![("x.npy", x(">i2", features(all.clone(), |n| i16::from(n).to_be_bytes()))), ("y.npy", y())],
+            vec![
+                (
+                    "x.npy",
+                    x(">i2", features(all.clone(), |n| i16::from(n).to_be_bytes())),
+                ),
+                ("y.npy", y()),
+            ],
             "x.npy --labels y.npy",
         ),
         (
             "npy u8, labels as f32",
             vec![
                 ("x.npy", x("|u1", features(all.clone(), |n| [n]))),
-                ("y.npy", npy("<f4", &[ROWS, 1], &classes(all.clone(), f32_le))),
+                (
+                    "y.npy",
+                    npy("<f4", &[ROWS, 1], &classes(all.clone(), f32_le)),
+                ),
             ],
             "x.npy --labels y.npy --task classification",
         ),
-        ("npz", vec![("d.npz", npz(&[("x", x_f32()), ("y", y())], false))], "d.npz"),
+        (
+            "npz",
+            vec![("d.npz", npz(&[("x", x_f32()), ("y", y())], false))],
+            "d.npz",
+        ),
         (
             "npz, packed, by names",
-            vec![("d.npz", npz(&[("other", y()), ("in", x_f32()), ("out", y())], true))],
+            vec![(
+                "d.npz",
+                npz(&[("other", y()), ("in", x_f32()), ("out", y())], true),
+            )],
             "d.npz#in --labels #out",
         ),
         ("csv", vec![("d.csv", csv(all.clone(), number))], "d.csv"),
-        ("csv of texts, packed", vec![("d.csv.gz", gz(&csv(all.clone(), text)))], "d.csv.gz --labels kind"),
-        ("idx", vec![("t-images-idx3-ubyte", idx_x()), ("t-labels-idx1-ubyte", idx_y())], "t-images-idx3-ubyte"),
+        (
+            "csv of texts, packed",
+            vec![("d.csv.gz", gz(&csv(all.clone(), text)))],
+            "d.csv.gz --labels kind",
+        ),
+        (
+            "idx",
+            vec![
+                ("t-images-idx3-ubyte", idx_x()),
+                ("t-labels-idx1-ubyte", idx_y()),
+            ],
+            "t-images-idx3-ubyte",
+        ),
         (
             "idx, packed",
-            vec![("t-images-idx3-ubyte.gz", gz(&idx_x())), ("t-labels-idx1-ubyte.gz", gz(&idx_y()))],
+            vec![
+                ("t-images-idx3-ubyte.gz", gz(&idx_x())),
+                ("t-labels-idx1-ubyte.gz", gz(&idx_y())),
+            ],
             "t-images-idx3-ubyte.gz",
         ),
-        ("safetensors", vec![("d.safetensors", made::tensors(all.clone()))], "d.safetensors"),
+        (
+            "safetensors",
+            vec![("d.safetensors", made::tensors(all.clone()))],
+            "d.safetensors",
+        ),
         (
             "shards in a folder",
             [0..13, 13..14, 14..ROWS]
                 .into_iter()
-                .zip(["shards/a.safetensors", "shards/b.safetensors", "shards/c.safetensors"])
+                .zip([
+                    "shards/a.safetensors",
+                    "shards/b.safetensors",
+                    "shards/c.safetensors",
+                ])
                 .map(|(rows, name)| (name, made::tensors(rows)))
                 .collect(),
             "shards",
@@ -87,14 +146,23 @@ fn kinds() -> Vec<(&'static str, Files, &'static str)> {
             [0..30, 30..ROWS]
                 .into_iter()
                 .zip(["x-0.npy", "x-1.npy"])
-                .map(|(rows, name)| (name, npy("<f4", &[rows.len(), FEATURES], &features(rows, f32_le))))
+                .map(|(rows, name)| {
+                    (
+                        name,
+                        npy("<f4", &[rows.len(), FEATURES], &features(rows, f32_le)),
+                    )
+                })
                 .chain([("y.npy", y())])
                 .collect(),
             "x-*.npy --labels y.npy",
         ),
         (
             "shards of texts, of which none has all classes",
-            vec![("a.csv", csv(0..2, text)), ("b.csv", csv(2..3, text)), ("c.csv", csv(3..ROWS, text))],
+            vec![
+                ("a.csv", csv(0..2, text)),
+                ("b.csv", csv(2..3, text)),
+                ("c.csv", csv(3..ROWS, text)),
+            ],
             "*.csv",
         ),
     ]
@@ -104,16 +172,23 @@ fn kinds() -> Vec<(&'static str, Files, &'static str)> {
 fn the_same_rows_in_files_of_every_kind_give_the_same_model() {
     let model = |name: &str, files: &[(&str, Vec<u8>)], data: &str| {
         let folder = Folder::new("kind");
-        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        files
+            .iter()
+            .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
         folder.alone(&format!("{TRAIN} {data}")).run().assert_well();
         let losses = folder.record().losses();
-        assert!(losses[losses.len() - 1] < losses[0] / 2.0, "{name}: it learns: {losses:?}");
+        assert!(
+            losses[losses.len() - 1] < losses[0] / 2.0,
+            "{name}: it learns: {losses:?}"
+        );
         model_bytes(&folder.out(), 18)
     };
     let kinds = kinds();
     let (name, files, data) = &kinds[0];
     let first = model(name, files, data);
-    all_at_once(&kinds[1..], |(name, files, data)| assert!(model(name, files, data) == first, "{name}"));
+    all_at_once(&kinds[1..], |(name, files, data)| {
+        assert!(model(name, files, data) == first, "{name}")
+    });
 }
 
 #[test]
@@ -121,7 +196,10 @@ fn a_table_is_converted_once_and_what_it_became_is_a_file_of_data_too() {
     let folder = Folder::new("cache");
     write(&folder, "d.csv", csv(0..ROWS, text));
     let run = |data: &str, out: &str| {
-        folder.alone(&format!("{TRAIN} {data} --cache-dir cache").replace("OUT", out)).run().assert_well();
+        folder
+            .alone(&format!("{TRAIN} {data} --cache-dir cache").replace("OUT", out))
+            .run()
+            .assert_well();
         model_bytes(&folder.path().join(out), 18)
     };
     let converted = || -> Vec<_> {
@@ -134,32 +212,58 @@ fn a_table_is_converted_once_and_what_it_became_is_a_file_of_data_too() {
     };
     let first = run("d.csv", "one");
     let made = converted();
-    assert!(made.len() == 1 && made[0].0.starts_with(folder.path().join("cache")), "{made:?}");
-    assert!(run("d.csv", "two") == first && converted() == made, "it is found again, and not made anew");
+    assert!(
+        made.len() == 1 && made[0].0.starts_with(folder.path().join("cache")),
+        "{made:?}"
+    );
+    assert!(
+        run("d.csv", "two") == first && converted() == made,
+        "it is found again, and not made anew"
+    );
     assert!(run(&made[0].0.display().to_string(), "three") == first);
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn two_ranks_read_the_same_rows_as_one_from_files_of_every_kind() {
-    // Without updates a loss is that of the rows of its step alone. Outputs of the hidden layer are sums of 7 terms below 255 each,
-    // those of the last of 9 below 7 · 255: each rounds by u = 6e-8 of that a term, and a loss moves at most twice as far
-    // as an output. So two ways of adding are no further apart than 4 · 9 · 9 · 7 · 255 · u.
+    // Without updates a loss depends on its step's rows only. Outputs of the hidden layer are sums
+    // of 7 terms below 255 each, those of the last layer of 9 terms below 7 · 255. Each term rounds
+    // by u = 6e-8, and a loss moves at most twice as far as an output: two orders of adding differ
+    // by at most 4 · 9 · 9 · 7 · 255 · u.
     let bound = 4.0 * 9.0 * 9.0 * 7.0 * 255.0 * f64::from(f32::EPSILON) / 2.0;
     let words = TRAIN.replace("--lr 0.01", "--lr 0");
     all_at_once(kinds(), |(name, files, data)| {
         let folder = Folder::new("two");
-        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        files
+            .iter()
+            .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
         let losses = |job: Ended, out: &str| {
             job.assert_well();
-            crate::record::Record::read(&folder.path().join(out)).of_steps("loss")
+            crate::support::record::Record::read(&folder.path().join(out)).of_steps("loss")
         };
-        let one = losses(folder.alone(&format!("{words} {data}").replace("OUT", "one")).run(), "one");
-        let two = losses(folder.ranks(2, &format!("{words} {data}").replace("OUT", "two")).run(), "two");
+        let one = losses(
+            folder
+                .alone(&format!("{words} {data}").replace("OUT", "one"))
+                .run(),
+            "one",
+        );
+        let two = losses(
+            folder
+                .ranks(2, &format!("{words} {data}").replace("OUT", "two"))
+                .run(),
+            "two",
+        );
         assert_eq!(one.len(), 18);
-        assert!(one.windows(2).any(|pair| (pair[0] - pair[1]).abs() > 4.0 * bound), "steps differ: {one:?}");
+        assert!(
+            one.windows(2)
+                .any(|pair| (pair[0] - pair[1]).abs() > 4.0 * bound),
+            "steps differ: {one:?}"
+        );
         for (one, two) in one.iter().zip(&two) {
-            assert!((one - two).abs() <= bound, "{name}: {one} and {two}, {bound}");
+            assert!(
+                (one - two).abs() <= bound,
+                "{name}: {one} and {two}, {bound}"
+            );
         }
     });
 }
@@ -182,13 +286,23 @@ fn numbers_are_learned_where_labels_are_numbers() {
     );
     for (flags, told) in [
         ("--normalize unit", "regression of 6 numbers"),
-        ("--labels #count --task regression --normalize standard", "regression of 1 number"),
+        (
+            "--labels #count --task regression --normalize standard",
+            "regression of 1 number",
+        ),
     ] {
         let out = format!("out{}", told.len());
-        folder.alone(&format!("{TRAIN} d.npz {flags}").replace("OUT", &out)).run().assert_well();
-        let record = crate::record::Record::read(&folder.path().join(out));
+        folder
+            .alone(&format!("{TRAIN} d.npz {flags}").replace("OUT", &out))
+            .run()
+            .assert_well();
+        let record = crate::support::record::Record::read(&folder.path().join(out));
         let data = record.start()["data"].to_string();
-        assert!(data.contains(told) && data.contains("d.npz: 60 rows to train on, 0 held out, [6] features"), "{data}");
+        assert!(
+            data.contains(told)
+                && data.contains("d.npz: 60 rows to train on, 0 held out, [6] features"),
+            "{data}"
+        );
     }
 }
 
@@ -198,78 +312,176 @@ fn rows_are_kept_for_evaluation_or_come_from_files_of_their_own() {
         ("--val-split 0.25", "45 rows to train on, 15 held out", 5),
         ("--val-data test.csv", "60 rows to train on, 9 held out", 6),
         ("--val-data x.npy --val-labels y.npy", "", 0),
-        ("--val-split 0.25 --normalize standard --drop-last", "45 rows to train on, 15 held out", 4),
+        (
+            "--val-split 0.25 --normalize standard --drop-last",
+            "45 rows to train on, 15 held out",
+            4,
+        ),
     ] {
         let folder = Folder::new("held-out");
         write(&folder, "d.csv", csv(0..ROWS, text));
         // Nothing but cats: classes are those of the rows that are trained on.
-        let cats: Vec<usize> = (0..ROWS).filter(|index| made::row(*index).1 == 0).take(9).collect();
-        let lines = cats.iter().map(|&index| String::from_utf8(csv(index..index + 1, text)).unwrap());
+        let cats: Vec<usize> = (0..ROWS)
+            .filter(|index| made::row(*index).1 == 0)
+            .take(9)
+            .collect();
+        let lines = cats
+            .iter()
+            .map(|&index| String::from_utf8(csv(index..index + 1, text)).unwrap());
         let test: String = lines
             .enumerate()
             .map(|(line, text)| {
-                text.lines().skip(usize::from(line > 0)).map(|line| format!("{line}\n")).collect::<String>()
+                text.lines()
+                    .skip(usize::from(line > 0))
+                    .map(|line| format!("{line}\n"))
+                    .collect::<String>()
             })
             .collect();
         write(&folder, "test.csv", test.into_bytes());
-        let x = cats.iter().flat_map(|&index| features(index..index + 1, f32_le)).collect::<Vec<u8>>();
+        let x = cats
+            .iter()
+            .flat_map(|&index| features(index..index + 1, f32_le))
+            .collect::<Vec<u8>>();
         write(&folder, "x.npy", npy("<f4", &[9, FEATURES], &x));
         write(&folder, "y.npy", npy("<i8", &[9], &[0; 72]));
         let ended = folder.alone(&format!("{TRAIN} d.csv {flags}")).run();
         if flags.contains("x.npy") {
             // Numbers are no texts.
-            assert!(ended.assert_fails(65).contains("the label 0 is none of the 3 classes"), "{ended}");
+            assert!(
+                ended.assert_fails(65).contains(
+                    "the label: expected one of the 3 classes that the model was trained on, got 0"
+                ),
+                "{ended}"
+            );
             continue;
         }
         ended.assert_well();
         let record = folder.record();
-        assert!(record.start()["data"].to_string().contains(told), "{}", record.start());
-        let evals: Vec<_> = record.all("eval").iter().map(|eval| eval["step"].as_u64().unwrap()).collect();
-        assert_eq!(evals, [1, 2, 3].map(|epoch| epoch * steps_per_epoch), "{flags}");
+        assert!(
+            record.start()["data"].to_string().contains(told),
+            "{}",
+            record.start()
+        );
+        let evals: Vec<_> = record
+            .all("eval")
+            .iter()
+            .map(|eval| eval["step"].as_u64().unwrap())
+            .collect();
+        assert_eq!(
+            evals,
+            [1, 2, 3].map(|epoch| epoch * steps_per_epoch),
+            "{flags}"
+        );
     }
 }
 
-/// Files that cannot be trained on: what is written, what stands behind `--data`, the exit code, and what the message must name.
+/// Files that cannot be trained on: their contents, the value of `--data`, the exit code, and what
+/// the message must name.
 fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
     let x = |rows: usize| {
-        npy("<f4", &[rows, 2], &(0..rows * 2).flat_map(|n| (n as f32).to_le_bytes()).collect::<Vec<u8>>())
+        npy(
+            "<f4",
+            &[rows, 2],
+            &(0..rows * 2)
+                .flat_map(|n| (n as f32).to_le_bytes())
+                .collect::<Vec<u8>>(),
+        )
     };
-    let y =
-        |labels: &[i64]| npy("<i8", &[labels.len()], &labels.iter().flat_map(|l| l.to_le_bytes()).collect::<Vec<u8>>());
+    let y = |labels: &[i64]| {
+        npy(
+            "<i8",
+            &[labels.len()],
+            &labels
+                .iter()
+                .flat_map(|l| l.to_le_bytes())
+                .collect::<Vec<u8>>(),
+        )
+    };
     let x_of = |numbers: &[f64]| {
-        npy("<f8", &[numbers.len() / 2, 2], &numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>())
+        npy(
+            "<f8",
+            &[numbers.len() / 2, 2],
+            &numbers
+                .iter()
+                .flat_map(|n| n.to_le_bytes())
+                .collect::<Vec<u8>>(),
+        )
     };
     let table = |text: &str| vec![("d.csv", text.as_bytes().to_vec())];
     let xy = |x: Vec<u8>, y: Vec<u8>| vec![("x.npy", x), ("y.npy", y)];
     const XY: &str = "x.npy --labels y.npy";
     vec![
-        (vec![], "absent.npy --labels y.npy", 74, &["cannot open absent.npy", "--data"]),
-        (vec![], "absent-*.npy --labels y.npy", 74, &["cannot open absent-*.npy", "no file matches"]),
-        (vec![("x.npy", x(4))], "x.npy --labels y.npy", 74, &["cannot open y.npy", "--labels"]),
-        (vec![("x.npy", x(4))], "x.npy", 2, &["--data x.npy: expected labels", "--labels FILE"]),
-        (vec![("d/readme.txt", vec![])], "d", 65, &["--data d: expected files that end in", ".npy"]),
-        (vec![("d/a.npy", x(4)), ("d/b.csv", b"a,b\n1,2\n".to_vec())], "d", 65, &["a.npy", "b.csv", "one kind"]),
         (
-            vec![("d/a.csv", b"a,kind\n1,0\n2,1\n".to_vec()), ("d/a.csv.gz", gz(b"a,kind\n1,0\n2,1\n"))],
+            vec![],
+            "absent.npy --labels y.npy",
+            74,
+            &["cannot open absent.npy", "--data"],
+        ),
+        (
+            vec![],
+            "absent-*.npy --labels y.npy",
+            74,
+            &["cannot open absent-*.npy", "no file matches"],
+        ),
+        (
+            vec![("x.npy", x(4))],
+            "x.npy --labels y.npy",
+            74,
+            &["cannot open y.npy", "--labels"],
+        ),
+        (
+            vec![("x.npy", x(4))],
+            "x.npy",
+            2,
+            &["--data x.npy: expected labels", "--labels FILE"],
+        ),
+        (
+            vec![("d/readme.txt", vec![])],
             "d",
             65,
-            &["--data d: expected every row once, got a.csv beside d/a.csv.gz", "Remove one"],
+            &["--data d: expected a folder with files that end in", ".npy"],
         ),
         (
-            ["d/t-images-idx3-ubyte", "d/t-images-idx3-ubyte.gz", "d/t-labels-idx1-ubyte"]
-                .map(|name| (name, idx(&[2], &[0, 1])))
-                .to_vec(),
+            vec![("d/a.npy", x(4)), ("d/b.csv", b"a,b\n1,2\n".to_vec())],
+            "d",
+            65,
+            &["a.npy", "b.csv", "one kind"],
+        ),
+        (
+            vec![
+                ("d/a.csv", b"a,kind\n1,0\n2,1\n".to_vec()),
+                ("d/a.csv.gz", gz(b"a,kind\n1,0\n2,1\n")),
+            ],
+            "d",
+            65,
+            &[
+                "--data d: expected every row once, got a.csv and d/a.csv.gz",
+                "remove one",
+            ],
+        ),
+        (
+            [
+                "d/t-images-idx3-ubyte",
+                "d/t-images-idx3-ubyte.gz",
+                "d/t-labels-idx1-ubyte",
+            ]
+            .map(|name| (name, idx(&[2], &[0, 1])))
+            .to_vec(),
             "d/t-images*",
             65,
-            &["got t-images-idx3-ubyte beside d/t-images-idx3-ubyte.gz"],
+            &["got t-images-idx3-ubyte and d/t-images-idx3-ubyte.gz"],
         ),
         (
-            vec![("d/flowers-train.csv", vec![]), ("d/flowers_test.csv", vec![]), ("d/more.csv", vec![])],
+            vec![
+                ("d/flowers-train.csv", vec![]),
+                ("d/flowers_test.csv", vec![]),
+                ("d/more.csv", vec![]),
+            ],
             "d",
             2,
             &[
-                "--data d: expected files that are all for the same",
-                "Give --data d/flowers-train.csv",
+                "--data d: expected files for one purpose",
+                "give --data d/flowers-train.csv",
                 "--val-data d/flowers_test.csv",
             ],
         ),
@@ -277,33 +489,86 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             vec![("d/validation-0.npy", vec![]), ("d/t10k-0.npy", vec![])],
             "d",
             2,
-            &["got validation-0.npy beside t10k-0.npy. Give --data d/t10k-0.npy"],
+            &["got validation-0.npy beside t10k-0.npy; help: give --data d/t10k-0.npy"],
         ),
         (
             table("a,b,kind\n1,2,0\n3,4,1\n"),
             "d.csv --drop-last",
             65,
-            &["--data d.csv: expected at least 10 rows", "--drop-last", "got 2", "--batch-size 2 or less"],
+            &[
+                "--data d.csv: expected at least 10 rows",
+                "--drop-last",
+                "got 2",
+                "--batch-size 2 or less",
+            ],
         ),
-        (xy(x(4), y(&[0, 1, 0])), XY, 65, &["y.npy", "each of the 4 rows", "got 3"]),
-        (xy(x(4), y(&[0, 1, -3, 0])), XY, 65, &["y.npy, row 2", "-3", "below 0"]),
-        (xy(x(4), y(&[0, 1, 70_000, 0])), XY, 65, &["y.npy, row 2", "70000", "less than 65536"]),
-        (xy(x(4), y(&[0, 0, 0, 0])), XY, 65, &["y.npy", "at least 2 classes"]),
         (
-            xy(x(4), npy("<f4", &[4], &[0.0f32, 1.0, 1.5, 2.0].map(f32::to_le_bytes).concat())),
+            xy(x(4), y(&[0, 1, 0])),
+            XY,
+            65,
+            &["y.npy", "each of the 4 rows", "got 3"],
+        ),
+        (
+            xy(x(4), y(&[0, 1, -3, 0])),
+            XY,
+            65,
+            &["y.npy, row 2", "expected a class from 0 to", "got -3"],
+        ),
+        (
+            xy(x(4), y(&[0, 1, 70_000, 0])),
+            XY,
+            65,
+            &[
+                "y.npy, row 2",
+                "expected a class from 0 to 65535",
+                "got 70000",
+            ],
+        ),
+        (
+            xy(x(4), y(&[0, 0, 0, 0])),
+            XY,
+            65,
+            &["y.npy", "at least 2 classes"],
+        ),
+        (
+            xy(
+                x(4),
+                npy(
+                    "<f4",
+                    &[4],
+                    &[0.0f32, 1.0, 1.5, 2.0].map(f32::to_le_bytes).concat(),
+                ),
+            ),
             "x.npy --labels y.npy --task classification",
             65,
-            &["y.npy, row 2", "1.5 is no whole number"],
+            &["y.npy, row 2", "expected a whole number", "got 1.5"],
         ),
-        (xy(x(4), npy("<i8", &[4, 2], &[0; 64])), XY, 65, &["y.npy", "one label for each row", "argmax"]),
         (
-            xy(x(4), npy("<f4", &[4], &[0.0f32, f32::INFINITY, f32::NAN, 2.0].map(f32::to_le_bytes).concat())),
+            xy(x(4), npy("<i8", &[4, 2], &[0; 64])),
+            XY,
+            65,
+            &["y.npy", "one label for each row", "argmax"],
+        ),
+        (
+            xy(
+                x(4),
+                npy(
+                    "<f4",
+                    &[4],
+                    &[0.0f32, f32::INFINITY, f32::NAN, 2.0]
+                        .map(f32::to_le_bytes)
+                        .concat(),
+                ),
+            ),
             XY,
             65,
             &["y.npy, row 1", "inf"],
         ),
         (
-            xy(x_of(&[0.0, 1.0, 2.0, f64::NAN, 4.0, f64::NAN]), y(&[0, 1, 0])),
+            xy(
+                x_of(&[0.0, 1.0, 2.0, f64::NAN, 4.0, f64::NAN]),
+                y(&[0, 1, 0]),
+            ),
             XY,
             65,
             &["x.npy, row 1, feature 1", "NaN"],
@@ -312,20 +577,47 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             xy(x_of(&[0.0, 1.0, 2.0, 3.0, 1e300, 5.0]), y(&[0, 1, 0])),
             XY,
             65,
-            &["x.npy, row 2, feature 0", "beyond what f32 holds"],
+            &["x.npy, row 2, feature 0", "expected a finite f32"],
         ),
-        (vec![("x.npy", x(4)[..100].to_vec()), ("y.npy", y(&[0, 1, 0, 1]))], XY, 65, &["x.npy"]),
-        (xy(npy("|O", &[4], &[0; 32]), y(&[0, 1, 0, 1])), XY, 65, &["x.npy", "object"]),
-        (xy(npy("<f4", &[1 << 40, 1 << 20], &[0; 64]), y(&[0, 1])), XY, 65, &["x.npy"]),
+        (
+            vec![("x.npy", x(4)[..100].to_vec()), ("y.npy", y(&[0, 1, 0, 1]))],
+            XY,
+            65,
+            &["x.npy"],
+        ),
+        (
+            xy(npy("|O", &[4], &[0; 32]), y(&[0, 1, 0, 1])),
+            XY,
+            65,
+            &["x.npy", "object"],
+        ),
+        (
+            xy(npy("<f4", &[1 << 40, 1 << 20], &[0; 64]), y(&[0, 1])),
+            XY,
+            65,
+            &["x.npy"],
+        ),
         (
             xy(npy("|u1", &[2, 1 << 25], &vec![0; 1 << 26]), y(&[0, 1])),
             XY,
             65,
-            &["x.npy: expected at most 16777216 numbers a row", "got 33554432"],
+            &[
+                "x.npy: expected at most 16777216 numbers a row",
+                "got 33554432",
+            ],
         ),
-        (vec![("m.pt", b"PK\x03\x04 pickle".to_vec())], "m.pt", 65, &["m.pt"]),
         (
-            vec![("a.npy", x(4)), ("b.npy", npy("<f4", &[2, 3], &[0; 24])), ("y.npy", y(&[0, 1, 0, 1, 0, 1]))],
+            vec![("m.pt", b"PK\x03\x04 pickle".to_vec())],
+            "m.pt",
+            65,
+            &["m.pt"],
+        ),
+        (
+            vec![
+                ("a.npy", x(4)),
+                ("b.npy", npy("<f4", &[2, 3], &[0; 24])),
+                ("y.npy", y(&[0, 1, 0, 1, 0, 1])),
+            ],
             "[ab].npy --labels y.npy",
             65,
             &["b.npy: expected rows of shape [2], as in a.npy, got [3]"],
@@ -342,23 +634,69 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             65,
             &["d.npz", "\"w\"", "x [2], y []"],
         ),
-        (table("a,b,kind\n1,2,0\n3,,1\n"), "d.csv", 65, &["d.csv", "line 3", "b"]),
-        (table("a,b,kind\n1,2,0\n3,4,1\nx,4,1\n"), "d.csv", 65, &["d.csv", "a", "x"]),
-        (table("a,b,kind\n1,2,0\n3,nan,1\n"), "d.csv", 65, &["d.csv", "line 3", "b", "nan"]),
-        (table("a,b,kind\n1,2,0\n3,4\n"), "d.csv", 65, &["d.csv", "line 3"]),
-        (table("a,b,kind\n"), "d.csv", 65, &["d.csv"]),
-        (table(""), "d.csv", 65, &["d.csv"]),
-        (table("a,b,kind\n1,2,0\n3,4,1\n"), "d.csv --labels sort", 65, &["d.csv", "sort"]),
-        (table("a,a,kind\n1,2,0\n3,4,1\n"), "d.csv", 65, &["d.csv", "a"]),
-        (table("a,kind\n1,x\n3,y\n"), "d.csv --task regression", 65, &["d.csv", "texts", "--task regression"]),
         (
-            vec![("d.csv", b"a,kind\n1,x\n3,y\n".to_vec()), ("v.csv", b"a,kind\n1,x\n3,z\n".to_vec())],
-            "d.csv --val-data v.csv",
+            table("a,b,kind\n1,2,0\n3,,1\n"),
+            "d.csv",
             65,
-            &["v.csv", "row 1", "\"z\" is none of the 2 classes"],
+            &["d.csv", "line 3", "b"],
         ),
         (
-            vec![("d.csv", b"a,b,kind\n1,2,x\n3,4,y\n".to_vec()), ("v.csv", b"a,kind\n1,x\n3,y\n".to_vec())],
+            table("a,b,kind\n1,2,0\n3,4,1\nx,4,1\n"),
+            "d.csv",
+            65,
+            &["d.csv", "a", "x"],
+        ),
+        (
+            table("a,b,kind\n1,2,0\n3,nan,1\n"),
+            "d.csv",
+            65,
+            &["d.csv", "line 3", "b", "nan"],
+        ),
+        (
+            table("a,b,kind\n1,2,0\n3,4\n"),
+            "d.csv",
+            65,
+            &["d.csv", "line 3"],
+        ),
+        (table("a,b,kind\n"), "d.csv", 65, &["d.csv"]),
+        (table(""), "d.csv", 65, &["d.csv"]),
+        (
+            table("a,b,kind\n1,2,0\n3,4,1\n"),
+            "d.csv --labels sort",
+            65,
+            &["d.csv", "sort"],
+        ),
+        (
+            table("a,a,kind\n1,2,0\n3,4,1\n"),
+            "d.csv",
+            65,
+            &["d.csv", "a"],
+        ),
+        (
+            table("a,kind\n1,x\n3,y\n"),
+            "d.csv --task regression",
+            65,
+            &["d.csv", "texts", "--task regression"],
+        ),
+        (
+            vec![
+                ("d.csv", b"a,kind\n1,x\n3,y\n".to_vec()),
+                ("v.csv", b"a,kind\n1,x\n3,z\n".to_vec()),
+            ],
+            "d.csv --val-data v.csv",
+            65,
+            &[
+                "v.csv",
+                "row 1",
+                "expected one of the 2 classes",
+                "got \"z\"",
+            ],
+        ),
+        (
+            vec![
+                ("d.csv", b"a,b,kind\n1,2,x\n3,4,y\n".to_vec()),
+                ("v.csv", b"a,kind\n1,x\n3,y\n".to_vec()),
+            ],
             "d.csv --val-data v.csv",
             65,
             &["v.csv", "b"],
@@ -372,30 +710,84 @@ fn a_pattern_takes_no_hidden_files_and_a_column_is_meant_before_a_folder() {
     write(&folder, "d/a.csv", csv(0..ROWS, number));
     write(&folder, "d/.old.csv", csv(0..ROWS, number));
     write(&folder, "kind/what.txt", Vec::new());
-    folder.alone(&format!("{TRAIN} d/*.csv --labels kind")).run().assert_well();
+    folder
+        .alone(&format!("{TRAIN} d/*.csv --labels kind"))
+        .run()
+        .assert_well();
     let data = folder.record().start()["data"].to_string();
-    assert!(data.contains("60 rows to train on") && data.contains("into 3 classes"), "{data}");
+    assert!(
+        data.contains("60 rows to train on") && data.contains("into 3 classes"),
+        "{data}"
+    );
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn ranks_whose_files_differ_say_in_what() {
     let x = |rows: usize, width: usize, bad: Option<usize>| {
-        let number = |at: usize| if bad == Some(at / width) { f32::NAN } else { at as f32 };
-        npy("<f4", &[rows, width], &(0..rows * width).flat_map(|at| number(at).to_le_bytes()).collect::<Vec<u8>>())
+        let number = |at: usize| {
+            if bad == Some(at / width) {
+                f32::NAN
+            } else {
+                at as f32
+            }
+        };
+        npy(
+            "<f4",
+            &[rows, width],
+            &(0..rows * width)
+                .flat_map(|at| number(at).to_le_bytes())
+                .collect::<Vec<u8>>(),
+        )
     };
-    let y = |rows: usize| npy("|u1", &[rows], &(0..rows).map(|row| row as u8 % 2).collect::<Vec<u8>>());
+    let y = |rows: usize| {
+        npy(
+            "|u1",
+            &[rows],
+            &(0..rows).map(|row| row as u8 % 2).collect::<Vec<u8>>(),
+        )
+    };
     let bytes = npy("|u1", &[40, 3], &[1; 120]);
-    let floats = npy("<f4", &[40], &(0..40).flat_map(|row| (row as f32 / 2.0).to_le_bytes()).collect::<Vec<u8>>());
+    let floats = npy(
+        "<f4",
+        &[40],
+        &(0..40)
+            .flat_map(|row| (row as f32 / 2.0).to_le_bytes())
+            .collect::<Vec<u8>>(),
+    );
     let table = |text: &str| vec![("d.csv", text.as_bytes().to_vec())];
     let xy = |x: Vec<u8>, y: Vec<u8>| vec![("x.npy", x), ("y.npy", y)];
     const XY: &str = "x.npy --labels y.npy";
     let here = || xy(x(40, 3, None), y(40));
     let cases: [(&str, Files, Files, i32, &[&str]); 6] = [
-        (XY, here(), xy(x(60, 3, Some(50)), y(60)), 78, &["the number of rows of --data x.npy", "has 60", "has 40"]),
-        (XY, here(), xy(x(40, 4, None), y(40)), 78, &["the number of features of --data x.npy", "has 4", "has 3"]),
-        (XY, here(), xy(bytes, y(40)), 78, &["the type of features of --data x.npy", "has u8", "has f32"]),
-        (XY, here(), xy(x(40, 3, None), floats), 78, &["the labels of --data x.npy", "has 1 numbers", "has classes"]),
+        (
+            XY,
+            here(),
+            xy(x(60, 3, Some(50)), y(60)),
+            78,
+            &["the number of rows of --data x.npy", "has 60", "has 40"],
+        ),
+        (
+            XY,
+            here(),
+            xy(x(40, 4, None), y(40)),
+            78,
+            &["the number of features of --data x.npy", "has 4", "has 3"],
+        ),
+        (
+            XY,
+            here(),
+            xy(bytes, y(40)),
+            78,
+            &["the type of features of --data x.npy", "has u8", "has f32"],
+        ),
+        (
+            XY,
+            here(),
+            xy(x(40, 3, None), floats),
+            78,
+            &["the labels of --data x.npy", "has 1 numbers", "has classes"],
+        ),
         (
             "d.csv",
             table("a,b,kind\n1,2,0\n3,4,1\n"),
@@ -404,12 +796,20 @@ fn ranks_whose_files_differ_say_in_what() {
             &["the columns of --data d.csv", "has b", "has a"],
         ),
         // What one of them alone has, who looked at that row, is said by all as it says it.
-        (XY, here(), xy(x(40, 3, Some(5)), y(40)), 65, &["x.npy, row 5, feature 0: NaN is no finite number"]),
+        (
+            XY,
+            here(),
+            xy(x(40, 3, Some(5)), y(40)),
+            65,
+            &["x.npy, row 5, feature 0: expected a finite f32, got NaN"],
+        ),
     ];
     all_at_once(cases, |(data, first, second, code, named)| {
         let folder = Folder::new("differ");
         for (place, files) in [("first", first), ("second", second)] {
-            files.into_iter().for_each(|(name, bytes)| write(&folder, &format!("{place}/{name}"), bytes));
+            files
+                .into_iter()
+                .for_each(|(name, bytes)| write(&folder, &format!("{place}/{name}"), bytes));
         }
         let words = format!("{TRAIN} {data} --normalize none");
         let ended = folder.in_folders(&["first", "second"], &words).run();
@@ -422,7 +822,9 @@ fn ranks_whose_files_differ_say_in_what() {
 fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
     all_at_once(bad(), |(files, data, code, named)| {
         let folder = Folder::new("bad");
-        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        files
+            .iter()
+            .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
         let ended = folder.alone(&format!("{TRAIN} {data}")).run();
         assert_names(&ended, code, data, named);
         assert!(!folder.out().exists(), "nothing was begun: {ended}");
@@ -434,7 +836,9 @@ fn what_is_wrong_with_files_is_named_and_nothing_is_begun() {
 fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
     all_at_once(bad(), |(files, data, code, named)| {
         let folder = Folder::new("bad-ranks");
-        files.iter().for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
+        files
+            .iter()
+            .for_each(|(name, bytes)| write(&folder, name, bytes.clone()));
         let ended = folder.ranks(2, &format!("{TRAIN} {data}")).run();
         assert_names(&ended, code, data, named);
         assert!(!folder.out().exists(), "nothing was begun: {ended}");
@@ -444,8 +848,14 @@ fn what_is_wrong_with_files_is_said_once_by_all_ranks() {
 #[track_caller]
 fn assert_names(ended: &Ended, code: i32, data: &str, named: &[&str]) {
     let cause = ended.assert_fails(code);
-    let missing: Vec<_> = named.iter().filter(|part| !cause.contains(**part)).collect();
-    assert!(missing.is_empty(), "--data {data}: {missing:?} is not in: {ended}");
+    let missing: Vec<_> = named
+        .iter()
+        .filter(|part| !cause.contains(**part))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "--data {data}: {missing:?} is not in: {ended}"
+    );
 }
 
 #[cfg(feature = "mpi")]
@@ -455,45 +865,91 @@ fn fewer_rows_than_ranks_are_refused() {
     write(&folder, "d.csv", csv(0..3, number));
     let cause = folder.ranks(4, &format!("{TRAIN} d.csv")).run();
     let cause = cause.assert_fails(65);
-    assert!(cause.contains("d.csv") && cause.contains("each of 4 ranks, got 3"), "{cause}");
-    folder.ranks(3, &format!("{TRAIN} d.csv")).run().assert_well();
+    assert!(
+        cause.contains("d.csv") && cause.contains("each of 4 ranks, got 3"),
+        "{cause}"
+    );
+    folder
+        .ranks(3, &format!("{TRAIN} d.csv"))
+        .run()
+        .assert_well();
 }
 
 #[test]
 fn flags_of_files_and_of_built_in_data_are_not_mixed() {
     for (words, named) in [
-        ("--labels y", &["--labels: expected files as --data, and glyphs is built in"][..]),
-        ("--val-split 0.1", &["--val-split: expected files as --data"]),
+        (
+            "--labels y",
+            &["--labels: expected files as --data, got glyphs"][..],
+        ),
+        (
+            "--val-split 0.1",
+            &["--val-split: expected files as --data"],
+        ),
         ("--task regression", &["--task: expected files as --data"]),
-        ("--val-data x.npy", &["--val-data: expected files as --data"]),
+        (
+            "--val-data x.npy",
+            &["--val-data: expected files as --data"],
+        ),
         (
             "--data d.csv --val-data d.csv --val-split 0.1",
-            &["--val-split 0.1: expected either --val-data or --val-split"],
+            &["--val-split 0.1: expected no --val-data"],
         ),
-        ("--data d.csv --val-labels y.npy", &["--val-labels y.npy: expected --val-data"]),
-        ("--data d.csv --val-data glyphs", &["--val-data glyphs: expected files", "held-out=N"]),
-        ("--data d.csv --labels y.npy --val-data v.csv", &["cannot open y.npy"]),
+        (
+            "--data d.csv --val-labels y.npy",
+            &["--val-labels y.npy: expected --val-data"],
+        ),
+        (
+            "--data d.csv --val-data glyphs",
+            &["--val-data glyphs: expected files", "held-out=N"],
+        ),
+        (
+            "--data d.csv --labels y.npy --val-data v.csv",
+            &["cannot open y.npy"],
+        ),
     ] {
         let folder = Folder::new("mixed");
         write(&folder, "d.csv", csv(0..ROWS, number));
-        let code = if named[0].starts_with("cannot") { 74 } else { 2 };
-        assert_names(&folder.alone(&format!("{words} --out OUT")).run(), code, words, named);
+        let code = if named[0].starts_with("cannot") {
+            74
+        } else {
+            2
+        };
+        assert_names(
+            &folder.alone(&format!("{words} --out OUT")).run(),
+            code,
+            words,
+            named,
+        );
     }
 }
 
 /// A run that goes on until something ends it: some milliseconds a step.
 fn endless(folder: &Folder, is_on_ranks: bool) -> Running {
     let rows = 20_000;
-    let x: Vec<u8> = (0..rows * 64).flat_map(|n| ((n * 7919 % 1000) as f32 / 1000.0).to_le_bytes()).collect();
-    let y: Vec<u8> = (0..rows as i64).flat_map(|n| (n % 3).to_le_bytes()).collect();
+    let x: Vec<u8> = (0..rows * 64)
+        .flat_map(|n| ((n * 7919 % 1000) as f32 / 1000.0).to_le_bytes())
+        .collect();
+    let y: Vec<u8> = (0..rows as i64)
+        .flat_map(|n| (n % 3).to_le_bytes())
+        .collect();
     write(folder, "x.npy", npy("<f4", &[rows, 64], &x));
     write(folder, "y.npy", npy("<i8", &[rows], &y));
     let words = "--data x.npy --labels y.npy --hidden 64 --batch-size 64 --steps 100000000 --log-every 1 --out OUT";
-    let job = if is_on_ranks { folder.together(words) } else { folder.alone(words) };
+    let job = if is_on_ranks {
+        folder.together(words)
+    } else {
+        folder.alone(words)
+    };
     let running = job.start();
     let started = Instant::now();
-    while !fs::read_to_string(folder.out().join("metrics.jsonl")).is_ok_and(|text| text.contains(r#""step":2,"#)) {
-        assert!(started.elapsed() < Duration::from_secs(50), "step 2 does not come");
+    while !fs::read_to_string(folder.out().join("metrics.jsonl"))
+        .is_ok_and(|text| text.contains(r#""step":2,"#))
+    {
+        assert!(
+            started.elapsed() < Duration::from_secs(50),
+            "step 2 does not come"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     running
@@ -504,12 +960,18 @@ fn a_file_that_changes_underneath_ends_the_run() {
     for is_on_ranks in [false, true] {
         let folder = Folder::new("changed");
         let running = endless(&folder, is_on_ranks);
-        let mut file = OpenOptions::new().write(true).open(folder.path().join("x.npy")).unwrap();
+        let mut file = OpenOptions::new()
+            .write(true)
+            .open(folder.path().join("x.npy"))
+            .unwrap();
         file.write_all(b"\x93NUMPY").unwrap();
         drop(file);
         let ended = running.wait();
         let cause = ended.assert_fails(65);
-        assert!(cause.contains("x.npy was written to while it is in use"), "{ended}");
+        assert!(
+            cause.contains("x.npy was written to while it is in use"),
+            "{ended}"
+        );
     }
 }
 
@@ -518,7 +980,12 @@ fn a_file_that_is_cut_short_underneath_ends_the_run() {
     for is_on_ranks in [false, true] {
         let folder = Folder::new("cut");
         let running = endless(&folder, is_on_ranks);
-        OpenOptions::new().write(true).open(folder.path().join("x.npy")).unwrap().set_len(100_000).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .open(folder.path().join("x.npy"))
+            .unwrap()
+            .set_len(100_000)
+            .unwrap();
         let ended = running.wait();
         let cause = ended.assert_fails(65);
         assert!(cause.contains("x.npy"), "{ended}");
@@ -533,25 +1000,38 @@ fn files_larger_than_memory_are_trained_on() {
     let sparse = |name: &str, header: Vec<u8>, data: u64| {
         let path = folder.path().join(name);
         fs::write(&path, &header).unwrap();
-        OpenOptions::new().write(true).open(path).unwrap().set_len(header.len() as u64 + data).unwrap();
+        OpenOptions::new()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_len(header.len() as u64 + data)
+            .unwrap();
     };
-    sparse("x.npy", made::npy_header("|u1", &[rows, 4000]), rows as u64 * 4000);
+    sparse(
+        "x.npy",
+        made::npy_header("|u1", &[rows, 4000]),
+        rows as u64 * 4000,
+    );
     sparse("y.npy", made::npy_header("<f4", &[rows]), rows as u64 * 4);
     // Half a GB of memory of its own: mapped files are none.
     let limit = "ulimit -d 500000";
-    let words =
-        "--data x.npy --labels y.npy --val-split 0.00001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";
+    let words = "--data x.npy --labels y.npy --val-split 0.00001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";
     folder.in_shell(limit, words).run().assert_well();
     let record = folder.record();
     assert!(
-        record.start()["data"].to_string().contains("9999900 rows to train on, 100 held out"),
+        record.start()["data"]
+            .to_string()
+            .contains("9999900 rows to train on, 100 held out"),
         "{}",
         record.start()
     );
     assert_eq!(record.of_steps("step").len(), 20);
     // The limit is one: the same in memory is refused.
     let words = words
-        .replace("x.npy --labels y.npy --val-split 0.00001", "synthetic:regression,features=40000")
+        .replace(
+            "x.npy --labels y.npy --val-split 0.00001",
+            "synthetic:regression,features=40000",
+        )
         .replace("--hidden 8", "--hidden 10000");
     let ended = folder.in_shell(limit, &words.replace("OUT", "OUT-2")).run();
     assert!(ended.exit_code() == Some(71), "{ended}");

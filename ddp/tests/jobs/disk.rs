@@ -1,11 +1,11 @@
-//! Folders that cannot be written, and disks that fill up: exit code 74, what was written stays readable, and nothing half
-//! done bears the name of something whole.
+//! Folders that cannot be written and disks that fill up: exit code 74, what was written stays
+//! readable, and no incomplete file has the name of a complete one.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use crate::job::{Ended, Folder, QUICK};
-use crate::record::model_bytes;
+use crate::support::job::{Ended, Folder, QUICK};
+use crate::support::record::model_bytes;
 
 #[test]
 fn a_file_in_the_way_is_named() {
@@ -24,9 +24,20 @@ fn a_file_in_the_way_is_named() {
 #[test]
 fn a_folder_that_nobody_may_write_is_named() {
     // Nobody makes folders there, root neither.
-    let ended = Folder::new("proc").alone(&QUICK.replace("OUT", "/proc/ddp")).run();
-    assert!(ended.assert_fails(74).contains("cannot make the folder /proc/ddp"), "{ended}");
-    if std::fs::metadata("/proc/self").expect("this is Linux").uid() == 0 {
+    let ended = Folder::new("proc")
+        .alone(&QUICK.replace("OUT", "/proc/ddp"))
+        .run();
+    assert!(
+        ended
+            .assert_fails(74)
+            .contains("cannot make the folder /proc/ddp"),
+        "{ended}"
+    );
+    if std::fs::metadata("/proc/self")
+        .expect("this is Linux")
+        .uid()
+        == 0
+    {
         println!("skipped: root writes where it may not");
         return;
     }
@@ -34,7 +45,12 @@ fn a_folder_that_nobody_may_write_is_named() {
     std::fs::create_dir(folder.out()).unwrap();
     std::fs::set_permissions(folder.out(), Permissions::from_mode(0o555)).unwrap();
     let ended = folder.alone(QUICK).run();
-    assert!(ended.assert_fails(74).contains(&folder.out().display().to_string()), "{ended}");
+    assert!(
+        ended
+            .assert_fails(74)
+            .contains(&folder.out().display().to_string()),
+        "{ended}"
+    );
 }
 
 /// A run of 64 steps, each on record, with a model of 200 kB.
@@ -46,29 +62,49 @@ fn limit(blocks: u32) -> String {
     format!("trap '' XFSZ\nulimit -f {blocks}")
 }
 
-/// The disk was full in training: the record has whole lines up to some step, and there is no checkpoint.
+/// The disk filled up during training: the record has whole lines up to some step, and there is no
+/// checkpoint.
 #[track_caller]
 fn assert_stopped_in_training(folder: &Folder, ended: &Ended) {
     let cause = ended.assert_fails(74);
     assert!(
-        cause.contains("cannot write") && cause.contains("metrics.jsonl") && cause.contains("space left"),
+        cause.contains("cannot write")
+            && cause.contains("metrics.jsonl")
+            && cause.contains("space left"),
         "{ended}"
     );
     let steps = folder.record().of_steps("step");
     assert!((1..64).contains(&steps.len()), "{steps:?}");
-    assert!(steps.iter().zip(1..).all(|(&step, number)| step == f64::from(number)), "{steps:?}");
+    assert!(
+        steps
+            .iter()
+            .zip(1..)
+            .all(|(&step, number)| step == f64::from(number)),
+        "{steps:?}"
+    );
     assert!(!folder.out().join("checkpoints").exists());
 }
 
-/// The disk was full when the model was saved: training is on record, and nothing of the model is there.
+/// The disk filled up while the model was saved: training is in the record, and the model is
+/// absent.
 #[track_caller]
 fn assert_stopped_in_saving(folder: &Folder, ended: &Ended) {
     let cause = ended.assert_fails(74);
-    assert!(cause.contains("cannot write") && cause.contains("model.safetensors"), "{ended}");
+    assert!(
+        cause.contains("cannot write") && cause.contains("model.safetensors"),
+        "{ended}"
+    );
     let record = folder.record();
     assert_eq!(record.of_steps("step").len(), 64);
     let end = record.end().expect("the run came to an end");
-    assert!(end["exit_code"] == 74 && end["reason"].as_str().unwrap().contains("model.safetensors"), "{end}");
+    assert!(
+        end["exit_code"] == 74
+            && end["reason"]
+                .as_str()
+                .unwrap()
+                .contains("model.safetensors"),
+        "{end}"
+    );
     assert_eq!(folder.checkpoints(), [""; 0]);
 }
 
@@ -92,15 +128,32 @@ fn a_disk_that_is_full_in_saving_leaves_no_checkpoint() {
 fn a_disk_that_is_full_from_the_start_leaves_the_folder_free() {
     let folder = Folder::new("start");
     let ended = folder.in_shell(&limit(0), QUICK).run();
-    assert!(ended.assert_fails(74).contains(&folder.out().display().to_string()), "{ended}");
+    assert!(
+        ended
+            .assert_fails(74)
+            .contains(&folder.out().display().to_string()),
+        "{ended}"
+    );
     folder.alone(QUICK).run().assert_well();
 }
 
 /// A job on a real file system of so many kB, seen by it alone; none where that may not be made.
-fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool, words: &str) -> Option<Ended> {
-    let root = std::fs::metadata("/proc/self").expect("this is Linux").uid() == 0;
+fn on_a_small_disk(
+    folder: &Folder,
+    size_kb: u32,
+    under_mpirun: bool,
+    words: &str,
+) -> Option<Ended> {
+    let root = std::fs::metadata("/proc/self")
+        .expect("this is Linux")
+        .uid()
+        == 0;
     let namespace = if root { "unshare -m" } else { "unshare -rm" };
-    let ranks = if under_mpirun { "mpirun --oversubscribe --bind-to none -n 2" } else { "" };
+    let ranks = if under_mpirun {
+        "mpirun --oversubscribe --bind-to none -n 2"
+    } else {
+        ""
+    };
     std::fs::create_dir(folder.out()).unwrap();
     // Nobody else sees the disk: what is on it is copied to where it would lie.
     let inside = format!(
@@ -110,12 +163,19 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool, words: &st
         cp -r disk/. out
         exit $code"
     );
-    let before = format!("export inside='{inside}'\nset -- {namespace} sh -c \"$inside\" sh \"$@\"");
+    let before =
+        format!("export inside='{inside}'\nset -- {namespace} sh -c \"$inside\" sh \"$@\"");
     let job = folder.in_shell(&before, &words.replace("OUT", "disk"));
-    let ended = job.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1").run();
+    let ended = job
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .run();
     let made = ended.exit_code() != Some(99) && !ended.stderr.contains("unshare");
     if !made {
-        println!("skipped: no file system may be mounted here: {}", ended.stderr.trim());
+        println!(
+            "skipped: no file system may be mounted here: {}",
+            ended.stderr.trim()
+        );
     }
     made.then_some(ended)
 }
@@ -124,14 +184,18 @@ fn on_a_small_disk(folder: &Folder, size_kb: u32, under_mpirun: bool, words: &st
 fn a_small_disk_fills_up_in_training() {
     // A page for the settings and two for the record, which needs four.
     let folder = Folder::new("small");
-    let Some(ended) = on_a_small_disk(&folder, 12, false, LONG) else { return };
+    let Some(ended) = on_a_small_disk(&folder, 12, false, LONG) else {
+        return;
+    };
     assert_stopped_in_training(&folder, &ended);
 }
 
 #[test]
 fn a_small_disk_fills_up_in_saving() {
     let folder = Folder::new("small");
-    let Some(ended) = on_a_small_disk(&folder, 64, cfg!(feature = "mpi"), LONG) else { return };
+    let Some(ended) = on_a_small_disk(&folder, 64, cfg!(feature = "mpi"), LONG) else {
+        return;
+    };
     assert!(ended.stderr.contains("No space left on device"), "{ended}");
     assert_stopped_in_saving(&folder, &ended);
 }
@@ -141,14 +205,27 @@ fn a_small_disk_that_fills_up_with_checkpoints_leaves_those_before_and_the_run_g
     // 600 kB each: two have room.
     let words = format!("{LONG} --checkpoint-every 20 --keep 9 --threads 1");
     let (folder, undisturbed) = (Folder::new("small"), Folder::new("large"));
-    let Some(ended) = on_a_small_disk(&folder, 1700, cfg!(feature = "mpi"), &words) else { return };
+    let Some(ended) = on_a_small_disk(&folder, 1700, cfg!(feature = "mpi"), &words) else {
+        return;
+    };
     assert!(
-        ended.assert_fails(74).contains("cannot write") && ended.stderr.contains("No space left on device"),
+        ended.assert_fails(74).contains("cannot write")
+            && ended.stderr.contains("No space left on device"),
         "{ended}"
     );
-    assert_eq!(folder.checkpoints(), ["step-00000020", "step-00000040"], "{ended}");
-    folder.together(&format!("{words} --resume auto")).run().assert_well();
+    assert_eq!(
+        folder.checkpoints(),
+        ["step-00000020", "step-00000040"],
+        "{ended}"
+    );
+    folder
+        .together(&format!("{words} --resume auto"))
+        .run()
+        .assert_well();
     undisturbed.together(&words).run().assert_well();
     assert!(model_bytes(&folder.out(), 64) == model_bytes(&undisturbed.out(), 64));
-    assert_eq!(folder.record().of_steps("loss"), undisturbed.record().of_steps("loss"));
+    assert_eq!(
+        folder.record().of_steps("loss"),
+        undisturbed.record().of_steps("loss")
+    );
 }

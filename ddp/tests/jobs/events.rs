@@ -1,7 +1,10 @@
 //! OUT/metrics.jsonl as it is promised: which events, in which order, with which fields.
 
-use crate::job::Folder;
-use crate::record::{Record, fields, number};
+use ddp::models::ModelSpec;
+use ddp::models::mlp::MlpSpec;
+
+use crate::support::job::Folder;
+use crate::support::record::{Record, fields, number};
 
 const RANKS: usize = if cfg!(feature = "mpi") { 2 } else { 1 };
 
@@ -14,13 +17,18 @@ fn record(flags: &str) -> Record {
     folder.record()
 }
 
-/// The events behind the start, as `step 1`, but for checkpoints: these are on record when they are durable, which may be some steps later.
+/// The events after the start, as `step 1`, without checkpoints: those enter the record when they
+/// are durable, which may be some steps later.
 fn order(record: &Record) -> Vec<String> {
     let name = |event: &serde_json::Value| match event["event"].as_str() {
         Some(name @ ("step" | "eval")) => format!("{name} {}", event["step"]),
         name => name.unwrap_or("none").to_string(),
     };
-    record.0[1..].iter().filter(|event| event["event"] != "checkpoint").map(name).collect()
+    record.0[1..]
+        .iter()
+        .filter(|event| event["event"] != "checkpoint")
+        .map(name)
+        .collect()
 }
 
 #[test]
@@ -29,11 +37,22 @@ fn each_checkpoint_is_on_record_once_and_in_its_folder() {
     let words = "--data glyphs,rows=256,held-out=0 --hidden 16 --batch-size 32 --steps 10 --checkpoint-every 3 --keep 9 --out OUT";
     folder.together(words).run().assert_well();
     let record = folder.record();
-    let steps: Vec<f64> = record.all("checkpoint").into_iter().map(|event| number(event, "step")).collect();
+    let steps: Vec<f64> = record
+        .all("checkpoint")
+        .into_iter()
+        .map(|event| number(event, "step"))
+        .collect();
     assert_eq!(steps, [3.0, 6.0, 9.0, 10.0]);
     for event in record.all("checkpoint") {
         assert_eq!(fields(event).join(" "), "event step folder");
-        assert!(folder.out().join(event["folder"].as_str().unwrap()).join("manifest.json").exists(), "{event}");
+        assert!(
+            folder
+                .out()
+                .join(event["folder"].as_str().unwrap())
+                .join("manifest.json")
+                .exists(),
+            "{event}"
+        );
     }
 }
 
@@ -45,13 +64,22 @@ fn steps_and_evaluations_come_as_often_as_asked_for_and_at_the_end() {
         "step 1, step 3, eval 4, step 6, eval 8, step 9, step 10, eval 10, confusion, placement, end"
     );
     // By default every tenth step is on record, and an evaluation for each epoch of 8 steps.
-    assert_eq!(order_of("--steps 20"), "step 1, eval 8, step 10, eval 16, step 20, eval 20, confusion, placement, end");
+    assert_eq!(
+        order_of("--steps 20"),
+        "step 1, eval 8, step 10, eval 16, step 20, eval 20, confusion, placement, end"
+    );
     assert_eq!(
         order_of("--epochs 2 --log-every 100 --eval-every 0"),
         "step 1, step 16, eval 16, confusion, placement, end"
     );
-    assert_eq!(order_of("--epochs 2"), "step 1, eval 8, step 10, step 16, eval 16, confusion, placement, end");
-    assert_eq!(order_of("--steps 1"), "step 1, eval 1, confusion, placement, end");
+    assert_eq!(
+        order_of("--epochs 2"),
+        "step 1, eval 8, step 10, step 16, eval 16, confusion, placement, end"
+    );
+    assert_eq!(
+        order_of("--steps 1"),
+        "step 1, eval 1, confusion, placement, end"
+    );
     assert_eq!(order_of("--steps 0"), "eval 0, confusion, placement, end");
 }
 
@@ -74,7 +102,10 @@ fn every_event_has_exactly_its_fields() {
         assert_eq!(fields(event).join(" "), expected, "{event}");
     }
     for (step, number_of) in record.all("step").into_iter().zip(1u64..) {
-        assert_eq!((step["step"].as_u64(), step["epoch"].as_u64()), (Some(number_of), Some(number_of.div_ceil(8))));
+        assert_eq!(
+            (step["step"].as_u64(), step["epoch"].as_u64()),
+            (Some(number_of), Some(number_of.div_ceil(8)))
+        );
         for field in ["loss", "grad_norm", "samples_per_s", "step_ms"] {
             assert!(number(step, field) > 0.0, "{step}");
         }
@@ -90,15 +121,30 @@ fn every_event_has_exactly_its_fields() {
 fn the_start_says_what_runs_where() {
     let record = record("--epochs 2 --seed 7 --threads 1");
     let start = record.start();
-    assert_eq!((&start["config"]["seed"], &start["config"]["batch-size"]), (&7.into(), &32.into()));
+    assert_eq!(
+        (&start["config"]["seed"], &start["config"]["batch-size"]),
+        (&7.into(), &32.into())
+    );
     assert_eq!(start["versions"]["ddp-train"], env!("CARGO_PKG_VERSION"));
-    assert_eq!((&start["world"]["ranks"], &start["world"]["hosts"]), (&RANKS.into(), &1.into()));
+    assert_eq!(
+        (&start["world"]["ranks"], &start["world"]["hosts"]),
+        (&RANKS.into(), &1.into())
+    );
     let devices = start["devices"].as_array().unwrap();
     assert_eq!(devices.len(), RANKS);
-    assert!(devices.iter().all(|device| device.as_str().unwrap().starts_with("cpu on ")), "{start}");
+    assert!(
+        devices
+            .iter()
+            .all(|device| device.as_str().unwrap().starts_with("cpu on ")),
+        "{start}"
+    );
     // 784 · 16 + 16 + 16 · 10 + 10
     assert_eq!(
-        (&start["parameters"], &start["steps"], &start["steps_per_epoch"]),
+        (
+            &start["parameters"],
+            &start["steps"],
+            &start["steps_per_epoch"]
+        ),
         (&12_730.into(), &16.into(), &8.into())
     );
 }
@@ -107,12 +153,21 @@ fn the_start_says_what_runs_where() {
 fn the_end_sums_up_what_came_before() {
     let record = record("--epochs 2 --log-every 5");
     let end = record.end().expect("the run came to its end");
-    assert_eq!((&end["reason"], &end["exit_code"]), (&"done".into(), &0.into()));
+    assert_eq!(
+        (&end["reason"], &end["exit_code"]),
+        (&"done".into(), &0.into())
+    );
     assert_eq!((&end["steps"], &end["samples"]), (&16.into(), &512.into()));
     assert_eq!(end["loss"], record.all("step").last().unwrap()["loss"]);
     let eval = record.all("eval").pop().unwrap();
-    assert_eq!((&end["eval_loss"], &end["accuracy"]), (&eval["loss"], &eval["accuracy"]));
-    assert!(number(end, "seconds") > 0.0 && number(end, "peak_mb") > 1.0, "{end}");
+    assert_eq!(
+        (&end["eval_loss"], &end["accuracy"]),
+        (&eval["loss"], &eval["accuracy"])
+    );
+    assert!(
+        number(end, "seconds") > 0.0 && number(end, "peak_mb") > 1.0,
+        "{end}"
+    );
     assert!(end["device_peak_mb"].is_null(), "{end}");
     // Nothing crosses between devices where there is one.
     assert_eq!(end["transfers"]["crossed"]["count"], 0, "{end}");
@@ -122,7 +177,10 @@ fn the_end_sums_up_what_came_before() {
 #[test]
 fn without_held_out_rows_nothing_is_evaluated() {
     let folder = Folder::new("none-held-out");
-    folder.alone("--data glyphs,rows=64,held-out=0 --hidden 16 --steps 2 --out OUT").run().assert_well();
+    folder
+        .alone("--data glyphs,rows=64,held-out=0 --hidden 16 --steps 2 --out OUT")
+        .run()
+        .assert_well();
     let record = folder.record();
     assert_eq!(order(&record).join(", "), "step 1, step 2, placement, end");
     assert!(record.end().unwrap()["eval_loss"].is_null());
@@ -131,8 +189,16 @@ fn without_held_out_rows_nothing_is_evaluated() {
 #[test]
 fn the_settings_beside_it_give_the_same_run_again() {
     let folder = Folder::new("settings");
-    folder.alone("--data glyphs,rows=64,held-out=8 --hidden 16,8 --steps 3 --lr 0.01 --out OUT").run().assert_well();
+    folder
+        .alone("--data glyphs,rows=64,held-out=8 --hidden 16,8 --steps 3 --lr 0.01 --out OUT")
+        .run()
+        .assert_well();
     let text = std::fs::read_to_string(folder.out().join("config.toml")).unwrap();
     let config = ddp::config::Config::from_toml(&text).unwrap();
-    assert_eq!((config.hidden, config.lr, config.out), (vec![16, 8], 0.01, folder.out()));
+    let model = ModelSpec::Mlp(MlpSpec {
+        hidden: vec![16, 8],
+        ..MlpSpec::default()
+    });
+    assert_eq!(config.model, model);
+    assert_eq!((config.peak_lr(), config.out), (0.01, folder.out()));
 }

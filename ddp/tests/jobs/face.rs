@@ -1,25 +1,38 @@
-//! Settings from a file and the environment, what is said in place of training, curves for TensorBoard, and the look at this machine.
+//! Settings from files and the environment, what is printed instead of training, TensorBoard files,
+//! and `doctor`.
 
 use std::fs;
 
 use serde_json::Value;
 
-use crate::job::{Folder, QUICK};
+use crate::support::job::{Folder, QUICK};
 
 fn json_lines(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}")))
+        .collect()
 }
 
 #[test]
 fn settings_come_from_a_file_the_environment_and_flags_in_this_order() {
     let folder = Folder::new("layers");
-    fs::write(folder.path().join("run.toml"), "batch-size = 16\nseed = 3\nlr = 0.5\n").unwrap();
+    fs::write(
+        folder.path().join("run.toml"),
+        "batch-size = 16\nseed = 3\nlr = 0.5\n",
+    )
+    .unwrap();
     let words = format!("--config run.toml {QUICK} --lr 0.25");
-    let job = folder.alone(&words).env("DDP_SEED", "4").env("DDP_LR", "0.125");
+    let job = folder
+        .alone(&words)
+        .env("DDP_SEED", "4")
+        .env("DDP_LR", "0.125");
     job.run().assert_well();
     let start = folder.record().all("start")[0].clone();
     // Of QUICK's flags the batch size is one.
-    assert_eq!((&start["config"]["batch-size"], &start["config"]["seed"]), (&32.into(), &4.into()));
+    assert_eq!(
+        (&start["config"]["batch-size"], &start["config"]["seed"]),
+        (&32.into(), &4.into())
+    );
     assert_eq!(start["config"]["lr"], 0.25);
 }
 
@@ -42,8 +55,13 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
     // What would be refused is refused.
     folder.together(QUICK).run().assert_well();
     let ended = folder.together(&format!("{QUICK} --dry-run")).run();
-    assert!(ended.assert_fails(2).contains("holds a run already"), "{ended}");
-    let ended = folder.alone("--dry-run --data nowhere.csv --out elsewhere").run();
+    assert!(
+        ended.assert_fails(2).contains("holds a run already"),
+        "{ended}"
+    );
+    let ended = folder
+        .alone("--dry-run --data nowhere.csv --out elsewhere")
+        .run();
     assert!(ended.assert_fails(74).contains("nowhere.csv"), "{ended}");
 }
 
@@ -51,49 +69,95 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
 fn a_dry_run_of_a_run_that_goes_on_says_what_is_left() {
     let folder = Folder::new("dry-on");
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --out OUT";
-    folder.alone(&format!("{words} --steps 8")).run().assert_well();
+    folder
+        .alone(&format!("{words} --steps 8"))
+        .run()
+        .assert_well();
     let record = fs::read(folder.out().join("metrics.jsonl")).unwrap();
-    let ended = folder.alone(&format!("{words} --steps 20 --resume auto --dry-run")).run();
+    let ended = folder
+        .alone(&format!("{words} --steps 20 --resume auto --dry-run"))
+        .run();
     assert_eq!(ended.exit_code(), Some(0), "{ended}");
-    assert!(ended.stdout.contains("20 steps, of which 8 are done") && ended.stdout.contains("for 12 steps"), "{ended}");
-    assert_eq!(fs::read(folder.out().join("metrics.jsonl")).unwrap(), record);
+    assert!(
+        ended.stdout.contains("20 steps, of which 8 are done")
+            && ended.stdout.contains("for 12 steps"),
+        "{ended}"
+    );
+    assert_eq!(
+        fs::read(folder.out().join("metrics.jsonl")).unwrap(),
+        record
+    );
 }
 
 #[test]
 fn curves_for_tensorboard_are_written_and_taken_up_again() {
     let folder = Folder::new("curves");
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --log-every 1 --tensorboard --out OUT";
-    folder.together(&format!("{words} --steps 8")).run().assert_well();
-    folder.together(&format!("{words} --steps 12 --resume auto")).run().assert_well();
-    let mut files: Vec<_> =
-        fs::read_dir(folder.out().join("tensorboard")).unwrap().map(|file| file.unwrap().path()).collect();
+    folder
+        .together(&format!("{words} --steps 8"))
+        .run()
+        .assert_well();
+    folder
+        .together(&format!("{words} --steps 12 --resume auto"))
+        .run()
+        .assert_well();
+    let mut files: Vec<_> = fs::read_dir(folder.out().join("tensorboard"))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
     files.sort();
     let bytes: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
-    let points = |bytes: &[u8], tag: &[u8]| bytes.windows(tag.len()).filter(|part| *part == tag).count();
-    let counts = |tag: &[u8]| bytes.iter().map(|bytes| points(bytes, tag)).collect::<Vec<_>>();
-    assert_eq!((counts(b"train/loss"), counts(b"eval/accuracy")), (vec![8, 4], vec![1, 1]));
+    let points =
+        |bytes: &[u8], tag: &[u8]| bytes.windows(tag.len()).filter(|part| *part == tag).count();
+    let counts = |tag: &[u8]| {
+        bytes
+            .iter()
+            .map(|bytes| points(bytes, tag))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (counts(b"train/loss"), counts(b"eval/accuracy")),
+        (vec![8, 4], vec![1, 1])
+    );
 }
 
 #[test]
 fn a_healthy_machine_is_said_to_be_healthy_by_one_process_and_by_ranks() {
     let folder = Folder::new("doctor");
-    for job in [folder.alone("doctor --json"), folder.together("doctor --json")] {
+    for job in [
+        folder.alone("doctor --json"),
+        folder.together("doctor --json"),
+    ] {
         let ended = job.run();
         assert_eq!(ended.exit_code(), Some(0), "{ended}");
         let lines = json_lines(&ended.stdout);
-        let topics: Vec<&str> = lines.iter().filter_map(|line| line["topic"].as_str()).collect();
-        for topic in ["processor", "memory", "disk", "threads", "GPU", "GPU of rank"] {
+        let topics: Vec<&str> = lines
+            .iter()
+            .filter_map(|line| line["topic"].as_str())
+            .collect();
+        for topic in [
+            "processor",
+            "memory",
+            "disk",
+            "threads",
+            "GPU",
+            "GPU of rank",
+        ] {
             assert!(topics.contains(&topic), "{topic} in {ended}");
         }
         assert_eq!(
             topics.contains(&"all-reduce"),
-            lines.iter().any(|line| line["of"].as_str().is_some_and(|of| of.starts_with("rank 1")))
+            lines.iter().any(|line| line["of"]
+                .as_str()
+                .is_some_and(|of| of.starts_with("rank 1")))
         );
         assert_eq!(lines.last().unwrap()["healthy"], true);
     }
     let quick = folder.alone("doctor --quick").run();
     assert!(
-        quick.exit_code() == Some(0) && quick.stdout.contains("healthy:") && !quick.stdout.contains("MB/s"),
+        quick.exit_code() == Some(0)
+            && quick.stdout.contains("healthy:")
+            && !quick.stdout.contains("MB/s"),
         "{quick}"
     );
 }
@@ -102,62 +166,133 @@ fn a_healthy_machine_is_said_to_be_healthy_by_one_process_and_by_ranks() {
 fn a_disk_that_takes_nothing_is_named_and_ends_with_69() {
     let folder = Folder::new("doctor-disk");
     // No file may grow at all.
-    let ended = folder.in_shell("ulimit -f 0; trap '' XFSZ", "doctor --out .").run();
+    let ended = folder
+        .in_shell("ulimit -f 0; trap '' XFSZ", "doctor --out .")
+        .run();
     assert_eq!(ended.exit_code(), Some(69), "{ended}");
-    let bad = ended.stdout.lines().find(|line| line.contains("BAD")).unwrap_or_else(|| panic!("{ended}"));
-    assert!(bad.contains("cannot write 64 MiB") && ended.causes()[0].contains("1 bad"), "{ended}");
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "what was tried is gone");
+    let bad = ended
+        .stdout
+        .lines()
+        .find(|line| line.contains("BAD"))
+        .unwrap_or_else(|| panic!("{ended}"));
+    assert!(
+        bad.contains("cannot write 64 MiB") && ended.causes()[0].contains("1 bad"),
+        "{ended}"
+    );
+    assert_eq!(
+        fs::read_dir(folder.path()).unwrap().count(),
+        0,
+        "what was tried is gone"
+    );
 }
 
 #[test]
 fn seconds_that_are_no_time_to_wait_are_refused_by_every_command() {
     let folder = Folder::new("timeouts");
-    for command in ["doctor --quick", "--steps 1 --out OUT", "bench addmm", "eval --checkpoint x --data glyphs"] {
+    for command in [
+        "doctor --quick",
+        "--steps 1 --out OUT",
+        "bench addmm",
+        "eval --checkpoint x --data glyphs",
+    ] {
         for value in ["-1", "0", "nan", "inf", "1e30"] {
-            let ended = folder.alone(&format!("{command} --timeout-s {value}")).run();
+            let ended = folder
+                .alone(&format!("{command} --timeout-s {value}"))
+                .run();
             let cause = ended.assert_fails(2);
-            assert!(cause.contains("--timeout-s") && cause.contains("from 0.1 to"), "{command} {value}: {ended}");
+            assert!(
+                cause.contains("--timeout-s") && cause.contains("from 0.1 to"),
+                "{command} {value}: {ended}"
+            );
         }
     }
     // What stands in the environment is the environment's mistake.
-    let ended = folder.alone("doctor --quick").env("DDP_TIMEOUT_S", "soon").run();
-    assert!(ended.assert_fails(2).contains("DDP_TIMEOUT_S in the environment:"), "{ended}");
+    let ended = folder
+        .alone("doctor --quick")
+        .env("DDP_TIMEOUT_S", "soon")
+        .run();
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("DDP_TIMEOUT_S in the environment:"),
+        "{ended}"
+    );
 }
 
 #[test]
 fn machines_settings_in_the_environment_count_for_every_command() {
     let folder = Folder::new("environment");
-    folder.alone(&format!("{QUICK} --model mlp")).run().assert_well();
+    folder
+        .alone(&format!("{QUICK} --model mlp"))
+        .run()
+        .assert_well();
     assert_eq!(folder.record().all("start")[0]["config"]["model"], "mlp");
     let ended = folder.alone(&format!("{QUICK} --model transformer")).run();
     assert!(ended.assert_fails(2).contains("--model"), "{ended}");
     let eval = "eval --checkpoint out --data glyphs,rows=256,held-out=64";
-    folder.alone(eval).env("DDP_DEVICE", "cpu").env("DDP_THREADS", "1").run().assert_well();
+    folder
+        .alone(eval)
+        .env("DDP_DEVICE", "cpu")
+        .env("DDP_THREADS", "1")
+        .run()
+        .assert_well();
     let ended = folder.alone(eval).env("DDP_THREADS", "0").run();
-    assert!(ended.assert_fails(2).contains("--threads 0:"), "{ended}");
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("DDP_THREADS in the environment: invalid value '0'"),
+        "{ended}"
+    );
     let ended = folder.alone(eval).env("DDP_DEVICE", "gpu").run();
-    assert!(ended.assert_fails(2).contains("DDP_DEVICE in the environment: invalid value 'gpu'"), "{ended}");
-    folder.alone(&format!("{eval} --device cpu")).env("DDP_DEVICE", "gpu").run().assert_well();
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("DDP_DEVICE in the environment: invalid value 'gpu'"),
+        "{ended}"
+    );
+    folder
+        .alone(&format!("{eval} --device cpu"))
+        .env("DDP_DEVICE", "gpu")
+        .run()
+        .assert_well();
 }
 
 #[test]
 fn settings_of_any_content_are_printed_and_read_back() {
     let folder = Folder::new("printed");
     let odd = "one\ntwo = 3 # \"'\u{1b}[31m";
-    let first = folder.alone("--print-config --data rows.csv").env("DDP_LABELS", odd).run();
+    let first = folder
+        .alone("--print-config --data rows.csv")
+        .env("DDP_LABELS", odd)
+        .run();
     assert!(!first.stdout.contains('\u{1b}'), "{first}");
     fs::write(folder.path().join("run.toml"), &first.stdout).unwrap();
     let again = folder.alone("--config run.toml --print-config").run();
     let without_origins = |text: &str| {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        lines.map(|line| line.rsplit_once("  # ").unwrap().0.to_string()).collect::<Vec<_>>()
+        lines
+            .map(|line| line.rsplit_once("  # ").unwrap().0.to_string())
+            .collect::<Vec<_>>()
     };
-    assert_eq!(without_origins(&again.stdout), without_origins(&first.stdout));
+    assert_eq!(
+        without_origins(&again.stdout),
+        without_origins(&first.stdout)
+    );
     // A variable names the file as well, and asks for no training.
-    let again = folder.alone("").env("DDP_CONFIG", "run.toml").env("DDP_PRINT_CONFIG", "true").run();
-    assert_eq!(without_origins(&again.stdout), without_origins(&first.stdout));
+    let again = folder
+        .alone("")
+        .env("DDP_CONFIG", "run.toml")
+        .env("DDP_PRINT_CONFIG", "true")
+        .run();
+    assert_eq!(
+        without_origins(&again.stdout),
+        without_origins(&first.stdout)
+    );
     let ended = folder.alone(QUICK).env("DDP_DRY_RUN", "true").run();
-    assert!(ended.exit_code() == Some(0) && ended.stdout.contains("nothing was trained"), "{ended}");
+    assert!(
+        ended.exit_code() == Some(0) && ended.stdout.contains("nothing was trained"),
+        "{ended}"
+    );
     assert!(!folder.out().exists());
 }
 
@@ -169,18 +304,34 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
     // Nobody makes folders in /proc, whatever the permissions.
     for out in ["file", "file/run", "/proc/run", "/proc/self/run/1"] {
         let ended = folder.alone(&format!("{words} --out {out}")).run();
-        assert!(ended.assert_fails(74).contains(&format!("cannot write in {out}:")), "{ended}");
+        assert!(
+            ended
+                .assert_fails(74)
+                .contains(&format!("cannot write in {out}:")),
+            "{ended}"
+        );
     }
     let ended = folder.alone(&format!("{words} --out a/b/c")).run();
-    assert!(ended.stdout.ends_with("nothing was trained, and nothing written (--dry-run)\n"), "{ended}");
+    assert!(
+        ended
+            .stdout
+            .ends_with("nothing was trained, and nothing written (--dry-run)\n"),
+        "{ended}"
+    );
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "{ended}");
 
-    let rows: String = (0..64).map(|row| format!("{row},{},{}\n", row % 7, row % 2)).collect();
+    let rows: String = (0..64)
+        .map(|row| format!("{row},{},{}\n", row % 7, row % 2))
+        .collect();
     fs::write(folder.path().join("rows.csv"), format!("a,b,kind\n{rows}")).unwrap();
-    let ended = folder.alone("--data rows.csv --hidden 4 --epochs 1 --dry-run --out OUT").run();
+    let ended = folder
+        .alone("--data rows.csv --hidden 4 --epochs 1 --dry-run --out OUT")
+        .run();
     assert!(folder.path().join(".ddp-cache").exists() && !folder.out().exists());
     assert!(
-        ended.stdout.contains("nothing written but what is known of the data, in .ddp-cache beside them"),
+        ended
+            .stdout
+            .contains("nothing written but what is known of the data, in .ddp-cache beside them"),
         "{ended}"
     );
 }
@@ -188,9 +339,16 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
 #[test]
 fn names_in_data_do_not_drive_the_terminal() {
     let folder = Folder::new("names");
-    let forged = "sly\u{1b}[2K\nddp-train: all is well\u{202e}\u{9b}";
-    let rows: String = (0..64).map(|row| format!("{row},{},\"{}\"\n", row % 7, ["plain", forged][row % 2])).collect();
-    fs::write(folder.path().join("rows.csv"), format!("a,\"b\u{1b}[31m\nddp-train: well\",kind\n{rows}")).unwrap();
+    // Labels have one line; names of columns may have several.
+    let forged = "sly\u{1b}[2J\rddp-train: all is well\u{202e}\u{9b}";
+    let rows: String = (0..64)
+        .map(|row| format!("{row},{},\"{}\"\n", row % 7, ["plain", forged][row % 2]))
+        .collect();
+    fs::write(
+        folder.path().join("rows.csv"),
+        format!("a,\"b\u{1b}[31m\nddp-train: well\",kind\n{rows}"),
+    )
+    .unwrap();
     let train = "--data rows.csv --labels kind --hidden 4 --epochs 1 --batch-size 16 --progress always --out OUT";
     let commands = [
         (train, 0),
@@ -198,7 +356,10 @@ fn names_in_data_do_not_drive_the_terminal() {
         ("inspect out", 0),
         ("inspect out/checkpoints/step-00000004", 0),
         ("eval --checkpoint out --data rows.csv", 0),
-        ("predict --checkpoint out --data rows.csv --out answers.csv", 0),
+        (
+            "predict --checkpoint out --data rows.csv --out answers.csv",
+            0,
+        ),
         ("--data rows.csv --labels nowhere --dry-run --out other", 65),
         (
             "--data rows.csv --labels a --task classification --val-split 0.5 --normalize standard --dry-run --out other",
@@ -213,29 +374,55 @@ fn names_in_data_do_not_drive_the_terminal() {
         }
         // The bar of a run may draw; a name may not.
         let text = format!("{}{}", ended.stdout, ended.stderr);
-        for part in ["\u{1b}[2K\n", "\u{1b}[31m", "\u{202e}", "\u{9b}", "\nddp-train: all is well", "\nddp-train: well"]
-        {
+        for part in [
+            "\u{1b}[2J",
+            "\u{1b}[31m",
+            "\u{202e}",
+            "\u{9b}",
+            "\rddp-train: all is well",
+            "\nddp-train: well",
+        ] {
             assert!(!text.contains(part), "{part:?} in {words}: {ended}");
         }
     }
     let ended = folder.alone("eval --checkpoint out --data rows.csv").run();
-    assert!(ended.stdout.contains("sly\\u{1b}[2K\\nddp-train: all is well\\u{202e}\\u{9b}"), "{ended}");
+    assert!(
+        ended
+            .stdout
+            .contains("sly\\u{1b}[2J\\rddp-train: all is well\\u{202e}\\u{9b}"),
+        "{ended}"
+    );
 }
 
 #[test]
 fn predictions_are_not_put_in_the_place_of_their_rows() {
     let folder = Folder::new("own-input");
-    let rows: String = (0..64).map(|row| format!("{row},{},{}\n", row % 7, row % 2)).collect();
+    let rows: String = (0..64)
+        .map(|row| format!("{row},{},{}\n", row % 7, row % 2))
+        .collect();
     let rows = format!("a,b,kind\n{rows}");
     let file = folder.path().join("rows.csv");
     fs::write(&file, &rows).unwrap();
     std::os::unix::fs::symlink(&file, folder.path().join("link.csv")).unwrap();
-    folder.alone("--data rows.csv --labels kind --hidden 4 --epochs 1 --out OUT").run().assert_well();
-    for (data, out) in
-        [("rows.csv", "rows.csv"), ("rows.csv", "./out/../rows.csv"), ("*.csv", "rows.csv"), ("rows.csv", "link.csv")]
-    {
-        let ended = folder.alone(&format!("predict --checkpoint out --data {data} --out {out} --overwrite")).run();
-        assert!(ended.assert_fails(2).contains("which --data reads"), "{data} {out}: {ended}");
+    folder
+        .alone("--data rows.csv --labels kind --hidden 4 --epochs 1 --out OUT")
+        .run()
+        .assert_well();
+    for (data, out) in [
+        ("rows.csv", "rows.csv"),
+        ("rows.csv", "./out/../rows.csv"),
+        ("*.csv", "rows.csv"),
+        ("rows.csv", "link.csv"),
+    ] {
+        let ended = folder
+            .alone(&format!(
+                "predict --checkpoint out --data {data} --out {out} --overwrite"
+            ))
+            .run();
+        assert!(
+            ended.assert_fails(2).contains("which --data reads"),
+            "{data} {out}: {ended}"
+        );
         assert_eq!(fs::read_to_string(&file).unwrap(), rows);
     }
 }

@@ -1,15 +1,15 @@
-//! One dies, all end: a fault on each rank in each part of a step, under `mpirun`.
+//! When one rank dies, all end: a fault on each rank in each part of a step, under `mpirun`.
 //!
-//! The fault comes in step 3 of 8, with the record at step 2. `mpirun` ends with the code of the rank that failed first,
-//! and with 128 and the signal's number where that rank was killed.
+//! The fault comes in step 3 of 8, when the record has step 2. `mpirun` ends with the code of the
+//! rank that failed first, or with 128 plus the signal's number if that rank was killed.
 
 use std::time::Duration;
 
-use crate::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
-use crate::record::Record;
+use crate::support::job::{END_MAX, Ended, Folder, QUICK, all_at_once, host};
+use crate::support::record::Record;
 
 const PLACES: [&str; 4] = ["forward", "reduction", "optimizer", "log"];
-/// Ranks that notice by themselves need no deadline: they would fail these tests if they waited for it.
+/// For failures that need no timeout to be noticed: tests would fail if ranks waited this long.
 const FAR: u64 = 50;
 /// For ranks that can only be noticed by the deadline.
 const NEAR: u64 = 2;
@@ -18,11 +18,17 @@ const NEAR: u64 = 2;
 fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (Ended, Record) {
     let folder = Folder::new(&format!("{kind}-{rank}-{place}"));
     let job = folder.ranks(ranks, &format!("{QUICK} {flags}"));
-    let ended = job.env("DDP_TEST_FAULT", &format!("{rank}:{place}:3:{kind}")).run();
+    let ended = job
+        .env("DDP_TEST_FAULT", &format!("{rank}:{place}:3:{kind}"))
+        .run();
     let record = folder.record();
-    // Two steps are on record, and none after the fault, but for one that the first rank may log while another fails.
+    // Two steps are in the record and none after the fault, except one that rank 0 may log while
+    // another rank fails.
     let steps = record.of_steps("step");
-    assert!(steps.starts_with(&[1.0, 2.0]) && steps.len() <= 3, "{steps:?}: {ended}");
+    assert!(
+        steps.starts_with(&[1.0, 2.0]) && steps.len() <= 3,
+        "{steps:?}: {ended}"
+    );
     assert_eq!(folder.checkpoints(), [""; 0], "{ended}");
     (ended, record)
 }
@@ -31,10 +37,15 @@ fn fault(ranks: usize, rank: usize, place: &str, kind: &str, flags: &str) -> (En
 #[track_caller]
 fn assert_over(ended: &Ended, exit_code: i32, rank: usize, within: Duration) -> String {
     let cause = ended.assert_fails(exit_code);
-    let took = ended.after_step_2.unwrap_or_else(|| panic!("there was a step 2: {ended}"));
+    let took = ended
+        .after_step_2
+        .unwrap_or_else(|| panic!("there was a step 2: {ended}"));
     assert!(took <= within, "the job took {took:?} to end: {ended}");
     let named = format!("ddp-train: rank {rank} on {}: ", host());
-    cause.strip_prefix(&named).unwrap_or_else(|| panic!("it begins with {named}: {ended}")).to_string()
+    cause
+        .strip_prefix(&named)
+        .unwrap_or_else(|| panic!("it begins with {named}: {ended}"))
+        .to_string()
 }
 
 /// Every place on both ranks of two.
@@ -54,7 +65,11 @@ fn a_killed_rank_ends_all_and_is_spoken_for_by_another() {
     everywhere(|rank, place| {
         let (ended, _) = fault(2, rank, place, "kill", &format!("--timeout-s {FAR}"));
         let cause = assert_over(&ended, 137, rank, END_MAX);
-        assert!(cause.starts_with("process ") && cause.contains("ended without a word: killed"), "{ended}");
+        assert!(
+            cause.starts_with("process ")
+                && cause.contains("ended without reporting an error: it was killed"),
+            "{ended}"
+        );
     });
 }
 
@@ -63,7 +78,10 @@ fn a_panic_ends_all_with_70_and_its_source_line() {
     everywhere(|rank, place| {
         let (ended, _) = fault(2, rank, place, "panic", &format!("--timeout-s {FAR}"));
         let cause = assert_over(&ended, 70, rank, END_MAX);
-        assert!(cause.starts_with("panicked at ") && cause.contains("src/faults.rs:"), "{ended}");
+        assert!(
+            cause.starts_with("panicked at ") && cause.contains("src/faults.rs:"),
+            "{ended}"
+        );
         assert!(cause.ends_with(&on_purpose(place)), "{ended}");
     });
 }
@@ -72,28 +90,57 @@ fn a_panic_ends_all_with_70_and_its_source_line() {
 fn an_error_ends_all_with_its_code_and_in_its_words() {
     everywhere(|rank, place| {
         let (ended, record) = fault(2, rank, place, "error", &format!("--timeout-s {FAR}"));
-        assert_eq!(assert_over(&ended, 65, rank, END_MAX), on_purpose(place), "{ended}");
+        assert_eq!(
+            assert_over(&ended, 65, rank, END_MAX),
+            on_purpose(place),
+            "{ended}"
+        );
         // The rank that keeps the record closes it with its own error. Another's may end it before.
         assert!(rank != 0 || record.end().is_some(), "{record:?}");
         if let Some(end) = record.end() {
             let reason = end["reason"].as_str().unwrap();
-            assert!(end["exit_code"] == 65 && reason.contains(&on_purpose(place)), "{end}");
+            assert!(
+                end["exit_code"] == 65 && reason.contains(&on_purpose(place)),
+                "{end}"
+            );
         }
     });
 }
 
-/// The other rank waited in vain: it names who is absent, the operation that waits, and a line of source that calls it.
+/// The other rank waited in vain: it names the missing rank, the operation, and the source line
+/// that calls it.
 #[track_caller]
 fn assert_missed(ended: &Ended, rank: usize, speaker: usize, place: &str) {
     let cause = assert_over(ended, 77, speaker, END_MAX + Duration::from_secs(NEAR));
     // Who stops behind the reduction is missed by the next, which begins with the losses.
-    let what = if place == "reduction" { "gradients, bucket 0" } else { "loss statistics" };
-    assert!(cause.starts_with(&format!("all_reduce sum of {what:?} f32[")), "{ended}");
+    let what = if place == "reduction" {
+        "gradients, bucket 0"
+    } else {
+        "loss statistics"
+    };
+    assert!(
+        cause.starts_with(&format!("all_reduce sum of {what:?} f32[")),
+        "{ended}"
+    );
     assert!(cause.contains(" of group gradients, at "), "{ended}");
-    assert!(cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s. ")), "{ended}");
-    let (_, rest) = cause.split_once("src/reducer/lane.rs:").unwrap_or_else(|| panic!("it names a line: {ended}"));
-    let line: usize = rest.split(')').next().and_then(|line| line.parse().ok()).expect("a number");
-    let source = include_str!("../../src/reducer/lane.rs").lines().nth(line - 1).unwrap_or_default();
+    assert!(
+        cause.contains(&format!(
+            ": rank {rank} did not arrive within {NEAR} s; help: "
+        )),
+        "{ended}"
+    );
+    let (_, rest) = cause
+        .split_once("src/reducer/lane.rs:")
+        .unwrap_or_else(|| panic!("it names a line: {ended}"));
+    let line: usize = rest
+        .split(')')
+        .next()
+        .and_then(|line| line.parse().ok())
+        .expect("a number");
+    let source = include_str!("../../engine/src/reducer/lane.rs")
+        .lines()
+        .nth(line - 1)
+        .unwrap_or_default();
     assert!(source.contains(".all_reduce("), "line {line} is {source}");
 }
 
@@ -107,30 +154,62 @@ fn a_stopped_rank_is_named_with_what_waited_for_it() {
 
 #[test]
 fn a_rank_that_hangs_is_named_with_what_waited_for_it() {
-    all_at_once([(0, "log", ""), (1, "forward", ""), (1, "reduction", "--overlap on")], |(rank, place, flags)| {
-        let (ended, _) = fault(2, rank, place, "hang", &format!("--timeout-s {NEAR} {flags}"));
-        assert_missed(&ended, rank, 1 - rank, place);
-    });
+    all_at_once(
+        [
+            (0, "log", ""),
+            (1, "forward", ""),
+            (1, "reduction", "--overlap on"),
+        ],
+        |(rank, place, flags)| {
+            let (ended, _) = fault(
+                2,
+                rank,
+                place,
+                "hang",
+                &format!("--timeout-s {NEAR} {flags}"),
+            );
+            assert_missed(&ended, rank, 1 - rank, place);
+        },
+    );
 }
 
 #[test]
 fn a_fault_on_the_thread_that_reduces_ends_all() {
-    all_at_once([("kill", 137), ("panic", 70), ("error", 65)], |(kind, exit_code)| {
-        let (ended, _) = fault(2, 1, "reduction", kind, &format!("--timeout-s {FAR} --overlap on"));
-        let cause = assert_over(&ended, exit_code, 1, END_MAX);
-        assert!(kind == "kill" || cause.ends_with(&on_purpose("reduction")), "{ended}");
-    });
+    all_at_once(
+        [("kill", 137), ("panic", 70), ("error", 65)],
+        |(kind, exit_code)| {
+            let (ended, _) = fault(
+                2,
+                1,
+                "reduction",
+                kind,
+                &format!("--timeout-s {FAR} --overlap on"),
+            );
+            let cause = assert_over(&ended, exit_code, 1, END_MAX);
+            assert!(
+                kind == "kill" || cause.ends_with(&on_purpose("reduction")),
+                "{ended}"
+            );
+        },
+    );
 }
 
 #[test]
 fn of_three_ranks_the_one_that_failed_is_named() {
-    all_at_once([("kill", 137, 2), ("panic", 70, 1), ("error", 65, 2)], |(kind, exit_code, rank)| {
-        let (ended, _) = fault(3, rank, "forward", kind, &format!("--timeout-s {FAR}"));
-        assert_over(&ended, exit_code, rank, END_MAX);
-    });
+    all_at_once(
+        [("kill", 137, 2), ("panic", 70, 1), ("error", 65, 2)],
+        |(kind, exit_code, rank)| {
+            let (ended, _) = fault(3, rank, "forward", kind, &format!("--timeout-s {FAR}"));
+            assert_over(&ended, exit_code, rank, END_MAX);
+        },
+    );
     let (ended, _) = fault(3, 1, "optimizer", "stop", &format!("--timeout-s {NEAR}"));
     // Either of the others may be the first to say so.
-    let speaker = if ended.stderr.contains("ddp-train: rank 0") { 0 } else { 2 };
+    let speaker = if ended.stderr.contains("ddp-train: rank 0") {
+        0
+    } else {
+        2
+    };
     assert_missed(&ended, 1, speaker, "optimizer");
 }
 

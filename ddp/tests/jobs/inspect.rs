@@ -1,14 +1,16 @@
-//! `ddp-train inspect`: what it says of a run, a checkpoint, a model file and data, and that it names what is damaged.
+//! `ddp-train inspect`: what it reports of a run, a checkpoint, a model file and data, and that it
+//! names damage.
 
 use serde_json::{Value, json};
 
-use crate::job::{Ended, Folder, QUICK};
+use crate::support::job::{Ended, Folder, QUICK};
 
 /// The JSON that `inspect` prints, and how it ended.
 #[track_caller]
 fn seen(folder: &Folder, words: &str) -> (Value, Ended) {
     let ended = folder.alone(&format!("inspect {words} --json")).run();
-    let json = serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended}"));
+    let json =
+        serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended}"));
     (json, ended)
 }
 
@@ -22,7 +24,9 @@ fn told(folder: &Folder, words: &str) -> String {
 
 #[track_caller]
 fn assert_has(text: &str, parts: &[&str]) {
-    parts.iter().for_each(|part| assert!(text.contains(part), "{part} is not in {text}"));
+    parts
+        .iter()
+        .for_each(|part| assert!(text.contains(part), "{part} is not in {text}"));
 }
 
 /// The name of the last checkpoint of `QUICK`, within the folder of the run.
@@ -31,28 +35,60 @@ const LAST: &str = "checkpoints/step-00000008";
 #[test]
 fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
     let folder = Folder::new("inspect");
-    folder.together(&format!("{QUICK} --activation gelu-tanh --dropout 0.25 --device cpu")).run().assert_well();
+    folder
+        .together(&format!(
+            "{QUICK} --activation gelu-tanh --dropout 0.25 --device cpu"
+        ))
+        .run()
+        .assert_well();
     let (json, ended) = seen(&folder, &format!("OUT/{LAST}"));
     ended.assert_well();
     assert_eq!(
-        (&json["kind"], &json["is_whole"], &json["step"], &json["samples"]),
+        (
+            &json["kind"],
+            &json["is_whole"],
+            &json["step"],
+            &json["samples"]
+        ),
         (&"checkpoint".into(), &true.into(), &8.into(), &256.into())
     );
     let model = &json["model"];
     assert_eq!(
-        (&model["inputs"], &model["hidden"], &model["outputs"], &model["activation"], &model["dropout"]),
-        (&784.into(), &json!([16]), &10.into(), &"gelu-tanh".into(), &0.25.into())
+        (
+            &model["inputs"],
+            &model["hidden"],
+            &model["outputs"],
+            &model["activation"],
+            &model["dropout"]
+        ),
+        (
+            &784.into(),
+            &json!([16]),
+            &10.into(),
+            &"gelu-tanh".into(),
+            &0.25.into()
+        )
     );
     assert_eq!(
         model["torch"],
         "nn.Sequential(nn.Linear(784, 16), nn.GELU(approximate=\"tanh\"), nn.Dropout(0.25), nn.Linear(16, 10))"
     );
-    assert_eq!(model["tensors"][0], json!({ "name": "0.weight", "shape": [16, 784], "dtype": "F32" }));
+    assert_eq!(
+        model["tensors"][0],
+        json!({ "name": "0.weight", "shape": [16, 784], "dtype": "F32" })
+    );
     assert_eq!(model["parameters"], 784 * 16 + 16 + 16 * 10 + 10);
     let record = folder.record();
-    assert_eq!(json["last"]["loss"], record.all("eval").last().unwrap()["loss"]);
-    let names: Vec<&str> =
-        json["files"].as_array().unwrap().iter().map(|file| file["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        json["last"]["loss"],
+        record.all("eval").last().unwrap()["loss"]
+    );
+    let names: Vec<&str> = json["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| file["name"].as_str().unwrap())
+        .collect();
     for name in ["manifest.json", "model.safetensors", "state.json"] {
         assert!(names.contains(&name), "{names:?}");
     }
@@ -69,16 +105,27 @@ fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
     );
     assert_has(
         &text,
-        &["classification into 10 classes: 0, 1, 2", "evaluation  loss ", "nn.Linear(784, 16)", "model.safetensors"],
+        &[
+            "classification into 10 classes: 0, 1, 2",
+            "evaluation  loss ",
+            "nn.Linear(784, 16)",
+            "model.safetensors",
+        ],
     );
 }
 
 #[test]
 fn every_file_of_a_damaged_checkpoint_is_named() {
     let folder = Folder::new("inspect-damage");
-    folder.alone(&format!("{QUICK} --device cpu")).run().assert_well();
+    folder
+        .alone(&format!("{QUICK} --device cpu"))
+        .run()
+        .assert_well();
     let checkpoint = folder.out().join(LAST);
-    let names: Vec<_> = std::fs::read_dir(&checkpoint).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let names: Vec<_> = std::fs::read_dir(&checkpoint)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     assert!(names.len() >= 4, "{names:?}");
     for path in names {
         let whole = std::fs::read(&path).unwrap();
@@ -93,7 +140,14 @@ fn every_file_of_a_damaged_checkpoint_is_named() {
         // Of a run it is one checkpoint, said beside the others.
         let (json, ended) = seen(&folder, "OUT");
         assert_eq!(ended.exit_code(), Some(65), "{ended}");
-        assert!(json["checkpoints"].as_array().unwrap().iter().any(|one| one["is_whole"] == false), "{json}");
+        assert!(
+            json["checkpoints"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|one| one["is_whole"] == false),
+            "{json}"
+        );
         std::fs::write(&path, &whole).unwrap();
     }
     seen(&folder, &format!("OUT/{LAST}")).1.assert_well();
@@ -102,17 +156,34 @@ fn every_file_of_a_damaged_checkpoint_is_named() {
 #[test]
 fn a_run_tells_how_it_ended_and_what_it_kept() {
     let folder = Folder::new("inspect-run");
-    folder.together(&format!("{QUICK} --eval-every 4 --device cpu")).run().assert_well();
+    folder
+        .together(&format!("{QUICK} --eval-every 4 --device cpu"))
+        .run()
+        .assert_well();
     let (json, ended) = seen(&folder, "OUT");
     ended.assert_well();
     assert_eq!(
-        (&json["kind"], &json["end"]["reason"], &json["last_step"]["step"]),
+        (
+            &json["kind"],
+            &json["end"]["reason"],
+            &json["last_step"]["step"]
+        ),
         (&"run".into(), &"done".into(), &8.into())
     );
-    assert_eq!(json["checkpoints"].as_array().unwrap().last().unwrap()["step"], 8);
+    assert_eq!(
+        json["checkpoints"].as_array().unwrap().last().unwrap()["step"],
+        8
+    );
     assert_has(
         &told(&folder, "OUT"),
-        &["run ", "8 of 8, epoch 1: loss ", "done (exit code 0)", "step-00000008", "whole", "evaluation  loss"],
+        &[
+            "run ",
+            "8 of 8, epoch 1: loss ",
+            "done (exit code 0)",
+            "step-00000008",
+            "whole",
+            "evaluation  loss",
+        ],
     );
 
     // A line that is cut short is what a kill leaves; one in the middle that is none is damage.
@@ -120,24 +191,40 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
     let record = std::fs::read_to_string(&path).unwrap();
     let end = record.trim_end().rfind('\n').unwrap();
     std::fs::write(&path, &record[..end + 10]).unwrap();
-    assert_has(&told(&folder, "OUT"), &["not: it still runs, or was killed", "--resume auto"]);
+    assert_has(
+        &told(&folder, "OUT"),
+        &["not: it still runs, or was killed", "--resume auto"],
+    );
     std::fs::write(&path, record.replacen("{\"event\":\"step\"", "{event", 1)).unwrap();
     let (json, ended) = seen(&folder, "OUT");
-    assert_eq!((ended.exit_code(), ended.causes().len()), (Some(65), 1), "{ended}");
+    assert_eq!(
+        (ended.exit_code(), ended.causes().len()),
+        (Some(65), 1),
+        "{ended}"
+    );
     assert_eq!(json["bad_lines"][0]["line"], 2);
 }
 
 #[test]
 fn a_model_file_shows_its_tensors() {
     let folder = Folder::new("inspect-model");
-    folder.alone(&format!("{QUICK} --device cpu")).run().assert_well();
+    folder
+        .alone(&format!("{QUICK} --device cpu"))
+        .run()
+        .assert_well();
     let bytes = std::fs::read(folder.out().join(LAST).join("model.safetensors")).unwrap();
     let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     put("alone.safetensors", &bytes);
     put("model.safetensors", &bytes[..bytes.len() - 4]);
     let (json, _) = seen(&folder, "alone.safetensors");
-    assert_eq!((&json["kind"], &json["elements"]), (&"model".into(), &12_730.into()));
-    assert_has(&told(&folder, "alone.safetensors"), &["0.weight  [16, 784]  f32  12544", "no configuration"]);
+    assert_eq!(
+        (&json["kind"], &json["elements"]),
+        (&"model".into(), &12_730.into())
+    );
+    assert_has(
+        &told(&folder, "alone.safetensors"),
+        &["0.weight  [16, 784]  f32  12544", "no configuration"],
+    );
     let ended = folder.alone("inspect model.safetensors").run();
     assert!(ended.assert_fails(65).contains("cut short"), "{ended}");
 }
@@ -147,44 +234,91 @@ fn data_that_are_built_in_tell_their_classes_and_ranges() {
     let folder = Folder::new("inspect-data");
     let (json, ended) = seen(&folder, "glyphs,rows=100,held-out=7");
     ended.assert_well();
-    assert_eq!((&json["kind"], &json["rows"], &json["held_out_rows"]), (&"data".into(), &100.into(), &7.into()));
-    assert_eq!((&json["is_sound"], &json["row_shape"]), (&true.into(), &json!([784])));
-    let rows: u64 = json["classes"].as_array().unwrap().iter().map(|class| class["rows"].as_u64().unwrap()).sum();
+    assert_eq!(
+        (&json["kind"], &json["rows"], &json["held_out_rows"]),
+        (&"data".into(), &100.into(), &7.into())
+    );
+    assert_eq!(
+        (&json["is_sound"], &json["row_shape"]),
+        (&true.into(), &json!([784]))
+    );
+    let rows: u64 = json["classes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|class| class["rows"].as_u64().unwrap())
+        .sum();
     assert_eq!((rows, json["classes"].as_array().unwrap().len()), (100, 10));
     let feature = |which: &str| json["features"][which].as_f64().unwrap();
-    assert!(feature("least") < feature("mean") && feature("mean") < feature("largest"), "{json}");
+    assert!(
+        feature("least") < feature("mean") && feature("mean") < feature("largest"),
+        "{json}"
+    );
     assert_has(
         &told(&folder, "synthetic:regression,rows=50"),
-        &["50 of shape [64]", "regression of 1 number, from ", "would take them"],
+        &[
+            "50 of shape [64]",
+            "regression of 1 number, from ",
+            "would take them",
+        ],
     );
     let ended = folder.alone("inspect glyphs,rows=x").run();
-    assert!(ended.assert_fails(2).contains("glyphs,rows=x: rows is \"x\""), "{ended}");
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("ddp-train: glyphs,rows=x: rows: expected a whole number from 1 to 1000000000, got \"x\""),
+        "{ended}"
+    );
 }
 
 #[test]
 fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
     let folder = Folder::new("inspect-files");
     let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    put("flowers.csv", "length,width,kind\n1,2,wide\n3,-1.5,long\n5,6,wide\n2,2,wide\n");
+    put(
+        "flowers.csv",
+        "length,width,kind\n1,2,wide\n3,-1.5,long\n5,6,wide\n2,2,wide\n",
+    );
     put("sizes.csv", "length,width\n1,2\n3,-1.5\n5,6\n");
     let (json, ended) = seen(&folder, "flowers.csv --labels kind");
     ended.assert_well();
-    assert_eq!(json["files"][0]["holds"]["columns"], json!(["length", "width", "kind"]));
-    assert_eq!(json["classes"], json!([{ "name": "long", "rows": 1 }, { "name": "wide", "rows": 3 }]));
-    assert_eq!((&json["rows"], &json["columns"]), (&4.into(), &json!(["length", "width"])));
-    assert_eq!((&json["features"]["least"], &json["features"]["largest"]), (&json!(-1.5), &json!(6.0)));
-    assert_has(
-        &told(&folder, "flowers.csv"),
-        &["3 columns: length, width, kind", "4 of shape [2]", "wide  3 rows", "would take them"],
+    assert_eq!(
+        json["files"][0]["holds"]["columns"],
+        json!(["length", "width", "kind"])
+    );
+    assert_eq!(
+        json["classes"],
+        json!([{ "name": "long", "rows": 1 }, { "name": "wide", "rows": 3 }])
+    );
+    assert_eq!(
+        (&json["rows"], &json["columns"]),
+        (&4.into(), &json!(["length", "width"]))
+    );
+    assert_eq!(
+        (&json["features"]["least"], &json["features"]["largest"]),
+        (&json!(-1.5), &json!(6.0))
     );
     assert_has(
-        &told(&folder, "sizes.csv --labels width --task regression --cache-dir kept"),
+        &told(&folder, "flowers.csv"),
+        &[
+            "3 columns: length, width, kind",
+            "4 of shape [2]",
+            "wide  3 rows",
+            "would take them",
+        ],
+    );
+    assert_has(
+        &told(
+            &folder,
+            "sizes.csv --labels width --task regression --cache-dir kept",
+        ),
         &["regression of 1 number, from -1.5 to 6.0"],
     );
     assert!(folder.path().join("kept").is_dir());
 
     let save = |name: &str, values: &[u8], shape: &[usize]| {
-        let tensor = ddp_kernels::Tensor::from_slice(values, shape, ddp_kernels::Device::Cpu).unwrap();
+        let tensor =
+            ddp_kernels::Tensor::from_slice(values, shape, ddp_kernels::Device::Cpu).unwrap();
         tensor.save_npy(folder.path().join(name)).unwrap();
     };
     save("x.npy", &[0, 7, 255, 3, 9, 9, 1, 2], &[2, 2, 2]);
@@ -195,15 +329,28 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
         json["files"][0]["holds"]["arrays"][0],
         json!({ "key": "", "element": "u8", "shape": [2, 2, 2], "is_usable": true })
     );
-    assert_has(&told(&folder, "x.npy --labels y.npy"), &["u8 [2, 2, 2]", "2 of shape [4]", "from 0.0 to 255.0"]);
+    assert_has(
+        &told(&folder, "x.npy --labels y.npy"),
+        &["u8 [2, 2, 2]", "2 of shape [4]", "from 0.0 to 255.0"],
+    );
 
     // What training would refuse is said in its words, behind what can be said.
     put("bad.csv", "length,width,kind\n1,2,wide\n3,thin,long\n");
     let (json, ended) = seen(&folder, "bad.csv --labels kind");
-    assert_eq!((ended.exit_code(), &json["is_sound"]), (Some(65), &false.into()), "{ended}");
-    let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
+    assert_eq!(
+        (ended.exit_code(), &json["is_sound"]),
+        (Some(65), &false.into()),
+        "{ended}"
+    );
+    let [cause] = ended.causes()[..] else {
+        panic!("one line says why: {ended}")
+    };
     assert_has(cause, &["bad.csv", "thin", "width"]);
-    assert_eq!(json["refused"].as_str().map(|why| cause.contains(why)), Some(true), "{ended}");
+    assert_eq!(
+        json["refused"].as_str().map(|why| cause.contains(why)),
+        Some(true),
+        "{ended}"
+    );
     let ended = folder.alone("inspect nothing.csv").run();
     assert!(ended.assert_fails(74).contains("nothing.csv"), "{ended}");
 }
@@ -212,10 +359,20 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
 fn a_flat_file_whose_checksum_is_wrong_is_named() {
     let folder = Folder::new("inspect-flat");
     std::fs::write(folder.path().join("a.csv"), "x,y\n1,2\n3,4\n5,6\n").unwrap();
-    folder.alone("inspect a.csv --labels y --cache-dir cache").run().assert_well();
-    let entry = std::fs::read_dir(folder.path().join("cache")).unwrap().map(|entry| entry.unwrap().path());
-    let kept = entry.flat_map(|entry| std::fs::read_dir(entry).unwrap()).map(|file| file.unwrap().path());
-    let kept = kept.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "bin")).unwrap();
+    folder
+        .alone("inspect a.csv --labels y --cache-dir cache")
+        .run()
+        .assert_well();
+    let entry = std::fs::read_dir(folder.path().join("cache"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let kept = entry
+        .flat_map(|entry| std::fs::read_dir(entry).unwrap())
+        .map(|file| file.unwrap().path());
+    let kept = kept
+        .into_iter()
+        .find(|path| path.extension().is_some_and(|ending| ending == "bin"))
+        .unwrap();
     let mut bytes = std::fs::read(kept).unwrap();
     let path = folder.path().join("features.bin");
     std::fs::write(&path, &bytes).unwrap();
@@ -224,5 +381,5 @@ fn a_flat_file_whose_checksum_is_wrong_is_named() {
     bytes[64] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let ended = folder.alone("inspect features.bin").run();
-    assert!(ended.assert_fails(65).contains("is damaged: its checksum is"), "{ended}");
+    assert!(ended.assert_fails(65).contains("it is damaged"), "{ended}");
 }

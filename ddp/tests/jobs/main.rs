@@ -1,7 +1,11 @@
-//! `ddp-train` itself, started as people start it, alone and under the real `mpirun`: what it prints, which files it leaves,
-//! which code it ends with, and that one failure ends all ranks, soon and with its cause said once.
+//! `ddp-train` as users start it, alone and under the real `mpirun`: its output, its files, its
+//! exit codes, and that one failure ends all ranks soon and is reported once.
 //!
-//! Built without the feature `mpi`, the tests that need ranks are left out. With it, a machine without `mpirun` fails them.
+//! Without the feature `mpi` the tests that need ranks are left out. With it, they fail where
+//! `mpirun` is missing.
+
+#[path = "../support/mod.rs"]
+mod support;
 
 mod alone;
 mod audit;
@@ -11,12 +15,11 @@ mod data;
 mod disk;
 mod events;
 mod face;
+mod golden;
 mod inspect;
-mod job;
 mod made;
 mod options;
 mod reading;
-mod record;
 mod report;
 mod resuming;
 mod same;

@@ -1,17 +1,19 @@
 //! Each flag of training, from the command line to what it does to the record and the model.
 
-use crate::job::{Folder, all_at_once};
-use crate::record::{Record, model, model_bytes, number};
+use crate::support::job::{Folder, all_at_once};
+use crate::support::record::{Record, model, model_bytes, number};
 
 /// 8 steps of 32 rows an epoch.
-const GLYPHS: &str =
-    "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --log-every 1 --eval-every 0 --out OUT";
+const GLYPHS: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --log-every 1 --eval-every 0 --out OUT";
 
 /// A run with these flags, on two ranks where there is MPI.
 #[track_caller]
 fn run(flags: &str) -> (Folder, Record) {
     let folder = Folder::new("options");
-    folder.together(&format!("{GLYPHS} {flags}")).run().assert_well();
+    folder
+        .together(&format!("{GLYPHS} {flags}"))
+        .run()
+        .assert_well();
     let record = folder.record();
     assert!(record.losses().iter().all(|loss| loss.is_finite()));
     (folder, record)
@@ -27,17 +29,26 @@ fn saved(flags: &str, step: u64) -> Vec<u8> {
 fn a_short_last_batch_is_kept_unless_it_is_to_be_dropped() {
     let rows = |flags: &str| {
         let folder = Folder::new("drop-last");
-        let words = "--data glyphs,rows=100,held-out=0 --hidden 16 --batch-size 32 --epochs 2 --out OUT";
-        folder.together(&format!("{words} {flags}")).run().assert_well();
+        let words =
+            "--data glyphs,rows=100,held-out=0 --hidden 16 --batch-size 32 --epochs 2 --out OUT";
+        folder
+            .together(&format!("{words} {flags}"))
+            .run()
+            .assert_well();
         let end = folder.record().end().unwrap().clone();
-        (end["steps"].as_u64().unwrap(), end["samples"].as_u64().unwrap())
+        (
+            end["steps"].as_u64().unwrap(),
+            end["samples"].as_u64().unwrap(),
+        )
     };
-    assert_eq!((rows(""), rows("--drop-last"), rows("--drop-last=false")), ((8, 200), (6, 192), (8, 200)));
+    assert_eq!(
+        (rows(""), rows("--drop-last"), rows("--drop-last=false")),
+        ((8, 200), (6, 192), (8, 200))
+    );
 }
 
 /// One step of plain gradient descent with this rate.
-const ONE_STEP: &str =
-    "--steps 1 --optimizer sgd --momentum 0 --weight-decay 0 --schedule constant --warmup-steps 0 --lr 0.125";
+const ONE_STEP: &str = "--steps 1 --optimizer sgd --momentum 0 --weight-decay 0 --schedule constant --warmup-steps 0 --lr 0.125";
 
 #[test]
 fn clipping_bounds_the_step_and_not_the_norm_on_record() {
@@ -52,7 +63,11 @@ fn clipping_bounds_the_step_and_not_the_norm_on_record() {
     let length = |folder: &Folder| {
         let (mut step, mut values) = (0.0, 0.0);
         for (name, (_, after)) in model(&folder.out(), 1) {
-            for (after, before) in after.iter().zip(&start[&name].1).map(|(a, b)| (f64::from(*a), f64::from(*b))) {
+            for (after, before) in after
+                .iter()
+                .zip(&start[&name].1)
+                .map(|(a, b)| (f64::from(*a), f64::from(*b)))
+            {
                 step += (after - before).powi(2);
                 values += after.powi(2);
             }
@@ -62,10 +77,14 @@ fn clipping_bounds_the_step_and_not_the_norm_on_record() {
     let unit = f64::from(f32::EPSILON) / 2.0;
     for (folder, expected) in [(&free, 0.125 * norm), (&clipped, 0.125 * 0.0625)] {
         let (step, values) = length(folder);
-        // The new values are rounded once each. The norm is the root of a sum of 12,730 squares, at worst one after the other, and
-        // has 1e-6 added where it is clipped by; scale and rate are three more roundings.
+        // The new values are rounded once each. The norm is the root of a sum of 12,730 squares,
+        // added one after the other at worst, plus 1e-6 when clipping; scale and rate are three
+        // more roundings.
         let bound = unit * values + expected * (unit * (12_730.0 / 2.0 + 8.0) + 1e-6 / norm);
-        assert!((step - expected).abs() <= bound, "{step} is not {expected} within {bound}");
+        assert!(
+            (step - expected).abs() <= bound,
+            "{step} is not {expected} within {bound}"
+        );
     }
 }
 
@@ -73,7 +92,11 @@ fn clipping_bounds_the_step_and_not_the_norm_on_record() {
 fn frozen_parameters_are_saved_as_they_began() {
     let start = model(&run("--steps 0").0.out(), 0);
     let trained = model(&run("--epochs 1 --freeze 0.weight,2").0.out(), 8);
-    let changed: Vec<&str> = start.keys().filter(|name| trained[*name] != start[*name]).map(String::as_str).collect();
+    let changed: Vec<&str> = start
+        .keys()
+        .filter(|name| trained[*name] != start[*name])
+        .map(String::as_str)
+        .collect();
     assert_eq!(changed, ["0.bias"]);
 }
 
@@ -89,12 +112,22 @@ fn class_weights_count_by_their_proportions() {
 
 #[test]
 fn smoothing_mixes_two_losses_in_proportion() {
-    let first = |smoothing: &str| run(&format!("--steps 1 --label-smoothing {smoothing}")).1.of_steps("loss")[0];
+    let first = |smoothing: &str| {
+        run(&format!("--steps 1 --label-smoothing {smoothing}"))
+            .1
+            .of_steps("loss")[0]
+    };
     let [none, some, twice] = ["0", "0.125", "0.25"].map(first);
     // The mean of 32 losses, each below 4 and of about 16 roundings; four such means come in.
     let bound = f64::from(f32::EPSILON) / 2.0 * 48.0 * 4.0 * 4.0;
-    assert!((some - none).abs() > 4.0 * bound, "smoothing does something: {none}, {some}");
-    assert!((twice - none - 2.0 * (some - none)).abs() <= bound, "{none}, {some}, {twice}");
+    assert!(
+        (some - none).abs() > 4.0 * bound,
+        "smoothing does something: {none}, {some}"
+    );
+    assert!(
+        (twice - none - 2.0 * (some - none)).abs() <= bound,
+        "{none}, {some}, {twice}"
+    );
 }
 
 #[test]
@@ -103,9 +136,17 @@ fn what_is_for_gpus_changes_nothing_on_the_cpu() {
     let (plain, asked) = (run("--epochs 1").0, run(&format!("--epochs 1 {flags}")).0);
     assert!(model_bytes(&asked.out(), 8) == model_bytes(&plain.out(), 8));
     let settings = std::fs::read_to_string(asked.out().join("config.toml")).unwrap();
-    for line in ["share-gpus = true", "devices-per-rank = 1", "dtype = \"f32\"", "data-on-device = \"off\"", "zero = 0"]
-    {
-        assert!(settings.lines().any(|setting| setting == line), "{line} in {settings}");
+    for line in [
+        "share-gpus = true",
+        "devices-per-rank = 1",
+        "dtype = \"f32\"",
+        "data-on-device = \"off\"",
+        "zero = 0",
+    ] {
+        assert!(
+            settings.lines().any(|setting| setting == line),
+            "{line} in {settings}"
+        );
     }
 }
 
@@ -135,10 +176,18 @@ fn each_schedule_gives_its_learning_rates() {
     let (peak, least) = (0.01, 0.002);
     // The end would be one step behind the last.
     let part = |step: f64| (step - 6.0) / 15.0;
-    let cosine = |step: f64| least + (peak - least) * (1.0 + (std::f64::consts::PI * part(step)).cos()) / 2.0;
+    let cosine = |step: f64| {
+        least + (peak - least) * (1.0 + (std::f64::consts::PI * part(step)).cos()) / 2.0
+    };
     let linear = |step: f64| peak + (least - peak) * part(step);
     // The last fifth: steps 17 to 20.
-    let wsd = |step: f64| if step <= 16.0 { peak } else { peak + (least - peak) * (step - 16.0) / 5.0 };
+    let wsd = |step: f64| {
+        if step <= 16.0 {
+            peak
+        } else {
+            peak + (least - peak) * (step - 16.0) / 5.0
+        }
+    };
     let constant = |_: f64| peak;
     let cases: [(&str, &(dyn Fn(f64) -> f64 + Sync)); 4] = [
         ("cosine --min-lr 0.002", &cosine),
@@ -147,12 +196,21 @@ fn each_schedule_gives_its_learning_rates() {
         ("constant", &constant),
     ];
     all_at_once(cases, |(schedule, expected)| {
-        let (_, record) = run(&format!("--steps 20 --warmup-steps 5 --lr 0.01 --schedule {schedule}"));
+        let (_, record) = run(&format!(
+            "--steps 20 --warmup-steps 5 --lr 0.01 --schedule {schedule}"
+        ));
         for (&rate, step) in record.of_steps("lr").iter().zip(1u32..) {
             let step = f64::from(step);
-            let expected = if step <= 5.0 { peak * step / 5.0 } else { expected(step) };
+            let expected = if step <= 5.0 {
+                peak * step / 5.0
+            } else {
+                expected(step)
+            };
             // A few roundings of f64.
-            assert!((rate - expected).abs() <= 1e-14, "{schedule}, step {step}: {rate} is not {expected}");
+            assert!(
+                (rate - expected).abs() <= 1e-14,
+                "{schedule}, step {step}: {rate} is not {expected}"
+            );
         }
     });
 }
@@ -164,9 +222,18 @@ fn numbers_are_learned_without_counting_right_answers() {
                  --epochs 6 --lr 0.02 --log-every 1 --out OUT";
     folder.together(words).run().assert_well();
     let record = folder.record();
-    assert!(record.all("eval").iter().all(|eval| eval["accuracy"].is_null()));
+    assert!(
+        record
+            .all("eval")
+            .iter()
+            .all(|eval| eval["accuracy"].is_null())
+    );
     assert!(record.end().unwrap()["accuracy"].is_null());
-    let evals: Vec<f64> = record.all("eval").into_iter().map(|eval| number(eval, "loss")).collect();
+    let evals: Vec<f64> = record
+        .all("eval")
+        .into_iter()
+        .map(|eval| number(eval, "loss"))
+        .collect();
     assert!(evals.last() < evals.first(), "{evals:?}");
 }
 
@@ -176,17 +243,38 @@ fn a_loss_that_is_no_number_ends_the_run_naming_step_rank_and_rows() {
         let folder = Folder::new("nonfinite");
         let glyphs = GLYPHS.replace("--log-every 1", "--log-every 3");
         let words = format!("{glyphs} --epochs 1 --lr 1e30 --optimizer sgd --warmup-steps 0");
-        let ended = if ranks == 1 { folder.alone(&words).run() } else { folder.together(&words).run() };
+        let ended = if ranks == 1 {
+            folder.alone(&words).run()
+        } else {
+            folder.together(&words).run()
+        };
         let cause = ended.assert_fails(76);
-        assert!(cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "), "{ended}");
+        assert!(
+            cause.contains("step 2: the loss or its gradient is not finite: rank 0, rows "),
+            "{ended}"
+        );
         let named_ranks = cause.matches(", rows ").count();
-        assert_eq!(named_ranks, if cfg!(feature = "mpi") { ranks } else { 1 }, "{ended}");
-        assert!(cause.contains("nothing was saved") && cause.contains("--lr"), "{ended}");
+        assert_eq!(
+            named_ranks,
+            if cfg!(feature = "mpi") { ranks } else { 1 },
+            "{ended}"
+        );
+        assert!(
+            cause.contains("nothing was saved") && cause.contains("--lr"),
+            "{ended}"
+        );
         assert!(!folder.out().join("checkpoints").exists());
         let record = folder.record();
-        assert_eq!(record.of_steps("step"), [1.0], "what came of step 3 is the end");
+        assert_eq!(
+            record.of_steps("step"),
+            [1.0],
+            "what came of step 3 is the end"
+        );
         if let Some(end) = record.end() {
-            assert!(end["exit_code"] == 76 && end["reason"].as_str().unwrap().contains("step 2"), "{end}");
+            assert!(
+                end["exit_code"] == 76 && end["reason"].as_str().unwrap().contains("step 2"),
+                "{end}"
+            );
         }
     }
 }

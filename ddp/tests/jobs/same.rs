@@ -1,9 +1,10 @@
-//! What must not change a result: doing it again, other folders, threads, and how many ranks share the work.
+//! What must not change a result: repeating the run, other folders, threads, and how many ranks
+//! share the work.
 
-use ddp::data::{self, DataSpec, Targets};
+use ddp::data::{self, DataSpec};
 
-use crate::job::{Folder, QUICK, all_at_once};
-use crate::record::{Record, model, model_bytes};
+use crate::support::job::{Folder, QUICK, all_at_once};
+use crate::support::record::{Record, model, model_bytes};
 
 /// A run alone: its losses, and the bytes of its model after step `step`.
 fn alone(words: &str, step: u64) -> (Vec<f64>, Vec<u8>) {
@@ -25,7 +26,12 @@ fn no_steps_save_the_model_as_the_seed_draws_it() {
     let words = QUICK.replace("--epochs 1", "--steps 0");
     let first = alone(&words, 0);
     assert!(alone(&words, 0) == first);
-    assert!(alone(&format!("{words} --threads 1 --optimizer sgd --micro-batch 7"), 0) == first);
+    assert!(
+        alone(
+            &format!("{words} --threads 1 --optimizer sgd --micro-batch 7"),
+            0
+        ) == first
+    );
     assert!(alone(&format!("{words} --seed 1"), 0).1 != first.1);
     #[cfg(feature = "mpi")]
     assert!(ranks(2, &words, 0).1 == first.1);
@@ -34,19 +40,39 @@ fn no_steps_save_the_model_as_the_seed_draws_it() {
 #[test]
 fn the_model_has_pytorchs_names_and_shapes() {
     let folder = Folder::new("names");
-    folder.alone(&format!("{QUICK} --dropout 0.1")).run().assert_well();
+    folder
+        .alone(&format!("{QUICK} --dropout 0.1"))
+        .run()
+        .assert_well();
     let model = model(&folder.out(), 8);
-    let shapes: Vec<(&str, &[usize])> = model.iter().map(|(name, (shape, _))| (name.as_str(), &shape[..])).collect();
-    assert_eq!(shapes, [("0.bias", &[16][..]), ("0.weight", &[16, 784]), ("3.bias", &[10]), ("3.weight", &[10, 16])]);
+    let shapes: Vec<(&str, &[usize])> = model
+        .iter()
+        .map(|(name, (shape, _))| (name.as_str(), &shape[..]))
+        .collect();
+    assert_eq!(
+        shapes,
+        [
+            ("0.bias", &[16][..]),
+            ("0.weight", &[16, 784]),
+            ("3.bias", &[10]),
+            ("3.weight", &[10, 16])
+        ]
+    );
 }
 
 #[test]
 fn the_same_run_again_gives_the_same_bytes() {
-    for flags in ["", "--dropout 0.2 --micro-batch 5 --grad-clip 1 --optimizer sgd"] {
+    for flags in [
+        "",
+        "--dropout 0.2 --micro-batch 5 --grad-clip 1 --optimizer sgd",
+    ] {
         let words = format!("{QUICK} {flags}");
         let first = alone(&words, 8);
         assert!(alone(&words, 8) == first, "{flags}");
-        assert!(alone(&format!("{words} --seed 1"), 8).1 != first.1, "{flags}");
+        assert!(
+            alone(&format!("{words} --seed 1"), 8).1 != first.1,
+            "{flags}"
+        );
     }
 }
 
@@ -54,10 +80,17 @@ fn the_same_run_again_gives_the_same_bytes() {
 #[test]
 fn the_same_job_again_gives_the_same_bytes() {
     all_at_once(
-        [(2, ""), (3, "--overlap on --bucket-mb 0.01"), (2, "--reduce-dtype bf16 --dropout 0.2")],
+        [
+            (2, ""),
+            (3, "--overlap on --bucket-mb 0.01"),
+            (2, "--reduce-dtype bf16 --dropout 0.2"),
+        ],
         |(count, flags)| {
             let words = format!("{QUICK} {flags}");
-            assert!(ranks(count, &words, 8) == ranks(count, &words, 8), "{count} ranks, {flags}");
+            assert!(
+                ranks(count, &words, 8) == ranks(count, &words, 8),
+                "{count} ranks, {flags}"
+            );
         },
     );
 }
@@ -72,8 +105,8 @@ fn when_buckets_are_reduced_changes_nothing_and_in_what_type_does() {
     assert!(losses[0] == first.0[0] && bytes != first.1);
 }
 
-/// A convex problem, so that rounding can be followed: softmax regression by plain gradient descent. 21 steps, batches of 31
-/// rows and 24 at an epoch's end, evaluations of 31 rows.
+/// A convex problem, so that rounding can be followed: softmax regression by plain gradient
+/// descent. 21 steps, in batches of 31 rows and 24 at an epoch's end, and evaluations of 31 rows.
 const DATA: &str = "synthetic:classification,rows=210,held-out=31,features=8,classes=4";
 pub(crate) const STEPS: usize = 21;
 const RATE: f64 = 0.05;
@@ -90,35 +123,39 @@ fn longest_row() -> f64 {
     let data = data::open(&DATA.parse::<DataSpec>().unwrap()).unwrap();
     let norms = [data.train, data.held_out].into_iter().flat_map(|split| {
         (0..split.rows()).map(move |row| {
-            let (mut x, mut class) = ([0f32; 8], [0]);
-            split.gather(&[row], &mut x, Targets::Classes(&mut class)).unwrap();
+            let [x, _] = data::read_rows(&*split, &[row]).unwrap();
+            let x = x.to_vec::<f32>().unwrap();
             (1.0 + x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>()).sqrt()
         })
     });
     norms.fold(0.0, f64::max)
 }
 
-/// How far the losses of two runs may be apart after each number of updates, if both do the same but for rounding.
+/// How far the losses of two runs may differ after each number of updates if only rounding differs.
 ///
-/// X is the norm of the longest row, W bounds that of the weights, u is a rounding, and n of them in a row change a sum by
-/// n·u of the sum of its terms' sizes (n·n·u² is left out: there is room).
+/// X is the norm of the longest row, W bounds that of the weights, u is a rounding. n roundings in
+/// a row change a sum by n·u times the sum of its terms' magnitudes (n·n·u² is covered by the
+/// slack).
 pub(crate) fn bound(updates: usize) -> f64 {
     let (x, u) = (longest_row(), f64::from(f32::EPSILON) / 2.0);
     // The gradient of a row's loss is (p − y)·xᵀ, and no longer than √2·X.
     let gradient = 2f64.sqrt() * x;
     // PyTorch's initialisation: 36 values, none beyond 1/√8.
     let w = (36.0f64 / 8.0).sqrt() + updates as f64 * RATE * gradient;
-    // A step w − rate·∇ brings no two points further apart if rate ≤ 2/L, and L ≤ X²/2 for softmax regression.
+    // A step w − rate·∇ moves no two points further apart if rate ≤ 2/L, and L ≤ X²/2 for softmax
+    // regression.
     assert!(RATE <= 4.0 / (x * x), "{x}");
-    // Outputs: sums of 9 products. Probabilities: they move no more than the outputs, and differences from the largest (each
-    // up to 2·W·X), exponentials, their sum and the division round.
+    // Outputs are sums of 9 products. Probabilities move no more than outputs, and these round:
+    // differences from the largest (each up to 2·W·X), exponentials, their sum and the division.
     let outputs = 10.0 * u * w * x;
     let errors = outputs + (2.0 * w * x + 10.0) * u;
-    // A gradient: each row's error, and sums of up to 31 rows over ranks and micro-batches, divided.
+    // A gradient: each row's error, and sums of up to 31 rows over ranks and micro-batches,
+    // divided.
     let of_gradient = x * errors + 40.0 * u * gradient;
     // An update: product and difference.
     let of_update = RATE * of_gradient + 3.0 * u * (w + RATE * gradient);
-    // A loss: what its own outputs bring, its logarithm, and the mean of up to 31, each at most 2·W·X + ln 4.
+    // A loss: the error of its outputs, its logarithm, and the mean of up to 31, each at most 2·W·X
+    // + ln 4.
     let of_loss = 2.0 * outputs + 16.0 * u * (2.0 * w * x + 2.0) + 40.0 * u * (2.0 * w * x + 2.0);
     2.0 * (updates as f64 * of_update * gradient + of_loss)
 }
@@ -141,7 +178,11 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
     assert_eq!((losses.len(), one.all("eval").len()), (STEPS, 3));
     // The bound says something: the loss falls by far more.
     let falls = losses[..7].iter().sum::<f64>() / 7.0 - losses[14..].iter().sum::<f64>() / 7.0;
-    assert!(bound(STEPS) < falls / 10.0, "bound {}, and the loss falls by {falls}", bound(STEPS));
+    assert!(
+        bound(STEPS) < falls / 10.0,
+        "bound {}, and the loss falls by {falls}",
+        bound(STEPS)
+    );
 
     let ways = [
         (1, ""),
@@ -156,12 +197,19 @@ fn however_the_work_is_shared_the_losses_are_equal_within_rounding() {
         let record = record_of(count, flags);
         for (step, (got, want)) in record.of_steps("loss").iter().zip(&losses).enumerate() {
             let bound = bound(step);
-            assert!((got - want).abs() <= bound, "{count} ranks, {flags}, step {}: {got}, {want}, {bound}", step + 1);
+            assert!(
+                (got - want).abs() <= bound,
+                "{count} ranks, {flags}, step {}: {got}, {want}, {bound}",
+                step + 1
+            );
         }
         for (got, want) in record.all("eval").into_iter().zip(one.all("eval")) {
             let (updates, got, want) = (got["step"].as_u64().unwrap(), &got["loss"], &want["loss"]);
             let difference = got.as_f64().unwrap() - want.as_f64().unwrap();
-            assert!(difference.abs() <= bound(updates as usize), "{count} ranks, {flags}, evaluation {updates}");
+            assert!(
+                difference.abs() <= bound(updates as usize),
+                "{count} ranks, {flags}, evaluation {updates}"
+            );
         }
         assert_eq!(record.of_steps("step").len(), STEPS);
         let same_rows = |name: &str| record.end().unwrap()[name] == one.end().unwrap()[name];

@@ -1,10 +1,10 @@
-//! Being asked to stop: by any of the signals, on any rank, at any time. All ranks save the same step, the code is 75, and the run that goes on
-//! from there comes to the bytes of one that was never stopped.
+//! Stop requests: by any of the signals, on any rank, at any time. All ranks save the same step,
+//! the exit code is 75, and the resumed run has the bytes of one that was never stopped.
 
 use std::time::{Duration, Instant};
 
-use crate::job::{Ended, Folder, Job, all_at_once};
-use crate::record::{model_bytes, number};
+use crate::support::job::{Ended, Folder, Job, all_at_once};
+use crate::support::record::{model_bytes, number};
 
 /// 400 steps of some milliseconds: a stop comes in the middle of them.
 const LONG: &str = "--data glyphs,rows=2048,held-out=64 --hidden 64 --batch-size 256 --dropout 0.1 --steps 400 --log-every 1 --eval-every 50 \
@@ -24,23 +24,47 @@ fn job(folder: &Folder, ranks: usize, words: &str) -> Job {
 /// What must be the same of a run that was interrupted: every step and evaluation, and the model.
 fn outcome(folder: &Folder, steps: u64) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
     let record = folder.record();
-    let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"].map(|field| record.of_steps(field)).to_vec();
-    let evals = record.all("eval").into_iter().map(|eval| number(eval, "loss")).collect();
+    let of_steps = ["step", "epoch", "loss", "lr", "grad_norm"]
+        .map(|field| record.of_steps(field))
+        .to_vec();
+    let evals = record
+        .all("eval")
+        .into_iter()
+        .map(|eval| number(eval, "loss"))
+        .collect();
     (of_steps, evals, model_bytes(&folder.out(), steps))
 }
 
 /// The step at which a job was stopped, as its last line, its record and its checkpoints say.
 #[track_caller]
 fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
-    let [cause] = ended.causes()[..] else { panic!("one line says why: {ended}") };
-    let (_, rest) = cause.split_once("stopped at step ").unwrap_or_else(|| panic!("{ended}"));
-    let step = rest.split(' ').next().and_then(|step| step.parse().ok()).unwrap_or_else(|| panic!("{ended}"));
-    assert!(rest.starts_with(&format!("{step} of {STEPS} by {by}, and saved in ")), "{ended}");
-    assert!(rest.ends_with("; go on with the same command and --resume auto"), "{ended}");
+    let [cause] = ended.causes()[..] else {
+        panic!("one line says why: {ended}")
+    };
+    let (_, rest) = cause
+        .split_once("stopped at step ")
+        .unwrap_or_else(|| panic!("{ended}"));
+    let step = rest
+        .split(' ')
+        .next()
+        .and_then(|step| step.parse().ok())
+        .unwrap_or_else(|| panic!("{ended}"));
+    assert!(
+        rest.starts_with(&format!("{step} of {STEPS} by {by}, and saved in ")),
+        "{ended}"
+    );
+    assert!(
+        rest.ends_with("; help: continue with the same command and --resume auto"),
+        "{ended}"
+    );
     assert!(step < STEPS, "it came in the middle: {ended}");
     assert_eq!(folder.checkpoints(), [format!("step-{step:08}")], "{ended}");
     let record = folder.record();
-    assert_eq!(record.of_steps("step").last(), Some(&(step as f64)), "{ended}");
+    assert_eq!(
+        record.of_steps("step").last(),
+        Some(&(step as f64)),
+        "{ended}"
+    );
     let end = record.end().unwrap_or_else(|| panic!("{record:?}"));
     assert!(end["exit_code"] == 75 && end["steps"] == step, "{end}");
     step
@@ -48,13 +72,25 @@ fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
 
 /// Goes on with a stopped run, and compares it with one that was not.
 #[track_caller]
-fn assert_goes_on(folder: &Folder, ranks: usize, from: u64, expected: &(Vec<Vec<f64>>, Vec<f64>, Vec<u8>)) {
+fn assert_goes_on(
+    folder: &Folder,
+    ranks: usize,
+    from: u64,
+    expected: &(Vec<Vec<f64>>, Vec<f64>, Vec<u8>),
+) {
     let ended = job(folder, ranks, &format!("{LONG} --resume auto")).run();
     ended.assert_well();
     let record = folder.record();
-    let resumes: Vec<f64> = record.all("resume").into_iter().map(|event| number(event, "step")).collect();
+    let resumes: Vec<f64> = record
+        .all("resume")
+        .into_iter()
+        .map(|event| number(event, "step"))
+        .collect();
     assert_eq!(resumes, [from as f64], "{ended}");
-    assert!(outcome(folder, STEPS) == *expected, "it comes to something else, from step {from}: {ended}");
+    assert!(
+        outcome(folder, STEPS) == *expected,
+        "it comes to something else, from step {from}: {ended}"
+    );
 }
 
 /// A run that nobody stops.
@@ -68,7 +104,11 @@ fn undisturbed(ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
 fn a_signal_to_any_rank_stops_all_behind_the_same_step_and_nothing_is_lost() {
     for &ranks in RANKS {
         let expected = undisturbed(ranks);
-        let signals = [("TERM", "SIGTERM"), ("USR1", "SIGUSR1"), ("INT", "SIGINT (Ctrl-C)")];
+        let signals = [
+            ("TERM", "SIGTERM"),
+            ("USR1", "SIGUSR1"),
+            ("INT", "SIGINT (Ctrl-C)"),
+        ];
         let cases = (0..ranks).flat_map(|rank| signals.map(|(signal, told)| (rank, signal, told)));
         all_at_once(cases, |(rank, signal, told)| {
             let folder = Folder::new(&format!("{signal}-{rank}"));
@@ -97,21 +137,30 @@ fn being_asked_again_changes_nothing_but_a_second_ctrl_c_ends_it_at_once() {
 
     // A run that does not come to the end of its step cannot stop in order.
     let folder = Folder::new("twice");
-    let mut running = folder.alone(LONG).env("DDP_TEST_FAULT", "0:forward:3:hang").start();
+    let mut running = folder
+        .alone(LONG)
+        .env("DDP_TEST_FAULT", "0:forward:3:hang")
+        .start();
     running.wait_for(r#"{"event":"step","step":2,"#);
     running.signal_rank(0, "INT");
     std::thread::sleep(Duration::from_millis(500));
     assert!(running.goes_on(), "the first only asks");
     running.signal_rank(0, "INT");
     let ended = running.wait();
-    assert_eq!((ended.signal(), ended.causes().len()), (Some(2), 0), "{ended}");
+    assert_eq!(
+        (ended.signal(), ended.causes().len()),
+        (Some(2), 0),
+        "{ended}"
+    );
     assert_eq!(folder.checkpoints(), [""; 0]);
 }
 
 #[test]
 fn a_stop_during_an_evaluation_is_honoured_behind_it() {
     // Nearly all the time goes into evaluations.
-    let words = LONG.replace("held-out=64", "held-out=6000").replace("--eval-every 50", "--eval-every 1");
+    let words = LONG
+        .replace("held-out=64", "held-out=6000")
+        .replace("--eval-every 50", "--eval-every 1");
     let folder = Folder::new("evaluation");
     let mut running = folder.together(&words).start();
     running.wait_for(r#"{"event":"eval","step":2,"#);
@@ -119,15 +168,27 @@ fn a_stop_during_an_evaluation_is_honoured_behind_it() {
     let ended = running.wait();
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     let step = stopped_at(&ended, &folder, "SIGTERM");
-    let evals: Vec<f64> = folder.record().all("eval").into_iter().map(|eval| number(eval, "step")).collect();
-    assert_eq!(evals.last(), Some(&(step as f64)), "its evaluation is on record: {evals:?}");
+    let evals: Vec<f64> = folder
+        .record()
+        .all("eval")
+        .into_iter()
+        .map(|eval| number(eval, "step"))
+        .collect();
+    assert_eq!(
+        evals.last(),
+        Some(&(step as f64)),
+        "its evaluation is on record: {evals:?}"
+    );
 }
 
 #[test]
 fn a_stop_in_the_last_step_lets_the_run_end() {
     let folder = Folder::new("last");
     let words = LONG.replace("--steps 400", "--steps 6");
-    let ended = folder.together(&words).env("DDP_TEST_FAULT", "0:optimizer:6:term").run();
+    let ended = folder
+        .together(&words)
+        .env("DDP_TEST_FAULT", "0:optimizer:6:term")
+        .run();
     ended.assert_well();
     assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
     assert_eq!(folder.checkpoints(), ["step-00000006"]);
@@ -144,26 +205,41 @@ fn a_stop_while_nothing_is_on_record_leaves_nothing() {
     if ended.exit_code() != Some(75) {
         assert_eq!(ended.signal(), Some(15), "{ended}");
     }
-    folder.alone(&format!("{LONG} --resume auto")).run().assert_well();
+    folder
+        .alone(&format!("{LONG} --resume auto"))
+        .run()
+        .assert_well();
     assert!(outcome(&folder, STEPS) == expected, "{ended}");
 }
 
 #[test]
 fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
-    let words = LONG.replace("--steps 400", "--schedule constant --warmup-steps 0 --steps 6");
-    let cases =
-        RANKS.iter().flat_map(|&ranks| [("USR1", "SIGUSR1"), ("TERM", "SIGTERM")].map(|signal| (ranks, signal)));
+    let words = LONG.replace(
+        "--steps 400",
+        "--schedule constant --warmup-steps 0 --steps 6",
+    );
+    let cases = RANKS.iter().flat_map(|&ranks| {
+        [("USR1", "SIGUSR1"), ("TERM", "SIGTERM")].map(|signal| (ranks, signal))
+    });
     all_at_once(cases, |(ranks, (signal, told))| {
         let folder = Folder::new(&format!("setup-{ranks}-{signal}"));
-        let hang = (0..ranks).map(|rank| format!("{rank}:setup:0:hang")).collect::<Vec<_>>().join(",");
+        let hang = (0..ranks)
+            .map(|rank| format!("{rank}:setup:0:hang"))
+            .collect::<Vec<_>>()
+            .join(",");
         let stop = |words: &str| {
-            let running = job(&folder, ranks, words).env("DDP_TEST_FAULT", &hang).start();
+            let running = job(&folder, ranks, words)
+                .env("DDP_TEST_FAULT", &hang)
+                .start();
             running.wait_until_it_listens(ranks);
             running.signal_rank(ranks - 1, signal);
             let ended = running.wait();
             let cause = ended.assert_fails(75);
-            assert!(cause.contains(&format!("stopped by {told} while the run was set up, before any step")), "{ended}");
-            assert!(cause.contains("--resume auto"), "{ended}");
+            assert!(
+                cause.contains(&format!("stopped by {told} during set-up, before any step")),
+                "{ended}"
+            );
+            assert!(cause.contains("run the same command again"), "{ended}");
         };
         // A new run, and one that goes on.
         let before = folder.tree();
@@ -181,19 +257,40 @@ fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
 
 #[test]
 fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
-    let words = LONG.replace("--checkpoint-every 0", "--checkpoint-every 10 --timeout-s 4");
+    let words = LONG.replace(
+        "--checkpoint-every 0",
+        "--checkpoint-every 10 --timeout-s 4",
+    );
     // Where the write is stuck, and where there is an error.
-    let cases = RANKS.iter().flat_map(|&ranks| [(ranks, 0), (ranks, ranks - 1)]);
+    let cases = RANKS
+        .iter()
+        .flat_map(|&ranks| [(ranks, 0), (ranks, ranks - 1)]);
     all_at_once(cases, |(ranks, rank)| {
         let folder = Folder::new(&format!("stuck-{ranks}-{rank}"));
         let started = Instant::now();
         let fault = format!("0:save:10:hang,{rank}:forward:15:error");
-        let ended = job(&folder, ranks, &words).env("DDP_TEST_FAULT", &fault).run();
-        assert!(ended.assert_fails(65).contains("a fault on purpose in Forward of step 15"), "{ended}");
-        assert!(started.elapsed() < Duration::from_secs(30), "{:?}: {ended}", started.elapsed());
-        assert!(!folder.checkpoints().contains(&"step-00000010".to_string()), "{ended}");
+        let ended = job(&folder, ranks, &words)
+            .env("DDP_TEST_FAULT", &fault)
+            .run();
+        assert!(
+            ended
+                .assert_fails(65)
+                .contains("a fault on purpose in Forward of step 15"),
+            "{ended}"
+        );
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "{:?}: {ended}",
+            started.elapsed()
+        );
+        assert!(
+            !folder.checkpoints().contains(&"step-00000010".to_string()),
+            "{ended}"
+        );
         // Nothing holds the folder any more.
-        job(&folder, ranks, &format!("{words} --resume auto")).run().assert_well();
+        job(&folder, ranks, &format!("{words} --resume auto"))
+            .run()
+            .assert_well();
     });
 }
 
@@ -214,18 +311,34 @@ fn a_launcher_that_is_told_by_sigusr1_passes_it_on_and_ends_with_75() {
 #[cfg(feature = "mpi")]
 #[test]
 fn a_launcher_that_ends_its_ranks_by_sigterm_gives_them_time_to_save() {
-    // Open MPI 4 sends SIGTERM so many seconds after it was told to end, and SIGKILL as many later; its code is its own.
+    // Open MPI 4 sends SIGTERM so many seconds after it was told to end, and SIGKILL as many later.
+    // Its exit code is its own choice.
     let words = LONG.replace("--steps 400", "--steps 1000000");
     all_at_once(["TERM", "INT"], |signal| {
         let folder = Folder::new(&format!("mpirun-{signal}"));
-        let mut running = folder.ranks(2, &words).env("OMPI_MCA_odls_base_sigkill_timeout", "4").start();
+        let mut running = folder
+            .ranks(2, &words)
+            .env("OMPI_MCA_odls_base_sigkill_timeout", "4")
+            .start();
         running.wait_for(r#"{"event":"step","step":2,"#);
         running.signal(signal);
         let ended = running.wait();
-        assert!(ended.exit_code() != Some(0) && folder.out().join("metrics.jsonl").exists(), "{ended}");
+        assert!(
+            ended.exit_code() != Some(0) && folder.out().join("metrics.jsonl").exists(),
+            "{ended}"
+        );
         let record = folder.record();
-        let end = record.end().unwrap_or_else(|| panic!("{record:?}: {ended}"));
-        assert!(end["exit_code"] == 75 && end["reason"].as_str().unwrap().contains("by SIGTERM"), "{end}: {ended}");
-        assert_eq!(folder.checkpoints(), [format!("step-{:08}", end["steps"].as_u64().unwrap())], "{ended}");
+        let end = record
+            .end()
+            .unwrap_or_else(|| panic!("{record:?}: {ended}"));
+        assert!(
+            end["exit_code"] == 75 && end["reason"].as_str().unwrap().contains("by SIGTERM"),
+            "{end}: {ended}"
+        );
+        assert_eq!(
+            folder.checkpoints(),
+            [format!("step-{:08}", end["steps"].as_u64().unwrap())],
+            "{ended}"
+        );
     });
 }

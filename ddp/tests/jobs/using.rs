@@ -1,14 +1,14 @@
-//! `ddp-train eval` and `ddp-train predict`: a model that was saved says of rows what it said in training, whatever the number of ranks, and of
-//! rows that it was not made for says why not.
+//! `ddp-train eval` and `ddp-train predict`: a saved model gives for rows what it gave in training,
+//! on any number of ranks, and explains why it cannot be used on other rows.
 
 use std::path::Path;
 
-use ddp::data::{DataSpec, Targets};
+use ddp::data::{DataSpec, read_rows};
 use ddp_kernels::{Device, Tensor};
 use serde_json::Value;
 
-use crate::job::{Ended, Folder, Job, all_at_once};
-use crate::record::number;
+use crate::support::job::{Ended, Folder, Job, all_at_once};
+use crate::support::record::number;
 
 /// A short training on glyphs; more held-out rows than evaluation takes at a time.
 const GLYPHS: &str = "--data glyphs,rows=256,held-out=700 --hidden 16 --batch-size 32 --epochs 2 --lr 0.01 --log-every 1 --out OUT \
@@ -45,17 +45,19 @@ fn array(folder: &Folder, name: &str) -> Tensor {
 /// The lines of a table as cells.
 fn table(folder: &Folder, name: &str) -> Vec<Vec<String>> {
     let text = String::from_utf8(bytes(folder, name)).unwrap();
-    text.lines().map(|line| line.split(',').map(String::from).collect()).collect()
+    text.lines()
+        .map(|line| line.split(',').map(String::from).collect())
+        .collect()
 }
 
 /// The classes of the held-out rows of built-in data.
 fn classes_of(spec: &str) -> Vec<i64> {
-    let rows = ddp::data::open(&spec.parse::<DataSpec>().unwrap()).unwrap().held_out;
+    let rows = ddp::data::open(&spec.parse::<DataSpec>().unwrap())
+        .unwrap()
+        .held_out;
     let numbers: Vec<u64> = (0..rows.rows()).collect();
-    let mut x = vec![0.0; numbers.len() * rows.row_shape().iter().product::<usize>()];
-    let mut classes = vec![0; numbers.len()];
-    rows.gather(&numbers, &mut x, Targets::Classes(&mut classes)).unwrap();
-    classes
+    let [_, classes] = read_rows(&*rows, &numbers).unwrap();
+    classes.to_vec().unwrap()
 }
 
 #[test]
@@ -63,17 +65,36 @@ fn an_evaluation_has_the_bits_of_trainings_own() {
     let weights = "--label-smoothing 0.1 --class-weights 1,2,1,1,1,1,1,1,0.5,1";
     all_at_once(["", weights, "--dropout 0.2 --activation gelu"], |flags| {
         let folder = trained(&format!("{GLYPHS} {flags}"));
-        let rows = ROWS.replace("--checkpoint OUT", "--checkpoint OUT/checkpoints/step-00000016");
+        let rows = ROWS.replace(
+            "--checkpoint OUT",
+            "--checkpoint OUT/checkpoints/step-00000016",
+        );
         let found = evaluated(folder.alone(&format!("eval {rows} --json")));
         let record = folder.record();
         let last = *record.all("eval").last().unwrap();
-        assert_eq!(number(&found, "loss").to_bits(), number(last, "loss").to_bits(), "{flags}");
-        assert_eq!(number(&found, "accuracy"), number(last, "accuracy"), "{flags}");
+        assert_eq!(
+            number(&found, "loss").to_bits(),
+            number(last, "loss").to_bits(),
+            "{flags}"
+        );
+        assert_eq!(
+            number(&found, "accuracy"),
+            number(last, "accuracy"),
+            "{flags}"
+        );
         assert_eq!((&found["rows"], &found["step"]), (&700.into(), &16.into()));
         let sum = |field: &str| -> i64 {
-            found["classes"].as_array().unwrap().iter().map(|class| class[field].as_i64().unwrap()).sum()
+            found["classes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|class| class[field].as_i64().unwrap())
+                .sum()
         };
-        assert_eq!((sum("rows"), sum("right")), (700, found["right"].as_i64().unwrap()));
+        assert_eq!(
+            (sum("rows"), sum("right")),
+            (700, found["right"].as_i64().unwrap())
+        );
     });
 }
 
@@ -83,23 +104,50 @@ fn an_evaluation_for_people_says_loss_accuracy_classes_and_mistakes() {
     let ended = folder.alone(&format!("eval {ROWS}")).run();
     ended.assert_well();
     let found = evaluated(folder.alone(&format!("eval {ROWS} --json")));
-    let percent = format!("accuracy {:.2}% ({} of 700 rows right)", 100.0 * number(&found, "accuracy"), found["right"]);
+    let percent = format!(
+        "accuracy {:.2}% ({} of 700 rows right)",
+        100.0 * number(&found, "accuracy"),
+        found["right"]
+    );
     let checkpoint = format!("checkpoints/step-{:08}", found["step"].as_u64().unwrap());
-    for part in [&checkpoint[..], "glyphs", ": 700 rows", &percent[..], "class ", "most often mistaken: "] {
+    for part in [
+        &checkpoint[..],
+        "glyphs",
+        ": 700 rows",
+        &percent[..],
+        "class ",
+        "most often mistaken: ",
+    ] {
         assert!(ended.stdout.contains(part), "{part}: {ended}");
     }
     let mistake = &found["mistakes"][0];
     let text = |field: &str| mistake[field].as_str().unwrap().to_string();
-    let first = format!("{} for {} ({} of ", text("class"), text("prediction"), mistake["rows"]);
+    let first = format!(
+        "{} for {} ({} of ",
+        text("class"),
+        text("prediction"),
+        mistake["rows"]
+    );
     assert!(ended.stdout.contains(&first), "{first}: {ended}");
 }
 
 #[test]
 fn predictions_are_what_the_evaluation_counts() {
     let folder = trained(GLYPHS);
-    let predict = |out: &str| folder.alone(&format!("predict {ROWS} --out {out}")).run().assert_well();
+    let predict = |out: &str| {
+        folder
+            .alone(&format!("predict {ROWS} --out {out}"))
+            .run()
+            .assert_well()
+    };
     all_at_once(
-        ["c.npy", "p.npy --probabilities", "l.npy --logits", "all.csv --probabilities --logits", "few.csv"],
+        [
+            "c.npy",
+            "p.npy --probabilities",
+            "l.npy --logits",
+            "all.csv --probabilities --logits",
+            "few.csv",
+        ],
         predict,
     );
     let classes = array(&folder, "c.npy").to_vec::<i64>().unwrap();
@@ -108,7 +156,11 @@ fn predictions_are_what_the_evaluation_counts() {
         assert_eq!(rows.shape().dims(), [700, 10]);
         rows.to_vec::<f32>().unwrap()
     });
-    let right = classes.iter().zip(classes_of("glyphs,rows=256,held-out=700")).filter(|(a, b)| **a == *b).count();
+    let right = classes
+        .iter()
+        .zip(classes_of("glyphs,rows=256,held-out=700"))
+        .filter(|(a, b)| **a == *b)
+        .count();
     let found = evaluated(folder.alone(&format!("eval {ROWS} --json")));
     assert_eq!(found["right"], right);
 
@@ -123,10 +175,16 @@ fn predictions_are_what_the_evaluation_counts() {
         let numbers: Vec<f32> = line[3..].iter().map(|text| text.parse().unwrap()).collect();
         assert_eq!(numbers[..10], p[10 * row..][..10], "row {row}");
         assert_eq!(numbers[10..], logits[10 * row..][..10], "row {row}");
-        assert_eq!(line[2].parse::<f32>().unwrap(), p[10 * row + *class as usize]);
+        assert_eq!(
+            line[2].parse::<f32>().unwrap(),
+            p[10 * row + *class as usize]
+        );
         // Ten numbers, each rounded to half an ulp of at most 1.
         let sum: f64 = numbers[..10].iter().map(|&p| f64::from(p)).sum();
-        assert!((sum - 1.0).abs() <= 10.0 * f64::from(f32::EPSILON) / 2.0, "row {row}: {sum}");
+        assert!(
+            (sum - 1.0).abs() <= 10.0 * f64::from(f32::EPSILON) / 2.0,
+            "row {row}: {sum}"
+        );
     }
 }
 
@@ -137,16 +195,31 @@ fn any_number_of_ranks_gives_the_same_bytes() {
     // Twenty-two batches, the last of which is short.
     let rows = format!("{ROWS} --batch-size 32");
     let alone = evaluated(folder.alone(&format!("eval {rows} --json")));
-    let files = ["a.csv --probabilities --logits", "b.npy", "c.npy --probabilities", "d.npy --logits"];
+    let files = [
+        "a.csv --probabilities --logits",
+        "b.npy",
+        "c.npy --probabilities",
+        "d.npy --logits",
+    ];
     let write = |ranks: usize| {
         all_at_once(files, |file| {
             let words = format!("predict {rows} --out {ranks}-{file}");
-            if ranks == 1 { folder.alone(&words) } else { folder.ranks(ranks, &words) }.run().assert_well();
+            if ranks == 1 {
+                folder.alone(&words)
+            } else {
+                folder.ranks(ranks, &words)
+            }
+            .run()
+            .assert_well();
         });
     };
     write(1);
     for ranks in [2, 3] {
-        assert_eq!(evaluated(folder.ranks(ranks, &format!("eval {rows} --json"))), alone, "{ranks} ranks");
+        assert_eq!(
+            evaluated(folder.ranks(ranks, &format!("eval {rows} --json"))),
+            alone,
+            "{ranks} ranks"
+        );
         write(ranks);
         for name in files.map(|file| file.split(' ').next().unwrap()) {
             assert!(
@@ -157,8 +230,14 @@ fn any_number_of_ranks_gives_the_same_bytes() {
     }
     // Fewer rows than ranks.
     let few = "--checkpoint OUT --data glyphs,rows=2,held-out=0 --device cpu";
-    folder.ranks(3, &format!("predict {few} --out three.csv")).run().assert_well();
-    folder.alone(&format!("predict {few} --out one.csv")).run().assert_well();
+    folder
+        .ranks(3, &format!("predict {few} --out three.csv"))
+        .run()
+        .assert_well();
+    folder
+        .alone(&format!("predict {few} --out one.csv"))
+        .run()
+        .assert_well();
     assert_eq!(table(&folder, "one.csv").len(), 3);
     assert!(bytes(&folder, "three.csv") == bytes(&folder, "one.csv"));
 }
@@ -166,40 +245,79 @@ fn any_number_of_ranks_gives_the_same_bytes() {
 #[test]
 fn numbers_are_predicted_and_measured() {
     let data = "--data synthetic:regression,rows=256,held-out=90,features=8,outputs=2";
-    let folder =
-        trained(&format!("{data} --hidden 16 --batch-size 32 --epochs 2 --log-every 1 --out OUT --device cpu"));
+    let folder = trained(&format!(
+        "{data} --hidden 16 --batch-size 32 --epochs 2 --log-every 1 --out OUT --device cpu"
+    ));
     let use_it = format!("--checkpoint OUT {data} --device cpu");
     let found = evaluated(folder.alone(&format!("eval {use_it} --json")));
     let record = folder.record();
     let last = *record.all("eval").last().unwrap();
-    assert_eq!(number(&found, "mean_squared_error").to_bits(), number(last, "loss").to_bits());
+    assert_eq!(
+        number(&found, "mean_squared_error").to_bits(),
+        number(last, "loss").to_bits()
+    );
     assert_eq!(number(&found, "loss"), number(&found, "mean_squared_error"));
     assert!(found["accuracy"].is_null());
     let ended = folder.alone(&format!("eval {use_it}")).run();
     ended.assert_well();
-    assert!(ended.stdout.contains("mean squared error ") && ended.stdout.contains("mean absolute error "), "{ended}");
+    assert!(
+        ended.stdout.contains("mean squared error ")
+            && ended.stdout.contains("mean absolute error "),
+        "{ended}"
+    );
 
-    folder.alone(&format!("predict {use_it} --out a.npy")).run().assert_well();
-    folder.alone(&format!("predict {use_it} --out a.csv")).run().assert_well();
+    folder
+        .alone(&format!("predict {use_it} --out a.npy"))
+        .run()
+        .assert_well();
+    folder
+        .alone(&format!("predict {use_it} --out a.csv"))
+        .run()
+        .assert_well();
     let (rows, lines) = (array(&folder, "a.npy"), table(&folder, "a.csv"));
     assert_eq!(
         (rows.shape().dims(), &lines[0][..]),
-        (&[90, 2][..], &["row", "prediction:0", "prediction:1"].map(String::from)[..])
+        (
+            &[90, 2][..],
+            &["row", "prediction:0", "prediction:1"].map(String::from)[..]
+        )
     );
     let values = rows.to_vec::<f32>().unwrap();
-    let written: Vec<f32> = lines[1..].iter().flat_map(|line| &line[1..]).map(|text| text.parse().unwrap()).collect();
+    let written: Vec<f32> = lines[1..]
+        .iter()
+        .flat_map(|line| &line[1..])
+        .map(|text| text.parse().unwrap())
+        .collect();
     assert_eq!(written, values);
-    let held_out = ddp::data::open(&data[7..].parse::<DataSpec>().unwrap()).unwrap().held_out;
-    let (mut x, mut targets) = (vec![0.0; 90 * 8], vec![0.0; 90 * 2]);
-    held_out.gather(&(0..90).collect::<Vec<_>>(), &mut x, Targets::Values(&mut targets)).unwrap();
-    let apart: Vec<f64> = values.iter().zip(&targets).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()).collect();
-    let (absolute, squared) = (apart.iter().sum::<f64>() / 180.0, apart.iter().map(|a| a * a).sum::<f64>() / 180.0);
-    // 180 additions in f64, in another order; and losses that are rounded to f32 row by row and in sum.
-    assert!((number(&found, "mean_absolute_error") - absolute).abs() <= 180.0 * f64::EPSILON * absolute);
+    let held_out = ddp::data::open(&data[7..].parse::<DataSpec>().unwrap())
+        .unwrap()
+        .held_out;
+    let [_, targets] = read_rows(&*held_out, &(0..90).collect::<Vec<_>>()).unwrap();
+    let targets = targets.to_vec::<f32>().unwrap();
+    let apart: Vec<f64> = values
+        .iter()
+        .zip(&targets)
+        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs())
+        .collect();
+    let (absolute, squared) = (
+        apart.iter().sum::<f64>() / 180.0,
+        apart.iter().map(|a| a * a).sum::<f64>() / 180.0,
+    );
+    // 180 additions in f64 in another order, and losses rounded to f32 row by row and in sum.
+    assert!(
+        (number(&found, "mean_absolute_error") - absolute).abs() <= 180.0 * f64::EPSILON * absolute
+    );
     assert!((number(&found, "loss") - squared).abs() <= 92.0 * f64::from(f32::EPSILON) * squared);
 
-    let cause = folder.alone(&format!("predict {use_it} --out p.npy --probabilities")).run();
-    assert!(cause.assert_fails(2).contains("--probabilities: expected a model that tells classes apart"), "{cause}");
+    let cause = folder
+        .alone(&format!("predict {use_it} --out p.npy --probabilities"))
+        .run();
+    assert!(
+        cause
+            .assert_fails(2)
+            .contains("--probabilities: expected a model that tells classes apart"),
+        "{cause}"
+    );
 }
 
 #[test]
@@ -210,23 +328,38 @@ fn a_runs_folder_means_its_best_checkpoint_and_a_damaged_one_is_passed_over() {
     let folder = trained(words);
     let record = folder.record();
     let evals = record.all("eval");
-    let best = evals.iter().min_by(|a, b| number(a, "loss").total_cmp(&number(b, "loss"))).unwrap();
+    let best = evals
+        .iter()
+        .min_by(|a, b| number(a, "loss").total_cmp(&number(b, "loss")))
+        .unwrap();
     assert_ne!(best["step"], 48, "or nothing is tested: {evals:?}");
     let data = "--data glyphs,rows=256,held-out=64 --device cpu";
     let chosen = |checkpoint: &str| {
-        let ended = folder.alone(&format!("eval --checkpoint {checkpoint} {data} --json")).run();
+        let ended = folder
+            .alone(&format!("eval --checkpoint {checkpoint} {data} --json"))
+            .run();
         ended.assert_well();
         (serde_json::from_str::<Value>(&ended.stdout).unwrap(), ended)
     };
     let (found, ended) = chosen("OUT");
-    assert_eq!((&found["step"], &found["loss"]), (&best["step"], &best["loss"]), "{ended}");
+    assert_eq!(
+        (&found["step"], &found["loss"]),
+        (&best["step"], &best["loss"]),
+        "{ended}"
+    );
     assert_eq!(chosen("OUT/checkpoints").0["step"], best["step"]);
     assert_eq!(chosen("OUT/checkpoints/step-00000048").0["step"], 48);
-    assert_eq!(chosen("OUT/checkpoints/step-00000048/model.safetensors").0["step"], 48);
+    assert_eq!(
+        chosen("OUT/checkpoints/step-00000048/model.safetensors").0["step"],
+        48
+    );
 
-    // The best damaged: the newest is taken. The newest damaged, too: the one before, each time with a word.
+    // If the best is damaged, the newest is used. If that is damaged too, the one before it, each
+    // with a warning.
     let damage = |step: u64| {
-        let path = folder.out().join(format!("checkpoints/step-{step:08}/model.safetensors"));
+        let path = folder
+            .out()
+            .join(format!("checkpoints/step-{step:08}/model.safetensors"));
         let mut bytes = std::fs::read(&path).unwrap();
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
@@ -235,24 +368,63 @@ fn a_runs_folder_means_its_best_checkpoint_and_a_damaged_one_is_passed_over() {
     damage(best["step"].as_u64().unwrap());
     let (found, ended) = chosen("OUT");
     assert_eq!(found["step"], 48);
-    assert!(ended.stderr.contains("the best model by validation was that of step"), "{ended}");
+    assert!(
+        ended
+            .stderr
+            .contains("the best model by validation was that of step"),
+        "{ended}"
+    );
     damage(48);
     let (found, ended) = chosen("OUT");
-    assert!(found["step"].as_u64().unwrap() < 48 && ended.stderr.contains("passed over"), "{ended}");
-    let ended = folder.alone(&format!("eval --checkpoint OUT/checkpoints/step-00000048 {data}")).run();
-    assert!(ended.assert_fails(65).contains("model.safetensors"), "{ended}");
+    assert!(
+        found["step"].as_u64().unwrap() < 48 && ended.stderr.contains("skipped the checkpoint"),
+        "{ended}"
+    );
+    let ended = folder
+        .alone(&format!(
+            "eval --checkpoint OUT/checkpoints/step-00000048 {data}"
+        ))
+        .run();
+    assert!(
+        ended.assert_fails(65).contains("model.safetensors"),
+        "{ended}"
+    );
 }
 
 /// Words that cannot be, the code, and what the message must name.
 const WRONG: &[(&str, i32, &[&str])] = &[
-    ("eval --checkpoint nowhere --data glyphs", 74, &["cannot read nowhere"]),
-    ("eval --checkpoint . --data glyphs", 65, &["expected the folder of a run or of a checkpoint"]),
-    ("eval --checkpoint lone.safetensors --data glyphs", 2, &["--checkpoint lone.safetensors", "a model's file alone"]),
+    (
+        "eval --checkpoint nowhere --data glyphs",
+        74,
+        &["cannot read nowhere"],
+    ),
+    (
+        "eval --checkpoint . --data glyphs",
+        65,
+        &["expected the folder of a run or of a checkpoint"],
+    ),
+    (
+        "eval --checkpoint lone.safetensors --data glyphs",
+        2,
+        &["--checkpoint lone.safetensors", "a model's file alone"],
+    ),
     ("eval --data glyphs", 2, &["--checkpoint"]),
     ("eval --checkpoint OUT", 2, &["--data"]),
-    ("eval --checkpoint OUT --data glyphs --batch-size 0", 2, &["--batch-size 0: expected a whole number from 1"]),
-    ("eval --checkpoint OUT --data glyphs --threads 0", 2, &["--threads 0"]),
-    ("eval --checkpoint OUT --data glyphs --timeout-s 0", 2, &["--timeout-s 0"]),
+    (
+        "eval --checkpoint OUT --data glyphs --batch-size 0",
+        2,
+        &["'0'", "--batch-size", "expected a whole number from 1"],
+    ),
+    (
+        "eval --checkpoint OUT --data glyphs --threads 0",
+        2,
+        &["'0'", "--threads"],
+    ),
+    (
+        "eval --checkpoint OUT --data glyphs --timeout-s 0",
+        2,
+        &["'0'", "--timeout-s"],
+    ),
     (
         "eval --checkpoint OUT --data glyphs --device cuda",
         2,
@@ -261,9 +433,13 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "eval --checkpoint OUT --data synthetic:classification,rows=64,features=8",
         65,
-        &["expected rows of 784 features", "got 8 for", "as the model"],
+        &["expected 784 features a row", "got 8 ", "as the model"],
     ),
-    ("eval --checkpoint OUT --data synthetic:regression,rows=64,features=784", 65, &["regression", "10 classes"]),
+    (
+        "eval --checkpoint OUT --data synthetic:regression,rows=64,features=784",
+        65,
+        &["regression", "10 classes"],
+    ),
     (
         "eval --checkpoint OUT --data synthetic:classification,rows=64,features=784,classes=3",
         65,
@@ -273,16 +449,32 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "predict --checkpoint OUT --data glyphs --out a.txt",
         2,
-        &["--out a.txt: expected a name that ends in .csv or .npy"],
+        &[
+            "'a.txt'",
+            "--out",
+            "expected a name that ends in .csv or .npy",
+        ],
     ),
     (
         "predict --checkpoint OUT --data glyphs --out a.npy --probabilities --logits",
         2,
         &["--probabilities or --logits", "a .npy holds one array"],
     ),
-    ("predict --checkpoint OUT --data glyphs --out there.csv", 2, &["--out there.csv", "--overwrite"]),
-    ("predict --checkpoint OUT --data glyphs --out folder.npy", 2, &["--out folder.npy", "It is a folder"]),
-    ("predict --checkpoint OUT --data glyphs,held-out=3 --out no/where.csv", 74, &["no/where.csv"]),
+    (
+        "predict --checkpoint OUT --data glyphs --out there.csv",
+        2,
+        &["--out there.csv", "--overwrite"],
+    ),
+    (
+        "predict --checkpoint OUT --data glyphs --out folder.npy",
+        2,
+        &["--out folder.npy", "It is a folder"],
+    ),
+    (
+        "predict --checkpoint OUT --data glyphs,held-out=3 --out no/where.csv",
+        74,
+        &["no/where.csv"],
+    ),
 ];
 
 #[test]
@@ -290,18 +482,26 @@ fn what_cannot_be_is_refused_with_its_reason_and_nothing_is_written() {
     let folder = trained(GLYPHS);
     let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     put("there.csv", b"mine");
-    put("lone.safetensors", &bytes(&folder, "out/checkpoints/step-00000016/model.safetensors"));
+    put(
+        "lone.safetensors",
+        &bytes(&folder, "out/checkpoints/step-00000016/model.safetensors"),
+    );
     std::fs::create_dir(folder.path().join("folder.npy")).unwrap();
     let before = folder.tree();
     all_at_once(WRONG, |(words, code, parts)| {
         let ended = folder.alone(words).run();
         let cause = ended.assert_fails(*code);
-        let missing: Vec<_> =
-            parts.iter().filter(|part| !cause.contains(**part) && !ended.stderr.contains(**part)).collect();
+        let missing: Vec<_> = parts
+            .iter()
+            .filter(|part| !cause.contains(**part) && !ended.stderr.contains(**part))
+            .collect();
         assert!(missing.is_empty(), "{words}: {missing:?} is not in {ended}");
     });
     assert!(folder.tree() == before, "nothing has changed");
-    folder.alone(&format!("predict {ROWS} --out there.csv --overwrite")).run().assert_well();
+    folder
+        .alone(&format!("predict {ROWS} --out there.csv --overwrite"))
+        .run()
+        .assert_well();
     assert_eq!(table(&folder, "there.csv").len(), 701);
 }
 
@@ -312,11 +512,29 @@ fn ranks_say_once_what_is_wrong() {
         let ended: Ended = folder.together(words).run();
         assert!(ended.assert_fails(code).contains(part), "{ended}");
     };
-    said("predict --checkpoint OUT --data synthetic:regression,rows=64,features=8 --out a.npy", 65, "784");
-    said("predict --checkpoint nowhere --data glyphs --out a.npy", 74, "nowhere");
+    said(
+        "predict --checkpoint OUT --data synthetic:regression,rows=64,features=8 --out a.npy",
+        65,
+        "784",
+    );
+    said(
+        "predict --checkpoint nowhere --data glyphs --out a.npy",
+        74,
+        "nowhere",
+    );
     std::fs::write(folder.path().join("a.npy"), "mine").unwrap();
-    said("predict --checkpoint OUT --data glyphs --out a.npy", 2, "--overwrite");
-    assert!(Path::new(&folder.path().join("a.npy")).metadata().unwrap().len() == 4);
+    said(
+        "predict --checkpoint OUT --data glyphs --out a.npy",
+        2,
+        "--overwrite",
+    );
+    assert!(
+        Path::new(&folder.path().join("a.npy"))
+            .metadata()
+            .unwrap()
+            .len()
+            == 4
+    );
 }
 
 #[test]
@@ -324,21 +542,34 @@ fn every_flag_of_the_machine_changes_nothing() {
     let folder = trained(GLYPHS);
     let plain = evaluated(folder.alone(&format!("eval {ROWS} --json")));
     let flags = "--threads 1 --timeout-s 50 --log-level error --cache-dir cache --batch-size 512";
-    assert_eq!(evaluated(folder.alone(&format!("eval {ROWS} --json {flags}"))), plain);
+    assert_eq!(
+        evaluated(folder.alone(&format!("eval {ROWS} --json {flags}"))),
+        plain
+    );
     let auto = ROWS.replace("--device cpu", "--device auto --share-gpus");
-    assert_eq!(evaluated(folder.alone(&format!("eval {auto} --json"))), plain);
-    let ended = folder.alone(&format!("predict {ROWS} --out quiet.npy --log-level error")).run();
+    assert_eq!(
+        evaluated(folder.alone(&format!("eval {auto} --json"))),
+        plain
+    );
+    let ended = folder
+        .alone(&format!("predict {ROWS} --out quiet.npy --log-level error"))
+        .run();
     ended.assert_well();
     assert_eq!((&ended.stdout[..], &ended.stderr[..]), ("", ""));
-    // Other batches, other bits: a logit is a sum of 16 products of sums of 784, off by at most 800 roundings of the sum of its terms' magnitudes, which
-    // is below 20 here; a loss moves by at most twice as much.
+    // Other batches, other bits: a logit is a sum of 16 products of sums of 784, off by at most 800
+    // roundings of the sum of its terms' magnitudes, which is below 20 here. A loss moves by at
+    // most twice as much.
     let others = evaluated(folder.alone(&format!("eval {ROWS} --json --batch-size 7")));
     assert_eq!(others["rows"], plain["rows"]);
     let (a, b) = (number(&others, "loss"), number(&plain, "loss"));
-    assert!((a - b).abs() <= 2.0 * 800.0 * f64::from(f32::EPSILON) / 2.0 * 20.0, "{a} and {b}");
+    assert!(
+        (a - b).abs() <= 2.0 * 800.0 * f64::from(f32::EPSILON) / 2.0 * 20.0,
+        "{a} and {b}"
+    );
 }
 
-/// Flowers as a table: these columns of so many, from row `first` on. The kind follows from the two sizes; one name needs quotes.
+/// Flowers as a table with these columns, `count` rows from `first` on. The two sizes determine the
+/// kind; one name needs quotes.
 fn flowers(columns: &[&str], first: u32, rows: u32) -> String {
     let row = |number: u32| {
         let (length, width) = (number * 37 % 101, number * 53 % 97);
@@ -370,26 +601,43 @@ fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
                  --lr 0.05 --out OUT --device cpu";
     folder.together(words).run().assert_well();
     let record = folder.record();
-    let last =
-        record.all("eval").last().map(|eval| (number(eval, "accuracy"), eval["step"].as_u64().unwrap())).unwrap();
-    let use_it = format!("--checkpoint OUT/checkpoints/step-{:08} --device cpu", last.1);
+    let last = record
+        .all("eval")
+        .last()
+        .map(|eval| (number(eval, "accuracy"), eval["step"].as_u64().unwrap()))
+        .unwrap();
+    let use_it = format!(
+        "--checkpoint OUT/checkpoints/step-{:08} --device cpu",
+        last.1
+    );
 
     // The label's column is the one that was learned from, wherever it stands.
-    put("turned.csv", &flowers(&["kind", "note", "width", "length"], 200, 100));
+    put(
+        "turned.csv",
+        &flowers(&["kind", "note", "width", "length"], 200, 100),
+    );
     let straight = evaluated(folder.alone(&format!("eval {use_it} --data test.csv --json")));
     assert_eq!(number(&straight, "accuracy"), last.0);
     let mut turned = evaluated(folder.alone(&format!("eval {use_it} --data turned.csv --json")));
     turned["data"] = straight["data"].clone();
     assert_eq!(turned, straight);
-    let names: Vec<&str> =
-        straight["classes"].as_array().unwrap().iter().map(|class| class["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = straight["classes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|class| class["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["long, thin", "small", "wide"]);
 
     // Also where nobody has named it: it was the last column then.
-    let words = words.replace(" --labels kind", "").replace("--val-labels kind", "").replace("OUT", "OUT-default");
+    let words = words
+        .replace(" --labels kind", "")
+        .replace("--val-labels kind", "")
+        .replace("OUT", "OUT-default");
     folder.together(&words).run().assert_well();
     let use_default = use_it.replace("OUT", "OUT-default");
-    let mut unnamed = evaluated(folder.alone(&format!("eval {use_default} --data turned.csv --json")));
+    let mut unnamed =
+        evaluated(folder.alone(&format!("eval {use_default} --data turned.csv --json")));
     for same in ["data", "checkpoint"] {
         unnamed[same] = straight[same].clone();
     }
@@ -398,24 +646,59 @@ fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
     // No labels are needed, and columns of another order, or more of them, change nothing.
     put("new.csv", &flowers(&["width", "note", "length"], 200, 100));
     for data in ["test", "turned", "new"] {
-        folder.alone(&format!("predict {use_it} --data {data}.csv --out {data}-out.csv")).run().assert_well();
-        assert!(bytes(&folder, &format!("{data}-out.csv")) == bytes(&folder, "test-out.csv"), "{data}");
+        folder
+            .alone(&format!(
+                "predict {use_it} --data {data}.csv --out {data}-out.csv"
+            ))
+            .run()
+            .assert_well();
+        assert!(
+            bytes(&folder, &format!("{data}-out.csv")) == bytes(&folder, "test-out.csv"),
+            "{data}"
+        );
     }
     let text = String::from_utf8(bytes(&folder, "test-out.csv")).unwrap();
-    assert!(text.contains(",\"long, thin\",0.") && text.contains(",wide,0."), "{text}");
+    assert!(
+        text.contains(",\"long, thin\",0.") && text.contains(",wide,0."),
+        "{text}"
+    );
 
     let refused = |command: &str, name: &str, text: &str, parts: &[&str]| {
         put(name, text);
-        let ended = folder.together(&format!("{command} {use_it} --data {name}")).run();
+        let ended = folder
+            .together(&format!("{command} {use_it} --data {name}"))
+            .run();
         let cause = ended.assert_fails(65);
-        parts.iter().for_each(|part| assert!(cause.contains(part), "{part}: {ended}"));
+        parts
+            .iter()
+            .for_each(|part| assert!(cause.contains(part), "{part}: {ended}"));
     };
     let unknown = flowers(&["length", "width", "kind"], 200, 5).replacen("wide", "round", 1);
     refused("eval", "unknown.csv", &unknown, &["unknown.csv", "round"]);
-    folder.alone(&format!("predict {use_it} --data unknown.csv --out unknown.npy")).run().assert_well();
-    refused("predict --out a.npy", "lacks.csv", &flowers(&["length", "kind"], 200, 5), &["lacks.csv", "width"]);
-    refused("predict --out a.npy", "bad.csv", "length,width\n1,2\n3,wide\n", &["bad.csv", "wide", "width"]);
-    refused("eval", "labelless.csv", &flowers(&["length", "width"], 200, 5), &["labelless.csv", "kind"]);
+    folder
+        .alone(&format!(
+            "predict {use_it} --data unknown.csv --out unknown.npy"
+        ))
+        .run()
+        .assert_well();
+    refused(
+        "predict --out a.npy",
+        "lacks.csv",
+        &flowers(&["length", "kind"], 200, 5),
+        &["lacks.csv", "width"],
+    );
+    refused(
+        "predict --out a.npy",
+        "bad.csv",
+        "length,width\n1,2\n3,wide\n",
+        &["bad.csv", "wide", "width"],
+    );
+    refused(
+        "eval",
+        "labelless.csv",
+        &flowers(&["length", "width"], 200, 5),
+        &["labelless.csv", "kind"],
+    );
 }
 
 #[test]
@@ -425,10 +708,18 @@ fn arrays_are_normalised_as_in_training() {
     for (name, first, rows) in [("train", 0u32, 96usize), ("test", 96, 40)] {
         let pixel = |at: usize| (((first as usize * 16 + at) * 7919) % 251) as u8;
         let pixels: Vec<u8> = (0..rows * 16).map(pixel).collect();
-        let classes: Vec<i64> =
-            pixels.chunks(16).map(|row| i64::from(row[0] > 120) + i64::from(row[5] > 160)).collect();
-        put(&format!("{name}-x.npy"), Tensor::from_slice(&pixels, &[rows, 4, 4], Device::Cpu).unwrap());
-        put(&format!("{name}-y.npy"), Tensor::from_slice(&classes, &[rows], Device::Cpu).unwrap());
+        let classes: Vec<i64> = pixels
+            .chunks(16)
+            .map(|row| i64::from(row[0] > 120) + i64::from(row[5] > 160))
+            .collect();
+        put(
+            &format!("{name}-x.npy"),
+            Tensor::from_slice(&pixels, &[rows, 4, 4], Device::Cpu).unwrap(),
+        );
+        put(
+            &format!("{name}-y.npy"),
+            Tensor::from_slice(&classes, &[rows], Device::Cpu).unwrap(),
+        );
     }
     for normalize in ["unit", "standard"] {
         let words = format!(
@@ -436,15 +727,30 @@ fn arrays_are_normalised_as_in_training() {
              --batch-size 16 --epochs 2 --out OUT{normalize} --device cpu"
         );
         folder.alone(&words).run().assert_well();
-        let record = crate::record::Record::read(&folder.path().join(format!("out{normalize}")));
+        let record =
+            crate::support::record::Record::read(&folder.path().join(format!("out{normalize}")));
         let last = *record.all("eval").last().unwrap();
-        let use_it = format!("--checkpoint OUT{normalize}/checkpoints/step-00000012 --data test-x.npy --device cpu");
+        let use_it = format!(
+            "--checkpoint OUT{normalize}/checkpoints/step-00000012 --data test-x.npy --device cpu"
+        );
         let found = evaluated(folder.alone(&format!("eval {use_it} --labels test-y.npy --json")));
-        assert_eq!(number(&found, "loss").to_bits(), number(last, "loss").to_bits(), "{normalize}");
-        folder.alone(&format!("predict {use_it} --out {normalize}.npy")).run().assert_well();
-        let ours = array(&folder, &format!("{normalize}.npy")).to_vec::<i64>().unwrap();
-        let right =
-            ours.iter().zip(array(&folder, "test-y.npy").to_vec::<i64>().unwrap()).filter(|(a, b)| **a == *b).count();
+        assert_eq!(
+            number(&found, "loss").to_bits(),
+            number(last, "loss").to_bits(),
+            "{normalize}"
+        );
+        folder
+            .alone(&format!("predict {use_it} --out {normalize}.npy"))
+            .run()
+            .assert_well();
+        let ours = array(&folder, &format!("{normalize}.npy"))
+            .to_vec::<i64>()
+            .unwrap();
+        let right = ours
+            .iter()
+            .zip(array(&folder, "test-y.npy").to_vec::<i64>().unwrap())
+            .filter(|(a, b)| **a == *b)
+            .count();
         assert_eq!(found["right"], right);
     }
 }
@@ -452,8 +758,12 @@ fn arrays_are_normalised_as_in_training() {
 /// A Python that has torch and safetensors: the one that DDP_PYTHON names, else python3.
 fn python_with_torch() -> Option<String> {
     let python = std::env::var("DDP_PYTHON").unwrap_or_else(|_| "python3".into());
-    let tried = std::process::Command::new(&python).args(["-c", "import torch, numpy, safetensors.torch"]).output();
-    tried.is_ok_and(|tried| tried.status.success()).then_some(python)
+    let tried = std::process::Command::new(&python)
+        .args(["-c", "import torch, numpy, safetensors.torch"])
+        .output();
+    tried
+        .is_ok_and(|tried| tried.status.success())
+        .then_some(python)
 }
 
 #[test]
@@ -461,7 +771,10 @@ fn pytorch_loads_the_model_and_gives_the_same_logits() {
     let Some(python) = python_with_torch() else {
         use std::io::Write;
         // Past the harness, which keeps what a passing test prints.
-        let _ = writeln!(std::io::stderr(), "skipped: no Python with torch and safetensors (DDP_PYTHON names one)");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: no Python with torch and safetensors (DDP_PYTHON names one)"
+        );
         return;
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/logits_torch.py");
@@ -471,15 +784,21 @@ fn pytorch_loads_the_model_and_gives_the_same_logits() {
         "--activation gelu-tanh --hidden 32,24",
         "--hidden none",
     ] {
-        let words = if flags.contains("--hidden") { GLYPHS.replace("--hidden 16", "") } else { GLYPHS.to_string() };
+        let words = if flags.contains("--hidden") {
+            GLYPHS.replace("--hidden 16", "")
+        } else {
+            GLYPHS.to_string()
+        };
         let folder = trained(&format!("{words} {flags}"));
-        let rows = ddp::data::open(&"glyphs,held-out=100".parse::<DataSpec>().unwrap()).unwrap().held_out;
-        let (mut x, mut classes) = (vec![0.0; 100 * 784], vec![0; 100]);
-        rows.gather(&(0..100).collect::<Vec<_>>(), &mut x, Targets::Classes(&mut classes)).unwrap();
-        Tensor::from_slice(&x, &[100, 784], Device::Cpu).unwrap().save_npy(folder.path().join("rows.npy")).unwrap();
+        let rows = ddp::data::open(&"glyphs,held-out=100".parse::<DataSpec>().unwrap())
+            .unwrap()
+            .held_out;
+        let [x, _] = read_rows(&*rows, &(0..100).collect::<Vec<_>>()).unwrap();
+        x.save_npy(folder.path().join("rows.npy")).unwrap();
         let checkpoint = "OUT/checkpoints/step-00000016";
-        let predict =
-            format!("predict --checkpoint {checkpoint} --data rows.npy --out logits.npy --logits --device cpu");
+        let predict = format!(
+            "predict --checkpoint {checkpoint} --data rows.npy --out logits.npy --logits --device cpu"
+        );
         folder.alone(&predict).run().assert_well();
         let about = folder.alone(&format!("inspect {checkpoint} --json")).run();
         about.assert_well();
@@ -493,7 +812,11 @@ fn pytorch_loads_the_model_and_gives_the_same_logits() {
         ]);
         let ended = command.current_dir(folder.path()).output().unwrap();
         let said = String::from_utf8_lossy(&ended.stdout);
-        assert!(ended.status.success(), "{flags}: {said}{}", String::from_utf8_lossy(&ended.stderr));
+        assert!(
+            ended.status.success(),
+            "{flags}: {said}{}",
+            String::from_utf8_lossy(&ended.stderr)
+        );
         println!("{flags}: {said}");
     }
 }

@@ -1,7 +1,9 @@
-//! What operations reach on a GPU, measured by the device's own clock: one JSON line a case, `{"case", "value", "unit", …}`. `launch/gpu-check` runs
-//! it in turn with PyTorch's side, `tests/peers/gpu_torch.py`, which prints the same cases.
+//! What operations reach on a GPU, measured by the device's own clock: one JSON line a case,
+//! `{"case", "value", "unit", …}`. `launch/gpu-check` runs it in turn with PyTorch's side,
+//! `tests/peers/gpu_torch.py`, which prints the same cases.
 //!
-//! `cargo bench -p ddp-kernels --bench gpu`. On simulated GPUs every case runs once on small shapes, and no figure is printed.
+//! `cargo bench -p ddp-kernels --bench gpu`. On simulated GPUs every case runs once on small
+//! shapes, and no figure is printed.
 
 use std::time::Duration;
 
@@ -15,13 +17,23 @@ const GPU: Device = Device::Cuda(0);
 const ROUNDS: usize = 7;
 
 fn main() -> Result<()> {
-    let Some(gpu) = device::discover().gpus.first().filter(|_| Device::usable().contains(&GPU)) else {
+    let Some(gpu) = device::discover()
+        .gpus
+        .first()
+        .filter(|_| Device::usable().contains(&GPU))
+    else {
         eprintln!("skipped: no CUDA device");
         return Ok(());
     };
     let simulated = gpu.name.contains("Simulated");
-    println!("{}", json!({ "case": "device", "name": gpu.name, "simulated": simulated }));
-    let bench = Bench { simulated, stream: Stream::default_of(GPU)? };
+    println!(
+        "{}",
+        json!({ "case": "device", "name": gpu.name, "simulated": simulated })
+    );
+    let bench = Bench {
+        simulated,
+        stream: Stream::default_of(GPU)?,
+    };
     bench.products()?;
     bench.memory_bound()?;
     bench.launches()?;
@@ -39,7 +51,8 @@ impl Bench {
         if self.simulated { small } else { real }
     }
 
-    /// Seconds that `count` calls of `body` take together, the median of several takes after one that does not count.
+    /// Seconds that `count` calls of `body` take together, the median of several takes after one
+    /// that does not count.
     fn seconds(&self, count: usize, body: impl Fn() -> Result<()>) -> Result<f64> {
         let mut takes: Vec<Duration> = Vec::new();
         for round in 0..=self.size(ROUNDS, 0) {
@@ -70,20 +83,45 @@ impl Bench {
     fn products(&self) -> Result<()> {
         let square = |side: usize| [side; 3];
         let cases = [
-            ("addmm bf16 8192", square(self.size(8192, 64)), DType::BF16, F32Math::Strict),
-            ("addmm f16 8192", square(self.size(8192, 64)), DType::F16, F32Math::Strict),
-            ("addmm tf32 4096", square(self.size(4096, 64)), DType::F32, F32Math::Tf32),
-            ("addmm f32 4096", square(self.size(4096, 64)), DType::F32, F32Math::Strict),
-            ("linear bf16 128x1024x784", [128, 1024, 784], DType::BF16, F32Math::Strict),
+            (
+                "addmm bf16 8192",
+                square(self.size(8192, 64)),
+                DType::BF16,
+                F32Math::Strict,
+            ),
+            (
+                "addmm tf32 4096",
+                square(self.size(4096, 64)),
+                DType::F32,
+                F32Math::Tf32,
+            ),
+            (
+                "addmm f32 4096",
+                square(self.size(4096, 64)),
+                DType::F32,
+                F32Math::Strict,
+            ),
+            (
+                "linear bf16 128x1024x784",
+                [128, 1024, 784],
+                DType::BF16,
+                F32Math::Strict,
+            ),
         ];
         for (case, [m, n, k], dtype, math) in cases {
             let (x, weight) = (self.randn(&[m, k], dtype)?, self.randn(&[n, k], dtype)?);
             let out = x.new_empty(&[m, n])?;
             let count = self.size(10, 1);
             let seconds = ops::with_f32_math(math, || {
-                self.seconds(count, || ops::addmm_into(&out, &out, &x, &weight.t()?, 1.0, 0.0))
+                self.seconds(count, || {
+                    ops::addmm_into(&out, &out, &x, &weight.t()?, 1.0, 0.0)
+                })
             })?;
-            self.say(case, (2 * m * n * k * count) as f64 / seconds / 1e12, "TFLOP/s");
+            self.say(
+                case,
+                (2 * m * n * k * count) as f64 / seconds / 1e12,
+                "TFLOP/s",
+            );
         }
         Ok(())
     }
@@ -92,12 +130,31 @@ impl Bench {
     fn memory_bound(&self) -> Result<()> {
         let count = self.size(256 << 20, 4096);
         let calls = self.size(5, 1);
-        let (x, y) = (self.randn(&[count], DType::F32)?, self.randn(&[count], DType::F32)?);
+        let (x, y) = (
+            self.randn(&[count], DType::F32)?,
+            self.randn(&[count], DType::F32)?,
+        );
         let gb = |bytes_each: usize| (bytes_each * count * calls) as f64 / 1e9;
-        self.say("copy", gb(8) / self.seconds(calls, || x.copy_from(&y))?, "GB/s");
-        self.say("relu f32", gb(8) / self.seconds(calls, || ops::relu_into(&x, &y))?, "GB/s");
-        self.say("gelu f32", gb(8) / self.seconds(calls, || ops::gelu_into(&x, &y, ops::Gelu::Tanh))?, "GB/s");
-        self.say("add f32", gb(12) / self.seconds(calls, || ops::add_into(&x, &x, &y))?, "GB/s");
+        self.say(
+            "copy",
+            gb(8) / self.seconds(calls, || x.copy_from(&y))?,
+            "GB/s",
+        );
+        self.say(
+            "relu f32",
+            gb(8) / self.seconds(calls, || ops::relu_into(&x, &y))?,
+            "GB/s",
+        );
+        self.say(
+            "gelu f32",
+            gb(8) / self.seconds(calls, || ops::gelu_into(&x, &y, ops::Gelu::Tanh))?,
+            "GB/s",
+        );
+        self.say(
+            "add f32",
+            gb(12) / self.seconds(calls, || ops::add_into(&x, &x, &y))?,
+            "GB/s",
+        );
         drop((x, y));
 
         let count = self.size(124 << 20, 4096);
@@ -105,14 +162,31 @@ impl Bench {
         let (values, grads, first) = (make()?, make()?, make()?);
         let second = Tensor::ones(&[count], DType::F32, GPU)?;
         let constants = AdamwConstants::default();
-        let scalars = AdamwScalars { learning_rate: 1e-4, weight_decay: 0.01, step: 10 }.to_array(&constants)?;
+        let scalars = AdamwScalars {
+            learning_rate: 1e-4,
+            weight_decay: 0.01,
+            step: 10,
+        }
+        .to_array(&constants)?;
         let scalars = Tensor::from_slice(&scalars, &[4], GPU)?;
         let chunks = ChunkTable::whole(count, true);
-        let step = || ops::adamw(&values, &grads, &first, &second, &chunks, &constants, &scalars, None, None);
-        self.say("adamw", (28 * count * calls) as f64 / 1e9 / self.seconds(calls, step)?, "GB/s");
+        let step = || {
+            ops::adamw(
+                &values, &grads, &first, &second, &chunks, &constants, &scalars, None, None,
+            )
+        };
+        self.say(
+            "adamw",
+            (28 * count * calls) as f64 / 1e9 / self.seconds(calls, step)?,
+            "GB/s",
+        );
         let partials = Tensor::zeros(&[chunks.quanta()], DType::F64, GPU)?;
         let norm = || ops::grad_norm_partials(&partials, &grads, &chunks);
-        self.say("grad norm", (4 * count * calls) as f64 / 1e9 / self.seconds(calls, norm)?, "GB/s");
+        self.say(
+            "grad norm",
+            (4 * count * calls) as f64 / 1e9 / self.seconds(calls, norm)?,
+            "GB/s",
+        );
         Ok(())
     }
 
@@ -123,9 +197,17 @@ impl Bench {
         let many = || (0..calls).try_for_each(|_| ops::scale_into(&x, &x, 1.0));
         many()?;
         stream::synchronize(GPU)?;
-        self.say("launch, eager", self.seconds(1, many)? * 1e6 / calls as f64, "us");
+        self.say(
+            "launch, eager",
+            self.seconds(1, many)? * 1e6 / calls as f64,
+            "us",
+        );
         let graph = Graph::capture(&self.stream, many)?;
-        self.say("launch, in a graph", self.seconds(1, || graph.launch())? * 1e6 / calls as f64, "us");
+        self.say(
+            "launch, in a graph",
+            self.seconds(1, || graph.launch())? * 1e6 / calls as f64,
+            "us",
+        );
         Ok(())
     }
 
@@ -137,7 +219,11 @@ impl Bench {
         let pageable = Tensor::zeros(&[count], DType::F32, Device::Cpu)?;
         for (case, host) in [("upload, pinned", &pinned), ("upload, pageable", &pageable)] {
             let up = || transfer::copy_async(&there, host, &self.stream)?.wait();
-            self.say(case, (4 * count) as f64 / 1e9 / self.seconds(1, up)?, "GB/s");
+            self.say(
+                case,
+                (4 * count) as f64 / 1e9 / self.seconds(1, up)?,
+                "GB/s",
+            );
         }
         Ok(())
     }

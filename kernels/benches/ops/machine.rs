@@ -1,4 +1,5 @@
-//! What the machine can do at most: multiply-adds from registers, and a copy larger than the caches.
+//! What the machine can do at most: multiply-adds from registers, and a copy larger than the
+//! caches.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,20 +17,26 @@ pub(crate) struct Machine {
 }
 
 pub(crate) fn measure(threads: usize) -> Machine {
-    Machine { gflops: multiply_adds(threads), copy_gb_s: copy(), threads }
+    Machine {
+        gflops: multiply_adds(threads),
+        copy_gb_s: copy(),
+        threads,
+    }
 }
 
 /// Bytes read and written a second by copying a tensor onto another.
 fn copy() -> f64 {
     let count = COPY_BYTES / DType::F32.bytes();
-    let source = Tensor::rand(&[count], DType::F32, Device::Cpu, &mut Random::new(1)).expect("memory for the bench");
+    let source = Tensor::rand(&[count], DType::F32, Device::Cpu, &mut Random::new(1))
+        .expect("memory for the bench");
     let target = source.zeros_like().expect("memory for the bench");
     let mut body = || target.copy_from(&source).expect("same shape");
     let seconds = crate::in_turn(&mut [&mut body]);
     2.0 * COPY_BYTES as f64 / crate::median(seconds[0].clone()) / 1e9
 }
 
-/// Independent multiply-adds: enough of them in flight to hide their latency on any processor of today.
+/// Independent multiply-adds: enough of them in flight to hide their latency on any processor of
+/// today.
 const CHAINS: usize = 12;
 const STEPS: usize = 2_000_000;
 
@@ -48,7 +55,10 @@ fn multiply_adds(threads: usize) -> f64 {
                 })
             };
             let handles: Vec<_> = (0..threads).map(start).collect();
-            handles.into_iter().map(|handle| handle.join().expect("the loop does not panic")).collect()
+            handles
+                .into_iter()
+                .map(|handle| handle.join().expect("the loop does not panic"))
+                .collect()
         });
         rates.iter().sum::<f64>()
     });
@@ -95,6 +105,13 @@ macro_rules! chains {
     };
 }
 #[cfg(target_arch = "x86_64")]
-chains!(avx512, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps, 16);
+chains!(
+    avx512,
+    "avx512f",
+    __m512,
+    _mm512_set1_ps,
+    _mm512_fmadd_ps,
+    16
+);
 #[cfg(target_arch = "x86_64")]
 chains!(avx2, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps, 8);

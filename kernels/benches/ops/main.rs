@@ -2,10 +2,10 @@
 //!
 //! `cargo bench -p ddp-kernels --bench ops [-- FILTER] [--threads N] [--json]`
 //!
-//! First the machine: multiply-adds a second on all threads, and the bandwidth of a copy larger than the caches. Then
-//! each operation: products against the crate `gemm` with its own threads, taken in turn in the same run; the rest
-//! as bytes read and written a second against the copy. Threads are pinned, figures are medians. Inputs are random,
-//! never zeros.
+//! First the machine: multiply-adds a second on all threads, and the bandwidth of a copy larger
+//! than the caches. Then each operation: products against the crate `gemm` with its own threads,
+//! taken in turn in the same run; the rest as bytes read and written a second against the copy.
+//! Threads are pinned, figures are medians. Inputs are random, never zeros.
 
 mod machine;
 mod memory_bound;
@@ -23,7 +23,11 @@ struct Options {
 }
 
 fn options() -> std::result::Result<Options, String> {
-    let mut options = Options { filter: String::new(), threads: threads::count(), json: false };
+    let mut options = Options {
+        filter: String::new(),
+        threads: threads::count(),
+        json: false,
+    };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -53,16 +57,27 @@ struct Line {
 impl Line {
     fn print(&self, json: bool) {
         if json {
-            let shares: serde_json::Map<String, serde_json::Value> =
-                self.shares.iter().map(|(of, share)| ((*of).to_string(), (*share).into())).collect();
-            let line =
-                serde_json::json!({ "name": self.name, "figure": self.figure, "unit": self.unit, "shares": shares });
+            let shares: serde_json::Map<String, serde_json::Value> = self
+                .shares
+                .iter()
+                .map(|(of, share)| ((*of).to_string(), (*share).into()))
+                .collect();
+            let line = serde_json::json!({ "name": self.name, "figure": self.figure, "unit": self.unit, "shares": shares });
             println!("{line}");
             return;
         }
-        let shares: Vec<String> =
-            self.shares.iter().map(|(of, share)| format!("{:5.1}% of {of}", share * 100.0)).collect();
-        println!("{:<44}{:>9.1} {:<9} {}", self.name, self.figure, self.unit, shares.join("   "));
+        let shares: Vec<String> = self
+            .shares
+            .iter()
+            .map(|(of, share)| format!("{:5.1}% of {of}", share * 100.0))
+            .collect();
+        println!(
+            "{:<44}{:>9.1} {:<9} {}",
+            self.name,
+            self.figure,
+            self.unit,
+            shares.join("   ")
+        );
     }
 }
 
@@ -78,7 +93,11 @@ fn in_turn(bodies: &mut [&mut dyn FnMut()]) -> Vec<Vec<f64>> {
         body();
         let start = Instant::now();
         body();
-        repeats.push((ROUND_S / start.elapsed().as_secs_f64().max(1e-9)).ceil().clamp(1.0, 1e6) as usize);
+        repeats.push(
+            (ROUND_S / start.elapsed().as_secs_f64().max(1e-9))
+                .ceil()
+                .clamp(1.0, 1e6) as usize,
+        );
     }
     let mut seconds = vec![Vec::with_capacity(ROUNDS); bodies.len()];
     for _ in 0..ROUNDS {
@@ -100,7 +119,13 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// The median of the ratios, round by round: what drifts with the machine cancels.
 fn median_ratio(above: &[f64], below: &[f64]) -> f64 {
-    median(above.iter().zip(below).map(|(above, below)| above / below).collect())
+    median(
+        above
+            .iter()
+            .zip(below)
+            .map(|(above, below)| above / below)
+            .collect(),
+    )
 }
 
 fn run(options: &Options) -> Result<()> {

@@ -6,7 +6,8 @@ use ddp_kernels::{DType, Device, Random, Result, Tensor};
 use crate::machine::Machine;
 use crate::{Line, in_turn, median, median_ratio};
 
-/// A product of `m` × `k` by `k` × `n`; `mat2_t` when mat2 lies in memory as its transpose, as weights do.
+/// A product of `m` × `k` by `k` × `n`; `mat2_t` when mat2 lies in memory as its transpose, as
+/// weights do.
 struct Product {
     name: &'static str,
     mnk: [usize; 3],
@@ -15,28 +16,68 @@ struct Product {
 }
 
 const fn product(name: &'static str, mnk: [usize; 3], mat1_t: bool, mat2_t: bool) -> Product {
-    Product { name, mnk, mat1_t, mat2_t }
+    Product {
+        name,
+        mnk,
+        mat1_t,
+        mat2_t,
+    }
 }
 
-/// The two sizes that the goals are set for, and every product of a training step of 784-1024-1024-10 at batch 128 and 1024.
+/// The two sizes that the goals are set for, and every product of a training step of
+/// 784-1024-1024-10 at batch 128 and 1024.
 const PRODUCTS: [Product; 14] = [
     product("addmm 2048x2048x2048", [2048, 2048, 2048], false, false),
-    product("addmm 2048x2048x2048, weight as kept", [2048, 2048, 2048], false, true),
+    product(
+        "addmm 2048x2048x2048, weight as kept",
+        [2048, 2048, 2048],
+        false,
+        true,
+    ),
     product("addmm 128x1024x784", [128, 1024, 784], false, false),
-    product("addmm 128x1024x784, weight as kept", [128, 1024, 784], false, true),
-    product("addmm 128x1024x1024, weight as kept", [128, 1024, 1024], false, true),
-    product("addmm 128x10x1024, weight as kept", [128, 10, 1024], false, true),
+    product(
+        "addmm 128x1024x784, weight as kept",
+        [128, 1024, 784],
+        false,
+        true,
+    ),
+    product(
+        "addmm 128x1024x1024, weight as kept",
+        [128, 1024, 1024],
+        false,
+        true,
+    ),
+    product(
+        "addmm 128x10x1024, weight as kept",
+        [128, 10, 1024],
+        false,
+        true,
+    ),
     product("addmm 128x1024x1024 (dx)", [128, 1024, 1024], false, false),
     product("addmm 128x1024x10 (dx)", [128, 1024, 10], false, false),
     product("addmm 1024x784x128 (dw)", [1024, 784, 128], true, false),
     product("addmm 1024x1024x128 (dw)", [1024, 1024, 128], true, false),
     product("addmm 10x1024x128 (dw)", [10, 1024, 128], true, false),
-    product("addmm 1024x1024x784, weight as kept", [1024, 1024, 784], false, true),
-    product("addmm 1024x1024x1024 (dx)", [1024, 1024, 1024], false, false),
+    product(
+        "addmm 1024x1024x784, weight as kept",
+        [1024, 1024, 784],
+        false,
+        true,
+    ),
+    product(
+        "addmm 1024x1024x1024 (dx)",
+        [1024, 1024, 1024],
+        false,
+        false,
+    ),
     product("addmm 1024x784x1024 (dw)", [1024, 784, 1024], true, false),
 ];
 
-pub(crate) fn run(machine: &Machine, wanted: &dyn Fn(&str) -> bool, emit: &dyn Fn(Line)) -> Result<()> {
+pub(crate) fn run(
+    machine: &Machine,
+    wanted: &dyn Fn(&str) -> bool,
+    emit: &dyn Fn(Line),
+) -> Result<()> {
     let raw_pool = rayon::ThreadPoolBuilder::new()
         .num_threads(machine.threads)
         .start_handler(ddp_kernels::threads::pin_current)
@@ -62,21 +103,37 @@ fn compare(
         Tensor::randn(&shape, DType::F32, Device::Cpu, random)
     };
     let (stored1, stored2) = (matrix(m, k, product.mat1_t)?, matrix(k, n, product.mat2_t)?);
-    let mat1 = if product.mat1_t { stored1.t()? } else { stored1.clone() };
-    let mat2 = if product.mat2_t { stored2.t()? } else { stored2.clone() };
+    let mat1 = if product.mat1_t {
+        stored1.t()?
+    } else {
+        stored1.clone()
+    };
+    let mat2 = if product.mat2_t {
+        stored2.t()?
+    } else {
+        stored2.clone()
+    };
     let (out, raw_out) = (mat1.new_zeros(&[m, n])?, mat1.new_zeros(&[m, n])?);
     let mut ours = || ops::addmm_into(&out, &out, &mat1, &mat2, 1.0, 0.0).expect("checked shapes");
 
     // The raw crate reads and writes the same kind of memory: huge pages, the same alignment.
-    let address = |tensor: &Tensor| tensor.with_slice_mut::<f32, _>(|x| x.as_mut_ptr().expose_provenance());
+    let address =
+        |tensor: &Tensor| tensor.with_slice_mut::<f32, _>(|x| x.as_mut_ptr().expose_provenance());
     let [raw_target, raw1, raw2] = [address(&raw_out)?, address(&stored1)?, address(&stored2)?];
-    let strides = |rows: usize, columns: usize, t: bool| if t { (rows as isize, 1) } else { (1, columns as isize) };
-    let ((right1, down1), (right2, down2)) = (strides(m, k, product.mat1_t), strides(k, n, product.mat2_t));
+    let strides = |rows: usize, columns: usize, t: bool| {
+        if t {
+            (rows as isize, 1)
+        } else {
+            (1, columns as isize)
+        }
+    };
+    let ((right1, down1), (right2, down2)) =
+        (strides(m, k, product.mat1_t), strides(k, n, product.mat2_t));
     let threads = machine.threads;
     let mut raw = || {
         raw_pool.install(|| {
-            // SAFETY: the addresses are those of tensors that live until the end of this function and that nothing
-            // else uses while this runs; shapes and distances are theirs.
+            // SAFETY: the addresses are those of tensors that live until the end of this function
+            // and that nothing else uses while this runs; shapes and distances are theirs.
             unsafe {
                 gemm::gemm(
                     m,
@@ -97,7 +154,11 @@ fn compare(
                     false,
                     false,
                     false,
-                    if threads == 1 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(threads) },
+                    if threads == 1 {
+                        gemm::Parallelism::None
+                    } else {
+                        gemm::Parallelism::Rayon(threads)
+                    },
                 );
             }
         });
@@ -108,16 +169,28 @@ fn compare(
         name: product.name.to_string(),
         figure: gflops,
         unit: "GFLOP/s",
-        shares: vec![("the peak", gflops / machine.gflops), ("the crate gemm", median_ratio(&seconds[1], &seconds[0]))],
+        shares: vec![
+            ("the peak", gflops / machine.gflops),
+            ("the crate gemm", median_ratio(&seconds[1], &seconds[0])),
+        ],
     });
     Ok(())
 }
 
 /// The fused layer, to compare with its product alone.
-fn layers(machine: &Machine, wanted: &dyn Fn(&str) -> bool, emit: &dyn Fn(Line), random: &mut Random) -> Result<()> {
+fn layers(
+    machine: &Machine,
+    wanted: &dyn Fn(&str) -> bool,
+    emit: &dyn Fn(Line),
+    random: &mut Random,
+) -> Result<()> {
     let (rows, inputs, outputs) = (128, 784, 1024);
     let mut randn = |shape: &[usize]| Tensor::randn(shape, DType::F32, Device::Cpu, random);
-    let (x, weight, bias) = (randn(&[rows, inputs])?, randn(&[outputs, inputs])?, randn(&[outputs])?);
+    let (x, weight, bias) = (
+        randn(&[rows, inputs])?,
+        randn(&[outputs, inputs])?,
+        randn(&[outputs])?,
+    );
     let (dy, y) = (randn(&[rows, outputs])?, randn(&[rows, outputs])?);
     let (dx, dw, db) = (x.zeros_like()?, weight.zeros_like()?, bias.zeros_like()?);
     let bodies: [(&str, &mut dyn FnMut() -> Result<()>); 3] = [
@@ -127,14 +200,21 @@ fn layers(machine: &Machine, wanted: &dyn Fn(&str) -> bool, emit: &dyn Fn(Line),
         ("linear backward dx, relu below folded", &mut || {
             ops::linear_backward_input_into(&dx, &dy, &weight, Below::Relu(&x))
         }),
-        ("linear backward dw and db", &mut || ops::linear_backward_weight_into(&dw, Some(&db), &dy, &x, false)),
+        ("linear backward dw and db", &mut || {
+            ops::linear_backward_weight_into(&dw, Some(&db), &dy, &x, false)
+        }),
     ];
     for (name, body) in bodies {
         if wanted(name) {
             let seconds = in_turn(&mut [&mut || body().expect("checked shapes")]);
             let gflops = 2.0 * (rows * inputs * outputs) as f64 / median(seconds[0].clone()) / 1e9;
             let shares = vec![("the peak", gflops / machine.gflops)];
-            emit(Line { name: name.to_string(), figure: gflops, unit: "GFLOP/s", shares });
+            emit(Line {
+                name: name.to_string(),
+                figure: gflops,
+                unit: "GFLOP/s",
+                shares,
+            });
         }
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Any bytes as an `.npy` file: never a panic, never more elements than bytes, the same from a stream, and what was
-//! read is read again from what is saved.
+//! Any bytes as an `.npy` file: never a panic, never more elements than bytes, the same from a
+//! stream, and what was read is read again from what is saved.
 #![no_main]
 
 use std::sync::LazyLock;
@@ -7,7 +7,8 @@ use std::sync::LazyLock;
 use ddp_kernels::{Device, Tensor, memory, npy};
 use libfuzzer_sys::fuzz_target;
 
-/// Most inputs are a few hundred bytes: more memory than this can only come from a claim that was believed.
+/// Most inputs are a few hundred bytes: more memory than this can only come from a claim that was
+/// believed.
 const MEMORY_BYTES_MAX: usize = 64 << 20;
 
 fuzz_target!(|bytes: &[u8]| {

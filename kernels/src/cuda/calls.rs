@@ -1,5 +1,5 @@
-//! The functions of the driver that this crate calls, by name. cudarc binds them one by one at their first call and panics
-//! where one is missing, so all are looked for before the first is called, and what is missing is said.
+//! The driver's functions that this crate calls. cudarc binds each at its first call and panics if
+//! it is missing, so all are looked up before the first call, and an error names the missing ones.
 
 use std::sync::OnceLock;
 
@@ -27,17 +27,22 @@ functions! {
     cuModuleLoadData cuModuleGetFunction cuLaunchKernel
 }
 
-/// `cuEventElapsedTime`. cudarc binds the second version of it alone, which drivers before CUDA 12.8 lack; all have the first, and this is
-/// all the same.
+/// `cuEventElapsedTime`. cudarc binds only its second version, which drivers before CUDA 12.8 lack;
+/// the first version, which all drivers have, does the same.
 ///
 /// # Safety
-/// As the driver's function: two live events, and a number to write to.
+/// As for the driver's function: both events are alive.
 pub(crate) unsafe fn elapsed_ms(milliseconds: &mut f32, start: CUevent, end: CUevent) -> CUresult {
     type Function = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
     static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
     let function = FUNCTION.get_or_init(|| {
-        // SAFETY: events exist, so the library is there; the symbol has this type in every version of the driver.
-        unsafe { sys::culib().get::<Function>(b"cuEventElapsedTime\0").ok().map(|symbol| *symbol) }
+        // SAFETY: events exist, so the library is loaded; the symbol has this type in every driver.
+        unsafe {
+            sys::culib()
+                .get::<Function>(b"cuEventElapsedTime\0")
+                .ok()
+                .map(|symbol| *symbol)
+        }
     });
     match function {
         // SAFETY: by the caller's promise.
@@ -46,14 +51,14 @@ pub(crate) unsafe fn elapsed_ms(milliseconds: &mut f32, start: CUevent, end: CUe
     }
 }
 
-/// Whether the driver has all of them: looked up once. The error names the ones it lacks.
+/// Whether the driver has all functions, looked up once; the error names the missing ones.
 pub(crate) fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED.get_or_init(look).clone()
 }
 
 fn look() -> Result<(), String> {
-    // SAFETY: opens the driver's library by its ordinary names, as `discover` did before without harm.
+    // SAFETY: opens the driver's library by its usual names, as `discover` did before.
     if !unsafe { sys::is_culib_present() } {
         return Err("the CUDA driver's library cannot be loaded".to_string());
     }
@@ -61,7 +66,7 @@ fn look() -> Result<(), String> {
     let library = unsafe { sys::culib() };
     let missing: Vec<&str> = NAMES
         .iter()
-        // SAFETY: the symbol is only looked for, never called under this type.
+        // SAFETY: the symbol is only looked up, never called under this type.
         .filter(|name| unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_err())
         .map(|name| name.trim_end_matches('\0'))
         .collect();
@@ -69,7 +74,7 @@ fn look() -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "the CUDA driver lacks {}. It is too old (CUDA 11.4 or later is needed) or not NVIDIA's: update it",
+        "the CUDA driver lacks {}; help: update the NVIDIA driver to one for CUDA 11.4 or later",
         missing.join(", ")
     ))
 }

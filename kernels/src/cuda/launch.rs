@@ -3,15 +3,11 @@
 //! ```text
 //! static SOURCE: Source = Source::new("relu.cu", include_str!("relu.cu"));
 //!
-//! let placed = call.place(x, &FLOATS)?;
-//! if let Some(gpu) = placed.launcher()? {
-//!     let [out, x] = placed.enter([out, x])?;
-//!     let count = placed.tensor(slot).count();
-//!     gpu.kernel(&SOURCE, "relu_f32")?.output(&out).input(&x, &out).count(count).launch(Grid::elements(count))?;
-//! }
+//! gpu.launch(&SOURCE, ("relu", dtype), Grid::elements(count), args![out, x, count])?;
 //! ```
 //!
-//! The arguments are given in the order and of the types of the kernel's parameters; nothing checks that but the tests.
+//! Arguments are given in the order and with the types of the kernel's parameters. Only the tests
+//! check that they match.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,38 +16,17 @@ use cudarc::driver::sys::CUfunction;
 
 use super::fault::driver;
 use super::gpu::Gpu;
-use super::nvrtc;
+use super::nvrtc::{self, KernelName, Source};
 use super::queue::Queue;
+use crate::DType;
 use crate::error::{Result, Site};
-use crate::ops::Lent;
-
-/// A `.cu` file of this crate.
-pub(crate) struct Source {
-    /// The file's name.
-    pub(crate) name: &'static str,
-    pub(crate) text: &'static str,
-    /// What was compiled and loaded of it, for `nvrtc.rs`.
-    pub(super) loaded: nvrtc::Loaded,
-}
-
-impl Source {
-    pub(crate) const fn new(name: &'static str, text: &'static str) -> Source {
-        Source { name, text, loaded: nvrtc::Loaded::new() }
-    }
-}
-
-/// Where an operation's kernels go: a device and a stream.
-pub(crate) struct Launcher {
-    pub(crate) gpu: &'static Gpu,
-    pub(crate) queue: Arc<Queue>,
-    pub(crate) op: &'static str,
-    pub(crate) at: Site,
-}
 
 /// Threads of a block where a kernel does not care.
 pub(crate) const BLOCK_THREADS: u32 = 256;
+/// Sixteen blocks on each of 132 multiprocessors: with more, threads loop over several elements.
+pub(crate) const BLOCKS_MAX: usize = 16 * 132;
 
-/// How many blocks of how many threads.
+/// How many blocks of how many threads. A grid without blocks launches nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) blocks: [u32; 3],
@@ -59,143 +34,125 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// For elementwise kernels that go over their elements with a stride of the whole grid (`for (i = thread; i < count; i += threads)`): enough
-    /// blocks for one element a thread, but never more than keep every processor busy.
+    /// For kernels that loop over their elements with the stride of the whole grid: a thread for
+    /// each element, up to the number of blocks that keeps every multiprocessor busy.
     pub(crate) fn elements(count: usize) -> Grid {
-        /// Sixteen blocks on each of 132 processors: beyond that a thread takes several elements.
-        const BLOCKS_MAX: usize = 16 * 132;
-        Grid::blocks(count.div_ceil(BLOCK_THREADS as usize).clamp(1, BLOCKS_MAX), BLOCK_THREADS)
+        let blocks = count.div_ceil(BLOCK_THREADS as usize).min(BLOCKS_MAX);
+        Grid::blocks(blocks, BLOCK_THREADS)
     }
 
-    /// So many blocks of so many threads, in one dimension.
+    /// As `elements`, for threads that handle 16 bytes each.
+    pub(crate) fn packs(count: usize, dtype: DType) -> Grid {
+        Grid::elements((count * dtype.bytes()).div_ceil(16))
+    }
+
+    /// This many blocks of this many threads, in one dimension.
     pub(crate) fn blocks(blocks: usize, threads: u32) -> Grid {
-        let blocks = u32::try_from(blocks.max(1)).unwrap_or(u32::MAX).min(i32::MAX as u32);
-        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1] }
+        let blocks = blocks.min(i32::MAX as usize) as u32;
+        Grid {
+            blocks: [blocks, 1, 1],
+            threads: [threads, 1, 1],
+        }
     }
 }
 
-/// The most parameters of a kernel.
-const PARAMETERS_MAX: usize = 24;
+/// An argument of a kernel.
+pub(crate) trait Argument {
+    /// The argument in the first bytes of a word.
+    fn word(&self) -> u64;
+}
 
-/// A kernel being given its arguments.
-#[must_use = "nothing runs before launch()"]
-pub(crate) struct Kernel<'a> {
-    launcher: &'a Launcher,
-    function: CUfunction,
-    /// Each argument in the first bytes of a word.
-    words: [u64; PARAMETERS_MAX],
-    count: usize,
+macro_rules! argument {
+    ($($T:ty: |$value:ident| $word:expr;)*) => {$(
+        impl Argument for $T {
+            fn word(&self) -> u64 {
+                let $value = *self;
+                $word
+            }
+        }
+    )*};
+}
+argument! {
+    bool: |value| value.into(); // `unsigned int`
+    u32: |value| value.into(); // `unsigned int`
+    i32: |value| value.cast_unsigned().into(); // `int`
+    u64: |value| value; // `unsigned long long`, or an address
+    i64: |value| value.cast_unsigned(); // `long long`
+    usize: |value| value as u64; // `unsigned long long`
+    f32: |value| value.to_bits().into(); // `float`
+    f64: |value| value.to_bits(); // `double`
+}
+
+impl<T: Argument> Argument for &T {
+    fn word(&self) -> u64 {
+        (**self).word()
+    }
+}
+
+/// None is a null pointer.
+impl<T: Argument> Argument for Option<T> {
+    fn word(&self) -> u64 {
+        self.as_ref().map_or(0, T::word)
+    }
+}
+
+/// The arguments of a kernel, for `Launcher::launch`.
+macro_rules! args {
+    ($($value:expr),* $(,)?) => { &[$($crate::cuda::launch::Argument::word(&$value)),*] };
+}
+pub(crate) use args;
+
+/// The most parameters that a kernel has.
+pub(crate) const PARAMETERS_MAX: usize = 24;
+
+/// Where an operation's kernels run: a device and a stream.
+pub(crate) struct Launcher {
+    pub(crate) gpu: &'static Gpu,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) op: &'static str,
+    pub(crate) at: Site,
 }
 
 impl Launcher {
-    /// The kernel `name` of `source`, compiled at first use.
-    pub(crate) fn kernel(&self, source: &'static Source, name: &'static str) -> Result<Kernel<'_>> {
-        let function = nvrtc::function(self.gpu, source, name, self.op, self.at)?;
-        Ok(Kernel { launcher: self, function, words: [0; PARAMETERS_MAX], count: 0 })
-    }
-}
-
-impl Kernel<'_> {
-    fn word(mut self, word: u64) -> Self {
-        assert!(self.count < PARAMETERS_MAX, "a kernel has at most {PARAMETERS_MAX} parameters");
-        self.words[self.count] = word;
-        self.count += 1;
-        self
+    /// Compiles the kernel at its first use.
+    pub(crate) fn load(
+        &self,
+        source: &'static Source,
+        name: impl Into<KernelName>,
+    ) -> Result<CUfunction> {
+        nvrtc::function(self.gpu, source, name.into(), self.op, self.at)
     }
 
-    /// An address, whatever it points to; null for none.
-    pub(crate) fn address(self, address: u64) -> Self {
-        self.word(address)
-    }
-
-    /// An operand that is written.
-    pub(crate) fn output(self, lent: &Lent<'_>) -> Self {
-        let address = lent.address().expect("outputs are never in place of another");
-        self.word(address)
-    }
-
-    /// An operand that is read and may be in place of `output`.
-    pub(crate) fn input(self, lent: &Lent<'_>, output: &Lent<'_>) -> Self {
-        let address = lent.address().or(output.address()).expect("an output has an address");
-        self.word(address)
-    }
-
-    /// An operand that is read and cannot be in place.
-    pub(crate) fn reads(self, lent: &Lent<'_>) -> Self {
-        let address = lent.address().expect("only operands declared with may_be_in_place are ever in place");
-        self.word(address)
-    }
-
-    /// An operand that may be absent: a null pointer then.
-    pub(crate) fn maybe(self, lent: Option<&Lent<'_>>) -> Self {
-        let address = lent.and_then(Lent::address).unwrap_or(0);
-        self.word(address)
-    }
-
-    /// A number of things: `unsigned long long`.
-    pub(crate) fn count(self, count: usize) -> Self {
-        self.word(count as u64)
-    }
-
-    /// `unsigned int`.
-    pub(crate) fn u32(self, value: u32) -> Self {
-        self.word(u64::from(value))
-    }
-
-    /// `int`.
-    pub(crate) fn i32(self, value: i32) -> Self {
-        self.word(u64::from(value as u32))
-    }
-
-    /// `long long`.
-    pub(crate) fn i64(self, value: i64) -> Self {
-        self.word(value as u64)
-    }
-
-    /// `unsigned long long`.
-    pub(crate) fn u64(self, value: u64) -> Self {
-        self.word(value)
-    }
-
-    /// `float`.
-    pub(crate) fn f32(self, value: f32) -> Self {
-        self.word(u64::from(value.to_bits()))
-    }
-
-    /// `double`.
-    pub(crate) fn f64(self, value: f64) -> Self {
-        self.word(value.to_bits())
-    }
-
-    /// Gives the kernel to the launcher's stream. The operands must stay entered until this returns; from then on the stream's order keeps them.
-    pub(crate) fn launch(mut self, grid: Grid) -> Result<()> {
-        let Launcher { gpu, queue, op, at } = self.launcher;
-        let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
-        for (parameter, word) in parameters.iter_mut().zip(&mut self.words) {
-            *parameter = std::ptr::from_mut(word).cast();
+    /// Puts a kernel on the stream. The operands must stay entered until this returns; after that
+    /// the order of the stream protects them.
+    pub(crate) fn launch(
+        &self,
+        source: &'static Source,
+        name: impl Into<KernelName>,
+        grid: Grid,
+        args: &[u64],
+    ) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
         }
-        let [x, y, z] = grid.blocks;
-        let [block_x, block_y, block_z] = grid.threads;
-        let launched = gpu.bind().and_then(|()| {
-            // SAFETY: function and stream belong to this device's context, which is current. Each parameter points to a word that holds at least as
-            // many bytes as the kernel's parameter has; the driver copies them before it returns. What the kernel may touch is what the operation
-            // entered, whose memory stays in its pool until the stream has passed the point where it is freed.
-            unsafe {
-                driver!(cuLaunchKernel(
-                    self.function,
-                    x,
-                    y,
-                    z,
-                    block_x,
-                    block_y,
-                    block_z,
-                    0,
-                    queue.raw(),
-                    parameters.as_mut_ptr(),
-                    std::ptr::null_mut(),
-                ))
-            }
-        });
-        launched.map_err(|fault| fault.of(op, gpu.device(), at))
+        let function = self.load(source, name)?;
+        let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
+        for (parameter, word) in parameters[..args.len()].iter_mut().zip(args) {
+            *parameter = std::ptr::from_ref(word).cast_mut().cast();
+        }
+        let ([x, y, z], [bx, by, bz]) = (grid.blocks, grid.threads);
+        let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+        let stream = self.queue.raw();
+        // SAFETY: function and stream belong to this device's context, which is current. Each
+        // parameter points to a word with at least as many bytes as the kernel's parameter; the
+        // driver copies them before it returns. The kernel touches only memory that the operation
+        // entered, which stays in its pool until the stream has passed its release.
+        let launch = || unsafe {
+            driver!(cuLaunchKernel(
+                function, x, y, z, bx, by, bz, 0, stream, parameters, none
+            ))
+        };
+        let launched = self.gpu.bind().and_then(|()| launch());
+        launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))
     }
 }

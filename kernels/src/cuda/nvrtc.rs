@@ -1,51 +1,94 @@
-//! `.cu` files compiled by NVRTC for the device at hand, at first use, and kept on disk.
+//! `.cu` files, compiled by NVRTC for the device at first use and cached on disk.
 //!
-//! Each file is compiled by itself, with `common.cuh` as the one header. Its options are those of `Compiler::options`; above
-//! all `--fmad=false`: a product and a sum are two roundings unless the source says `fmaf`, as in Rust. Machine code
-//! is kept in `cache.rs` under everything it depends on. Once a kernel was found, finding it again takes no lock and
-//! allocates nothing.
+//! Each file is compiled by itself, with `common.cuh` as the only header and the options of
+//! `Compiler::options`. The main one is `--fmad=false`: as in Rust, a product and a sum are two
+//! roundings unless the source says `fmaf`. `cache.rs` keeps the machine code under a hash of
+//! everything it depends on. Finding a kernel again takes no lock and allocates nothing.
 
 mod cache;
 mod compiler;
 
 use std::ffi::CString;
+use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use cudarc::driver::sys::{CUfunction, CUmodule, CUresult};
 
-use super::capture;
+use super::devices::GPUS_MAX;
 use super::fault::{Fault, Outcome, describe, driver};
-use super::gpu::{GPUS_MAX, Gpu, Handle};
-use super::launch::Source;
+use super::gpu::{Gpu, Handle};
+use super::queue::is_capturing;
+use crate::DType;
 use crate::device::discover;
 use crate::error::{Error, Result, Site};
+use crate::sync::lock;
 use compiler::{Compiler, Target};
 
-/// What was compiled and loaded of one source.
-pub(crate) struct Loaded {
+/// A `.cu` file of this crate, and its loaded modules.
+pub(crate) struct Source {
+    /// The file's name.
+    name: &'static str,
+    text: &'static str,
     /// By device.
     modules: [OnceLock<Box<Module>>; GPUS_MAX],
-    /// Held while the source is compiled or loaded. Inside, the last image: devices of one kind share it.
+    /// Locked while the source is compiled or loaded. It keeps the last image, which devices of one
+    /// kind share.
     making: Mutex<Option<(Target, Arc<[u8]>)>>,
 }
 
-impl Loaded {
-    pub(crate) const fn new() -> Loaded {
-        Loaded { modules: [const { OnceLock::new() }; GPUS_MAX], making: Mutex::new(None) }
+impl Source {
+    pub(crate) const fn new(name: &'static str, text: &'static str) -> Source {
+        Source {
+            name,
+            text,
+            modules: [const { OnceLock::new() }; GPUS_MAX],
+            making: Mutex::new(None),
+        }
     }
 }
 
-/// How many kernels of one source are found without asking the driver: twice as many as any has.
+/// The name of a kernel: `relu_f32` is `("relu", DType::F32)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelName {
+    base: &'static str,
+    dtype: Option<DType>,
+}
+
+impl From<&'static str> for KernelName {
+    fn from(base: &'static str) -> KernelName {
+        KernelName { base, dtype: None }
+    }
+}
+
+impl From<(&'static str, DType)> for KernelName {
+    fn from((base, dtype): (&'static str, DType)) -> KernelName {
+        KernelName {
+            base,
+            dtype: Some(dtype),
+        }
+    }
+}
+
+impl fmt::Display for KernelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.dtype {
+            Some(dtype) => write!(f, "{}_{dtype}", self.base),
+            None => f.write_str(self.base),
+        }
+    }
+}
+
+/// The slots for kernels of one source: twice as many as any source has kernels.
 const KERNELS_MAX: usize = 128;
 
-/// A source on a device: loaded for the rest of the process.
+/// A source loaded on a device, for the rest of the process.
 struct Module {
     handle: Handle<CUmodule>,
-    /// Kernels by the ADDRESS of their name, from the slot that it picks on: comparing addresses is all a look-up costs.
-    /// A name that the compiler made twice is found twice.
-    kernels: [OnceLock<(&'static str, Handle<CUfunction>)>; KERNELS_MAX],
+    /// A hash table by the address of the name's base and the dtype, so that a look-up compares no
+    /// strings. A name that the compiler placed at two addresses has two entries.
+    kernels: [OnceLock<(KernelName, Handle<CUfunction>)>; KERNELS_MAX],
 }
 
 /// The kernel `name` of `source` on `gpu`.
@@ -53,47 +96,62 @@ struct Module {
 pub(crate) fn function(
     gpu: &'static Gpu,
     source: &'static Source,
-    name: &'static str,
+    name: KernelName,
     op: &'static str,
     at: Site,
 ) -> Result<CUfunction> {
-    if let Some(module) = source.loaded.modules[gpu.index].get()
+    if let Some(module) = source.modules[gpu.index].get()
         && let Some(function) = module.known(name)
     {
         return Ok(function);
     }
-    Making { gpu, source, op, at }.function(name)
+    Making {
+        gpu,
+        source,
+        op,
+        at,
+    }
+    .function(name)
 }
 
 impl Module {
-    fn slots(&self, name: &'static str) -> impl Iterator<Item = &OnceLock<(&'static str, Handle<CUfunction>)>> {
-        let address = name.as_ptr().addr();
-        let first = (address ^ (address >> 7)) % KERNELS_MAX;
+    fn slots(
+        &self,
+        name: KernelName,
+    ) -> impl Iterator<Item = &OnceLock<(KernelName, Handle<CUfunction>)>> {
+        let address = name.base.as_ptr().addr();
+        let dtype = name.dtype.map_or(0, |dtype| 1 + dtype as usize);
+        let first = (address ^ (address >> 7) ^ dtype) % KERNELS_MAX;
         self.kernels[first..].iter().chain(&self.kernels[..first])
     }
 
     #[inline]
-    fn known(&self, name: &'static str) -> Option<CUfunction> {
+    fn known(&self, name: KernelName) -> Option<CUfunction> {
         for slot in self.slots(name) {
             let (known, function) = slot.get()?;
-            if ptr::eq(*known, name) {
+            if same(*known, name) {
                 return Some(function.0);
             }
         }
         None
     }
 
-    fn remember(&self, name: &'static str, function: CUfunction) {
+    fn remember(&self, name: KernelName, function: CUfunction) {
         for slot in self.slots(name) {
             let (known, _) = slot.get_or_init(|| (name, Handle(function)));
-            if ptr::eq(*known, name) {
+            if same(*known, name) {
                 return;
             }
         }
     }
 }
 
-/// A kernel that was not used on this device before.
+/// Whether two names are one, by address.
+fn same(name: KernelName, other: KernelName) -> bool {
+    ptr::eq(name.base, other.base) && name.dtype == other.dtype
+}
+
+/// Making a kernel that was not used on this device before.
 struct Making {
     gpu: &'static Gpu,
     source: &'static Source,
@@ -102,23 +160,32 @@ struct Making {
 }
 
 impl Making {
-    fn function(&self, name: &'static str) -> Result<CUfunction> {
-        // Loading code may wait for the whole device.
-        if capture::is_capturing() {
-            let why = format!("{name} is used for the first time. Run the step once before capturing");
-            return Err(Error::Capture { op: self.op, device: self.gpu.device(), why, at: self.at });
+    fn function(&self, name: KernelName) -> Result<CUfunction> {
+        // Loading a module may wait for the whole device.
+        if is_capturing() {
+            let why = format!("the kernel {name} is used for the first time");
+            let help = "run the step once before you capture it";
+            return Err(Error::capture(
+                self.op,
+                self.gpu.device(),
+                why,
+                help,
+                self.at,
+            ));
         }
         let module = self.module()?;
         let mut function = ptr::null_mut();
-        let c_name = CString::new(name).map_err(|_| self.problem(format!("{name:?} is no name")))?;
-        // SAFETY: the module is loaded in this context for good; the pointers are to variables of ours.
-        let found = self
-            .gpu
-            .bind()
-            .and_then(|()| unsafe { driver!(cuModuleGetFunction(&mut function, module.handle.0, c_name.as_ptr())) });
+        let c_name = CString::new(name.to_string()).expect("a kernel's name has no zero byte");
+        let (handle, symbol) = (module.handle.0, c_name.as_ptr());
+        // SAFETY: the module stays loaded in this context; the pointers are to local variables.
+        let mut find = || unsafe { driver!(cuModuleGetFunction(&mut function, handle, symbol)) };
+        let found = self.gpu.bind().and_then(|()| find());
         match found {
             Ok(()) => module.remember(name, function),
-            Err(Fault { code: CUresult::CUDA_ERROR_NOT_FOUND, .. }) => {
+            Err(Fault {
+                code: CUresult::CUDA_ERROR_NOT_FOUND,
+                ..
+            }) => {
                 return Err(self.problem(format!("it has no kernel called {name}")));
             }
             Err(fault) => return Err(self.refused(fault)),
@@ -127,18 +194,19 @@ impl Making {
     }
 
     fn module(&self) -> Result<&'static Module> {
-        let place = &self.source.loaded.modules[self.gpu.index];
-        // A panic in here leaves nothing half done.
-        let mut made = self.source.loaded.making.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = &self.source.modules[self.gpu.index];
+        let mut made = lock(&self.source.making);
         if let Some(module) = place.get() {
             return Ok(module);
         }
         let compiler = compiler::get().map_err(|why| self.problem(why))?;
-        let target = compiler.target(self.gpu.capability).map_err(|why| self.problem(why))?;
+        let target = compiler
+            .target(self.gpu.capability)
+            .map_err(|why| self.problem(why))?;
         let handle = match &*made {
-            Some((known, image)) if *known == target => {
-                self.load(image).map_err(|fault| self.unloadable(fault, compiler))?
-            }
+            Some((known, image)) if *known == target => self
+                .load(image)
+                .map_err(|fault| self.unloadable(fault, compiler))?,
             _ => {
                 let (image, handle) = self.image(compiler, target)?;
                 *made = Some((target, image));
@@ -146,11 +214,14 @@ impl Making {
             }
         };
         Ok(place.get_or_init(|| {
-            Box::new(Module { handle: Handle(handle), kernels: [const { OnceLock::new() }; KERNELS_MAX] })
+            Box::new(Module {
+                handle: Handle(handle),
+                kernels: [const { OnceLock::new() }; KERNELS_MAX],
+            })
         }))
     }
 
-    /// The source compiled, now or by an earlier process, and loaded.
+    /// The source, compiled now or by an earlier process, and loaded.
     fn image(&self, compiler: &Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
         let name = self.source.name;
         let label = format!("{}-{target}", name.trim_end_matches(".cu"));
@@ -158,23 +229,30 @@ impl Making {
         if let Some(image) = entry.read() {
             match self.load(&image) {
                 Ok(handle) => return Ok((image.into(), handle)),
-                Err(fault) => {
-                    tracing::debug!("compiling {name} again: the driver refused the one on disk ({:?})", fault.code)
+                Err(Fault { code, .. }) => {
+                    tracing::debug!("compiling {name} again: the cached one gave {code:?}");
                 }
             }
         }
         if let Target::Ptx(_) = target {
             let (major, minor) = self.gpu.capability;
             tracing::warn!(
-                "{compiler} does not know sm_{major}{minor}, which {} is: {name} is compiled for {target} and the driver goes \
-                 on from there. Install a newer NVRTC for kernels of the GPU's own kind",
+                "{compiler} does not know sm_{major}{minor} of {}: {name} is compiled for {target} \
+                 and then by the driver; help: install a newer NVRTC",
                 self.gpu.device()
             );
         }
         let start = Instant::now();
-        let image = compiler.compile(name, self.source.text, target).map_err(|why| self.problem(why))?;
-        tracing::debug!("{compiler} compiled {name} for {target} in {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
-        let handle = self.load(&image).map_err(|fault| self.unloadable(fault, compiler))?;
+        let image = compiler
+            .compile(name, self.source.text, target)
+            .map_err(|why| self.problem(why))?;
+        tracing::debug!(
+            "{compiler} compiled {name} for {target} in {:.0} ms",
+            start.elapsed().as_secs_f64() * 1e3
+        );
+        let handle = self
+            .load(&image)
+            .map_err(|fault| self.unloadable(fault, compiler))?;
         entry.write(&image);
         Ok((image.into(), handle))
     }
@@ -182,22 +260,27 @@ impl Making {
     fn load(&self, image: &[u8]) -> Outcome<CUmodule> {
         self.gpu.bind()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the context is current. The image is whole, as the compiler made it (PTX ends in the zero byte that the
-        // driver looks for), and the driver copies what it needs of it.
+        // SAFETY: the context is current. The image is complete, as the compiler made it (PTX ends
+        // in the zero byte that the driver needs), and the driver copies it.
         unsafe { driver!(cuModuleLoadData(&mut handle, image.as_ptr().cast())) }?;
         Ok(handle)
     }
 
     fn problem(&self, problem: impl Into<String>) -> Error {
-        let (op, device, at) = (self.op, self.gpu.device(), self.at);
-        Error::Kernel { op, source_name: self.source.name, device, problem: problem.into(), at }
+        Error::Kernel {
+            op: self.op,
+            source_name: self.source.name,
+            device: self.gpu.device(),
+            problem: problem.into(),
+            at: self.at,
+        }
     }
 
     fn refused(&self, fault: Fault) -> Error {
         fault.of(self.op, self.gpu.device(), self.at)
     }
 
-    /// The driver does not take what this compiler makes.
+    /// The error for an image of this compiler that the driver does not load.
     fn unloadable(&self, fault: Fault, compiler: &Compiler) -> Error {
         use CUresult::{
             CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NO_BINARY_FOR_GPU,
@@ -214,12 +297,12 @@ impl Making {
         }
         let (name, meaning) = describe(fault.code);
         let supported = match discover().driver_version {
-            Some((major, minor)) => format!("which supports CUDA {major}.{minor} at most"),
-            None => "whose version is not known".to_string(),
+            Some((major, minor)) => format!("which supports CUDA up to {major}.{minor}"),
+            None => "whose version is unknown".to_string(),
         };
         self.problem(format!(
-            "the driver, {supported}, does not load what {compiler} makes: {name} ({meaning}). Update the driver, or \
-             install an NVRTC of the driver's version"
+            "the driver, {supported}, does not load the output of {compiler}: {name} ({meaning}); \
+             help: update the driver, or install an NVRTC of the driver's version"
         ))
     }
 }
@@ -234,7 +317,7 @@ fn key(compiler: &Compiler, target: Target, text: &str) -> u128 {
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
-    for option in compiler.options(target) {
+    for option in target.options() {
         key = key.part(option.as_bytes());
     }
     key.finish()

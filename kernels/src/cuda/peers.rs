@@ -1,58 +1,59 @@
-//! Which devices see each other's memory. Asked once a pair, at its first copy; what cannot is said aloud, once. An answer that
-//! says nothing about the pair (no memory just now, a device that is lost) fails that copy, and the next one asks again.
+//! Which devices can access each other's memory. Each pair is asked once, at its first copy, and a
+//! refusal is a warning. A passing error (no memory, a lost device) fails that copy, and the next
+//! copy asks again.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUresult};
 
 use super::fault::{Outcome, describe, driver};
 use super::gpu::Gpu;
-use crate::transfer::warn;
+use crate::sync::lock;
+use crate::warning::warn;
 
-/// How bytes get from one device to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
-    /// The devices see each other.
-    Direct,
-    /// Through host memory.
-    Staged,
-}
-
-/// The link between two devices, in both directions. A direct one is opened here: the pools' memory becomes visible to both.
-pub(crate) fn link(a: &Gpu, b: &Gpu) -> Outcome<Link> {
-    static LINKS: Mutex<Vec<([usize; 2], Link)>> = Mutex::new(Vec::new());
+/// Whether two devices can access each other's memory. If they can, this opens both pools.
+pub(crate) fn are_linked(a: &Gpu, b: &Gpu) -> Outcome<bool> {
+    static LINKS: Mutex<Vec<([usize; 2], bool)>> = Mutex::new(Vec::new());
     let pair = [a.index.min(b.index), a.index.max(b.index)];
-    let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, link)) = links.iter().find(|(known, _)| *known == pair) {
-        return Ok(*link);
+    let mut links = lock(&LINKS);
+    if let Some((_, linked)) = links.iter().find(|(known, _)| *known == pair) {
+        return Ok(*linked);
     }
     let refused = refusal(a, b)?;
-    let link = if refused.is_some() { Link::Staged } else { Link::Direct };
-    if let Some(why) = refused {
+    if let Some(why) = &refused {
         warn(&format!(
-            "{} and {} do not see each other's memory ({why}): copies between them go through host memory, at a fraction of the \
-             speed. On NVLink or one PCIe switch they would; `nvidia-smi topo -m` shows how they are connected, and IOMMU or \
-             container settings can forbid it",
+            "{} and {} cannot access each other's memory ({why}), so copies between them go \
+             through host memory, which is slow; help: see how they are connected with `nvidia-smi \
+             topo -m`, and check the IOMMU and container settings",
             a.device(),
             b.device()
         ));
     }
-    links.push((pair, link));
-    Ok(link)
+    links.push((pair, refused.is_none()));
+    Ok(refused.is_none())
 }
 
-/// Opens both directions, or says why the two cannot see each other. What passes is an error.
+/// Opens both directions, or says why the devices cannot access each other. A passing error is Err.
 fn refusal(a: &Gpu, b: &Gpu) -> Outcome<Option<String>> {
     for (viewer, owner) in [(a, b), (b, a)] {
-        if !sees(viewer, owner)? {
-            return Ok(Some(format!("the driver says that {} cannot access {}", viewer.device(), owner.device())));
+        let mut can = 0;
+        // SAFETY: the pointer is to a local variable.
+        unsafe { driver!(cuDeviceCanAccessPeer(&mut can, viewer.handle, owner.handle)) }?;
+        if can == 0 {
+            let (viewer, owner) = (viewer.device(), owner.device());
+            return Ok(Some(format!(
+                "the driver says that {viewer} cannot access {owner}"
+            )));
         }
     }
     for (viewer, owner) in [(a, b), (b, a)] {
         match open(viewer, owner) {
-            Err(fault) if is_for_good(fault.code) => {
+            Err(fault) if is_permanent(fault.code) => {
                 let (name, meaning) = describe(fault.code);
-                return Ok(Some(format!("{} said {name}: {meaning}", fault.function)));
+                return Ok(Some(format!(
+                    "{} failed: {name}: {meaning}",
+                    fault.function
+                )));
             }
             other => other?,
         }
@@ -60,8 +61,8 @@ fn refusal(a: &Gpu, b: &Gpu) -> Outcome<Option<String>> {
     Ok(None)
 }
 
-/// Whether a refusal to open a pool is about the pair of devices, and so will be the same next time.
-fn is_for_good(code: CUresult) -> bool {
+/// Whether a refusal to open a pool is about the pair of devices, and so will not change.
+fn is_permanent(code: CUresult) -> bool {
     matches!(
         code,
         CUresult::CUDA_ERROR_NOT_SUPPORTED
@@ -73,19 +74,14 @@ fn is_for_good(code: CUresult) -> bool {
     )
 }
 
-fn sees(viewer: &Gpu, owner: &Gpu) -> Outcome<bool> {
-    let mut can = 0;
-    // SAFETY: the pointer is to a variable of ours.
-    unsafe { driver!(cuDeviceCanAccessPeer(&mut can, viewer.handle, owner.handle)) }?;
-    Ok(can != 0)
-}
-
-/// Makes the memory of `owner`'s pool, present and future, visible to `viewer`.
+/// Makes all memory of `owner`'s pool, present and future, accessible to `viewer`.
 fn open(viewer: &Gpu, owner: &Gpu) -> Outcome<()> {
-    let location =
-        sys::CUmemLocation { type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE, id: viewer.handle };
+    let location = sys::CUmemLocation {
+        type_: sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: viewer.handle,
+    };
     let flags = sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let description = sys::CUmemAccessDesc { location, flags };
-    // SAFETY: one whole description, and a pool that is never destroyed.
+    // SAFETY: one complete description, and a pool that is never destroyed.
     unsafe { driver!(cuMemPoolSetAccess(owner.pool, &description, 1)) }
 }

@@ -1,9 +1,10 @@
-//! SIGBUS in a mapped file: the file was cut short, or its disk failed. The page becomes zeros and the mapping is marked, so that the
-//! copy that met it ends and its caller looks. Any other SIGBUS goes on to whoever would have had it.
+//! SIGBUS in a mapped file: the file was truncated, or its disk failed. The handler puts a page of
+//! zeros there and marks the mapping, so that the interrupted copy ends and its caller checks. Any
+//! other SIGBUS goes to the previous handler.
 //!
-//! The handler takes no lock and allocates nothing: it looks through a table that only grows. An entry's two numbers are read together by
-//! their generation, which is odd while they change. An entry that changes meanwhile is not the one that is looked for, whose
-//! mapping is borrowed by the very read that was interrupted.
+//! The handler takes no lock and allocates nothing: it searches a table that only grows. A
+//! generation number guards the two numbers of an entry; it is odd while they change. An entry that
+//! is changing cannot be the one in question, because the interrupted read borrows that mapping.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
@@ -11,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libc::{c_int, c_void, siginfo_t};
 
-/// One mapping, or room for one.
+/// An entry for one mapping, or a free one.
 pub(super) struct Region {
     /// Odd while the next two change.
     generation: AtomicUsize,
@@ -31,12 +32,15 @@ struct Block {
 
 impl Block {
     const fn new() -> Block {
-        Block { regions: [const { Region::new() }; BLOCK], next: OnceLock::new() }
+        Block {
+            regions: [const { Region::new() }; BLOCK],
+            next: OnceLock::new(),
+        }
     }
 }
 
 static TABLE: Block = Block::new();
-/// Regions without a mapping; `None` before the first block is in it.
+/// Free entries; `None` before the first block was added.
 static FREE: Mutex<Option<Vec<&'static Region>>> = Mutex::new(None);
 
 impl Region {
@@ -49,7 +53,7 @@ impl Region {
         }
     }
 
-    /// Watches the `bytes` bytes from the address `start` on.
+    /// Watches `bytes` bytes from the address `start` on.
     pub(super) fn watch(start: usize, bytes: usize) -> &'static Region {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let list = free.get_or_insert_with(|| TABLE.regions.iter().collect());
@@ -66,20 +70,20 @@ impl Region {
         region
     }
 
-    /// Ends the watch, before the mapping goes.
+    /// Ends the watch; called before the mapping is removed.
     pub(super) fn forget(&'static self) {
         self.set(0, 0);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.get_or_insert_default().push(self);
     }
 
-    /// Whether a page of it was not there when it was read.
+    /// Whether a read met a missing page.
     pub(super) fn was_cut(&self) -> bool {
         self.cut.load(Ordering::Acquire)
     }
 
     fn set(&self, start: usize, bytes: usize) {
-        // One thread at a time has this region, so nobody else counts.
+        // One thread at a time owns this entry.
         let generation = self.generation.load(Ordering::Relaxed);
         self.generation.store(generation + 1, Ordering::Relaxed);
         fence(Ordering::Release);
@@ -90,10 +94,13 @@ impl Region {
 
     fn holds(&self, address: usize) -> bool {
         let before = self.generation.load(Ordering::Acquire);
-        let (start, bytes) = (self.start.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
+        let (start, bytes) = (
+            self.start.load(Ordering::Relaxed),
+            self.bytes.load(Ordering::Relaxed),
+        );
         fence(Ordering::Acquire);
         let same = before.is_multiple_of(2) && self.generation.load(Ordering::Relaxed) == before;
-        // A mapping's last page is there as a whole, and so is what lies after the end of its file.
+        // A mapping's last page exists as a whole, also what follows the end of the file.
         let pages = bytes.next_multiple_of(PAGE_BYTES.load(Ordering::Relaxed));
         same && address.wrapping_sub(start) < pages
     }
@@ -109,33 +116,37 @@ fn region_at(address: usize) -> Option<&'static Region> {
     }
 }
 
-/// Known before the handler can run.
+/// Set before the handler can run.
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(4096);
-/// Who had SIGBUS before.
+/// The previous handler of SIGBUS.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Catches SIGBUS from now on, if that is not done yet.
+/// Installs the handler of SIGBUS, once.
 pub(super) fn catch() -> io::Result<()> {
     static CAUGHT: Mutex<bool> = Mutex::new(false);
     let mut caught = CAUGHT.lock().unwrap_or_else(PoisonError::into_inner);
     if *caught {
         return Ok(());
     }
-    // SAFETY: takes a number and gives one.
+    // SAFETY: takes and returns a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    PAGE_BYTES.store(usize::try_from(page_bytes).unwrap_or(4096), Ordering::Relaxed);
-    // SAFETY: plain data of the C library, for which zeros are values: no handler, no flags, nothing masked.
-    let (mut previous, mut ours): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
-    // SAFETY: asks who has the signal, and writes it into memory of ours.
+    PAGE_BYTES.store(
+        usize::try_from(page_bytes).unwrap_or(4096),
+        Ordering::Relaxed,
+    );
+    // SAFETY: plain data of the C library; zeros mean no handler, no flags and an empty mask.
+    let (mut previous, mut ours): (libc::sigaction, libc::sigaction) =
+        unsafe { std::mem::zeroed() };
+    // SAFETY: reads the current handler into a local variable.
     if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut previous) } != 0 {
         return Err(io::Error::last_os_error());
     }
     PREVIOUS.get_or_init(|| previous);
     ours.sa_sigaction = on_bus_error as *const () as usize;
-    // On the stack that threads have for signals: the previous handler may be the one that reports an overflow of the stack.
+    // On the threads' signal stacks, because the previous handler may report stack overflows.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-    // SAFETY: the handler has the type that SA_SIGINFO asks for, lives as long as the program, and does only what is allowed in a
-    // handler: atomic loads and stores, system calls, and the previous handler.
+    // SAFETY: the handler has the type for SA_SIGINFO, lives as long as the program, and does only
+    // what a handler may: atomic loads and stores, system calls, and the previous handler.
     if unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -144,13 +155,14 @@ pub(super) fn catch() -> io::Result<()> {
 }
 
 extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a handler with SA_SIGINFO a valid description; the address means something where the kernel sent it.
+    // SAFETY: with SA_SIGINFO the kernel passes a valid description. The address is meaningful if
+    // the kernel sent the signal.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // Codes from 0 down are of signals that a program sent.
+    // Codes up to 0 mark signals that a program sent.
     if code > 0
         && let Some(region) = region_at(address)
     {
-        // Before there are zeros to be read: who reads them must find it set.
+        // Before the zeros exist, so that whoever reads them finds the mark.
         region.cut.store(true, Ordering::Release);
         if put_zeros(address) {
             return;
@@ -159,12 +171,13 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
     pass_on(code, signal, info, context);
 }
 
-/// Puts a page of zeros where the file has none any more.
+/// Maps a page of zeros where the file has no page any more.
 fn put_zeros(address: usize) -> bool {
     let page_bytes = PAGE_BYTES.load(Ordering::Relaxed);
     let page = address - address % page_bytes;
-    // SAFETY: the page is part of a mapping of ours that is being read just now, so it is not unmapped meanwhile and nothing else is there;
-    // it held nothing that could be read. The program that was interrupted must find its errno as it was.
+    // SAFETY: the page belongs to one of our mappings that is being read now, so it is not unmapped
+    // meanwhile and nothing else is there. It held nothing readable. The interrupted code must find
+    // its errno unchanged.
     unsafe {
         let errno = libc::__errno_location();
         let kept = *errno;
@@ -176,14 +189,16 @@ fn put_zeros(address: usize) -> bool {
     }
 }
 
-/// What would have happened without us.
+/// Does what would have happened without this handler.
 fn pass_on(code: c_int, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let Some(previous) = PREVIOUS.get() else { return };
+    let Some(previous) = PREVIOUS.get() else {
+        return;
+    };
     match previous.sa_sigaction {
         libc::SIG_IGN if code <= 0 => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: puts back what was there; the access is made again when we return, and then ends the process. A signal
-            // that a program sent does not come again by itself.
+            // SAFETY: restores the default. The access is repeated when we return and then ends the
+            // process; a signal that a program sent is not repeated.
             unsafe {
                 libc::sigaction(signal, previous, std::ptr::null_mut());
                 if code <= 0 {
@@ -192,9 +207,11 @@ fn pass_on(code: c_int, signal: c_int, info: *mut siginfo_t, context: *mut c_voi
             }
         }
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: whoever installed it with this flag gave a function of this type; the arguments are the kernel's own.
+            // SAFETY: whoever installed it with this flag gave a function of this type; the
+            // arguments are the kernel's.
             unsafe {
-                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = std::mem::transmute(handler);
+                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                    std::mem::transmute(handler);
                 handler(signal, info, context);
             }
         }

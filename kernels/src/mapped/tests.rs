@@ -39,25 +39,49 @@ fn what_is_read_is_what_the_file_holds() {
     let bytes = counting(10_000);
     let mapped = Mapped::open(&scratch.file("a", &bytes)).unwrap();
     assert_eq!((mapped.len(), mapped.is_empty()), (10_000, false));
-    for (offset, length) in [(0, 10_000), (1, 1), (4095, 2), (9_999, 1), (10_000, 0), (17, 8_191)] {
+    for (offset, length) in [
+        (0, 10_000),
+        (1, 1),
+        (4095, 2),
+        (9_999, 1),
+        (10_000, 0),
+        (17, 8_191),
+    ] {
         let mut into = vec![0; length];
         mapped.read(offset as u64, &mut into).unwrap();
         assert_eq!(into, bytes[offset..offset + length]);
     }
     let mut numbers = [0.0_f32; 3];
     mapped.read_elements(5, &mut numbers).unwrap();
-    let expected: Vec<f32> = bytes[5..17].as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
-    assert_eq!(numbers.map(f32::to_bits).to_vec(), expected.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+    let expected: Vec<f32> = bytes[5..17]
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| f32::from_ne_bytes(*bytes))
+        .collect();
+    assert_eq!(
+        numbers.map(f32::to_bits).to_vec(),
+        expected.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+    );
 }
 
 #[test]
 fn bytes_beyond_the_end_are_an_error_that_names_them() {
     let scratch = Scratch::new();
     let mapped = Mapped::open(&scratch.file("a", &counting(100))).unwrap();
-    for (offset, length) in [(100, 1), (0, 101), (u64::MAX, 1), (u64::MAX, 2), (1 << 40, 0)] {
+    for (offset, length) in [
+        (100, 1),
+        (0, 101),
+        (u64::MAX, 1),
+        (u64::MAX, 2),
+        (1 << 40, 0),
+    ] {
         let error = mapped.read(offset, &mut vec![0; length]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-        assert!(error.to_string().contains(&format!("bytes {offset} to")), "{error}");
+        assert!(
+            error.to_string().contains(&format!("bytes {offset} to")),
+            "{error}"
+        );
     }
     let empty = Mapped::open(&scratch.file("b", b"")).unwrap();
     assert!(empty.is_empty() && empty.read(0, &mut []).is_ok() && empty.read(0, &mut [0]).is_err());
@@ -68,16 +92,27 @@ fn bytes_beyond_the_end_are_an_error_that_names_them() {
 fn a_file_cut_short_while_it_is_mapped_is_an_error_and_stays_one() {
     let scratch = Scratch::new();
     let path = scratch.file("a", &counting(64 << 10));
-    let (mapped, other) =
-        (Mapped::open(&path).unwrap(), Mapped::open(&scratch.file("b", &counting(64 << 10))).unwrap());
+    let (mapped, other) = (
+        Mapped::open(&path).unwrap(),
+        Mapped::open(&scratch.file("b", &counting(64 << 10))).unwrap(),
+    );
     let mut into = vec![0; 4096];
-    File::options().write(true).open(&path).unwrap().set_len(8192).unwrap();
-    mapped.read(0, &mut into).expect("these pages are still there");
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(8192)
+        .unwrap();
+    mapped
+        .read(0, &mut into)
+        .expect("these pages are still there");
     let error = mapped.read(32 << 10, &mut into).unwrap_err();
     assert!(error.to_string().contains("cut short"), "{error}");
     // Also where bytes are: what a run has read of such a file is of no use.
     assert!(mapped.read(0, &mut into).is_err());
-    other.read(60 << 10, &mut into).expect("the other file is whole");
+    other
+        .read(60 << 10, &mut into)
+        .expect("the other file is whole");
     assert_eq!(into, counting(64 << 10)[60 << 10..]);
     drop(mapped);
     // The place in the table is free again, and not marked any more.
@@ -90,14 +125,21 @@ fn many_threads_meet_the_cut_and_each_is_told() {
     let scratch = Scratch::new();
     let path = scratch.file("a", &counting(1 << 20));
     let mapped = Mapped::open(&path).unwrap();
-    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(0)
+        .unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let mapped = &mapped;
             scope.spawn(move || {
                 for page in 0..256 {
                     let mut into = [1; 100];
-                    mapped.read((page + 32 * thread) % 256 * 4096, &mut into).unwrap_err();
+                    mapped
+                        .read((page + 32 * thread) % 256 * 4096, &mut into)
+                        .unwrap_err();
                 }
             });
         }
@@ -108,13 +150,27 @@ fn many_threads_meet_the_cut_and_each_is_told() {
 fn more_files_than_a_block_are_watched_and_forgotten() {
     let scratch = Scratch::new();
     for round in 0..2 {
-        let paths: Vec<_> = (0..200).map(|file| scratch.file(&format!("{round}-{file}"), &counting(5000))).collect();
-        let files: Vec<_> = paths.iter().map(|path| Mapped::open(path).unwrap()).collect();
+        let paths: Vec<_> = (0..200)
+            .map(|file| scratch.file(&format!("{round}-{file}"), &counting(5000)))
+            .collect();
+        let files: Vec<_> = paths
+            .iter()
+            .map(|path| Mapped::open(path).unwrap())
+            .collect();
         for path in paths.iter().step_by(3) {
-            File::options().write(true).open(path).unwrap().set_len(0).unwrap();
+            File::options()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(0)
+                .unwrap();
         }
         for (index, file) in files.iter().enumerate() {
-            assert_eq!(file.read(0, &mut [0; 5000]).is_err(), index % 3 == 0, "{index}");
+            assert_eq!(
+                file.read(0, &mut [0; 5000]).is_err(),
+                index % 3 == 0,
+                "{index}"
+            );
         }
     }
 }
@@ -133,27 +189,52 @@ fn each_kind_of_change_is_told() {
     file.write_all(b"x").unwrap();
     assert_eq!(mapped.change().unwrap().unwrap(), "was written to");
     file.set_len(6000).unwrap();
-    assert_eq!(mapped.change().unwrap().unwrap(), "had 5000 bytes and has 6000 now");
+    assert_eq!(
+        mapped.change().unwrap().unwrap(),
+        "had 5000 bytes and has 6000 now"
+    );
     fs::rename(scratch.file("b", b"other"), &path).unwrap();
-    assert_eq!(mapped.change().unwrap().unwrap(), "was replaced by another file");
+    assert_eq!(
+        mapped.change().unwrap().unwrap(),
+        "was replaced by another file"
+    );
     fs::remove_file(&path).unwrap();
     assert_eq!(mapped.change().unwrap().unwrap(), "was removed");
     let mut into = [0; 2];
     mapped.read(0, &mut into).unwrap();
-    assert_eq!(into, [b'x', 2], "the mapping still has the bytes of the file that is gone");
+    assert_eq!(
+        into,
+        [b'x', 2],
+        "the mapping still has the bytes of the file that is gone"
+    );
 }
 
 #[test]
 fn what_is_not_an_ordinary_file_is_refused_at_once() {
     let scratch = Scratch::new();
     let fifo = scratch.0.join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    for (path, what) in [(fifo.as_path(), "a pipe"), (&scratch.0, "a directory"), (Path::new("/dev/null"), "a device")]
-    {
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    for (path, what) in [
+        (fifo.as_path(), "a pipe"),
+        (&scratch.0, "a directory"),
+        (Path::new("/dev/null"), "a device"),
+    ] {
         let error = Mapped::open(path).unwrap_err().to_string();
-        assert!(error.contains(what) && error.contains("expected an ordinary file"), "{error}");
+        assert!(
+            error.contains(what) && error.contains("expected an ordinary file"),
+            "{error}"
+        );
     }
-    assert_eq!(Mapped::open(&scratch.0.join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        Mapped::open(&scratch.0.join("none")).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
 }
 
 #[test]
@@ -167,14 +248,23 @@ fn a_file_system_says_what_is_free() {
 fn signal_of_child(name: &str) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let test = format!("mapped::tests::{name}");
-    let child = Command::new(std::env::current_exe().unwrap()).args(["--exact", &test, "--ignored"]).output().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &test, "--ignored"])
+        .output()
+        .unwrap();
     child.status.signal()
 }
 
 #[test]
 fn a_bus_error_elsewhere_ends_the_process_as_before() {
-    assert_eq!(signal_of_child("child_touches_a_mapping_of_its_own"), Some(libc::SIGBUS));
-    assert_eq!(signal_of_child("child_is_sent_the_signal"), Some(libc::SIGBUS));
+    assert_eq!(
+        signal_of_child("child_touches_a_mapping_of_its_own"),
+        Some(libc::SIGBUS)
+    );
+    assert_eq!(
+        signal_of_child("child_is_sent_the_signal"),
+        Some(libc::SIGBUS)
+    );
 }
 
 #[test]
@@ -184,9 +274,17 @@ fn child_touches_a_mapping_of_its_own() {
     let path = scratch.file("a", &counting(64 << 10));
     let _watched = Mapped::open(&path).unwrap();
     let file = File::options().read(true).write(true).open(&path).unwrap();
-    // SAFETY: a new mapping of a file, and a read of its first byte, which is the point: it is not there any more.
+    // SAFETY: a new mapping of a file, and a read of its first byte, which is the point: it is not
+    // there any more.
     unsafe {
-        let start = libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        let start = libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
         assert_ne!(start, libc::MAP_FAILED);
         file.set_len(0).unwrap();
         let _ = fs::remove_dir_all(&scratch.0);
@@ -200,8 +298,9 @@ fn child_is_sent_the_signal() {
     let scratch = Scratch::new();
     let _watched = Mapped::open(&scratch.file("a", &counting(100))).unwrap();
     let _ = fs::remove_dir_all(&scratch.0);
-    // SAFETY: sends this process a signal, which ends it: that is the point. The first goes to Rust's own handler, which looks for an
-    // overflow of the stack and, since there is none, only puts the default back.
+    // SAFETY: sends this process a signal, which ends it: that is the point. The first goes to
+    // Rust's own handler, which looks for an overflow of the stack and, since there is none, only
+    // puts the default back.
     unsafe {
         libc::raise(libc::SIGBUS);
         libc::raise(libc::SIGBUS);

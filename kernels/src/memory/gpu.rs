@@ -1,194 +1,217 @@
-//! A GPU's memory: taken from the driver's pool in the order of a stream, given back in the order of all streams that used it.
+//! GPU memory: allocated from the driver's pool in the order of one stream, and freed after the
+//! work of all streams that used it.
 //!
-//! THE RULE. A block belongs to the stream it was made on: there it may be used at once. The first use on another stream waits for
-//! all that its own stream was given so far: for the allocation, because what the block was before may still be at work, and for
-//! what filled it. It is freed on its own stream; if others used it too, on one that waits for all of them (`Gpu::reaper`).
-//! So no order of drops in safe code hands out memory that a kernel still works on, and a tensor just made can be used
-//! anywhere. Which stream writes and which reads when from then on is the caller's to say, with events.
+//! THE RULE. A block belongs to the stream it was made on, which may use it at once. The first use
+//! on another stream waits for everything that the block's own stream was given so far: for the
+//! allocation, because the memory's earlier work may still be running, and for what filled it. The
+//! block is freed on its own stream or, if other streams used it too, on one that waits for all of
+//! them (`Queue::reaper_of`). So in safe code no order of drops hands out memory that a kernel
+//! still uses, and a new tensor can be used anywhere. After that the caller orders streams with
+//! events.
 //!
-//! A thread that captures allocates nothing on the streams it captures, and what it drops meanwhile is freed afterwards.
+//! A thread that captures allocates nothing on the streams it captures, and what it drops during
+//! the capture is freed afterwards.
 
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{CUmemPool_attribute, CUresult};
 
-use super::{Block, Home, Pool, PoolState, Wanted};
+use super::pool::{PoolState, Wanted, pool};
 use crate::Device;
+use crate::cuda::Gpu;
+use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::fault::{Fault, Outcome, driver};
-use crate::cuda::gpu::GPUS_MAX;
-use crate::cuda::queue::Queue;
-use crate::cuda::{Gpu, capture};
+use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Error, Result, Site};
 use crate::stream::Stream;
+use crate::sync::{get_mut, lock};
 
-/// Blocks are multiples of this many bytes, as the driver's pools have them.
+/// Blocks are multiples of this many bytes, as in the driver's pools.
 const STEP_BYTES: usize = 512;
 
-/// The streams around one block.
+/// The streams that use one block.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Users {
     /// The stream it was made on.
-    queue: Arc<Queue>,
-    /// The other streams that used it.
+    owner: Arc<Queue>,
+    /// The other streams.
     visitors: Mutex<Vec<Arc<Queue>>>,
 }
 
 /// Blocks dropped by a thread that was capturing.
-static DEFERRED: [Mutex<Vec<(Place, u64)>>; GPUS_MAX] = [const { Mutex::new(Vec::new()) }; GPUS_MAX];
+static DEFERRED: [Mutex<Vec<(Users, u64)>>; GPUS_MAX] =
+    [const { Mutex::new(Vec::new()) }; GPUS_MAX];
 
-pub(super) fn allocate(index: usize, pool: &'static Pool, wanted: Wanted) -> Result<Block> {
-    let (device, op, at) = (wanted.device, wanted.op, wanted.at);
-    let queue = Stream::current_at(device, op, at)?.queue().expect("a GPU's stream").clone();
-    if queue.is_captured() {
-        let why = "a graph cannot allocate. Make the tensor before the capture: a step that ran once has all it needs"
-            .to_string();
-        return Err(Error::Capture { op, device, why, at });
+/// A block's address, its capacity and the streams that use it.
+pub(super) fn allocate(index: usize, wanted: Wanted) -> Result<(NonNull<u8>, usize, Users)> {
+    let (device, op, at) = (wanted.info.device, wanted.op, wanted.at);
+    let owner = Stream::current_queue(device, op, at)?;
+    if owner.is_captured() {
+        let why = "a graph cannot allocate memory";
+        let help = "make the tensor before the capture: a step that ran once has all it needs";
+        return Err(Error::capture(op, device, why, help, at));
     }
     free_deferred(index);
     let capacity_bytes = wanted.bytes.next_multiple_of(STEP_BYTES);
     let failed = |fault: Fault| fault.of(op, device, at);
+    let gpu = owner.gpu;
+    let pool = pool(device).expect("a GPU in use has a pool");
     let mut state = pool.lock();
-    let gpu = queue.gpu;
     let wanted_bytes = state.stats.allocated_bytes.saturating_add(capacity_bytes);
-    if state.limit_bytes.is_some_and(|limit_bytes| wanted_bytes > limit_bytes) {
+    if state.limit_bytes.is_some_and(|limit| wanted_bytes > limit) {
         refresh(device, &mut state);
-        return Err(state.out_of_memory(wanted));
+        return Err(state.out_of_memory(&wanted, free_bytes(index, &state)));
     }
-    let address = match take(&queue, capacity_bytes) {
-        // What was freed in the order of streams that are not there yet counts as taken.
-        Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            // Without the lock: what the device waits for may need it.
-            drop(state);
-            let trimmed = trim(gpu);
-            state = pool.lock();
-            trimmed.map_err(failed)?;
-            refresh(device, &mut state);
-            match take(&queue, capacity_bytes) {
-                Err(fault) if fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                    refresh(device, &mut state);
-                    return Err(state.out_of_memory(wanted));
-                }
-                other => other.map_err(failed)?,
-            }
-        }
-        other => other.map_err(failed)?,
-    };
-    let now_bytes = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT).map_err(failed)?;
-    // Only here does it grow, under the lock.
-    if now_bytes > state.stats.reserved_bytes {
+    let is_full = |fault: &Fault| fault.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let mut taken = take(&owner, capacity_bytes);
+    if taken.as_ref().is_err_and(is_full) {
+        // Memory freed in the order of a stream that is not there yet counts as taken: wait for it,
+        // without the lock, which the awaited work may need.
+        drop(state);
+        let trimmed = trim(gpu);
+        state = pool.lock();
+        trimmed.map_err(failed)?;
+        taken = take(&owner, capacity_bytes);
+    }
+    if taken.as_ref().is_err_and(is_full) {
+        refresh(device, &mut state);
+        return Err(state.out_of_memory(&wanted, free_bytes(index, &state)));
+    }
+    let address = taken.map_err(failed)?;
+    // The driver's pool grows only here, under the lock.
+    let reserved_bytes = reserved_bytes(gpu).map_err(failed)?;
+    if reserved_bytes > state.stats.reserved_bytes {
         state.stats.system_allocation_count += 1;
     }
-    note_reserved(&mut state, now_bytes);
-    let id = wanted.id;
+    state.set_reserved(reserved_bytes);
     state.insert(wanted, capacity_bytes);
-    let pointer = NonNull::new(ptr::without_provenance_mut(address as usize)).expect("the driver gives no null");
-    let place = Place { queue, visitors: Mutex::default() };
-    Ok(Block { pointer, capacity_bytes, device, id, fresh: false, home: Home::Gpu(place) })
+    let pointer = NonNull::new(ptr::without_provenance_mut(address as usize))
+        .expect("the driver never returns null");
+    let users = Users {
+        owner,
+        visitors: Mutex::default(),
+    };
+    Ok((pointer, capacity_bytes, users))
 }
 
 fn take(queue: &Queue, bytes: usize) -> Outcome<u64> {
+    let (pool, stream) = (queue.gpu.pool, queue.raw());
     queue.gpu.bind()?;
     let mut address = 0;
-    // SAFETY: pool and stream are of the same device, alive, and the pointer is to a variable of ours.
-    unsafe { driver!(cuMemAllocFromPoolAsync(&mut address, bytes, queue.gpu.pool, queue.raw())) }?;
+    // SAFETY: pool and stream are alive and of the same device; the pointer is to a local variable.
+    unsafe { driver!(cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream)) }?;
     Ok(address)
 }
 
-impl Place {
+impl Users {
+    fn knows(&self, visitors: &[Arc<Queue>], queue: &Arc<Queue>) -> bool {
+        let mut known = visitors.iter().chain([&self.owner]);
+        known.any(|known| Arc::ptr_eq(known, queue))
+    }
+
     pub(super) fn visit(&self, queue: &Arc<Queue>, op: &'static str, at: Site) -> Result<()> {
-        if Arc::ptr_eq(queue, &self.queue) {
+        if Arc::ptr_eq(queue, &self.owner) {
             return Ok(());
         }
-        let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
-        if visitors.iter().any(|visitor| Arc::ptr_eq(visitor, queue)) {
+        let mut visitors = lock(&self.visitors);
+        if self.knows(&visitors, queue) {
             return Ok(());
         }
         if queue.is_captured() {
-            let why =
-                "a tensor made on another stream is used on this one for the first time, and a graph cannot wait for \
-                       what is not in it. Run the step once on this stream before the capture"
-                    .to_string();
-            return Err(Error::Capture { op, device: queue.gpu.device(), why, at });
+            let why = "this stream uses a tensor of another stream for the first time, and a graph \
+                       cannot wait for work outside it";
+            let help = "run the step once on this stream before the capture";
+            return Err(Error::capture(op, queue.gpu.device(), why, help, at));
         }
-        let ordered = if capture::is_capturing() && self.queue.is_captured() {
-            // A stream outside the capture cannot wait for a place in it.
-            Err(Fault { function: "cuStreamWaitEvent", code: CUresult::CUDA_ERROR_CAPTURED_EVENT })
+        let ordered = if self.owner.is_captured() {
+            // A stream outside the capture cannot wait for an event inside it.
+            Err(Fault {
+                function: "cuStreamWaitEvent",
+                code: CUresult::CUDA_ERROR_CAPTURED_EVENT,
+            })
         } else {
-            self.queue.record(false).and_then(|now| queue.wait(&now))
+            self.owner.record(false).and_then(|now| queue.wait(&now))
         };
         ordered.map_err(|fault| fault.of(op, queue.gpu.device(), at))?;
         visitors.push(queue.clone());
         Ok(())
     }
 
-    /// Counts `queue` among those that use the block, without ordering anything.
+    /// Counts `queue` among the users, without ordering anything.
     pub(super) fn adopt(&self, queue: &Arc<Queue>) {
-        let mut visitors = self.visitors.lock().unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(queue, &self.queue) && !visitors.iter().any(|visitor| Arc::ptr_eq(visitor, queue)) {
+        let mut visitors = lock(&self.visitors);
+        if !self.knows(&visitors, queue) {
             visitors.push(queue.clone());
         }
     }
 
     /// Frees the memory at `address` after all work that used it.
     pub(super) fn free(&mut self, address: u64) {
-        let visitors = std::mem::take(self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let place = Place { queue: self.queue.clone(), visitors: Mutex::new(visitors) };
-        place.free_or_defer(address);
+        let visitors = std::mem::take(get_mut(&mut self.visitors));
+        let users = Users {
+            owner: self.owner.clone(),
+            visitors: Mutex::new(visitors),
+        };
+        users.free_or_defer(address);
     }
 
     fn free_or_defer(mut self, address: u64) {
-        let visitors = self.visitors.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Its streams' work of this thread goes into a graph just now, and frees do not belong there.
-        if capture::is_capturing() {
-            let deferred = &DEFERRED[self.queue.gpu.index];
-            deferred.lock().unwrap_or_else(PoisonError::into_inner).push((self, address));
+        // This thread's work on the streams goes into a graph, where frees do not belong.
+        if is_capturing() {
+            let deferred = &DEFERRED[self.owner.gpu.index];
+            lock(deferred).push((self, address));
             return;
         }
-        let freed = match &visitors[..] {
-            [] => free_on(&self.queue, address),
-            visitors => self.queue.gpu.reaper().and_then(|reaper| {
-                let users = std::iter::once(&self.queue).chain(visitors);
-                users.map(|user| user.record(false)).try_for_each(|used| reaper.wait(&used?))?;
-                free_on(&reaper, address)
-            }),
+        let visitors = std::mem::take(get_mut(&mut self.visitors));
+        let freed = if visitors.is_empty() {
+            free_on(&self.owner, address)
+        } else {
+            self.free_after(&visitors, address)
         };
-        // A device that is lost says so at the next call that somebody waits for; memory of such a device is lost with it.
-        if let Err(fault) = freed {
-            tracing::debug!(
-                "{} on {} said {:?} as a tensor was dropped",
-                fault.function,
-                self.queue.gpu.device(),
-                fault.code
-            );
+        // A lost device reports its error at the next call that waits; its memory is lost too.
+        if let Err(Fault { function, code }) = freed {
+            let device = self.owner.gpu.device();
+            tracing::debug!("{function} on {device} failed with {code:?} as a tensor was dropped");
         }
+    }
+
+    fn free_after(&self, visitors: &[Arc<Queue>], address: u64) -> Outcome<()> {
+        let reaper = Queue::reaper_of(self.owner.gpu)?;
+        for user in visitors.iter().chain([&self.owner]) {
+            reaper.wait(&user.record(false)?)?;
+        }
+        free_on(&reaper, address)
     }
 }
 
 fn free_on(queue: &Queue, address: u64) -> Outcome<()> {
     queue.gpu.bind()?;
-    // SAFETY: the address came from this device's pool and no handle on it is left. All work that used it was given to
-    // this stream or to ones it now waits for.
+    // SAFETY: the address came from this device's pool and no handle on it is left. All work that
+    // used it was given to this stream or to streams that it now waits for.
     unsafe { driver!(cuMemFreeAsync(address, queue.raw())) }
 }
 
 /// Frees what was dropped during a capture that is over.
 pub(crate) fn free_deferred(index: usize) {
-    let waiting = std::mem::take(&mut *DEFERRED[index].lock().unwrap_or_else(PoisonError::into_inner));
-    for (place, address) in waiting {
-        place.free_or_defer(address);
+    let waiting = std::mem::take(&mut *lock(&DEFERRED[index]));
+    for (users, address) in waiting {
+        users.free_or_defer(address);
     }
 }
 
-fn attribute(gpu: &Gpu, which: CUmemPool_attribute) -> Outcome<usize> {
+/// Bytes that the device's pool has taken from the driver.
+fn reserved_bytes(gpu: &Gpu) -> Outcome<usize> {
+    let which = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
     let mut value = 0u64;
-    // SAFETY: the pool is alive, and these attributes are 64-bit numbers.
-    unsafe { driver!(cuMemPoolGetAttribute(gpu.pool, which, ptr::from_mut(&mut value).cast())) }?;
+    let pointer = ptr::from_mut(&mut value).cast();
+    // SAFETY: the pool is alive, and this attribute is a 64-bit number.
+    unsafe { driver!(cuMemPoolGetAttribute(gpu.pool, which, pointer)) }?;
     Ok(value as usize)
 }
 
-/// Gives back to the device what the pool keeps and nobody uses, once all work on it is done. While somebody captures nobody can wait for
-/// that: then only what is free already.
+/// Gives back to the device what the pool keeps unused, once all work on the device is done. During
+/// a capture it cannot wait for that, and gives back only what is free already.
 fn trim(gpu: &Gpu) -> Outcome<()> {
     if !gpu.has_captures() {
         gpu.synchronize()?;
@@ -197,40 +220,36 @@ fn trim(gpu: &Gpu) -> Outcome<()> {
     unsafe { driver!(cuMemPoolTrimTo(gpu.pool, 0)) }
 }
 
-fn note_reserved(state: &mut PoolState, reserved_bytes: usize) {
-    state.stats.reserved_bytes = reserved_bytes;
-    state.stats.reserved_bytes_peak = state.stats.reserved_bytes_peak.max(reserved_bytes);
-}
-
-/// Asks the driver what the pool holds now. Nothing to ask of other devices, or of one that was never used.
+/// Notes what the driver's pool holds now. Nothing for the CPU or a device that was never used.
 pub(super) fn refresh(device: Device, state: &mut PoolState) {
     if let Device::Cuda(index) = device
         && let Some(gpu) = Gpu::if_made(index)
-        && let Ok(bytes) = attribute(gpu, CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        && let Ok(bytes) = reserved_bytes(gpu)
     {
-        note_reserved(state, bytes);
+        state.set_reserved(bytes);
     }
 }
 
-/// Bytes that may still be taken: the device's free memory and what the pool keeps, within the limit.
+/// Bytes that may still be allocated: the device's free memory and what its pool keeps.
 pub(super) fn free_bytes(index: usize, state: &PoolState) -> usize {
-    let kept_bytes = state.stats.reserved_bytes.saturating_sub(state.stats.allocated_bytes);
-    let device_bytes = Gpu::if_made(index).and_then(|gpu| gpu.memory_bytes().ok()).map_or(0, |(free, _)| free);
-    let within_limit = state.limit_bytes.map_or(usize::MAX, |limit| limit.saturating_sub(state.stats.allocated_bytes));
-    within_limit.min(device_bytes + kept_bytes)
+    let stats = &state.stats;
+    let kept_bytes = stats.reserved_bytes.saturating_sub(stats.allocated_bytes);
+    let device_bytes = Gpu::if_made(index).and_then(|gpu| gpu.free_bytes().ok());
+    let limit_bytes = state.limit_bytes.unwrap_or(usize::MAX);
+    let within_limit = limit_bytes.saturating_sub(stats.allocated_bytes);
+    within_limit.min(device_bytes.unwrap_or(0) + kept_bytes)
 }
 
-pub(super) fn empty_cache(device: Device, pool: &Pool) -> usize {
-    let Device::Cuda(index) = device else { return 0 };
-    let Some(gpu) = Gpu::if_made(index) else { return 0 };
-    free_deferred(index);
-    let reserved_bytes = || {
-        let mut state = pool.lock();
-        refresh(device, &mut state);
-        state.stats.reserved_bytes
+/// Gives kept memory back to the device and returns its bytes.
+pub(super) fn empty_cache(index: usize) -> usize {
+    let Some(gpu) = Gpu::if_made(index) else {
+        return 0;
     };
-    let before_bytes = reserved_bytes();
-    // Without the lock: what the device waits for may need it. A device that is lost keeps what it has.
+    free_deferred(index);
+    let Ok(before_bytes) = reserved_bytes(gpu) else {
+        return 0;
+    };
+    // Without the lock, which the awaited work may need. A lost device keeps what it has.
     let _ = trim(gpu);
-    before_bytes.saturating_sub(reserved_bytes())
+    before_bytes.saturating_sub(reserved_bytes(gpu).unwrap_or(before_bytes))
 }

@@ -1,31 +1,31 @@
-//! The header of an `.npy` file: a Python dict literal with the keys `descr`, `fortran_order` and `shape`. A parser of
-//! just that, and the exact bytes that numpy writes. Nothing here recurses, and nothing is allocated by what a
-//! header claims; what is wrong comes back as a sentence for `Error::BadFile`.
+//! The header of an `.npy` file: a Python dict literal with the keys `descr`, `fortran_order` and
+//! `shape`. Parses exactly that, and writes exactly numpy's bytes. Nothing recurses or allocates by
+//! what a header claims; errors are sentences for `Error::BadFile`.
 
 use crate::shape::RANK_MAX;
 use crate::{DType, Shape};
 
-/// What every file begins with; two bytes of version follow.
+/// The start of every file; two bytes of version follow.
 pub(super) const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// numpy pads its headers so that the elements start on a multiple of this.
+/// numpy pads headers so that elements start at a multiple of this.
 const ALIGNMENT: usize = 64;
 /// numpy leaves room for the first dimension to grow to this many digits.
 const GROWTH_DIGITS: usize = 21;
-/// How much of a strange header an error repeats.
+/// How much of an invalid header an error quotes.
 const SHOWN_BYTES_MAX: usize = 40;
 
-/// What the elements of a file are.
+/// The type of a file's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
-    /// As what they are held here.
+    /// Their dtype here.
     pub(super) dtype: DType,
-    /// Whether their bytes come in the other order than this machine's.
+    /// Whether their byte order is not this machine's.
     pub(super) swapped: bool,
     /// Whether they are booleans: bytes that are 0 or 1.
     pub(super) boolean: bool,
 }
 
-/// A header, understood.
+/// A parsed header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) stored: Stored,
@@ -35,20 +35,24 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Understands the header's text, the part after its length.
+    /// Parses the header's text, the part after its length.
     pub(super) fn parse(text: &[u8]) -> Result<Header, String> {
         let (stored, fortran_order, shape) = parse_with(text, Stored::parse)?;
-        Ok(Header { stored, fortran_order, shape })
+        Ok(Header {
+            stored,
+            fortran_order,
+            shape,
+        })
     }
 
-    /// How many bytes the elements take.
+    /// The length of the elements in bytes.
     pub(super) fn data_bytes(&self) -> usize {
-        // A shape's bytes fit the machine at every dtype.
+        // A shape's bytes fit the address space for every dtype.
         self.shape.count() * self.stored.dtype.bytes()
     }
 }
 
-/// Understands the header's text, where `stored_as` says what the dtype's text means.
+/// As `parse`, where `stored_as` gives the meaning of the dtype's text.
 pub(super) fn parse_with<S>(
     text: &[u8],
     stored_as: impl Fn(&[u8]) -> Result<S, String>,
@@ -96,15 +100,27 @@ pub(super) fn descr(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// Everything before the elements, byte for byte as numpy writes it. `shape` is the array's, whatever the order.
+/// Everything before the elements, exactly as numpy writes it. `shape` is the array's in either
+/// order.
 pub(super) fn written(descr: &str, fortran_order: bool, shape: &[usize]) -> Vec<u8> {
     let order = if fortran_order { "True" } else { "False" };
     let dims = match shape {
         [one] => format!("({one},)"),
-        _ => format!("({})", shape.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+        _ => format!(
+            "({})",
+            shape
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
     };
     let mut text = format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': {dims}, }}");
-    let growing = if fortran_order { shape.last() } else { shape.first() };
+    let growing = if fortran_order {
+        shape.last()
+    } else {
+        shape.first()
+    };
     let room = growing.map_or(0, |dim| GROWTH_DIGITS - dim.to_string().len());
     let prelude_bytes = MAGIC.len() + 2 + 2;
     let end = prelude_bytes + text.len() + room + 1;
@@ -128,18 +144,36 @@ impl Stored {
             b"u1" | b"b1" => DType::U8,
             b"i4" => DType::I32,
             b"i8" => DType::I64,
-            _ => return Err(unsupported(&format!("'{}'", shown(descr)), kind.first().copied())),
+            _ => {
+                return Err(unsupported(
+                    &format!("'{}'", shown(descr)),
+                    kind.first().copied(),
+                ));
+            }
         };
         if dtype.bytes() == 1 {
-            return Ok(Stored { dtype, swapped: false, boolean: kind == b"b1" });
+            return Ok(Stored {
+                dtype,
+                swapped: false,
+                boolean: kind == b"b1",
+            });
         }
         let swapped = match order {
             b'<' => cfg!(target_endian = "big"),
             b'>' => cfg!(target_endian = "little"),
             b'=' => false,
-            _ => return Err(format!("its dtype '{}' has no byte order: expected < or >, got |", shown(descr))),
+            _ => {
+                return Err(format!(
+                    "its dtype '{}' has no byte order: expected < or >, got |",
+                    shown(descr)
+                ));
+            }
         };
-        Ok(Stored { dtype, swapped, boolean: false })
+        Ok(Stored {
+            dtype,
+            swapped,
+            boolean: false,
+        })
     }
 }
 
@@ -170,7 +204,7 @@ fn shown(bytes: &[u8]) -> String {
     shown
 }
 
-/// A reader of the few kinds of Python literals that a header is made of.
+/// A parser of the Python literals that headers consist of.
 struct Literal<'a> {
     text: &'a [u8],
     position: usize,
@@ -183,7 +217,7 @@ impl<'a> Literal<'a> {
         }
     }
 
-    /// The next byte after space, without taking it.
+    /// The next byte after spaces, which is not consumed.
     fn peek(&mut self) -> Option<u8> {
         self.skip_space();
         self.text.get(self.position).copied()
@@ -198,24 +232,44 @@ impl<'a> Literal<'a> {
     fn refuse<T>(&mut self, expected: &str) -> Result<T, String> {
         self.skip_space();
         let rest = &self.text[self.position..];
-        let got = if rest.is_empty() { "its end".to_string() } else { format!("\"{}\"", shown(rest)) };
-        Err(format!("byte {} of its header: expected {expected}, got {got}", self.position))
+        let got = if rest.is_empty() {
+            "its end".to_string()
+        } else {
+            format!("\"{}\"", shown(rest))
+        };
+        Err(format!(
+            "byte {} of its header: expected {expected}, got {got}",
+            self.position
+        ))
     }
 
     fn expect(&mut self, byte: u8, what: &str) -> Result<(), String> {
-        if self.accept(byte) { Ok(()) } else { self.refuse(what) }
+        if self.accept(byte) {
+            Ok(())
+        } else {
+            self.refuse(what)
+        }
     }
 
-    /// Nothing but space is left.
+    /// Only spaces are left.
     fn end(&mut self) -> Result<(), String> {
-        if self.peek().is_none() { Ok(()) } else { self.refuse("nothing after the dict") }
+        if self.peek().is_none() {
+            Ok(())
+        } else {
+            self.refuse("nothing after the dict")
+        }
     }
 
-    /// What stands between single or double quotes. No name in a header needs an escape.
+    /// A quoted string. No name in a header needs an escape.
     fn string(&mut self, what: &str) -> Result<&'a [u8], String> {
-        let Some(quote @ (b'\'' | b'"')) = self.peek() else { return self.refuse(&format!("{what} in quotes")) };
+        let Some(quote @ (b'\'' | b'"')) = self.peek() else {
+            return self.refuse(&format!("{what} in quotes"));
+        };
         let inside = &self.text[self.position + 1..];
-        match inside.iter().position(|&byte| byte == quote || byte == b'\\' || byte == b'\n') {
+        match inside
+            .iter()
+            .position(|&byte| byte == quote || byte == b'\\' || byte == b'\n')
+        {
             Some(length) if inside[length] == quote => {
                 self.position += length + 2;
                 Ok(&inside[..length])
@@ -239,7 +293,10 @@ impl<'a> Literal<'a> {
     fn boolean(&mut self) -> Result<bool, String> {
         self.skip_space();
         let rest = &self.text[self.position..];
-        let word_bytes = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
+        let word_bytes = rest
+            .iter()
+            .take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_')
+            .count();
         let value = match &rest[..word_bytes] {
             b"True" => true,
             b"False" => false,
@@ -249,7 +306,7 @@ impl<'a> Literal<'a> {
         Ok(value)
     }
 
-    /// A tuple of whole numbers: `()`, `(3,)`, `(2, 3)`.
+    /// A tuple of integers: `()`, `(3,)`, `(2, 3)`.
     fn shape(&mut self) -> Result<Shape, String> {
         let mut dims = [0; RANK_MAX];
         let mut rank = 0;
@@ -260,17 +317,24 @@ impl<'a> Literal<'a> {
                 return self.refuse("a comma or the end of the shape");
             }
             if rank == RANK_MAX {
-                return Err(format!("its shape has more than {RANK_MAX} dimensions, the most that are supported"));
+                return Err(format!(
+                    "its shape has more than {RANK_MAX} dimensions, the most that are supported"
+                ));
             }
             dims[rank] = self.dimension()?;
             rank += 1;
             comma = self.accept(b',');
         }
         if rank == 1 && !comma {
-            return Err(format!("its shape is ({0}), a number in Python: expected ({0},)", dims[0]));
+            return Err(format!(
+                "its shape is ({0}), a number in Python: expected ({0},)",
+                dims[0]
+            ));
         }
         let dims = &dims[..rank];
-        Shape::new(dims).map_err(|_| format!("its shape {dims:?} has more elements than this machine can address"))
+        Shape::new(dims).map_err(|_| {
+            format!("its shape {dims:?} has more elements than this machine can address")
+        })
     }
 
     fn dimension(&mut self) -> Result<usize, String> {
@@ -280,14 +344,19 @@ impl<'a> Literal<'a> {
         if digits.is_empty() || (digits.len() > 1 && digits[0] == b'0') {
             return self.refuse("a dimension, a whole number from 0 on");
         }
-        let value = digits
-            .iter()
-            .try_fold(0_usize, |value, digit| value.checked_mul(10)?.checked_add(usize::from(digit - b'0')));
+        let value = digits.iter().try_fold(0_usize, |value, digit| {
+            value
+                .checked_mul(10)?
+                .checked_add(usize::from(digit - b'0'))
+        });
         let Some(value) = value else {
-            return Err(format!("its shape has the dimension {}, beyond what this machine can address", shown(digits)));
+            return Err(format!(
+                "its shape has the dimension {}, beyond what this machine can address",
+                shown(digits)
+            ));
         };
         self.position += digits.len();
-        // Python 2 wrote its long integers with a suffix.
+        // Python 2 wrote long integers with a suffix.
         self.position += usize::from(self.text.get(self.position) == Some(&b'L'));
         Ok(value)
     }
@@ -304,7 +373,11 @@ mod tests {
     #[test]
     fn every_spelling_that_python_gives_the_same_dict_is_read() {
         let expected = Header {
-            stored: Stored { dtype: DType::F32, swapped: false, boolean: false },
+            stored: Stored {
+                dtype: DType::F32,
+                swapped: false,
+                boolean: false,
+            },
             fortran_order: false,
             shape: Shape::new(&[2, 3]).unwrap(),
         };
@@ -321,52 +394,101 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        let of_shape = |shape: &str| format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
-        let of_descr = |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}");
+        let of_shape =
+            |shape: &str| format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+        let of_descr =
+            |descr: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': (2,), }}");
         for (text, named) in [
             (String::new(), "expected a dict, got its end"),
             ("{}".into(), "lacks the key 'descr'"),
-            ("{'descr': '<f4', 'shape': ()}".into(), "lacks the key 'fortran_order'"),
+            (
+                "{'descr': '<f4', 'shape': ()}".into(),
+                "lacks the key 'fortran_order'",
+            ),
             ("{'descr': '<f4', 'descr': '<f4'}".into(), "'descr' twice"),
             ("{'flavour': 1}".into(), "unknown key 'flavour'"),
             ("{'descr' '<f4'}".into(), "a colon"),
             ("{'descr': '<f4' 'shape': ()}".into(), "a comma or the end"),
             ("{,}".into(), "a key in quotes"),
-            ("{'descr': '<f4', 'fortran_order': 0, 'shape': ()}".into(), "True or False, got \"0"),
-            ("{'descr': '<f4', 'fortran_order': Falsehood, 'shape': ()}".into(), "True or False"),
-            (of_shape("(2, 3"), "a dimension, a whole number from 0 on, got \"}\""),
+            (
+                "{'descr': '<f4', 'fortran_order': 0, 'shape': ()}".into(),
+                "True or False, got \"0",
+            ),
+            (
+                "{'descr': '<f4', 'fortran_order': Falsehood, 'shape': ()}".into(),
+                "True or False",
+            ),
+            (
+                of_shape("(2, 3"),
+                "a dimension, a whole number from 0 on, got \"}\"",
+            ),
             (of_shape("(2 3)"), "a comma or the end of the shape"),
             (of_shape("(,)"), "a dimension"),
-            (of_shape("(-1,)"), "a dimension, a whole number from 0 on, got \"-1,)"),
+            (
+                of_shape("(-1,)"),
+                "a dimension, a whole number from 0 on, got \"-1,)",
+            ),
             (of_shape("(03,)"), "a dimension"),
             (of_shape("(3.0,)"), "a comma or the end of the shape"),
             (of_shape("(3)"), "(3), a number in Python"),
             (of_shape("[3]"), "a tuple"),
             (of_shape("((((((((3))))))))"), "a dimension"),
-            (of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)"), "more than 8 dimensions"),
-            (of_shape("(99999999999999999999999,)"), "99999999999999999999999, beyond"),
-            (of_shape("(4294967296, 4294967296)"), "more elements than this machine"),
-            (of_shape("(0, 18446744073709551615, 2)"), "more elements than this machine"),
+            (
+                of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)"),
+                "more than 8 dimensions",
+            ),
+            (
+                of_shape("(99999999999999999999999,)"),
+                "99999999999999999999999, beyond",
+            ),
+            (
+                of_shape("(4294967296, 4294967296)"),
+                "more elements than this machine",
+            ),
+            (
+                of_shape("(0, 18446744073709551615, 2)"),
+                "more elements than this machine",
+            ),
             (of_shape("(2,)") + "x", "nothing after the dict"),
-            (of_shape("(2,)") + "\0", "nothing after the dict, got \"\\x00\""),
-            (of_descr("'<i2'"), "'<i2'; supported are f2, f4, f8, u1, i4, i8 and b1"),
+            (
+                of_shape("(2,)") + "\0",
+                "nothing after the dict, got \"\\x00\"",
+            ),
+            (
+                of_descr("'<i2'"),
+                "'<i2'; supported are f2, f4, f8, u1, i4, i8 and b1",
+            ),
             (of_descr("'<u4'"), "astype('float32')"),
             (of_descr("'<c8'"), "'<c8'"),
             (of_descr("'<U3'"), "'<U3'"),
-            (of_descr("'|O'"), "'|O'; supported are f2, f4, f8, u1, i4, i8 and b1, in either byte order. Objects are"),
+            (
+                of_descr("'|O'"),
+                "'|O'; supported are f2, f4, f8, u1, i4, i8 and b1, in either byte order. Objects are",
+            ),
             (of_descr("'|V2'"), "bfloat16"),
             (of_descr("'|f4'"), "no byte order"),
             (of_descr("''"), "''; supported"),
-            (of_descr("[('x', '<f4'), ('y', '<f4')]"), "structured: [('x', '<f4'), ('y', '<f4')], '"),
+            (
+                of_descr("[('x', '<f4'), ('y', '<f4')]"),
+                "structured: [('x', '<f4'), ('y', '<f4')], '",
+            ),
             (of_descr("('<f4', (2,))"), "structured"),
             (of_descr("'<f4"), "'<f4, '; supported"),
             (of_descr("'<f4\\n'"), "without escapes"),
         ] {
             let problem = parsed(&text).unwrap_err();
-            assert!(problem.contains(named), "{text}\n  gave: {problem}\n  without: {named}");
+            assert!(
+                problem.contains(named),
+                "{text}\n  gave: {problem}\n  without: {named}"
+            );
         }
         // The length of what a header holds does not make the message long.
-        assert!(parsed(&of_descr(&format!("'{}'", "x".repeat(60_000)))).unwrap_err().len() < 300);
+        assert!(
+            parsed(&of_descr(&format!("'{}'", "x".repeat(60_000))))
+                .unwrap_err()
+                .len()
+                < 300
+        );
     }
 
     #[test]
@@ -390,7 +512,15 @@ mod tests {
             (">u1", DType::U8, false, false),
             ("|b1", DType::U8, false, true),
         ] {
-            assert_eq!(Stored::parse(text.as_bytes()), Ok(Stored { dtype, swapped, boolean }), "{text}");
+            assert_eq!(
+                Stored::parse(text.as_bytes()),
+                Ok(Stored {
+                    dtype,
+                    swapped,
+                    boolean
+                }),
+                "{text}"
+            );
         }
     }
 }

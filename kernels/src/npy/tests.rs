@@ -1,4 +1,5 @@
-//! Files as numpy writes them, files that lie, and saving that fails. tests/npy.rs counts what lies allocate.
+//! Files as numpy writes them, files with false claims, and saving that fails. tests/npy.rs counts
+//! what false claims allocate.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use crate::dtype::f16;
 use crate::random::Random;
 use crate::{DType, Shape};
 
-/// A directory of one test, gone with it.
+/// A directory of one test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -25,7 +26,9 @@ impl Scratch {
     }
 
     fn names(&self) -> Vec<String> {
-        let names = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let names = fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = names.collect();
         names.sort();
         names
@@ -60,7 +63,13 @@ fn golden_matrix() -> Vec<u8> {
 /// A file of version 1 with this header and nothing careful about it.
 fn file(header: &str, elements: &[u8]) -> Vec<u8> {
     let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), elements].concat()
+    [
+        b"\x93NUMPY\x01\x00",
+        &length[..],
+        header.as_bytes(),
+        elements,
+    ]
+    .concat()
 }
 
 fn cpu<T: Element>(data: &[T], shape: &[usize]) -> Tensor {
@@ -70,22 +79,40 @@ fn cpu<T: Element>(data: &[T], shape: &[usize]) -> Tensor {
 /// A tensor of `shape` whose bytes are random.
 fn random(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
     let tensor = Tensor::empty(shape, dtype, Device::Cpu).unwrap();
-    let noise = Tensor::randint(256, &[tensor.bytes()], DType::U8, Device::Cpu, &mut Random::new(seed)).unwrap();
+    let noise = Tensor::randint(
+        256,
+        &[tensor.bytes()],
+        DType::U8,
+        Device::Cpu,
+        &mut Random::new(seed),
+    )
+    .unwrap();
     let at = Location::caller();
-    tensor.borrow("x", true, "test", at).unwrap().elements_mut::<u8>().copy_from_slice(&noise.to_vec::<u8>().unwrap());
+    tensor
+        .borrow("x", true, "test", at)
+        .unwrap()
+        .elements_mut::<u8>()
+        .copy_from_slice(&noise.to_vec::<u8>().unwrap());
     tensor
 }
 
 fn bytes_of(tensor: &Tensor) -> Vec<u8> {
     let tensor = tensor.contiguous().unwrap();
-    tensor.borrow("x", false, "test", Location::caller()).unwrap().elements::<u8>().to_vec()
+    tensor
+        .borrow("x", false, "test", Location::caller())
+        .unwrap()
+        .elements::<u8>()
+        .to_vec()
 }
 
 /// Same dtype, same shape, same bits.
 #[track_caller]
 fn assert_same(one: &Tensor, other: &Tensor) {
     assert_eq!((one.dtype(), one.shape()), (other.dtype(), other.shape()));
-    assert!(bytes_of(one) == bytes_of(other), "{one} and {other} differ in their elements");
+    assert!(
+        bytes_of(one) == bytes_of(other),
+        "{one} and {other} differ in their elements"
+    );
 }
 
 /// The array, and that numpy's own bytes come out when it is saved.
@@ -95,7 +122,10 @@ fn read_and_saved_alike(name: &str, file: &[u8], expected: &Tensor) {
     let path = scratch.path("a.npy");
     assert_same(&parse(file, Device::Cpu).unwrap(), expected);
     expected.save_npy(&path).unwrap();
-    assert_eq!(fs::read(&path).unwrap().escape_ascii().to_string(), file.escape_ascii().to_string());
+    assert_eq!(
+        fs::read(&path).unwrap().escape_ascii().to_string(),
+        file.escape_ascii().to_string()
+    );
     assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), expected);
 }
 
@@ -105,11 +135,24 @@ fn what_numpy_writes_is_read_and_written_byte_for_byte() {
     read_and_saved_alike("f4", &golden_matrix(), &cpu(&data, &[2, 3]));
     // np.array(1.5)
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<f8', 'fortran_order': False, 'shape': (), }";
-    read_and_saved_alike("0d", &golden(start, 62, b"\x00\x00\x00\x00\x00\x00\xf8?"), &cpu(&[1.5_f64], &[]));
+    read_and_saved_alike(
+        "0d",
+        &golden(start, 62, b"\x00\x00\x00\x00\x00\x00\xf8?"),
+        &cpu(&[1.5_f64], &[]),
+    );
     // np.array([1, -2, 3])
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }";
-    let elements = [1_i64.to_le_bytes(), (-2_i64).to_le_bytes(), 3_i64.to_le_bytes()].concat();
-    read_and_saved_alike("i8", &golden(start, 60, &elements), &cpu(&[1_i64, -2, 3], &[3]));
+    let elements = [
+        1_i64.to_le_bytes(),
+        (-2_i64).to_le_bytes(),
+        3_i64.to_le_bytes(),
+    ]
+    .concat();
+    read_and_saved_alike(
+        "i8",
+        &golden(start, 60, &elements),
+        &cpu(&[1_i64, -2, 3], &[3]),
+    );
     // np.zeros(0, "u1")
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (0,), }";
     read_and_saved_alike("u1", &golden(start, 60, b""), &cpu::<u8>(&[], &[0]));
@@ -118,8 +161,13 @@ fn what_numpy_writes_is_read_and_written_byte_for_byte() {
     let expected = cpu(&[f16::from_f32(1.0), f16::from_f32(-0.5)], &[2]);
     read_and_saved_alike("f2", &golden(start, 60, b"\x00<\x00\xb8"), &expected);
     // np.arange(2, dtype="i4").reshape(1, 2, 1)
-    let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2, 1), }";
-    read_and_saved_alike("i4", &golden(start, 55, b"\0\0\0\0\x01\0\0\0"), &cpu(&[0_i32, 1], &[1, 2, 1]));
+    let start =
+        b"\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': (1, 2, 1), }";
+    read_and_saved_alike(
+        "i4",
+        &golden(start, 55, b"\0\0\0\0\x01\0\0\0"),
+        &cpu(&[0_i32, 1], &[1, 2, 1]),
+    );
     // np.zeros((1,) * 8, "u1")
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (1, 1, 1, 1, 1, 1, 1, 1), }";
     read_and_saved_alike("8d", &golden(start, 40, b"\0"), &cpu(&[0_u8], &[1; 8]));
@@ -133,33 +181,67 @@ fn transposed_views_are_written_as_numpy_writes_them() {
     let file = golden(start, 59, &golden_matrix()[128..]);
     read_and_saved_alike("t", &file, &matrix.t().unwrap());
     // np.zeros((0, 3), "f4").T and np.zeros((3, 1), "f4").T: the same in both orders, so row-major.
-    let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3, 0), }";
-    read_and_saved_alike("t0", &golden(start, 58, b""), &cpu::<f32>(&[], &[0, 3]).t().unwrap());
-    let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3), }";
-    read_and_saved_alike("t1", &golden(start, 58, &[0; 12]), &cpu(&[0.0_f32; 3], &[3, 1]).t().unwrap());
+    let start =
+        b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3, 0), }";
+    read_and_saved_alike(
+        "t0",
+        &golden(start, 58, b""),
+        &cpu::<f32>(&[], &[0, 3]).t().unwrap(),
+    );
+    let start =
+        b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3), }";
+    read_and_saved_alike(
+        "t1",
+        &golden(start, 58, &[0; 12]),
+        &cpu(&[0.0_f32; 3], &[3, 1]).t().unwrap(),
+    );
 }
 
 #[test]
 fn other_orders_and_booleans_are_converted() {
     // np.array([1, 2], ">f4")
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '>f4', 'fortran_order': False, 'shape': (2,), }";
-    assert_same(&parse(&golden(start, 60, b"?\x80\0\0@\0\0\0"), Device::Cpu).unwrap(), &cpu(&[1.0_f32, 2.0], &[2]));
+    assert_same(
+        &parse(&golden(start, 60, b"?\x80\0\0@\0\0\0"), Device::Cpu).unwrap(),
+        &cpu(&[1.0_f32, 2.0], &[2]),
+    );
     // np.array([1, -2], ">i8")
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '>i8', 'fortran_order': False, 'shape': (2,), }";
     let elements = [1_i64.to_be_bytes(), (-2_i64).to_be_bytes()].concat();
-    assert_same(&parse(&golden(start, 60, &elements), Device::Cpu).unwrap(), &cpu(&[1_i64, -2], &[2]));
-    let halves = file("{'descr': '>f2', 'fortran_order': False, 'shape': (1,)}", &f16::from_f32(0.1).to_be_bytes());
-    assert_same(&parse(&halves, Device::Cpu).unwrap(), &cpu(&[f16::from_f32(0.1)], &[1]));
+    assert_same(
+        &parse(&golden(start, 60, &elements), Device::Cpu).unwrap(),
+        &cpu(&[1_i64, -2], &[2]),
+    );
+    let halves = file(
+        "{'descr': '>f2', 'fortran_order': False, 'shape': (1,)}",
+        &f16::from_f32(0.1).to_be_bytes(),
+    );
+    assert_same(
+        &parse(&halves, Device::Cpu).unwrap(),
+        &cpu(&[f16::from_f32(0.1)], &[1]),
+    );
     // np.array([True, False])
     let start = b"\x93NUMPY\x01\x00v\x00{'descr': '|b1', 'fortran_order': False, 'shape': (2,), }";
-    assert_same(&parse(&golden(start, 60, b"\x01\x00"), Device::Cpu).unwrap(), &cpu(&[1_u8, 0], &[2]));
-    let error = parse(&golden(start, 60, b"\x01\x02"), Device::Cpu).unwrap_err().to_string();
-    assert!(error.contains("element 1 of its bool array is 2, not 0 or 1"), "{error}");
+    assert_same(
+        &parse(&golden(start, 60, b"\x01\x00"), Device::Cpu).unwrap(),
+        &cpu(&[1_u8, 0], &[2]),
+    );
+    let error = parse(&golden(start, 60, b"\x01\x02"), Device::Cpu)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("element 1 of its bool array is 2, not 0 or 1"),
+        "{error}"
+    );
     // np.asfortranarray(np.arange(12, dtype="u1").reshape(2, 2, 3))
-    let start = b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': True, 'shape': (2, 2, 3), }";
+    let start =
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': True, 'shape': (2, 2, 3), }";
     let expected: Vec<u8> = (0..12).collect();
     let elements = b"\x00\x06\x03\t\x01\x07\x04\n\x02\x08\x05\x0b";
-    assert_same(&parse(&golden(start, 56, elements), Device::Cpu).unwrap(), &cpu(&expected, &[2, 2, 3]));
+    assert_same(
+        &parse(&golden(start, 56, elements), Device::Cpu).unwrap(),
+        &cpu(&expected, &[2, 2, 3]),
+    );
 }
 
 #[test]
@@ -167,11 +249,22 @@ fn versions_two_and_three_have_a_longer_length() {
     let one = golden_matrix();
     for version in [2, 3] {
         let longer = [b"\x93NUMPY", &[version, 0, 118, 0, 0, 0], &one[10..]].concat();
-        assert_same(&parse(&longer, Device::Cpu).unwrap(), &parse(&one, Device::Cpu).unwrap());
+        assert_same(
+            &parse(&longer, Device::Cpu).unwrap(),
+            &parse(&one, Device::Cpu).unwrap(),
+        );
     }
     for version in [[0, 0], [1, 1], [4, 0], [255, 255]] {
-        let error = parse(&[b"\x93NUMPY", &version[..], &one[8..]].concat(), Device::Cpu).unwrap_err().to_string();
-        assert!(error.contains(&format!("version {}.{}; supported", version[0], version[1])), "{error}");
+        let error = parse(
+            &[b"\x93NUMPY", &version[..], &one[8..]].concat(),
+            Device::Cpu,
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains(&format!("version {}.{}; supported", version[0], version[1])),
+            "{error}"
+        );
     }
 }
 
@@ -181,7 +274,15 @@ fn every_dtype_and_kind_of_shape_survives_a_round_trip() {
     let path = scratch.path("a.npy");
     for dtype in DType::ALL.into_iter().filter(|&dtype| dtype != DType::BF16) {
         // Without dimensions, empty, odd, of the most dimensions, and of more than 1 MiB.
-        for shape in [&[][..], &[0], &[3, 0, 5], &[1], &[7, 3], &[1, 2, 1, 2, 1, 2, 1, 2], &[1025, 1031]] {
+        for shape in [
+            &[][..],
+            &[0],
+            &[3, 0, 5],
+            &[1],
+            &[7, 3],
+            &[1, 2, 1, 2, 1, 2, 1, 2],
+            &[1025, 1031],
+        ] {
             let tensor = random(shape, dtype, 7);
             tensor.save_npy(&path).unwrap();
             assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &tensor);
@@ -189,7 +290,11 @@ fn every_dtype_and_kind_of_shape_survives_a_round_trip() {
             assert_same(&parse(&bytes, Device::Cpu).unwrap(), &tensor);
             assert_same(&read(&bytes[..], Device::Cpu).unwrap(), &tensor);
         }
-        let view = random(&[65, 40], dtype, 8).slice(3..50).unwrap().t().unwrap();
+        let view = random(&[65, 40], dtype, 8)
+            .slice(3..50)
+            .unwrap()
+            .t()
+            .unwrap();
         view.save_npy(&path).unwrap();
         assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &view);
     }
@@ -198,9 +303,17 @@ fn every_dtype_and_kind_of_shape_survives_a_round_trip() {
 
 #[test]
 fn bf16_is_refused_with_the_way_out() {
-    let tensor = Tensor::zeros(&[2], DType::BF16, Device::Cpu).unwrap().named("w");
-    let error = tensor.save_npy("/nonexistent/w.npy").unwrap_err().to_string();
-    assert!(error.contains("\"w\" bf16[2] on cpu") && error.contains(".to_dtype(DType::F32)"), "{error}");
+    let tensor = Tensor::zeros(&[2], DType::BF16, Device::Cpu)
+        .unwrap()
+        .named("w");
+    let error = tensor
+        .save_npy("/nonexistent/w.npy")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("\"w\" bf16[2] on cpu") && error.contains(".to_dtype(DType::F32)"),
+        "{error}"
+    );
     assert!(error.contains(file!()), "{error}");
 }
 
@@ -226,14 +339,30 @@ fn a_reader_of_one_byte_at_a_time_gives_the_same_tensor() {
     let (path, at) = (Path::new("drip"), Location::caller());
     let bytes_left = Some(file.len() as u64);
     assert_same(
-        &Source { reader: Drip(&file, false), bytes_left, path, device: Device::Cpu, op: "test", at }.read().unwrap(),
+        &Source {
+            reader: Drip(&file, false),
+            bytes_left,
+            path,
+            device: Device::Cpu,
+            op: "test",
+            at,
+        }
+        .read()
+        .unwrap(),
         &expected,
     );
     let mut short = file.clone();
     short.pop();
-    let error = Source { reader: Drip(&short, false), bytes_left, path, device: Device::Cpu, op: "test", at }
-        .read()
-        .unwrap_err();
+    let error = Source {
+        reader: Drip(&short, false),
+        bytes_left,
+        path,
+        device: Device::Cpu,
+        op: "test",
+        at,
+    }
+    .read()
+    .unwrap_err();
     assert!(error.to_string().contains("shrank to 23 bytes"), "{error}");
 }
 
@@ -241,14 +370,20 @@ fn a_reader_of_one_byte_at_a_time_gives_the_same_tensor() {
 fn every_truncation_is_an_error_and_so_is_a_byte_too_many() {
     let mut file = golden_matrix();
     for length in 0..file.len() {
-        for result in [parse(&file[..length], Device::Cpu), read(&file[..length], Device::Cpu)] {
+        for result in [
+            parse(&file[..length], Device::Cpu),
+            read(&file[..length], Device::Cpu),
+        ] {
             let error = result.unwrap_err();
             assert!(matches!(error, Error::BadFile { .. }), "{length}: {error}");
         }
     }
     file.push(0);
     let error = parse(&file, Device::Cpu).unwrap_err().to_string();
-    assert!(error.contains("the header claims f32[2, 3] = 24 bytes, but 25 bytes follow it"), "{error}");
+    assert!(
+        error.contains("the header claims f32[2, 3] = 24 bytes, but 25 bytes follow it"),
+        "{error}"
+    );
     let error = read(&file[..], Device::Cpu).unwrap_err().to_string();
     assert!(error.contains("more bytes follow it"), "{error}");
 }
@@ -272,21 +407,38 @@ fn every_changed_byte_of_the_header_gives_a_tensor_no_larger_than_the_file_or_an
 
 #[test]
 fn claims_beyond_the_file_are_errors_that_give_both_figures() {
-    let error = parse(&file("{'descr': '<f4', 'fortran_order': False, 'shape': (1000, 1000)}", &[0; 12]), Device::Cpu)
-        .unwrap_err();
+    let error = parse(
+        &file(
+            "{'descr': '<f4', 'fortran_order': False, 'shape': (1000, 1000)}",
+            &[0; 12],
+        ),
+        Device::Cpu,
+    )
+    .unwrap_err();
     let text = "the header claims f32[1000, 1000] = 4000000 bytes, but 12 bytes follow it";
     assert!(error.to_string().ends_with(text), "{error}");
     // A header of 4 GiB, of which nothing is there.
-    let error = parse(b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", Device::Cpu).unwrap_err().to_string();
-    assert!(error.contains("claims 4294967295 bytes; at most 65536"), "{error}");
+    let error = parse(b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", Device::Cpu)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("claims 4294967295 bytes; at most 65536"),
+        "{error}"
+    );
     for (bytes, named) in [
         (&b"PK\x03\x04\x14\0\0\0\0\0"[..], "np.save"),
-        (b"\x80\x04\x95\0\0\0\0\0\0\0", "a pickle, which is never read"),
+        (
+            b"\x80\x04\x95\0\0\0\0\0\0\0",
+            "a pickle, which is never read",
+        ),
         (b"hello, world", "begins with \"hello, w\""),
         (b"", "expected 8 bytes, got 0"),
     ] {
         let error = parse(bytes, Device::Cpu).unwrap_err().to_string();
-        assert!(error.starts_with("\"<bytes in memory>\": not a usable .npy file: "), "{error}");
+        assert!(
+            error.starts_with("\"<bytes in memory>\": not a usable .npy file: "),
+            "{error}"
+        );
         assert!(error.contains(named), "{error}");
     }
 }
@@ -295,19 +447,41 @@ fn claims_beyond_the_file_are_errors_that_give_both_figures() {
 fn what_is_not_an_ordinary_file_is_refused_at_once() {
     let scratch = Scratch::new("kinds");
     let fifo = scratch.path("fifo");
-    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    for (path, what) in
-        [(fifo.as_path(), "a pipe (FIFO)"), (&scratch.0, "a directory"), (Path::new("/dev/full"), "a device")]
-    {
-        for error in [Tensor::load_npy(path, Device::Cpu).unwrap_err(), cpu(&[1_u8], &[1]).save_npy(path).unwrap_err()]
-        {
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    for (path, what) in [
+        (fifo.as_path(), "a pipe (FIFO)"),
+        (&scratch.0, "a directory"),
+        (Path::new("/dev/full"), "a device"),
+    ] {
+        for error in [
+            Tensor::load_npy(path, Device::Cpu).unwrap_err(),
+            cpu(&[1_u8], &[1]).save_npy(path).unwrap_err(),
+        ] {
             assert!(matches!(error, Error::BadFile { .. }), "{error}");
             assert!(error.to_string().contains(what), "{error}");
         }
     }
     let error = Tensor::load_npy(scratch.path("missing.npy"), Device::Cpu).unwrap_err();
-    assert!(matches!(error, Error::Io { doing: "opening", .. }), "{error}");
-    assert!(matches!(Tensor::load_npy(&fifo, Device::Cuda(99)), Err(Error::DeviceAbsent { .. })));
+    assert!(
+        matches!(
+            error,
+            Error::Io {
+                doing: "opening",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(matches!(
+        Tensor::load_npy(&fifo, Device::Cuda(99)),
+        Err(Error::DeviceAbsent { .. })
+    ));
 }
 
 #[test]
@@ -316,19 +490,26 @@ fn a_failed_save_leaves_the_old_file_and_nothing_beside_it() {
     let path = scratch.path("a.npy");
     let old = cpu(&[1.0_f32, 2.0], &[2]);
     old.save_npy(&path).unwrap();
-    // The disk is full after some bytes: what /dev/full says, at the place where a full disk says it.
+    // The disk is full after some bytes: what /dev/full says, at the place where a full disk says
+    // it.
     let error = replace::replace(&path, |file| {
         file.write_all(b"\x93NUMPY")?;
-        File::options().write(true).open("/dev/full")?.write_all(b"more")
+        File::options()
+            .write(true)
+            .open("/dev/full")?
+            .write_all(b"more")
     })
     .unwrap_err();
-    let full =
-        matches!(&error, Error::Io { doing: "writing", source, .. } if source.raw_os_error() == Some(libc::ENOSPC));
+    let full = matches!(&error, Error::Io { doing: "writing", source, .. } if source.raw_os_error() == Some(libc::ENOSPC));
     assert!(full, "{error}");
     assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &old);
     assert_eq!(scratch.names(), ["a.npy"]);
     // Into a directory that is not there, and one in which nothing can be made.
-    for path in [scratch.path("no/a.npy"), PathBuf::from("/proc/a.npy"), PathBuf::new()] {
+    for path in [
+        scratch.path("no/a.npy"),
+        PathBuf::from("/proc/a.npy"),
+        PathBuf::new(),
+    ] {
         let error = old.save_npy(&path).unwrap_err();
         assert!(matches!(error, Error::Io { .. }), "{error}");
     }
@@ -352,7 +533,10 @@ fn saving_follows_links_and_keeps_permissions() {
     let circle = scratch.path("circle.npy");
     std::os::unix::fs::symlink(&circle, &circle).unwrap();
     assert!(new.save_npy(&circle).is_err());
-    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
     assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &new);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o440)).unwrap();
     let error = old.save_npy(&path).unwrap_err().to_string();

@@ -8,7 +8,8 @@ INLINE i64 index_at(const void* indices, u32 bytes, u64 i) {
     return static_cast<const i64*>(indices)[i];
 }
 
-/// Whether `target` is the first of the largest of a row, NaN above everything; for a whole warp alike.
+/// Whether `target` is the first of the largest of a row, with NaN above everything. The whole warp
+/// gets the same result.
 template <class T> INLINE bool is_argmax(const T* __restrict__ logits, u64 classes, u64 target) {
     const float largest = wide(logits[target]);
     const bool any_is_less = !is_nan(largest);
@@ -16,20 +17,21 @@ template <class T> INLINE bool is_argmax(const T* __restrict__ logits, u64 class
 #pragma unroll 4
     for (u64 i = threadIdx.x % WARP; i < classes; i += WARP) {
         const float x = wide(logits[i]);
-        // Before the target nothing may be as large, behind it nothing larger. Against a NaN nothing but an earlier one
-        // counts; a NaN elsewhere fails both comparisons.
+        // Nothing before the target may be as large, and nothing after it larger. Only an earlier
+        // NaN beats a NaN; a NaN elsewhere fails both comparisons.
         const bool good = i < target ? (any_is_less ? x < largest : !is_nan(x)) : (any_is_less ? x <= largest : true);
         fits = fits && good;
     }
     return __ballot_sync(WHOLE_WARP, !fits) == 0;
 }
 
-/// out = [0, 0], for the kernel below to add to.
+/// out = [0, 0], to which the next kernel adds.
 KERNEL(WARP) accuracy_zero(i64* out) {
     if (threadIdx.x < 2) out[threadIdx.x] = 0;
 }
 
-/// out += [right, counted] over the rows, a warp at a time. A target that is no class counts and is never right.
+/// out += [right, counted] over the rows, one per warp. An invalid target counts and is never
+/// right.
 template <class T>
 INLINE void count_rows(
     i64* out, const T* __restrict__ logits, const void* __restrict__ targets, u32 target_bytes, u64 rows, u64 classes,
@@ -49,7 +51,7 @@ INLINE void count_rows(
     if (threadIdx.x >= 2) return;
     u64 total = 0;
     for (u32 i = 0; i < BLOCK_THREADS / WARP; i++) total += counts[threadIdx.x][i];
-    // Whole numbers: their sum is the same in any order.
+    // Integers: their sum is the same in any order.
     atomicAdd(reinterpret_cast<u64*>(out) + threadIdx.x, total);
 }
 
@@ -59,4 +61,4 @@ INLINE void count_rows(
         u32 ignores) {                                                                                                 \
         count_rows(out, logits, targets, target_bytes, rows, classes, ignore_index, ignores);                          \
     }
-FOR_TRAINED(ACCURACY)
+FOR_F32_AND_BF16(ACCURACY)

@@ -5,4 +5,4 @@
     KERNEL(BLOCK_THREADS) add_##NAME(T* out, const T* a, const T* b, u64 count) {                                      \
         map(out, a, b, count, [](float a, float b) { return a + b; });                                                 \
     }
-FOR_WIDE(ADD)
+FOR_F32_AND_BF16(ADD)

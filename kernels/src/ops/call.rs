@@ -1,21 +1,27 @@
-//! What every operation does before its math: checks the operands, brings them to one device (or refuses), and enters
-//! their memory. Errors name the operation, the operand, and the caller's line.
+//! What every operation does before its math: checks the operands, brings them to one device (or
+//! refuses), and borrows their memory. Errors name the operation, the operand and the caller's
+//! line.
 //!
 //! ```text
 //! let mut call = Call::new("relu");
-//! let out = call.writes("out", out);            // operand 0 decides where operands meet
+//! let out = call.writes("out", out);            // operand 0 decides on which device operands meet
 //! let x = call.reads("x", x);
-//! call.same_shape(x, out)?;
-//! let placed = call.place(x, &FLOATS)?;
-//! let [mut out, x] = placed.enter([out, x])?;   // then out.elements_mut::<f32>(), x.elements::<f32>()
-//! …
-//! placed.finish()                               // an output that the policy moved goes back
+//! call.elementwise(&[out, x])?;                 // or any other check
+//! call.run(x, &FLOATS, |placed| {
+//!     let [mut out, x] = placed.enter([out, x])?;
+//!     if let Some(gpu) = placed.launcher() {
+//!         return gpu.launch(…);
+//!     }
+//!     with_float!(placed.dtype, T => …out.elements_mut::<T>(), x.elements::<T>()…);
+//!     Ok(())
+//! })
 //! ```
 
 use std::panic::Location;
 use std::sync::Arc;
 
 use crate::cuda::Launcher;
+use crate::cuda::launch::Argument;
 use crate::cuda::queue::Queue;
 use crate::error::{Error, NoVersion, Result, Site};
 use crate::storage::Borrow;
@@ -23,30 +29,60 @@ use crate::stream::Stream;
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Tensor};
 
-/// The most operands an operation has.
+/// The most operands that an operation has.
 const OPERANDS_MAX: usize = 10;
 
-/// Which versions of an operation there are: the dtypes its math runs in, by kind of device.
+/// The dtypes in which an operation can compute, by kind of device.
 #[derive(Debug)]
 pub(crate) struct Versions {
     pub(crate) cpu: &'static [DType],
     pub(crate) cuda: &'static [DType],
 }
 
-/// The math in f32 everywhere, and in f64 on the CPU, for checking.
-pub(crate) const FLOATS: Versions = Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32] };
+/// f32 everywhere, and f64 on the CPU for checks.
+pub(crate) const FLOATS: Versions = Versions {
+    cpu: &[DType::F32, DType::F64],
+    cuda: &[DType::F32],
+};
 
-/// As `FLOATS`, and in the half-width types on CUDA, where the math is in f32 and rounded once.
-pub(crate) const WIDE: Versions =
-    Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32, DType::BF16, DType::F16] };
+/// As `FLOATS`, and bf16 on CUDA, where the math is in f32 and its result is rounded once.
+pub(crate) const FLOATS_AND_BF16: Versions = Versions {
+    cpu: &[DType::F32, DType::F64],
+    cuda: &[DType::F32, DType::BF16],
+};
 
-/// The dtypes whose math is in f32.
-pub(crate) const HALVES: [DType; 2] = [DType::BF16, DType::F16];
+/// Every dtype on every device: for operations that only move or convert elements.
+pub(crate) const EVERY_DTYPE: Versions = Versions {
+    cpu: &DType::ALL,
+    cuda: &DType::ALL,
+};
 
-/// As `FLOATS`, and in bf16 on CUDA: what models compute in, and so their losses read.
-pub(crate) const TRAINED: Versions = Versions { cpu: &[DType::F32, DType::F64], cuda: &[DType::F32, DType::BF16] };
+impl Versions {
+    fn on(&self, device: Device) -> &'static [DType] {
+        match device {
+            Device::Cpu => self.cpu,
+            _ => self.cuda,
+        }
+    }
+}
 
-/// One operand by its position in the call.
+/// Runs `$body` with `$T` bound to f64 if that is `$dtype`, else to f32.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {{
+        #[allow(unused_imports)]
+        use $crate::{Element as _, ops::float::Float as _};
+        if $dtype == $crate::DType::F64 {
+            type $T = f64;
+            $body
+        } else {
+            type $T = f32;
+            $body
+        }
+    }};
+}
+pub(crate) use with_float;
+
+/// An operand, by its position in the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u8);
 
@@ -55,13 +91,13 @@ struct Operand<'a> {
     role: &'static str,
     tensor: &'a Tensor,
     writes: bool,
-    /// May be the very same elements as this other operand, which the operation then updates in place.
+    /// The output that may have exactly the same elements, which are then updated in place.
     in_place_with: Option<Slot>,
-    /// Is: found by `place`.
+    /// The output that does have the same elements, once `place` has found it.
     in_place_of: Option<Slot>,
 }
 
-/// An operation being called: its operands, not yet brought together.
+/// An operation being called, with its operands where the caller has them.
 pub(crate) struct Call<'a> {
     pub(crate) op: &'static str,
     pub(crate) at: Site,
@@ -72,11 +108,22 @@ pub(crate) struct Call<'a> {
 impl<'a> Call<'a> {
     #[track_caller]
     pub(crate) fn new(op: &'static str) -> Call<'a> {
-        Call { op, at: Location::caller(), operands: [None; OPERANDS_MAX], count: 0 }
+        Call {
+            op,
+            at: Location::caller(),
+            operands: [None; OPERANDS_MAX],
+            count: 0,
+        }
     }
 
     fn push(&mut self, role: &'static str, tensor: &'a Tensor, writes: bool) -> Slot {
-        self.operands[self.count] = Some(Operand { role, tensor, writes, in_place_with: None, in_place_of: None });
+        self.operands[self.count] = Some(Operand {
+            role,
+            tensor,
+            writes,
+            in_place_with: None,
+            in_place_of: None,
+        });
         self.count += 1;
         Slot(self.count as u8 - 1)
     }
@@ -92,16 +139,24 @@ impl<'a> Call<'a> {
     }
 
     /// Adds an operand that may be absent.
-    pub(crate) fn reads_some(&mut self, role: &'static str, tensor: Option<&'a Tensor>) -> Option<Slot> {
+    pub(crate) fn reads_some(
+        &mut self,
+        role: &'static str,
+        tensor: Option<&'a Tensor>,
+    ) -> Option<Slot> {
         tensor.map(|tensor| self.reads(role, tensor))
     }
 
     /// Adds a written operand that may be absent.
-    pub(crate) fn writes_some(&mut self, role: &'static str, tensor: Option<&'a Tensor>) -> Option<Slot> {
+    pub(crate) fn writes_some(
+        &mut self,
+        role: &'static str,
+        tensor: Option<&'a Tensor>,
+    ) -> Option<Slot> {
         tensor.map(|tensor| self.writes(role, tensor))
     }
 
-    /// `input` may be exactly the elements of `output`: the operation then works in place.
+    /// Lets `input` have exactly the elements of `output`: the operation then works in place.
     pub(crate) fn may_be_in_place(&mut self, input: Slot, output: Slot) {
         if let Some(operand) = &mut self.operands[usize::from(input.0)] {
             operand.in_place_with = Some(output);
@@ -109,7 +164,9 @@ impl<'a> Call<'a> {
     }
 
     fn operand(&self, slot: Slot) -> &Operand<'a> {
-        self.operands[usize::from(slot.0)].as_ref().expect("a slot comes from push")
+        self.operands[usize::from(slot.0)]
+            .as_ref()
+            .expect("a slot comes from push")
     }
 
     pub(crate) fn tensor(&self, slot: Slot) -> &'a Tensor {
@@ -125,39 +182,56 @@ impl<'a> Call<'a> {
     }
 
     /// An error about one operand.
-    pub(crate) fn misfit(&self, slot: Slot, expected: impl Into<String>, hint: impl Into<String>) -> Error {
+    pub(crate) fn operand_error(
+        &self,
+        slot: Slot,
+        expected: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Error {
         let operand = self.operand(slot);
         Error::Operand {
             op: self.op,
             operand: Box::new(operand.tensor.as_operand(operand.role)),
             expected: expected.into(),
-            hint: hint.into(),
+            help: help.into(),
             at: self.at,
         }
     }
 
     /// An error about a number or an element.
-    pub(crate) fn bad_value(&self, what: impl Into<String>, expected: impl Into<String>, got: String) -> Error {
-        Error::Value { op: self.op, what: what.into(), expected: expected.into(), got, at: self.at }
+    pub(crate) fn value_error(
+        &self,
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> Error {
+        Error::Value {
+            op: self.op,
+            what: what.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+            at: self.at,
+        }
     }
 
-    /// The operand has exactly these dimensions; `meaning` says what they are, as in `[rows of mat1, columns of mat2]`.
+    /// The operand has exactly these dimensions. `meaning` explains them, for example
+    /// `[rows of mat1, columns of mat2]`.
     pub(crate) fn has_shape(&self, slot: Slot, dims: &[usize], meaning: &str) -> Result<()> {
         if self.tensor(slot).shape().dims() == dims {
             return Ok(());
         }
-        Err(self.misfit(
+        Err(self.operand_error(
             slot,
             format!("shape {dims:?}, that is {meaning}"),
-            "Make it with that shape, or slice or reshape what you have.",
+            "make it with that shape, or slice or reshape what you have",
         ))
     }
 
-    /// The operand has as many dimensions as `N`; gives their lengths.
+    /// The lengths of the operand's dimensions, of which there must be `N`.
     pub(crate) fn dims<const N: usize>(&self, slot: Slot, meaning: &str) -> Result<[usize; N]> {
         <[usize; N]>::try_from(self.tensor(slot).shape().dims()).map_err(|_| {
             let dimensions = if N == 1 { "dimension" } else { "dimensions" };
-            self.misfit(slot, format!("{N} {dimensions}, {meaning}"), "Reshape it.")
+            self.operand_error(slot, format!("{N} {dimensions}, {meaning}"), "reshape it")
         })
     }
 
@@ -168,10 +242,10 @@ impl<'a> Call<'a> {
             return Ok(());
         }
         let role = self.operand(other).role;
-        Err(self.misfit(
+        Err(self.operand_error(
             slot,
             format!("shape {wanted}, as {role} has"),
-            "Shapes are not broadcast: slice or reshape one of them.",
+            "shapes are not broadcast: slice or reshape one of them",
         ))
     }
 
@@ -182,25 +256,33 @@ impl<'a> Call<'a> {
             return Ok(());
         }
         let role = self.operand(other).role;
-        Err(self.misfit(
+        Err(self.operand_error(
             slot,
             format!("dtype {wanted}, as {role} has"),
-            format!("Cast it with .to_dtype(DType::{wanted:?})."),
+            format!("cast it with .to_dtype(DType::{wanted:?})"),
         ))
     }
 
-    /// The operand has the dtype that the math on `other` runs in: its own, or f32 where that is narrower.
+    /// The operand has the dtype of `other`, or f32 where that is bf16, whose math is in f32.
     pub(crate) fn math_dtype(&self, slot: Slot, other: Slot) -> Result<()> {
-        let of_other = self.tensor(other).dtype();
-        if !HALVES.contains(&of_other) {
+        if self.tensor(other).dtype() != DType::BF16 {
             return self.same_dtype(slot, other);
         }
         if self.tensor(slot).dtype() == DType::F32 {
             return Ok(());
         }
         let role = self.operand(other).role;
-        let expected = format!("dtype f32, in which {of_other} is computed, as {role} is");
-        Err(self.misfit(slot, expected, "Cast it with .to_dtype(DType::F32)."))
+        let expected = format!("dtype f32, in which bf16 is computed, as {role} is");
+        Err(self.operand_error(slot, expected, "cast it with .to_dtype(DType::F32)"))
+    }
+
+    /// The operand has the dtype of `other`, or is f32 where that is bf16.
+    pub(crate) fn same_or_wider(&self, slot: Slot, other: Slot) -> Result<()> {
+        let [dtype, narrow] = [slot, other].map(|slot| self.tensor(slot).dtype());
+        if (dtype, narrow) == (DType::F32, DType::BF16) {
+            return Ok(());
+        }
+        self.same_dtype(slot, other)
     }
 
     /// The operand has one of these dtypes.
@@ -209,27 +291,31 @@ impl<'a> Call<'a> {
             return Ok(());
         }
         let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
-        Err(self.misfit(slot, format!("dtype {}", names.join(" or ")), "Cast it with .to_dtype(…)."))
+        Err(self.operand_error(
+            slot,
+            format!("dtype {}", names.join(" or ")),
+            "cast it with .to_dtype(…)",
+        ))
     }
 
-    /// The operand's elements lie row by row.
+    /// The operand is row-major.
     pub(crate) fn row_major(&self, slot: Slot) -> Result<()> {
         if self.tensor(slot).is_transposed() {
-            return Err(self.misfit(
+            return Err(self.operand_error(
                 slot,
                 "row-major elements, got a transposed view",
-                "Call .contiguous() on it first.",
+                "call .contiguous() on it first",
             ));
         }
         Ok(())
     }
 
-    /// All operands lie row by row.
+    /// All operands are row-major.
     pub(crate) fn all_row_major(&self) -> Result<()> {
         self.slots().try_for_each(|slot| self.row_major(slot))
     }
 
-    /// Operands 0, 1 … are one elementwise family: same shape and dtype as operand 0, row-major.
+    /// These operands are row-major and have the shape and dtype of the first.
     pub(crate) fn elementwise(&self, slots: &[Slot]) -> Result<()> {
         for &slot in slots {
             self.same_shape(slot, slots[0])?;
@@ -239,17 +325,30 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Brings the operands to one device under the policy in force; `math` is the operand whose dtype the math runs
-    /// in, and `versions` says for which dtypes there is a version where.
-    pub(crate) fn place(mut self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
+    /// Brings the operands to one device under the transfer policy in force, runs `body` there, and
+    /// brings outputs back that the policy moved. The math runs in the dtype of the operand `math`;
+    /// `versions` lists the dtypes that are supported.
+    pub(crate) fn run<R>(
+        self,
+        math: Slot,
+        versions: &'static Versions,
+        body: impl FnOnce(&Placed<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let placed = self.place(math, versions)?;
+        let result = body(&placed)?;
+        placed.finish()?;
+        Ok(result)
+    }
+
+    fn place(mut self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
         self.find_overlaps()?;
         let mut roles = [("", self.tensor(Slot(0))); OPERANDS_MAX];
         for (entry, operand) in roles.iter_mut().zip(self.all()) {
             *entry = (operand.role, operand.tensor);
         }
         let device = transfer::meeting_place(self.op, &roles[..self.count], self.at)?;
-        let there = if device == Device::Cpu { versions.cpu } else { versions.cuda };
-        if !there.contains(&self.tensor(math).dtype()) {
+        let dtype = self.tensor(math).dtype();
+        if !versions.on(device).contains(&dtype) {
             return Err(self.no_version(math, device, versions));
         }
         let mut moved = Vec::new();
@@ -260,13 +359,20 @@ impl<'a> Call<'a> {
         }
         let queue = match device {
             Device::Cpu => None,
-            _ => Stream::current_at(device, self.op, self.at)?.queue().cloned(),
+            _ => Stream::current_at(device, self.op, self.at)?
+                .queue()
+                .cloned(),
         };
-        Ok(Placed { call: self, moved, queue })
+        Ok(Placed {
+            call: self,
+            dtype,
+            moved,
+            queue,
+        })
     }
 
-    /// Finds operands that are in place of an output, and refuses every other overlap with what is written. Asked of the
-    /// caller's own tensors: copies made on another device would hide it.
+    /// Finds operands that are in place of an output, and refuses every other overlap with an
+    /// output. It looks at the caller's tensors: copies on another device would hide an overlap.
     fn find_overlaps(&mut self) -> Result<()> {
         for first in self.slots() {
             for second in self.slots().skip(usize::from(first.0) + 1) {
@@ -296,22 +402,39 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Copies an operand to `device` if it is elsewhere. The caller's tensor stays entered until the operation is over,
-    /// so that nobody changes it meanwhile, or reads an output that is about to change.
-    fn bring(&self, slot: Slot, device: Device, others: &[Option<Moved<'a>>]) -> Result<Option<Moved<'a>>> {
+    /// Copies an operand to `device` if it is elsewhere. The caller's tensor stays entered until
+    /// the operation is over, so that no other thread changes it, or reads an output too early.
+    fn bring(
+        &self,
+        slot: Slot,
+        device: Device,
+        others: &[Option<Moved<'a>>],
+    ) -> Result<Option<Moved<'a>>> {
         let operand = self.operand(slot);
         if operand.tensor.device() == device || operand.in_place_of.is_some() {
             return Ok(None);
         }
-        let entered = operand.tensor.enter(operand.role, operand.writes, self.op, self.at)?;
-        // The same elements in two roles cross once.
+        let entered = operand
+            .tensor
+            .enter(operand.role, operand.writes, self.op, self.at)?;
+        // Elements in two roles are copied once.
         let brought = others.iter().zip(self.all()).find_map(|(other, role)| {
             let same = other.is_some() && role.tensor.is_same_memory(operand.tensor);
-            other.as_ref().filter(|_| same).map(|other| operand.tensor.with_memory_of(&other.copy))
+            other
+                .as_ref()
+                .filter(|_| same)
+                .map(|other| operand.tensor.with_memory_of(&other.copy))
         });
         let copy = match brought {
             Some(copy) => copy,
-            None => transfer::cross_entered(operand.tensor, &entered, device, self.op, Asked::ByPolicy, self.at)?,
+            None => transfer::cross_entered(
+                operand.tensor,
+                &entered,
+                device,
+                self.op,
+                Asked::ByPolicy,
+                self.at,
+            )?,
         };
         Ok(Some(Moved { copy, entered }))
     }
@@ -319,20 +442,32 @@ impl<'a> Call<'a> {
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
         let operand = self.operand(math);
         let operand = operand.tensor.as_operand(operand.role);
-        let names = |dtypes: &[DType]| dtypes.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ");
-        let mut supported = format!("{} on cpu", names(versions.cpu));
-        // Where no GPU can be used there is no use in saying what one could do.
-        if Device::best().is_accelerator() {
-            let cuda = if versions.cuda.is_empty() { "nothing".to_string() } else { names(versions.cuda) };
-            supported = format!("{supported}, {cuda} on cuda");
-        }
-        let there = if device == Device::Cpu { versions.cpu } else { versions.cuda };
-        let way_out = match there.first() {
-            _ if versions.cpu.contains(&operand.tensor.dtype) => "Move it with .to(Device::Cpu).".to_string(),
-            Some(dtype) => format!("Cast it with .to_dtype(DType::{dtype:?})."),
-            None => "Use another operation.".to_string(),
+        let names = |dtypes: &[DType]| {
+            dtypes
+                .iter()
+                .map(|d| d.name())
+                .collect::<Vec<_>>()
+                .join(", ")
         };
-        Error::NoVersion(Box::new(NoVersion { op: self.op, operand, device, supported, way_out, at: self.at }))
+        let mut supported = format!("{} on cpu", names(versions.cpu));
+        // Mention GPUs only where there is one.
+        if Device::best().is_accelerator() {
+            supported = format!("{supported}, {} on cuda", names(versions.cuda));
+        }
+        let help = if versions.cpu.contains(&operand.tensor.dtype) {
+            "move it with .to(Device::Cpu)".to_string()
+        } else {
+            let dtype = versions.on(device)[0];
+            format!("cast it with .to_dtype(DType::{dtype:?})")
+        };
+        Error::NoVersion(Box::new(NoVersion {
+            op: self.op,
+            operand,
+            device,
+            supported,
+            help,
+            at: self.at,
+        }))
     }
 }
 
@@ -346,9 +481,11 @@ struct Moved<'a> {
 /// An operation whose operands are all on one device.
 pub(crate) struct Placed<'a> {
     pub(crate) call: Call<'a>,
-    /// What the policy moved, by slot; empty where all operands were on one device, which costs nothing.
+    /// The dtype of the operand that decides in what the math runs.
+    pub(crate) dtype: DType,
+    /// What the policy moved, by slot; empty where all operands were on one device.
     moved: Vec<Option<Moved<'a>>>,
-    /// The stream that the work goes to, on a GPU.
+    /// The current stream of a GPU.
     queue: Option<Arc<Queue>>,
 }
 
@@ -359,51 +496,63 @@ impl Placed<'_> {
         moved.map_or_else(|| self.call.tensor(slot), |moved| &moved.copy)
     }
 
-    /// Where to run kernels, if the operands met on a GPU.
-    pub(crate) fn launcher(&self) -> Result<Option<Launcher>> {
-        let Some(queue) = &self.queue else { return Ok(None) };
-        Ok(Some(Launcher { gpu: queue.gpu, queue: queue.clone(), op: self.call.op, at: self.call.at }))
+    /// Launches kernels, if the operands are on a GPU.
+    pub(crate) fn launcher(&self) -> Option<Launcher> {
+        self.queue.as_ref().map(|queue| Launcher {
+            gpu: queue.gpu,
+            queue: queue.clone(),
+            op: self.call.op,
+            at: self.call.at,
+        })
     }
 
-    /// Enters the memory of all operands in `slots`.
-    pub(crate) fn enter<const N: usize>(&self, slots: [Slot; N]) -> Result<[Lent<'_>; N]> {
-        let mut lent = [const { Lent(None) }; N];
-        for (place, slot) in lent.iter_mut().zip(slots) {
-            *place = self.enter_one(slot)?;
+    /// Enters the memory of these operands.
+    pub(crate) fn enter<const N: usize>(&self, slots: [Slot; N]) -> Result<[Buffer<'_>; N]> {
+        let mut entered = [const { None }; N];
+        for (place, slot) in entered.iter_mut().zip(slots) {
+            *place = Some(self.enter_one(slot)?);
         }
-        Ok(lent)
+        Ok(entered.map(|buffer| buffer.expect("every slot was entered")))
     }
 
     /// As `enter`, for an operand that may be absent.
-    pub(crate) fn enter_some(&self, slot: Option<Slot>) -> Result<Option<Lent<'_>>> {
+    pub(crate) fn enter_some(&self, slot: Option<Slot>) -> Result<Option<Buffer<'_>>> {
         slot.map(|slot| self.enter_one(slot)).transpose()
     }
 
     /// Enters an output that this operation has just made.
-    pub(crate) fn enter_new<'b>(&self, out: &'b Tensor) -> Result<Lent<'b>> {
-        self.enter_as(out, "out", true)
+    pub(crate) fn enter_new<'b>(&self, out: &'b Tensor) -> Result<Buffer<'b>> {
+        self.enter_as(out, "out", true, false)
     }
 
-    fn enter_as<'b>(&self, tensor: &'b Tensor, role: &'static str, writes: bool) -> Result<Lent<'b>> {
+    fn enter_one(&self, slot: Slot) -> Result<Buffer<'_>> {
+        let operand = self.call.operand(slot);
+        let in_place = operand.in_place_of.is_some();
+        self.enter_as(self.tensor(slot), operand.role, operand.writes, in_place)
+    }
+
+    fn enter_as<'b>(
+        &self,
+        tensor: &'b Tensor,
+        role: &'static str,
+        writes: bool,
+        in_place: bool,
+    ) -> Result<Buffer<'b>> {
         let (op, at) = (self.call.op, self.call.at);
         let borrow = match &self.queue {
-            None => tensor.enter(role, writes, op, at),
-            Some(queue) => tensor.enter_for(role, writes, queue, op, at),
+            _ if in_place => None,
+            None => Some(tensor.enter(role, writes, op, at)?),
+            Some(queue) => Some(tensor.enter_for(role, writes, queue, op, at)?),
         };
-        borrow.map(|borrow| Lent(Some(borrow)))
+        Ok(Buffer {
+            borrow,
+            dtype: tensor.dtype(),
+            count: tensor.count(),
+        })
     }
 
-    /// Enters the memory of one operand.
-    pub(crate) fn enter_one(&self, slot: Slot) -> Result<Lent<'_>> {
-        let operand = self.call.operand(slot);
-        if operand.in_place_of.is_some() {
-            return Ok(Lent(None));
-        }
-        self.enter_as(self.tensor(slot), operand.role, operand.writes)
-    }
-
-    /// Brings outputs that the policy moved back to where the caller has them. The borrows must be gone.
-    pub(crate) fn finish(self) -> Result<()> {
+    /// Brings outputs that the policy moved back to the caller's device. No borrow may be left.
+    fn finish(self) -> Result<()> {
         for (operand, moved) in self.call.all().zip(self.moved) {
             if let (true, Some(mut moved)) = (operand.writes, moved) {
                 let (op, at) = (self.call.op, self.call.at);
@@ -414,27 +563,55 @@ impl Placed<'_> {
     }
 }
 
-/// An operand's memory, entered; or nothing, when it is the same as an output that is entered already.
-pub(crate) struct Lent<'a>(Option<Borrow<'a>>);
+const IN_PLACE: &str = "only operands declared with may_be_in_place are ever in place";
 
-impl Lent<'_> {
-    /// The elements, unless the operand is the output itself.
+/// An operand's memory, entered, unless the operand is in place of an output, which is entered.
+pub(crate) struct Buffer<'a> {
+    borrow: Option<Borrow<'a>>,
+    pub(crate) dtype: DType,
+    /// Elements.
+    pub(crate) count: usize,
+}
+
+impl Buffer<'_> {
+    pub(crate) fn bytes(&self) -> usize {
+        self.count * self.dtype.bytes()
+    }
+
+    /// The elements, unless the operand is in place.
     pub(crate) fn unless_in_place<T: Element>(&self) -> Option<&[T]> {
-        self.0.as_ref().map(Borrow::elements)
+        self.borrow.as_ref().map(Borrow::elements)
     }
 
     /// The elements of an operand that cannot be in place.
     pub(crate) fn elements<T: Element>(&self) -> &[T] {
-        self.unless_in_place().expect("only operands declared with may_be_in_place are ever in place")
-    }
-
-    /// Where it begins in its device's memory; none when it is the output itself.
-    pub(crate) fn address(&self) -> Option<u64> {
-        self.0.as_ref().map(Borrow::address)
+        self.unless_in_place().expect(IN_PLACE)
     }
 
     /// The elements of an output.
     pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
-        self.0.as_mut().expect("outputs are never in place of another").elements_mut()
+        self.borrow.as_mut().expect(IN_PLACE).elements_mut()
+    }
+
+    /// The address in the device's memory of an operand that cannot be in place.
+    pub(crate) fn address(&self) -> u64 {
+        self.borrow.as_ref().expect(IN_PLACE).address()
+    }
+
+    /// The address of an operand that may be in place of `output`.
+    pub(crate) fn address_or(&self, output: &Buffer<'_>) -> u64 {
+        let borrow = self.borrow.as_ref().or(output.borrow.as_ref());
+        borrow.expect(IN_PLACE).address()
+    }
+
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.borrow.is_none()
+    }
+}
+
+/// A pointer to the first element.
+impl Argument for Buffer<'_> {
+    fn word(&self) -> u64 {
+        self.address()
     }
 }

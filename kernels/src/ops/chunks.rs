@@ -1,18 +1,20 @@
-//! Which elements of the flat arenas an optimizer works on: a table of chunks, and how threads share them.
+//! Which elements of the flat buffers an optimizer works on: a table of chunks, and how threads
+//! share them.
 //!
-//! A table may cover a part only (under ZeRO-1: this rank's slice of every bucket). Work is counted in quanta of
-//! [`QUANTUM`] elements from each chunk's start, the last of a chunk being shorter: the grid on which threads share
-//! it, and on which `grad_norm_partials` sums. The grid depends on the table alone, never on the threads.
+//! A table may cover only a part (under ZeRO-1: this rank's slice of every bucket). Work is counted
+//! in quanta of [`QUANTUM`] elements from the start of each chunk, whose last quantum may be
+//! shorter. Threads share quanta, and `grad_norm_partials` sums by quantum. Quanta depend on the
+//! table alone, never on the number of threads.
 //!
-//! On a GPU one launch covers all chunks, a quantum a block; what the kernels need of a table (`chunks.cu`) goes there
-//! by `bring_to`, or at the first use on that device, which must not be in a capture, and stays.
+//! On a GPU one launch covers all chunks, with a block for each quantum. Kernels read the table
+//! from device memory. `bring_to` copies it there, or else the first use, which must not be
+//! captured.
 
-use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cuda::launch::Kernel;
+use crate::cuda::launch::{Argument, PARAMETERS_MAX};
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::{Error, Result, Site};
 use crate::ops::call::{Call, Slot};
@@ -23,9 +25,7 @@ use crate::{Device, Tensor, threads};
 /// Elements of a quantum.
 pub const QUANTUM: usize = 1024;
 
-/// The kernels that go over chunks.
-pub(crate) static SOURCE: Source = Source::new("chunks.cu", include_str!("chunks.cu"));
-/// Threads of a block that has a quantum to itself: 16 bytes a thread.
+/// Threads of a block with a quantum: 16 bytes each.
 pub(crate) const QUANTUM_THREADS: u32 = 256;
 
 /// A range of a flat buffer, in elements.
@@ -47,33 +47,14 @@ impl Chunk {
 }
 
 /// Chunks in ascending order that do not overlap.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ChunkTable {
     chunks: Vec<Chunk>,
-    /// How many quanta come before each chunk, and at the end how many there are.
+    /// The number of quanta before each chunk, and last the number of all quanta.
     quanta_before: Vec<usize>,
-    copies: Copies,
+    /// The table as kernels read it, on each device where it was used. Clones share it.
+    copies: Arc<Mutex<Vec<Tensor>>>,
 }
-
-/// The table as kernels read it, on each device that has asked. Clones of a table share it, since chunks never change,
-/// and two tables of the same chunks are equal wherever they have been.
-#[derive(Clone, Default)]
-struct Copies(Arc<Mutex<Vec<Tensor>>>);
-
-impl fmt::Debug for Copies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let copies = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        f.debug_set().entries(copies.iter().map(Tensor::device)).finish()
-    }
-}
-
-impl PartialEq for Copies {
-    fn eq(&self, _: &Copies) -> bool {
-        true
-    }
-}
-
-impl Eq for Copies {}
 
 impl ChunkTable {
     /// Checks that the chunks are in order and do not overlap.
@@ -83,28 +64,38 @@ impl ChunkTable {
         let mut quanta_before = vec![0];
         for (index, chunk) in chunks.iter().enumerate() {
             if chunk.offset < end {
+                let what = format!("chunks[{index}].offset");
                 let expected = format!("at least {end}, where the chunk before it ends");
-                return Err(Error::value("chunks", format!("chunks[{index}].offset"), expected, chunk.offset));
+                return Err(Error::value("chunks", what, expected, chunk.offset));
             }
             let Some(next) = chunk.offset.checked_add(chunk.len) else {
+                let what = format!("chunks[{index}].offset + len");
                 let got = format!("{} + {}", chunk.offset, chunk.len);
                 let expected = format!("at most {}", usize::MAX);
-                return Err(Error::value("chunks", format!("chunks[{index}].offset + len"), expected, got));
+                return Err(Error::value("chunks", what, expected, got));
             };
             end = next;
-            // At most as many quanta as elements, and those are counted by `end`: no overflow.
+            // No overflow: there are no more quanta than elements, which `end` counts.
             quanta += chunk.len.div_ceil(QUANTUM);
             quanta_before.push(quanta);
         }
-        Ok(ChunkTable { chunks, quanta_before, copies: Copies::default() })
+        Ok(ChunkTable {
+            chunks,
+            quanta_before,
+            copies: Arc::default(),
+        })
     }
 
     /// One chunk: the first `len` elements.
     pub fn whole(len: usize, decay: bool) -> ChunkTable {
         ChunkTable {
-            chunks: vec![Chunk { offset: 0, len, decay }],
+            chunks: vec![Chunk {
+                offset: 0,
+                len,
+                decay,
+            }],
             quanta_before: vec![0, len.div_ceil(QUANTUM)],
-            copies: Copies::default(),
+            copies: Arc::default(),
         }
     }
 
@@ -113,7 +104,7 @@ impl ChunkTable {
         &self.chunks
     }
 
-    /// How many elements the chunks hold together.
+    /// How many elements the chunks hold in total.
     pub fn elements(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.len).sum()
     }
@@ -123,7 +114,7 @@ impl ChunkTable {
         self.quanta_before[self.chunks.len()]
     }
 
-    /// Where the last chunk ends: the least length of a buffer that the table fits.
+    /// Where the last chunk ends: the smallest length of a buffer that the table fits.
     pub fn end(&self) -> usize {
         self.chunks.last().map_or(0, |chunk| chunk.range().end)
     }
@@ -144,82 +135,110 @@ impl ChunkTable {
         })
     }
 
-    /// The elements of these quanta, in runs as long as the chunks allow.
+    /// The elements of these quanta, in runs that are as long as the chunks allow.
     fn runs_of(&self, quanta: Range<usize>) -> impl Iterator<Item = Chunk> + '_ {
-        let first = self.quanta_before.partition_point(|&before| before <= quanta.start).saturating_sub(1);
-        let chunks = self.chunks[first.min(self.chunks.len())..].iter().zip(&self.quanta_before[first..]);
-        chunks.take_while(move |(_, before)| **before < quanta.end).map(move |(chunk, &before)| {
-            let start = quanta.start.saturating_sub(before) * QUANTUM;
-            let end = chunk.len.min((quanta.end - before).saturating_mul(QUANTUM));
-            Chunk { offset: chunk.offset + start, len: end - start, decay: chunk.decay }
-        })
+        let first = self
+            .quanta_before
+            .partition_point(|&before| before <= quanta.start)
+            .saturating_sub(1);
+        let chunks = self.chunks[first.min(self.chunks.len())..]
+            .iter()
+            .zip(&self.quanta_before[first..]);
+        chunks
+            .take_while(move |(_, before)| **before < quanta.end)
+            .map(move |(chunk, &before)| {
+                let start = quanta.start.saturating_sub(before) * QUANTUM;
+                let end = chunk.len.min((quanta.end - before).saturating_mul(QUANTUM));
+                Chunk {
+                    offset: chunk.offset + start,
+                    len: end - start,
+                    decay: chunk.decay,
+                }
+            })
     }
 
-    /// Refuses a flat buffer that is not one-dimensional or ends before the last chunk does.
+    /// Refuses a buffer that is not one-dimensional or ends before the last chunk.
     pub(crate) fn check_fits(&self, call: &Call<'_>, buffer: Slot) -> Result<()> {
         let [len] = call.dims(buffer, "a flat buffer")?;
         if self.end() > len {
-            let expected = format!("at least {} elements, where the last chunk ends", self.end());
-            return Err(call.misfit(buffer, expected, "Make the chunk table for this buffer."));
+            let expected = format!(
+                "at least {} elements, where the last chunk ends",
+                self.end()
+            );
+            let help = "make the chunk table for this buffer";
+            return Err(call.operand_error(buffer, expected, help));
         }
         Ok(())
     }
 
-    /// Launches a kernel of `chunks.cu`, whose last four parameters are the table. There must be a quantum.
-    pub(crate) fn launch(&self, gpu: &Launcher, kernel: Kernel<'_>, grid: Grid) -> Result<()> {
-        assert!(self.quanta() > 0, "an empty grid cannot be launched");
-        // One chunk travels in the parameters.
+    /// Launches a kernel whose parameters are `args` and then the four of the table (`piece_of` in
+    /// common.cuh).
+    pub(crate) fn launch(
+        &self,
+        gpu: &Launcher,
+        source: &'static Source,
+        name: &'static str,
+        grid: Grid,
+        args: &[u64],
+    ) -> Result<()> {
+        if self.quanta() == 0 {
+            return Ok(());
+        }
+        // A single chunk is passed in the parameters, without a table.
         let (table, chunk) = match self.chunks[..] {
-            [chunk] => (None, chunk),
-            _ => (Some(self.copy_on(gpu)?), Chunk { offset: 0, len: 0, decay: false }),
+            [chunk] => (None, Some(chunk)),
+            _ => (Some(self.copy_to(gpu.gpu.device(), gpu.op, gpu.at)?), None),
         };
         let entered = match &table {
             Some(table) => Some(table.enter_for("chunks", false, &gpu.queue, gpu.op, gpu.at)?),
             None => None,
         };
-        kernel
-            .address(entered.as_ref().map_or(0, |table| table.address()))
-            .u32(u32::try_from(self.chunks.len()).expect("a table of fewer than 2³² chunks"))
-            .count(chunk.offset)
-            .u64(length_word(&chunk))
-            .launch(grid)
+        let chunks = u32::try_from(self.chunks.len()).expect("a table of fewer than 2³² chunks");
+        let mut words = [0; PARAMETERS_MAX];
+        let (given, table) = words[..args.len() + 4].split_at_mut(args.len());
+        given.copy_from_slice(args);
+        table.copy_from_slice(&[
+            entered.map_or(0, |table| table.address()),
+            chunks.word(),
+            chunk.map_or(0, |chunk| chunk.offset as u64),
+            chunk.map_or(0, |chunk| length_word(&chunk)),
+        ]);
+        gpu.launch(source, name, grid, &words[..args.len() + 4])
     }
 
-    /// Brings to `device`, a GPU, what kernels there need of the table: so that the first use need not. Nothing to do on the CPU.
+    /// Copies the table to `device` for kernels there, so that their first launch need not. Does
+    /// nothing for the CPU.
     #[track_caller]
     pub fn bring_to(&self, device: Device) -> Result<()> {
-        // One chunk travels as an argument.
         if device.is_accelerator() && self.chunks.len() > 1 {
             self.copy_to(device, "chunk table", Location::caller())?;
         }
         Ok(())
     }
 
-    /// The table on the launcher's device, brought there at the first call.
-    fn copy_on(&self, gpu: &Launcher) -> Result<Tensor> {
-        self.copy_to(gpu.gpu.device(), gpu.op, gpu.at)
-    }
-
     fn copy_to(&self, device: Device, op: &'static str, at: Site) -> Result<Tensor> {
-        let mut copies = self.copies.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = copies.iter().find(|copy| copy.device() == device) {
             return Ok(copy.clone());
         }
-        let befores = self.quanta_before[..self.chunks.len()].iter().map(|&before| before as u64);
+        let befores = self.quanta_before[..self.chunks.len()].iter();
         let offsets = self.chunks.iter().map(|chunk| chunk.offset as u64);
-        let words = befores.chain(offsets).chain(self.chunks.iter().map(length_word)).map(u64::cast_signed);
-        let words: Vec<i64> = words.collect();
-        let here = Tensor::from_slice(&words, &[3, self.chunks.len()], Device::Cpu)?.named("chunk table");
+        let words = (befores.map(|&before| before as u64))
+            .chain(offsets)
+            .chain(self.chunks.iter().map(length_word));
+        let words: Vec<i64> = words.map(u64::cast_signed).collect();
+        let here =
+            Tensor::from_slice(&words, &[3, self.chunks.len()], Device::Cpu)?.named("chunk table");
         let copy = transfer::announced("the chunk table, once a device", || {
             transfer::cross(&here, device, op, Asked::Explicitly, at)
         })?;
-        // Other streams may read it too: the first use on each waits for what this one was given (`memory/gpu.rs`).
+        // Other streams may read it too: their first use waits for this stream (`memory/gpu.rs`).
         copies.push(copy.clone());
         Ok(copy)
     }
 
-    /// Runs `body(run, parts)` over all chunks, shared among the threads: `parts` are the run's elements of `slices`.
-    /// `body` must not depend on where runs are cut.
+    /// Runs `body(run, parts)` over all chunks, split over the threads; `parts` are the elements of
+    /// the run in each of `slices`. The result must not depend on where runs are split.
     pub(crate) fn update<T: Send, const N: usize>(
         &self,
         slices: [&mut [T]; N],
@@ -228,21 +247,24 @@ impl ChunkTable {
         let shares = slices.map(Shares::new);
         threads::split(self.quanta() * QUANTUM, QUANTUM, |range| {
             for run in self.runs_of(range.start / QUANTUM..range.end / QUANTUM) {
-                // SAFETY: `split` gives every quantum to one thread, once, and quanta do not overlap, because
-                // chunks do not: `new` checked it, and nothing changes a table.
-                let parts = shares.each_ref().map(|share| unsafe { share.part(run.range()) });
+                // SAFETY: `split` gives every quantum to one thread, once. Quanta do not overlap
+                // because chunks do not: `new` checked that, and a table never changes.
+                let parts = shares
+                    .each_ref()
+                    .map(|share| unsafe { share.part(run.range()) });
                 body(run, parts);
             }
         });
     }
 
-    /// `out[i] = make(piece i)` for every quantum, shared among the threads.
+    /// `out[i] = make(piece i)` for every quantum, split over the threads.
     pub(crate) fn each_quantum<U: Send>(&self, out: &mut [U], make: impl Fn(Chunk) -> U + Sync) {
         assert_eq!(out.len(), self.quanta());
         let shares = Shares::new(out);
         threads::split(self.quanta() * QUANTUM, QUANTUM, |range| {
             let quanta = range.start / QUANTUM..range.end / QUANTUM;
-            // SAFETY: `split` hands out ranges that do not overlap, and so are those divided by the grain.
+            // SAFETY: `split` hands out ranges that do not overlap; divided by the grain, they
+            // still do not.
             let out = unsafe { shares.part(quanta.clone()) };
             for (out, piece) in out.iter_mut().zip(self.pieces_of(quanta)) {
                 *out = make(piece);
@@ -257,68 +279,4 @@ fn length_word(chunk: &Chunk) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn table(parts: &[(usize, usize)]) -> ChunkTable {
-        let mut offset = 0;
-        let chunk = |&(gap, len): &(usize, usize)| {
-            let chunk = Chunk { offset: offset + gap, len, decay: len % 2 == 0 };
-            offset += gap + len;
-            chunk
-        };
-        ChunkTable::new(parts.iter().map(chunk).collect()).unwrap()
-    }
-
-    proptest! {
-        #[test]
-        fn quanta_cover_every_chunk_once_in_order_however_they_are_cut(
-            parts in prop::collection::vec((0usize..50, 0usize..5000), 0..8), cuts in 1usize..9,
-        ) {
-            let table = table(&parts);
-            let pieces: Vec<Chunk> = table.pieces().collect();
-            prop_assert_eq!(pieces.len(), table.quanta());
-            let covered: Vec<usize> = pieces.iter().flat_map(Chunk::range).collect();
-            let wanted: Vec<usize> = table.chunks().iter().flat_map(Chunk::range).collect();
-            prop_assert_eq!(&covered, &wanted);
-            prop_assert_eq!(covered.len(), table.elements());
-            let runs = (0..cuts).map(|index| threads::cut(table.quanta(), 1, cuts, index));
-            let again: Vec<usize> = runs.flat_map(|quanta| table.runs_of(quanta)).flat_map(|run| run.range()).collect();
-            prop_assert_eq!(&again, &wanted);
-            for piece in pieces {
-                let home = table.chunks().iter().find(|chunk| chunk.range().contains(&piece.offset)).unwrap();
-                prop_assert_eq!((piece.offset - home.offset) % QUANTUM, 0);
-                prop_assert!(piece.range().end == home.range().end || piece.len == QUANTUM);
-                prop_assert_eq!(piece.decay, home.decay);
-            }
-        }
-    }
-
-    #[test]
-    fn an_update_visits_each_element_once_and_leaves_the_gaps() {
-        let table = table(&[(3, 40_000), (7, 0), (0, 1), (1000, 70_001)]);
-        let (mut a, mut b) = (vec![0u8; table.end() + 5], vec![0u8; table.end() + 5]);
-        table.update([&mut a, &mut b], |run, parts| {
-            for part in parts {
-                assert_eq!(part.len(), run.len);
-                part.iter_mut().for_each(|count| *count += 1);
-            }
-        });
-        for (index, (&a, &b)) in a.iter().zip(&b).enumerate() {
-            let inside = table.chunks().iter().any(|chunk| chunk.range().contains(&index));
-            assert_eq!((a, b), (u8::from(inside), u8::from(inside)), "{index}");
-        }
-    }
-
-    #[test]
-    fn chunks_that_overlap_or_overflow_are_refused_by_index() {
-        let chunk = |offset, len| Chunk { offset, len, decay: false };
-        let error = ChunkTable::new(vec![chunk(0, 10), chunk(9, 1)]).unwrap_err().to_string();
-        assert!(error.contains("chunks[1].offset: expected at least 10"), "{error}");
-        let error = ChunkTable::new(vec![chunk(5, usize::MAX)]).unwrap_err().to_string();
-        assert!(error.contains("chunks[0].offset + len: expected at most 18446744073709551615, got 5 + "), "{error}");
-        assert_eq!(ChunkTable::new(Vec::new()).unwrap().quanta(), 0);
-        assert_eq!(ChunkTable::whole(2049, true).quanta(), 3);
-    }
-}
+mod tests;

@@ -1,10 +1,10 @@
-// What all kernels share: number types, indices, loads of 16 bytes, reductions in a fixed order, random bits, and the
-// functions of math.rs. The only file that kernels include: no CUDA header need be on the machine.
+// What all kernels share: number types, indices, 16-byte loads, reductions in a fixed order, random
+// bits, and the functions of math.rs. Kernels include no other file, so no CUDA headers are needed.
 //
-// Conventions. Compiled with --fmad=false and IEEE division and square root, so a * b + c rounds twice unless written
-// fmaf(a, b, c), as in Rust: what is copied here from math.rs, philox.rs and dtype/round.rs has their bits, NaN's
-// payload apart (a GPU's arithmetic makes every NaN the same one). PTX stands under __CUDA_ARCH__ alone, beside plain
-// code with the same results, for compilers that are not CUDA's.
+// Compiled with --fmad=false and IEEE division and square root, so a * b + c rounds twice unless
+// written fmaf(a, b, c), as in Rust. What is copied from math.rs, philox.rs and dtype/round.rs has
+// their bits, except for NaN's payload (a GPU has one NaN). PTX is only under __CUDA_ARCH__, beside
+// plain code with the same results for other compilers.
 #pragma once
 
 typedef unsigned char u8;
@@ -16,21 +16,18 @@ typedef long long i64;
 
 #define INLINE __device__ __forceinline__
 
-/// A kernel that Rust finds by its name, in blocks of at most THREADS threads.
+/// A kernel that Rust finds by its name, with at most THREADS threads per block.
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
 
-/// Threads of a block where a kernel does not care: BLOCK_THREADS of launch.rs.
+/// Threads per block unless a kernel needs another number: BLOCK_THREADS of launch.rs.
 constexpr int BLOCK_THREADS = 256;
 
-/// The dtypes in which CUDA stores what it computes with in f32: VERSION(name in Rust, type here).
-#define FOR_WIDE(VERSION) VERSION(f32, float) VERSION(bf16, bf16) VERSION(f16, f16)
+/// A version of a kernel per dtype that models compute in: VERSION(name in Rust, type here).
+#define FOR_F32_AND_BF16(VERSION) VERSION(f32, float) VERSION(bf16, bf16)
 
-/// Those of them that models compute in, and so their losses read: likewise.
-#define FOR_TRAINED(VERSION) VERSION(f32, float) VERSION(bf16, bf16)
+// ---- numbers ----
 
-// ---- numbers -------------------------------------------------------------------------------------------------------
-
-/// bfloat16 and IEEE half, as bits: storage alone.
+/// bfloat16 and IEEE half, as bits: only for storage.
 struct bf16 {
     u16 bits;
 };
@@ -43,7 +40,8 @@ INLINE float nan_f32() { return __uint_as_float(0x7fc00000u); }
 INLINE bool is_nan(float x) { return x != x; }
 INLINE bool is_finite(float x) { return fabsf(x) < infinity(); }
 
-/// dtype/round.rs: the nearest, ties to even; NaN keeps what fits of its payload and becomes quiet.
+/// As in dtype/round.rs: nearest, ties to even; NaN becomes quiet and keeps what fits of its
+/// payload.
 INLINE bf16 bf16_nearest(float x) {
     const u32 bits = __float_as_uint(x);
     const u32 nearest = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
@@ -72,7 +70,7 @@ INLINE float f16_wide(f16 x) {
     return __uint_as_float(sign | ((bits & 0x7c00u) == 0x7c00u ? shifted | 0x7f800000u : finite));
 }
 
-/// An f32 next to x: x itself if f32 holds it, else whichever of its two neighbours is odd (dtype/round.rs).
+/// x if f32 holds it, else its f32 neighbour whose last bit is odd (dtype/round.rs).
 INLINE float f32_to_odd(double x) {
     const float near = (float)x;
     const double back = (double)near;
@@ -84,18 +82,9 @@ INLINE float f32_to_odd(double x) {
 /// An element as f32, exactly.
 INLINE float wide(float x) { return x; }
 INLINE float wide(bf16 x) { return bf16_wide(x); }
-INLINE float wide(f16 x) {
-#ifdef __CUDA_ARCH__
-    float wide;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
-    return wide;
-#else
-    return f16_wide(x);
-#endif
-}
 
-/// The result of a computation as an element, rounded to the nearest, ties to even. Every NaN becomes 0x7fff, which is
-/// what the hardware makes of it.
+/// A result as an element, rounded to nearest, ties to even. Every NaN becomes 0x7fff, as in
+/// hardware.
 template <class T> INLINE T narrow(float x);
 template <> INLINE float narrow<float>(float x) { return x; }
 template <> INLINE bf16 narrow<bf16>(float x) {
@@ -107,26 +96,17 @@ template <> INLINE bf16 narrow<bf16>(float x) {
     return is_nan(x) ? bf16{0x7fff} : bf16_nearest(x);
 #endif
 }
-template <> INLINE f16 narrow<f16>(float x) {
-#ifdef __CUDA_ARCH__
-    f16 narrow;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
-    return narrow;
-#else
-    return is_nan(x) ? f16{0x7fff} : f16_nearest(x);
-#endif
-}
 
-/// One number in another dtype (cast.rs): floats round to the nearest, ties to even; to integers they drop the fraction and
-/// saturate, NaN becomes 0; integers saturate. Each pair rounds once.
+/// Converts a number (cast.rs): floats round to nearest, ties to even; conversions to integers
+/// truncate and saturate, and NaN becomes 0. Each pair of types rounds once.
 template <class To> struct Convert {
-    /// float, double or an integer that `To` need not hold to one of those.
+    /// From float, double and integers that need no saturation.
     template <class From> static INLINE To from(From x) { return (To)x; }
     static INLINE To from(bf16 x) { return from(bf16_wide(x)); }
     static INLINE To from(f16 x) { return from(f16_wide(x)); }
 };
 
-/// To an integer from LOWEST to HIGHEST; as floats, BELOW and ABOVE are the first numbers beyond which nothing fits.
+/// To an integer from `lowest` to `highest`. From `low` down and from `high` up it saturates.
 template <class To, class From> INLINE To saturated(From x, To lowest, To highest, From low, From high) {
     return x >= high ? highest : x <= low ? lowest : x == x ? (To)x : (To)0;
 }
@@ -161,13 +141,13 @@ template <> struct Convert<i64> {
     static INLINE i64 from(f16 x) { return from(f16_wide(x)); }
 };
 
-/// An f32 that rounds to 16 bits as x does.
+/// An f32 that rounds to the same 16 bits as x.
 INLINE float sticky(float x) { return x; }
 INLINE float sticky(double x) { return f32_to_odd(x); }
 INLINE float sticky(u8 x) { return (float)x; }
 INLINE float sticky(i32 x) { return f32_to_odd((double)x); }
 INLINE float sticky(i64 x) {
-    // Beyond 2³² the low 16 bits count as one, "something there".
+    // Beyond 2³² only whether any of the low 16 bits is set matters.
     const u64 size = x < 0 ? 0ull - (u64)x : (u64)x;
     const u64 kept = (size >> 16) | (u64)((size & 0xffffull) != 0);
     const double wide = size < (1ull << 32) ? (double)size : (double)kept * 65536.0;
@@ -183,14 +163,14 @@ template <> struct Convert<f16> {
     template <class From> static INLINE f16 from(From x) { return f16_nearest(sticky(x)); }
 };
 
-// ---- indices and memory --------------------------------------------------------------------------------------------
+// ---- indices and memory ----
 
-/// This thread among all of a one-dimensional grid, and how many there are:
-/// for (u64 i = first_index(); i < count; i += grid_threads()).
+/// This thread's number in a one-dimensional grid, and the number of threads: for (u64 i =
+/// first_index(); i < count; i += grid_threads()).
 INLINE u64 first_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 INLINE u64 grid_threads() { return (u64)gridDim.x * blockDim.x; }
 
-/// BYTES bytes as the hardware moves them at once.
+/// BYTES bytes as one memory access.
 template <int BYTES> struct Word;
 template <> struct Word<1> { typedef u8 type; };
 template <> struct Word<2> { typedef u16 type; };
@@ -198,7 +178,7 @@ template <> struct Word<4> { typedef u32 type; };
 template <> struct Word<8> { typedef uint2 type; };
 template <> struct Word<16> { typedef uint4 type; };
 
-/// N neighbouring elements, moved by one access: at most 16 bytes.
+/// N neighbouring elements that one access moves: at most 16 bytes.
 template <class T, int N = 16 / sizeof(T)> union Pack {
     static constexpr int COUNT = N;
     typedef typename Word<N * sizeof(T)>::type Whole;
@@ -206,7 +186,7 @@ template <class T, int N = 16 / sizeof(T)> union Pack {
     T values[N];
 };
 
-/// Pack number `index` of an array whose address is a multiple of the pack's size.
+/// Pack number `index` of an array, which is aligned to packs.
 template <class P, class T> INLINE P load_pack(const T* array, u64 index) {
     P pack;
     pack.whole = reinterpret_cast<const typename P::Whole*>(array)[index];
@@ -217,12 +197,12 @@ template <class P, class T> INLINE void store_pack(T* array, u64 index, P pack) 
     reinterpret_cast<typename P::Whole*>(array)[index] = pack.whole;
 }
 
-/// Whether packs of BYTES bytes can be moved from and to all of these addresses.
+/// Whether all of these addresses are aligned to packs of BYTES bytes.
 template <int BYTES = 16, class... Pointers> INLINE bool aligned(Pointers... pointers) {
     return ((... | reinterpret_cast<u64>(pointers)) & (BYTES - 1)) == 0;
 }
 
-/// Packs that a thread loads before it stores the first: what keeps the memory busy.
+/// Packs that a thread loads before it stores the first, to keep the memory busy.
 constexpr int PACKS_IN_FLIGHT = 2;
 
 /// out[i] = f(x[i]) in f32, rounded once; x may be out.
@@ -275,7 +255,18 @@ template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 
     }
 }
 
-// ---- reductions in a fixed order -----------------------------------------------------------------------------------
+/// f(i, its column) for each element i of a row-major matrix.
+template <class F> INLINE void over_matrix(u64 count, u64 columns, F f) {
+    const u64 stride = grid_threads(), step = stride % columns;
+    u64 column = first_index() % columns;
+    for (u64 i = first_index(); i < count; i += stride) {
+        f(i, column);
+        column += step;
+        if (column >= columns) column -= columns;
+    }
+}
+
+// ---- reductions in a fixed order ----
 
 constexpr int WARP = 32;
 constexpr u32 WHOLE_WARP = 0xffffffffu;
@@ -289,8 +280,9 @@ struct Largest {
     INLINE float operator()(float a, float b) const { return is_nan(a) || a > b ? a : b; }
 };
 
-/// All 32 lanes' values under a commutative `f`: the upper half onto the lower until one is left, which is `tree_sum`'s
-/// order (ops/float.rs). Every lane gets the result. All lanes of the warp must call it.
+/// Reduces the values of all 32 lanes with a commutative `f`: the upper half onto the lower until
+/// one is left, in the order of `tree_sum` (ops/float.rs). Every lane gets the result, and all
+/// lanes must call it.
 template <class T, class F> INLINE T warp_reduce(T x, F f) {
 #pragma unroll
     for (int distance = WARP / 2; distance > 0; distance /= 2) x = f(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
@@ -300,9 +292,9 @@ template <class T, class F> INLINE T warp_reduce(T x, F f) {
 template <class T> INLINE T warp_sum(T x) { return warp_reduce(x, Sum()); }
 INLINE float warp_max(float x) { return warp_reduce(x, Largest()); }
 
-/// The values of all threads of a block, warp by warp and then over the warps, each as `warp_reduce` does; `identity`
-/// changes nothing under `f`. Every thread gets the result. All threads of the block must call it; the block is
-/// one-dimensional and a multiple of 32 threads.
+/// Reduces the values of all threads of a block: each warp with `warp_reduce`, then the warps'
+/// results. `identity` is neutral under `f`. Every thread gets the result, and all threads must
+/// call it; the block is one-dimensional, with a multiple of 32 threads.
 template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
     __shared__ T partials[WARP];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -310,7 +302,7 @@ template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
     if (lane == 0) partials[warp] = x;
     __syncthreads();
     x = warp_reduce(lane < blockDim.x / WARP ? partials[lane] : identity, f);
-    // The next call writes the partials again.
+    // The next call overwrites the partials.
     __syncthreads();
     return x;
 }
@@ -318,7 +310,56 @@ template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
 template <class T> INLINE T block_sum(T x) { return block_reduce(x, T(0), Sum()); }
 INLINE float block_max(float x) { return block_reduce(x, -infinity(), Largest()); }
 
-// ---- random bits (philox.rs) ---------------------------------------------------------------------------------------
+// ---- chunk tables (chunks.rs) ----
+
+constexpr u32 QUANTUM = 1024;
+/// A quantum is one pack a thread.
+constexpr int QUANTUM_THREADS = QUANTUM / Pack<float>::COUNT;
+
+/// A quantum of a chunk: at most QUANTUM elements.
+struct Piece {
+    u64 offset;
+    u32 len;
+    bool decays;
+};
+
+/// Quantum number `quantum`. `table` has for each chunk: [the number of quanta before it] [its
+/// offset] [twice its length, plus 1 if it decays]. For a single chunk, `offset` and `length` hold
+/// the last two instead.
+INLINE Piece piece_of(u64 quantum, const u64* __restrict__ table, u32 chunks, u64 offset, u64 length) {
+    u64 before = 0;
+    if (chunks > 1) {
+        // The last chunk that begins at this quantum or earlier: an empty chunk begins where the
+        // next does.
+        u32 low = 0, high = chunks;
+        while (high - low > 1) {
+            const u32 middle = low + (high - low) / 2;
+            if (table[middle] <= quantum) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        before = table[low];
+        offset = table[chunks + low];
+        length = table[2 * (u64)chunks + low];
+    }
+    const u64 start = (quantum - before) * QUANTUM;
+    const u64 rest = (length >> 1) - start;
+    return Piece{offset + start, rest < QUANTUM ? (u32)rest : QUANTUM, (length & 1) != 0};
+}
+
+/// The first element of a `gradient_scale` or a divisor; 1 if it is null.
+INLINE float scale_of(const float* scale) { return scale == nullptr ? 1.0f : *scale; }
+
+INLINE bool is_set(const i64* flag) { return flag != nullptr && *flag != 0; }
+
+/// Calls `element(i)` for each i in 0..len of this thread, in a quantum's block.
+template <class F> INLINE void each_element(u32 first, u32 len, F element) {
+    for (u32 i = first + threadIdx.x; i < len; i += QUANTUM_THREADS) element(i);
+}
+
+// ---- random bits (philox.rs) ----
 
 /// Philox4x32-10: 128 random bits, a bijection of the counter for each key.
 INLINE uint4 philox4x32(uint4 counter, u32 key_0, u32 key_1) {
@@ -348,10 +389,10 @@ INLINE double uniform_f64(u32 high, u32 low) {
     return (double)(bits >> 11) * (1.0 / 9007199254740992.0);
 }
 
-/// A whole number in 0..bound.
+/// An integer in 0..bound.
 INLINE u32 below(u32 bits, u32 bound) { return (u32)(((u64)bits * bound) >> 32); }
 
-// ---- math.rs: the same bits ----------------------------------------------------------------------------------------
+// ---- math.rs: the same bits ----
 
 /// 1.5 × 2²³.
 constexpr float ROUND_TO_INTEGER = 12582912.0f;
@@ -362,7 +403,7 @@ constexpr float LN_2 = 0.693147180559945309417232121458f;
 INLINE float at_least(float x, float low) { return x < low ? low : x; }
 INLINE float at_most(float x, float high) { return x > high ? high : x; }
 
-/// The polynomial with these coefficients, highest power first, one fused step a coefficient.
+/// The polynomial with these coefficients, highest power first, one fused step per coefficient.
 template <class... Rest> INLINE float polynomial(float x, float sum, Rest... rest) {
     ((sum = fmaf(sum, x, rest)), ...);
     return sum;

@@ -1,9 +1,9 @@
-// cross_entropy: see cross_entropy.rs for the formulas, narrow.rs and wide.rs for the order of the sums, which the
-// kernels here follow, so that the bits are the CPU's.
+// cross_entropy: formulas in cross_entropy.rs; the order of sums in narrow.rs and wide.rs, which
+// the kernels follow to get the CPU's bits.
 //
-// Up to 64 classes: 32 rows a block, in shared memory. Up to 1,024: a row a warp, in registers. More: a row a block,
-// read three times (the maximum, the sum, the gradient), of which the caches answer most. T is the dtype of the logits and of
-// their gradient; all else is f32.
+// Up to 64 classes: 32 rows per block, in shared memory. Up to 1,024: a row per warp, in registers.
+// More: a row per block, read three times (maximum, sum, gradient), mostly from caches. T is the
+// dtype of the logits and their gradient; all else is f32.
 #include "common.cuh"
 
 /// What all rows share.
@@ -11,7 +11,7 @@ struct Problem {
     /// (B), of `target_bytes` each: u8, i32 or i64
     const void* targets;
     u32 target_bytes;
-    /// Whether rows with target `ignore_index` count for nothing.
+    /// Whether rows with target `ignore_index` are ignored.
     bool ignores;
     bool smooths;
     i64 ignore_index;
@@ -30,7 +30,7 @@ struct Problem {
 /// Bits of `options`.
 constexpr u32 IGNORES = 1, SMOOTHS = 2;
 
-/// What every kernel is given: `logits` (B, C), and `dlogits` (B, C), or null, which may be `logits`.
+/// Parameters of every kernel: `logits` (B, C), and `dlogits` (B, C), null or `logits`' own memory.
 #define PARAMETERS(T)                                                                                                  \
     float *losses, T *dlogits, float *weights, const T *logits, const void *targets, u32 target_bytes,                 \
         const float *class_weights, u64 rows, u64 classes, i64 ignore_index, u32 options, float target_share,          \
@@ -43,11 +43,12 @@ constexpr u32 IGNORES = 1, SMOOTHS = 2;
 
 /// The target of one row.
 struct Target {
-    /// 0 for rows that are ignored or whose target is no class.
+    /// 0 if the row is ignored or its target is invalid.
     u64 class_index;
     bool is_ignored;
     bool is_class;
-    /// The class's weight; 0 for ignored rows, NaN where the target is no class: which makes loss and gradient NaN.
+    /// The class's weight; 0 for ignored rows, NaN for an invalid target, which makes loss and
+    /// gradient NaN.
     float weight;
 };
 
@@ -86,7 +87,7 @@ INLINE Factors factors_of(const Problem& problem, float sum, float weight) {
                    problem.gradient_scale * target};
 }
 
-/// eᶻ of one class becomes its gradient: NaN in every class where the target is none, since its weight is.
+/// eᶻ of one class becomes its gradient. An invalid target makes it NaN, because its weight is.
 INLINE float gradient_of(
     const Problem& problem, float e, u64 class_index, const Factors& factors, const Target& target) {
     if (target.is_ignored) return 0.0f;
@@ -114,13 +115,13 @@ INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, fl
     return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
 }
 
-// ---- up to 64 classes ----------------------------------------------------------------------------------------------
+// ---- up to 64 classes ----
 
 constexpr u32 NARROW_CLASSES_MAX = 64;
 constexpr u32 NARROW_ROWS = WARP;
 constexpr u32 NARROW_THREADS = 128;
 
-/// Goes over the elements of `rows` rows of `classes`, as they lie in memory: `body(index, row, class)`.
+/// Calls `body(index, row, class)` for all elements of `rows` rows of `classes`, in memory order.
 template <class F> INLINE void each_narrow(u32 rows, u32 classes, F body) {
     u32 row = threadIdx.x / classes, column = threadIdx.x % classes;
     const u32 row_step = NARROW_THREADS / classes, column_step = NARROW_THREADS % classes;
@@ -131,7 +132,7 @@ template <class F> INLINE void each_narrow(u32 rows, u32 classes, F body) {
     }
 }
 
-/// What the threads of a block tell each other, by row.
+/// What the threads of a block share, by row.
 struct NarrowRow {
     float largest;
     Factors factors;
@@ -139,7 +140,8 @@ struct NarrowRow {
 };
 
 template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits, const T* logits) {
-    // x, then eᶻ. Rows are an odd number of words apart, so that a warp with a row a lane meets no bank twice.
+    // x, then eᶻ. Rows are an odd number of words apart, so a warp with one row per lane has no
+    // bank conflicts.
     __shared__ float tile[NARROW_ROWS * (NARROW_CLASSES_MAX + 1)];
     __shared__ NarrowRow shared_rows[NARROW_ROWS];
     __shared__ float shared_weight_sum;
@@ -194,14 +196,14 @@ template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits
     });
 }
 
-// ---- up to 1,024 classes -------------------------------------------------------------------------------------------
+// ---- up to 1,024 classes ----
 
 /// Classes that are summed together in lanes: `BLOCK` of wide.rs.
 constexpr u32 BLOCK = 512;
 constexpr u32 PER_LANE_OF_BLOCK = BLOCK / WARP;
 constexpr u32 MIDDLE_THREADS = 128;
 
-/// A row by one warp, lane i having the classes i, i + 32 …, PER_LANE of them.
+/// One row by one warp. Lane i has the classes i, i + 32 …, PER_LANE of them.
 template <u32 PER_LANE, class T> INLINE void middle_row(Problem problem, u64 row, T* dlogits, const T* logits) {
     const u32 lane = threadIdx.x % WARP, classes = (u32)problem.classes;
     logits += row * classes;
@@ -235,7 +237,7 @@ template <u32 PER_LANE, class T> INLINE void middle_row(Problem problem, u64 row
         sum = sum + (double)warp_sum(e_sum);
         if (problem.smooths) weighted_z = weighted_z + (double)warp_sum(z_sum);
     }
-    // The lane that has the target tells the others.
+    // The lane with the target's class shares its z.
     target_x = __shfl_sync(WHOLE_WARP, target_x, (u32)target.class_index % WARP);
     if (lane == 0) {
         const float log_sum = logarithm((float)sum);
@@ -253,7 +255,7 @@ template <u32 PER_LANE, class T> INLINE void middle_row(Problem problem, u64 row
     }
 }
 
-// ---- more ----------------------------------------------------------------------------------------------------------
+// ---- more ----
 
 constexpr u32 WIDE_THREADS = 512;
 /// Blocks of classes whose sums are kept at once.
@@ -261,13 +263,13 @@ constexpr u32 SUMS_MAX = 1024;
 /// Elements that a thread loads before it stores the first.
 constexpr u32 IN_FLIGHT = 4;
 
-/// What the threads of a block tell each other.
+/// What the threads of a block share.
 struct Wide {
     float e_sums[SUMS_MAX], z_sums[SUMS_MAX];
     float sum, weight_sum;
 };
 
-/// The sums over one block of classes, by a warp.
+/// The sums over one block of classes, by one warp.
 template <class T>
 INLINE void wide_block(
     const Problem& problem, const T* logits, u64 start, float largest, float& e_sum, float& z_sum) {
@@ -291,7 +293,8 @@ INLINE void wide_block(
     if (problem.smooths) z_sum = warp_sum(z_sum);
 }
 
-/// The sums over a row, block by block in f64; valid in thread 0. All threads of the block must call it.
+/// The sums over a row, block by block in f64; valid in thread 0. All threads of the block must
+/// call it.
 template <class T>
 INLINE void wide_sums(
     const Problem& problem, const T* logits, float largest, Wide& shared, double& sum, double& weighted_z) {
@@ -299,7 +302,7 @@ INLINE void wide_sums(
     sum = 0.0, weighted_z = 0.0;
     for (u64 first = 0; first < blocks; first += SUMS_MAX) {
         const u32 count = blocks - first < SUMS_MAX ? (u32)(blocks - first) : SUMS_MAX;
-        // The sums of the round before have been added up.
+        // The previous round's sums were added.
         if (first > 0) __syncthreads();
         for (u32 block = threadIdx.x / WARP; block < count; block += blockDim.x / WARP) {
             float e_sum, z_sum;
@@ -377,14 +380,14 @@ template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, 
     }
 }
 
-// ---- the kernels ---------------------------------------------------------------------------------------------------
+// ---- the kernels ----
 
 #define MIDDLE(NAME, T, CLASSES_MAX)                                                                                   \
     KERNEL(MIDDLE_THREADS) cross_entropy_##CLASSES_MAX##_##NAME(PARAMETERS(T)) {                                       \
         const u64 row = first_index() / WARP;                                                                          \
         if (row < rows) middle_row<CLASSES_MAX / WARP>(PROBLEM, row, dlogits, logits);                                 \
     }
-// Two blocks of the last a processor: left to itself ptxas makes room for three on sm_100, and spills.
+// At most two blocks per processor: otherwise ptxas makes room for three on sm_100, and spills.
 #define CROSS_ENTROPY(NAME, T)                                                                                         \
     KERNEL(NARROW_THREADS) cross_entropy_narrow_##NAME(PARAMETERS(T)) {                                                \
         narrow_rows(PROBLEM, rows, dlogits, logits);                                                                   \
@@ -396,4 +399,4 @@ template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, 
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_##NAME(PARAMETERS(T)) {           \
         wide_rows(PROBLEM, rows, dlogits, logits);                                                                     \
     }
-FOR_TRAINED(CROSS_ENTROPY)
+FOR_F32_AND_BF16(CROSS_ENTROPY)

@@ -20,9 +20,9 @@ struct Pattern {
     }
 };
 
-/// x and out [rows, columns]; position is [step, global row of the first row]. A thread takes the columns of one pack of
-/// one row, which are whole blocks of random bits. A position out of range, which nobody can refuse here, makes all of
-/// out NaN.
+/// x and out [rows, columns]; position is [step, global row of the first row]. A thread handles the
+/// columns of one pack of one row, which are whole blocks of random bits. A position out of range
+/// makes all of out NaN, because a kernel cannot refuse it.
 template <class T>
 INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 columns, float scale, Pattern pattern) {
     typedef Pack<T> P;
@@ -35,7 +35,7 @@ INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 colum
 
     const bool packed = aligned(out, x) && columns % P::COUNT == 0;
     const u64 groups = (columns + P::COUNT - 1) / P::COUNT, stride = grid_threads();
-    // Divided once, then only added.
+    // One division, then only additions.
     const u64 rows_on = stride / groups, groups_on = stride % groups;
     u64 row = first_index() / groups, group = first_index() % groups;
     while (row < rows) {
@@ -72,4 +72,4 @@ INLINE void dropout(T* out, const T* x, const i64* position, u64 rows, u64 colum
                    u32 layer, u32 key_0, u32 key_1) {                                                                  \
         dropout(out, x, position, rows, columns, scale, Pattern{key_0, key_1, 0, layer, kept_from});                   \
     }
-FOR_WIDE(DROPOUT)
+FOR_F32_AND_BF16(DROPOUT)

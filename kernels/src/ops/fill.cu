@@ -1,7 +1,7 @@
 // One value everywhere, by the width of an element (fill.rs), and counting (Tensor::arange).
 #include "common.cuh"
 
-/// `value` has the element's bits in its lowest ones.
+/// `value` holds the element's bits in its lowest bits.
 template <class T> INLINE void fill(T* out, u64 count, T value) {
     typedef Pack<T> P;
     P pack;
@@ -23,7 +23,8 @@ FILL(8, u64)
     KERNEL(BLOCK_THREADS) arange_##NAME(T* out, u64 count) {                                                           \
         for (u64 i = first_index(); i < count; i += grid_threads()) out[i] = Convert<T>::from((double)i);              \
     }
-FOR_WIDE(ARANGE)
+FOR_F32_AND_BF16(ARANGE)
+ARANGE(f16, f16)
 ARANGE(f64, double)
 ARANGE(u8, u8)
 ARANGE(i32, i32)

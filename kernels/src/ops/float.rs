@@ -1,5 +1,5 @@
-//! The two types that math runs in, f32 and f64, seen alike: so that one kernel serves the product (f32) and its
-//! checks (f64). Every method is `#[inline(always)]`, to be compiled into each SIMD version of a loop.
+//! f32 and f64 under one trait, so that one loop serves the product (f32) and its checks (f64).
+//! Methods are `#[inline(always)]`, so that each SIMD version of a loop compiles its own.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -8,7 +8,12 @@ use crate::math;
 
 /// f32 or f64.
 pub(crate) trait Float:
-    Element + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+    Element
+    + PartialOrd
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
 {
     const ZERO: Self;
     const ONE: Self;
@@ -63,8 +68,9 @@ macro_rules! float {
 float!(f32, math::exp, math::ln);
 float!(f64, f64::exp, f64::ln);
 
-/// How many partial sums a reduction keeps. Element `i` goes to lane `i % LANES`, and the lanes are added up as a
-/// tree: an order that SIMD of every width and a warp of a GPU can all follow, to the same bits.
+/// The number of partial sums in a reduction. Element `i` goes to lane `i % LANES`, and lanes are
+/// added as a tree. SIMD of every width and a GPU's warp can follow this order, so they get the
+/// same bits.
 pub(crate) const LANES: usize = 32;
 
 /// The sum of the lanes: the upper half onto the lower half, until one is left.
@@ -105,7 +111,11 @@ mod tests {
     fn a_lane_sum_is_exact_on_small_whole_numbers_of_every_count() {
         for count in [0usize, 1, 31, 32, 33, 64, 100, 1000] {
             let x: Vec<f32> = (0..count).map(|i| i as f32).collect();
-            assert_eq!(lane_sum(&x), (count * count.saturating_sub(1) / 2) as f32, "{count}");
+            assert_eq!(
+                lane_sum(&x),
+                (count * count.saturating_sub(1) / 2) as f32,
+                "{count}"
+            );
         }
     }
 }

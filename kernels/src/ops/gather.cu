@@ -1,4 +1,4 @@
-// Chosen rows of a table, as bytes, by the width of what a thread moves at once: see gather.rs.
+// Selected rows of a table, as bytes, by the width of one access: see gather.rs.
 #include "common.cuh"
 
 /// All bits set: NaN in every float dtype, 255, −1.
@@ -6,14 +6,15 @@ template <class T> INLINE T all_ones() { return (T)~(T)0; }
 template <> INLINE uint2 all_ones<uint2>() { return make_uint2(~0u, ~0u); }
 template <> INLINE uint4 all_ones<uint4>() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
 
-/// out [count, words] [r] = table [table_rows, words] [rows[r]], and all bits set where the table has no such row. The threads of a
-/// block lie along x in the columns of threadIdx.y rows; blocks along x share the rows, blocks along y the columns.
+/// out [count, words] [r] = table [table_rows, words] [rows[r]], with all bits set if the table has
+/// no such row. A block's threads along x share the columns of threadIdx.y rows; blocks along x
+/// share the rows, blocks along y the columns.
 template <class T>
 INLINE void gather_rows(T* out, const T* table, const i64* rows, u64 count, u64 words, u64 table_rows) {
     const u64 columns_at_once = (u64)gridDim.y * blockDim.x;
     const u64 rows_at_once = (u64)gridDim.x * blockDim.y;
     for (u64 r = (u64)blockIdx.x * blockDim.y + threadIdx.y; r < count; r += rows_at_once) {
-        // What is negative is beyond every table.
+        // As unsigned numbers, negative ones are beyond every table.
         const u64 row = (u64)rows[r];
         const bool there = row < table_rows;
         const T* from = table + (there ? row * words : 0ull);

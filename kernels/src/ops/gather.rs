@@ -1,23 +1,31 @@
-//! gather_rows: chosen rows of a table, in any dtype, moved as bytes: a batch of a dataset that lies on the device.
+//! gather_rows: chosen rows of a table, in any dtype, moved as bytes: a batch of a dataset that is
+//! held on the device.
 //!
-//! Letters: N rows of the table, R rows chosen, F… what a row is.
+//! Letters: N rows of the table, R rows chosen, F… the shape of a row.
 
-use crate::cuda::launch::BLOCK_THREADS;
-use crate::cuda::{Grid, Launcher, Source};
+use crate::cuda::launch::{BLOCK_THREADS, BLOCKS_MAX, args};
+use crate::cuda::{Grid, Source};
 use crate::error::Result;
-use crate::ops::call::{Call, Lent};
-use crate::ops::cast::EVERY_DTYPE;
+use crate::ops::call::{Call, EVERY_DTYPE};
 use crate::{DType, Tensor, threads};
 
 static SOURCE: Source = Source::new("gather.cu", include_str!("gather.cu"));
-/// By the bytes that a thread moves at once, a power of two each.
-const KERNELS: [&str; 5] = ["gather_rows_1", "gather_rows_2", "gather_rows_4", "gather_rows_8", "gather_rows_16"];
+/// By the bytes that a thread moves at once, which are a power of two.
+const KERNELS: [&str; 5] = [
+    "gather_rows_1",
+    "gather_rows_2",
+    "gather_rows_4",
+    "gather_rows_8",
+    "gather_rows_16",
+];
 /// The most bytes that a thread moves at once.
 const WORD_BYTES_MAX: usize = 16;
 
-/// `out[r] = table[rows[r]]` for each r: `out` is `[R, F…]`, `table` is `[N, F…]` of the same dtype, `rows` i64 `[R]`. A row may be chosen more than once. A
-/// number that is no row of the table is an error, except on a GPU, where the host cannot know: there every bit of its row of `out` is
-/// set (NaN, 255, −1), and nothing outside the table is read.
+/// `out[r] = table[rows[r]]` for each r: `out` (R, F…) and `table` (N, F…) of one dtype, `rows` i64
+/// (R). A row may be chosen more than once.
+///
+/// A number that is no row of the table is an error on the CPU. A GPU sets every bit of that row of
+/// `out` (NaN, 255, −1), and reads nothing outside the table.
 #[track_caller]
 pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
     let mut call = Call::new("gather_rows");
@@ -27,187 +35,72 @@ pub fn gather_rows(out: &Tensor, table: &Tensor, rows: &Tensor) -> Result<()> {
     call.has_dtype(rows, &[DType::I64])?;
     let [count] = call.dims(rows, "[rows chosen]")?;
     let Some((&table_rows, row)) = call.tensor(table).shape().dims().split_first() else {
-        return Err(call.misfit(table, "at least one dimension, its rows", "Reshape it to [rows, …]."));
+        let expected = "at least one dimension, its rows";
+        return Err(call.operand_error(table, expected, "reshape it to [rows, …]"));
     };
-    let row_elements: usize = row.iter().product();
+    let row_bytes = row.iter().product::<usize>() * call.tensor(table).dtype().bytes();
     let wanted: Vec<usize> = std::iter::once(count).chain(row.iter().copied()).collect();
     call.has_shape(out, &wanted, "a row of the table for each of rows")?;
     call.same_dtype(out, table)?;
     call.all_row_major()?;
-    let placed = call.place(table, &EVERY_DTYPE)?;
-    let row_bytes = row_elements * placed.tensor(table).dtype().bytes();
-    {
-        let [mut lent_out, lent_table, lent_rows] = placed.enter([out, table, rows])?;
-        if let Some(gpu) = placed.launcher()? {
-            launch(&gpu, [&lent_out, &lent_table, &lent_rows], count, row_bytes, table_rows)?;
-        } else {
-            let rows: &[i64] = lent_rows.elements();
-            // Before anything is written.
-            if let Some(at) = rows.iter().position(|&row| !u64::try_from(row).is_ok_and(|r| r < table_rows as u64)) {
-                let expected = format!("a row of the table, in 0..{table_rows}");
-                return Err(placed.call.bad_value(format!("rows[{at}]"), expected, rows[at].to_string()));
-            }
-            gather(lent_out.elements_mut(), lent_table.elements(), rows, row_bytes);
+    call.run(table, &EVERY_DTYPE, |placed| {
+        let [mut out, table, rows] = placed.enter([out, table, rows])?;
+        if let Some(gpu) = placed.launcher() {
+            let word_bytes = word_bytes(out.address() | table.address(), row_bytes);
+            let words = row_bytes / word_bytes;
+            let name = KERNELS[word_bytes.trailing_zeros() as usize];
+            let args = args![out, table, rows, count, words, table_rows];
+            return gpu.launch(&SOURCE, name, grid(count, words), args);
         }
-    }
-    placed.finish()
+        let rows: &[i64] = rows.elements();
+        // Before anything is written.
+        let is_row = |row: i64| u64::try_from(row).is_ok_and(|row| row < table_rows as u64);
+        if let Some(bad) = rows.iter().position(|&row| !is_row(row)) {
+            let expected = format!("a row of the table, in 0..{table_rows}");
+            return Err(placed
+                .call
+                .value_error(format!("rows[{bad}]"), expected, rows[bad]));
+        }
+        gather(out.elements_mut(), table.elements(), rows, row_bytes);
+        Ok(())
+    })
 }
 
-/// Copies the rows, of which each is in the table.
+/// Copies the rows, each of which is in the table.
 fn gather(out: &mut [u8], table: &[u8], rows: &[i64], row_bytes: usize) {
     if row_bytes == 0 {
         return;
     }
     threads::split_mut(out, row_bytes, |first, out| {
-        for (&row, out) in rows[first / row_bytes..].iter().zip(out.chunks_exact_mut(row_bytes)) {
+        for (&row, out) in rows[first / row_bytes..]
+            .iter()
+            .zip(out.chunks_exact_mut(row_bytes))
+        {
             let start = row as usize * row_bytes;
             out.copy_from_slice(&table[start..start + row_bytes]);
         }
     });
 }
 
-fn launch(
-    gpu: &Launcher,
-    [out, table, rows]: [&Lent<'_>; 3],
-    count: usize,
-    row_bytes: usize,
-    table_rows: usize,
-) -> Result<()> {
-    if count == 0 || row_bytes == 0 {
-        return Ok(());
-    }
-    let addresses = out.address().unwrap_or_default() | table.address().unwrap_or_default();
-    let word_bytes = word_bytes(addresses, row_bytes);
-    let words = row_bytes / word_bytes;
-    let kernel = gpu.kernel(&SOURCE, KERNELS[word_bytes.trailing_zeros() as usize])?;
-    let kernel = kernel.output(out).reads(table).reads(rows).count(count).count(words).count(table_rows);
-    kernel.launch(grid(count, words))
-}
-
-/// The widest word that rows of `row_bytes` consist of, at addresses whose bits, taken together, are `addresses`.
+/// The widest word that divides rows of `row_bytes` and their `addresses`, or-ed together.
 fn word_bytes(addresses: u64, row_bytes: usize) -> usize {
     1 << (addresses | row_bytes as u64 | WORD_BYTES_MAX as u64).trailing_zeros()
 }
 
-/// Blocks for `count` rows of `words` words: as many threads along a row as it has words, up to a block, and rows to fill the block;
-/// then one block for each, as long as that is no more than keeps every processor busy.
+/// Blocks for `count` rows of `words` words. A block has as many threads along a row as there are
+/// words, up to its size, and several rows if they fit; there are at most BLOCKS_MAX blocks.
 fn grid(count: usize, words: usize) -> Grid {
-    /// Sixteen blocks on each of 132 processors: beyond that a thread takes several words.
-    const BLOCKS_MAX: usize = 16 * 132;
     let across = words.next_power_of_two().min(BLOCK_THREADS as usize);
     let down = BLOCK_THREADS as usize / across;
     let row_blocks = count.div_ceil(down).min(BLOCKS_MAX);
-    // Few rows, each of many words: several blocks a row.
-    let column_blocks = words.div_ceil(across).min(BLOCKS_MAX / row_blocks).max(1);
-    Grid { blocks: [row_blocks as u32, column_blocks as u32, 1], threads: [across as u32, down as u32, 1] }
+    // Few rows, each of many words: several blocks for each row.
+    let column_blocks = words.div_ceil(across).min(BLOCKS_MAX / row_blocks.max(1));
+    let column_blocks = column_blocks.max(words.min(1));
+    Grid {
+        blocks: [row_blocks as u32, column_blocks as u32, 1],
+        threads: [across as u32, down as u32, 1],
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Device;
-    use crate::ops::testing::{cpu, cpu_of};
-
-    /// `table` [N, width] of whole numbers 0 to 126, which every dtype holds.
-    fn table(rows: usize, width: usize) -> Vec<u8> {
-        (0..rows * width).map(|index| (index * 31 % 127) as u8).collect()
-    }
-
-    #[test]
-    fn every_dtype_shape_and_number_of_threads_gives_the_rows_asked_for() {
-        let _alone = crate::ops::testing::alone_with_the_pool();
-        for (table_rows, width, count) in [(1, 1, 5), (7, 3, 0), (10, 0, 4), (33, 17, 100), (500, 130, 1001)] {
-            let numbers = table(table_rows, width);
-            let rows: Vec<i64> = (0..count).map(|at| (at * 7919 % table_rows) as i64).collect();
-            let expected: Vec<u8> =
-                rows.iter().flat_map(|&row| &numbers[row as usize * width..][..width]).copied().collect();
-            for dtype in DType::ALL {
-                let source = cpu_of(&numbers, &[table_rows, width]).to_dtype(dtype).unwrap();
-                for threads in [1, 3] {
-                    threads::set_count(threads).unwrap();
-                    let out = Tensor::full(&[count, width], 1.0, dtype, Device::Cpu).unwrap();
-                    gather_rows(&out, &source, &cpu_of(&rows, &[count])).unwrap();
-                    let got = out.to_dtype(DType::U8).unwrap().to_vec::<u8>().unwrap();
-                    assert_eq!(got, expected, "{dtype} {count} of [{table_rows}, {width}]");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn rows_may_have_any_shape_and_nan_keeps_its_payload() {
-        let odd = f32::from_bits(0x7fc1_2345);
-        let table = cpu(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, odd, -0.0], &[2, 2, 2]);
-        let out = cpu(&[9.0; 12], &[3, 2, 2]);
-        gather_rows(&out, &table, &cpu_of(&[1i64, 0, 1], &[3])).unwrap();
-        let bits: Vec<u32> = out.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect();
-        let second = [4.0, 5.0, odd, -0.0].map(f32::to_bits);
-        assert_eq!(bits, [second, [0.0, 1.0, 2.0, 3.0].map(f32::to_bits), second].concat());
-        // A table of one number a row.
-        let classes = cpu_of(&[0i64; 2], &[2]);
-        gather_rows(&classes, &cpu_of(&[5i64, 6, 7], &[3]), &cpu_of(&[2i64, 1], &[2])).unwrap();
-        assert_eq!(classes.to_vec::<i64>().unwrap(), [7, 6]);
-    }
-
-    #[test]
-    fn a_number_that_is_no_row_is_named_and_nothing_is_written() {
-        let (out, table) = (cpu(&[9.0; 4], &[2, 2]), cpu(&[0.0; 6], &[3, 2]));
-        for (bad, shown) in [(3, "3"), (-1, "-1"), (i64::MIN, "-9223372036854775808")] {
-            let error = gather_rows(&out, &table, &cpu_of(&[0, bad], &[2])).unwrap_err().to_string();
-            let told = format!("gather_rows: rows[1]: expected a row of the table, in 0..3, got {shown}");
-            assert!(error.contains(&told), "{error}");
-            assert_eq!(out.to_vec::<f32>().unwrap(), [9.0; 4]);
-        }
-        let none = cpu(&[], &[0, 2]);
-        let error = gather_rows(&out, &none, &cpu_of(&[0i64; 2], &[2])).unwrap_err().to_string();
-        assert!(error.contains("in 0..0, got 0"), "{error}");
-    }
-
-    #[test]
-    fn other_shapes_dtypes_and_layouts_are_refused() {
-        let (out, table, rows) = (cpu(&[0.0; 4], &[2, 2]), cpu(&[0.0; 6], &[3, 2]), cpu_of(&[0i64; 2], &[2]));
-        let told = |out: &Tensor, table: &Tensor, rows: &Tensor| gather_rows(out, table, rows).unwrap_err().to_string();
-        let error = told(&cpu(&[0.0; 6], &[3, 2]), &table, &rows);
-        assert!(error.contains("gather_rows: out f32[3, 2] on cpu: expected shape [2, 2]"), "{error}");
-        let error = told(&cpu_of(&[0u8; 4], &[2, 2]), &table, &rows);
-        assert!(error.contains("out u8[2, 2] on cpu: expected dtype f32, as table has"), "{error}");
-        let error = told(&out, &table, &cpu_of(&[0i32; 2], &[2]));
-        assert!(error.contains("rows i32[2] on cpu: expected dtype i64"), "{error}");
-        let error = told(&out, &table, &cpu_of(&[0i64; 2], &[2, 1]));
-        assert!(error.contains("rows i64[2, 1] on cpu: expected 1 dimension"), "{error}");
-        let error = told(&out, &cpu(&[1.0], &[]), &rows);
-        assert!(error.contains("table f32[] on cpu: expected at least one dimension"), "{error}");
-        let error = told(&out, &cpu(&[0.0; 6], &[2, 3]).t().unwrap(), &rows);
-        assert!(error.contains("expected row-major elements"), "{error}");
-        let error = told(&table.slice(0..2).unwrap(), &table, &rows);
-        assert!(error.contains("gather_rows") && error.contains("table"), "{error}");
-    }
-
-    #[test]
-    fn the_widest_word_that_fits_everywhere_is_moved() {
-        for (addresses, row_bytes, expected) in
-            [(0x1000, 3136, 16), (0x1008, 3136, 8), (0x1000, 8, 8), (0x1000, 12, 4), (0x1002, 6, 2), (0x1001, 16, 1)]
-        {
-            assert_eq!(word_bytes(addresses, row_bytes), expected, "{addresses:#x} {row_bytes}");
-        }
-    }
-
-    #[test]
-    fn a_grid_has_whole_blocks_and_no_more_than_the_device_can_use() {
-        let threads_of = |grid: Grid| grid.threads.iter().product::<u32>();
-        let blocks_of = |grid: Grid| grid.blocks.iter().product::<u32>();
-        for (count, words, blocks, threads) in [
-            (1, 1, [1, 1, 1], [1, 256, 1]),
-            (128, 196, [128, 1, 1], [256, 1, 1]),
-            (128, 3, [2, 1, 1], [4, 64, 1]),
-            (2, 1000, [2, 4, 1], [256, 1, 1]),
-        ] {
-            let grid = grid(count, words);
-            assert_eq!((grid.blocks, grid.threads), (blocks, threads), "{count} rows of {words} words");
-        }
-        for (count, words) in [(1 << 40, 1), (1, 1 << 40), (1 << 20, 1 << 20), (2000, 3000)] {
-            let grid = grid(count, words);
-            assert!(threads_of(grid) == BLOCK_THREADS && blocks_of(grid) <= 16 * 132, "{count} {words}: {grid:?}");
-        }
-    }
-}
+mod tests;

@@ -9,4 +9,4 @@
         map(dx, dy, x, count, [](float dy, float x) { return dy * FORM##_grad(x); });                                  \
     }
 #define BOTH_FORMS(NAME, T) GELU(NAME, T, gelu_tanh) GELU(NAME, T, gelu_erf)
-FOR_WIDE(BOTH_FORMS)
+FOR_F32_AND_BF16(BOTH_FORMS)

@@ -1,11 +1,35 @@
-// clip_scale: see grad_norm.rs. (grad_norm_partials goes over a chunk table: chunks.cu.)
+// grad_norm_partials and clip_scale: see grad_norm.rs.
 #include "common.cuh"
+
+/// partials[quantum] = the sum of squares of one quantum, in `lane_sum`'s order; one warp each.
+KERNEL(BLOCK_THREADS) grad_norm_partials_f32(
+    double* __restrict__ partials, const float* __restrict__ grads, u64 quanta, const u64* __restrict__ table,
+    u32 chunks, u64 offset, u64 length) {
+    const u64 quantum = (u64)blockIdx.x * (BLOCK_THREADS / WARP) + threadIdx.x / WARP;
+    if (quantum >= quanta) return;
+    const u32 lane = threadIdx.x % WARP;
+    const Piece piece = piece_of(quantum, table, chunks, offset, length);
+    grads += piece.offset;
+    double sum = 0.0;
+    // The square of an f32 is exact in f64, so fused or not the sum is the same.
+    if (piece.len == QUANTUM) {
+        float x[QUANTUM / WARP];
+#pragma unroll
+        for (u32 i = 0; i < QUANTUM / WARP; i++) x[i] = grads[i * WARP + lane];
+#pragma unroll
+        for (u32 i = 0; i < QUANTUM / WARP; i++) sum = fma((double)x[i], (double)x[i], sum);
+    } else {
+        for (u32 i = lane; i < piece.len; i += WARP) sum = fma((double)grads[i], (double)grads[i], sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) partials[quantum] = sum;
+}
 
 constexpr u32 CLIP_THREADS = 512;
 constexpr u32 PER_THREAD = 8;
 constexpr u32 TILE = CLIP_THREADS * PER_THREAD;
 
-/// The next tile of partials, zeros behind their end: adding those changes nothing.
+/// The next tile of partials, padded with zeros, which change no sum.
 INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partials, u64 start, u64 count) {
 #pragma unroll
     for (u32 i = 0; i < PER_THREAD; i++) {
@@ -14,10 +38,10 @@ INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partial
     }
 }
 
-/// out = [scale, norm], by one block. The order of the sum is `lane_sum`'s, so one warp adds; the others keep it fed.
+/// out = [scale, norm], by one block. One warp adds, in `lane_sum`'s order; the others load.
 KERNEL(CLIP_THREADS) clip_scale_f32(
     float* __restrict__ out, const double* __restrict__ partials, u64 count, double max_norm,
-    const void* __restrict__ divisor, u32 divisor_is_f64) {
+    const float* __restrict__ divisor) {
     __shared__ double tile[TILE];
     double next[PER_THREAD];
     double lane = 0.0;
@@ -36,10 +60,7 @@ KERNEL(CLIP_THREADS) clip_scale_f32(
     if (threadIdx.x >= WARP) return;
     const double sum = warp_sum(lane);
     if (threadIdx.x > 0) return;
-    double rows = 1.0;
-    if (divisor != nullptr) {
-        rows = divisor_is_f64 ? *static_cast<const double*>(divisor) : (double)*static_cast<const float*>(divisor);
-    }
+    const double rows = scale_of(divisor);
     const double mean = rows == 0.0 ? 0.0 : 1.0 / rows;
     const double norm = mean * sqrt(sum);
     const double limit = max_norm / (norm + 1e-6);

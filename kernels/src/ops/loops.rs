@@ -1,28 +1,29 @@
-//! The loops that elementwise operations share: over the pool, vectorised for this processor, in place or apart.
+//! The loops that elementwise operations share: split over the threads, vectorised for this
+//! processor, in place or into another tensor.
 //!
-//! An operation gives a small `Copy` type with `#[inline(always)]` methods instead of a closure, because only those are
-//! sure to be compiled into each SIMD version of the loop.
+//! An operation passes a small `Copy` type with `#[inline(always)]` methods instead of a closure,
+//! because only those are certain to be compiled into each SIMD version of the loop.
 
 use crate::dtype::Element;
-use crate::ops::call::Lent;
+use crate::ops::call::Buffer;
 use crate::simd::multiversion;
 use crate::streaming::{self, Make, STREAMING_BYTES_MIN};
 use crate::threads;
 
-/// Threads take pieces on multiples of this many elements: whole cache lines, whole SIMD blocks.
+/// Threads get pieces of a multiple of this many elements: whole cache lines and SIMD blocks.
 pub(crate) const GRAIN: usize = 1024;
 
 /// `out = f(x)` for one element.
 pub(crate) trait Unary<T>: Copy + Send + Sync {
-    /// Whether memory is waited for rather than the arithmetic, which is what streaming stores are for.
-    const WAITS_FOR_MEMORY: bool = true;
+    /// Whether memory is the bottleneck, not arithmetic: then streaming stores pay off.
+    const MEMORY_BOUND: bool = true;
     fn apply(self, x: T) -> T;
 }
 
 /// `out = f(a, b)` for one element.
 pub(crate) trait Binary<T>: Copy + Send + Sync {
     /// As in `Unary`.
-    const WAITS_FOR_MEMORY: bool = true;
+    const MEMORY_BOUND: bool = true;
     fn apply(self, a: T, b: T) -> T;
 }
 
@@ -58,61 +59,52 @@ multiversion! {
     }
 }
 
-multiversion! {
-    fn binary_onto_b[T: Element, F: Binary<T>](out: &mut [T], a: &[T], f: F) {
-        for (out, &a) in out.iter_mut().zip(a) {
-            *out = f.apply(a, *out);
-        }
-    }
-}
-
-multiversion! {
-    fn binary_onto_both[T: Element, F: Binary<T>](out: &mut [T], f: F) {
-        for out in out {
-            *out = f.apply(*out, *out);
-        }
-    }
-}
-
 /// `out[i] = f(x[i])`; `x` may be in place.
-pub(crate) fn unary<T: Element, F: Unary<T>>(out: &mut Lent<'_>, x: &Lent<'_>, f: F) {
+pub(crate) fn unary<T: Element, F: Unary<T>>(out: &mut Buffer<'_>, x: &Buffer<'_>, f: F) {
     let out = out.elements_mut::<T>();
-    let large = F::WAITS_FOR_MEMORY && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
+    let large = F::MEMORY_BOUND && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
     match x.unless_in_place::<T>() {
         None if large => threads::split_mut(out, GRAIN, |_, out| {
             for block in out.chunks_mut(GRAIN) {
-                // The next block whole: a single stream of reads bears it.
-                streaming::ask(block.as_ptr_range().end.cast(), std::mem::size_of_val(block));
+                // The whole next block: a single stream of reads allows that.
+                streaming::ask(
+                    block.as_ptr_range().end.cast(),
+                    std::mem::size_of_val(block),
+                );
                 unary_in_place(block, f);
             }
         }),
         None => threads::split_mut(out, GRAIN, |_, out| unary_in_place(out, f)),
         Some(x) if large => write_past_caches(out, UnaryOf { x, f }),
-        Some(x) => threads::split_mut(out, GRAIN, |first, out| unary_apart(out, &x[first..first + out.len()], f)),
+        Some(x) => threads::split_mut(out, GRAIN, |first, out| {
+            unary_apart(out, &x[first..first + out.len()], f)
+        }),
     }
 }
 
-/// `out[i] = f(a[i], b[i])`; `a`, `b` or both may be in place.
-pub(crate) fn binary<T: Element, F: Binary<T>>(out: &mut Lent<'_>, a: &Lent<'_>, b: &Lent<'_>, f: F) {
+/// `out[i] = f(a[i], b[i])`; `a` may be in place.
+pub(crate) fn binary<T: Element, F: Binary<T>>(
+    out: &mut Buffer<'_>,
+    a: &Buffer<'_>,
+    b: &Buffer<'_>,
+    f: F,
+) {
     let out = out.elements_mut::<T>();
-    let large = F::WAITS_FOR_MEMORY && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
-    match (a.unless_in_place::<T>(), b.unless_in_place::<T>()) {
-        (None, None) => threads::split_mut(out, GRAIN, |_, out| binary_onto_both(out, f)),
-        (None, Some(b)) => {
-            threads::split_mut(out, GRAIN, |first, out| binary_onto_a(out, &b[first..first + out.len()], f));
-        }
-        (Some(a), None) => {
-            threads::split_mut(out, GRAIN, |first, out| binary_onto_b(out, &a[first..first + out.len()], f));
-        }
-        (Some(a), Some(b)) if large => write_past_caches(out, BinaryOf { a, b, f }),
-        (Some(a), Some(b)) => threads::split_mut(out, GRAIN, |first, out| {
+    let b = b.elements::<T>();
+    let large = F::MEMORY_BOUND && std::mem::size_of_val(out) >= STREAMING_BYTES_MIN;
+    match a.unless_in_place::<T>() {
+        None => threads::split_mut(out, GRAIN, |first, out| {
+            binary_onto_a(out, &b[first..first + out.len()], f)
+        }),
+        Some(a) if large => write_past_caches(out, BinaryOf { a, b, f }),
+        Some(a) => threads::split_mut(out, GRAIN, |first, out| {
             let range = first..first + out.len();
             binary_apart(out, &a[range.clone()], &b[range], f);
         }),
     }
 }
 
-/// Makes `out`, which nothing reads meanwhile, past the caches.
+/// Writes `out` with streaming stores, which bypass the caches.
 pub(crate) fn write_past_caches<T: Element>(out: &mut [T], make: impl Make<T>) {
     threads::split_mut(out, GRAIN, |first, out| {
         streaming::write(out, first, make);
@@ -150,7 +142,10 @@ struct BinaryOf<'a, T, F> {
 impl<T: Element, F: Binary<T>> Make<T> for BinaryOf<'_, T, F> {
     #[inline(always)]
     fn make(self, first: usize, out: &mut [T]) {
-        let (a, b) = (&self.a[first..first + out.len()], &self.b[first..first + out.len()]);
+        let (a, b) = (
+            &self.a[first..first + out.len()],
+            &self.b[first..first + out.len()],
+        );
         for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
             *out = self.f.apply(a, b);
         }

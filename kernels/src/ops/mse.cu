@@ -1,7 +1,8 @@
-// mse: see mse.rs, whose order of sums this follows, so that the bits are the CPU's. T is the dtype of pred and dpred.
+// mse: see mse.rs. The sums follow its order, to get the CPU's bits. T is the dtype of pred and
+// dpred.
 #include "common.cuh"
 
-/// Partial sums of a block of features: a thread each.
+/// Partial sums of a block of features, one per thread.
 constexpr u32 LANES = 8;
 /// Features that are summed together in lanes.
 constexpr u32 BLOCK = 1024;
@@ -10,7 +11,8 @@ constexpr u32 GROUPS = BLOCK_THREADS / LANES;
 /// Elements that a thread loads before it stores the first.
 constexpr u32 IN_FLIGHT = 4;
 
-/// Σ (pred − target)² of at most BLOCK elements in all of a group's lanes, and dpred, if wanted: it may be pred itself.
+/// Σ (pred − target)² of at most BLOCK elements, in all lanes of a group, and dpred, if wanted,
+/// which may be pred itself.
 template <class T>
 INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64 len, float slope) {
     double sum = 0.0;
@@ -32,14 +34,14 @@ INLINE double squared_distance(T* dpred, const T* pred, const float* target, u64
     return sum;
 }
 
-/// The lanes of each group, added pairwise. The whole warp must call it.
+/// Adds the lanes of each group pairwise. The whole warp must call it.
 INLINE double over_lanes(double sum) {
 #pragma unroll
     for (u32 distance = LANES / 2; distance > 0; distance /= 2) sum = sum + __shfl_xor_sync(WHOLE_WARP, sum, distance);
     return sum;
 }
 
-/// Rows of at most BLOCK features, a group each.
+/// Rows of at most BLOCK features, one per group.
 template <class T>
 INLINE void narrow_rows(
     float* __restrict__ losses, T* dpred, const T* pred, const float* __restrict__ target, u64 rows, u64 features,
@@ -55,12 +57,13 @@ INLINE void narrow_rows(
     if (row < rows && threadIdx.x % LANES == 0) losses[row] = (float)sum;
 }
 
-/// Rows of more, a thread block each: its groups take blocks of features, and their sums are added in order.
+/// Longer rows, one per thread block: its groups take blocks of features, and their sums are added
+/// in order.
 template <class T>
 INLINE void wide_rows(
     float* __restrict__ losses, T* dpred, const T* pred, const float* __restrict__ target, u64 features,
     float slope) {
-    // Two halves by turns: while thread 0 adds the one, the other is being filled.
+    // Two halves in turns: thread 0 adds one while the other is filled.
     __shared__ double sums[2][GROUPS];
     const u32 group = threadIdx.x / LANES;
     const u64 row_start = blockIdx.x * features;
@@ -78,7 +81,7 @@ INLINE void wide_rows(
         sum = over_lanes(sum);
         if (threadIdx.x % LANES == 0) sums[half][group] = sum;
         __syncthreads();
-        // Groups behind the end left zeros.
+        // Groups past the end left zeros.
         if (threadIdx.x == 0) {
             for (u32 i = 0; i < GROUPS; i++) total = total + sums[half][i];
         }
@@ -92,7 +95,7 @@ INLINE void wide_rows(
         narrow_rows(losses, dpred, pred, target, rows, features, slope);                                               \
     }                                                                                                                  \
     KERNEL(BLOCK_THREADS) mse_wide_##NAME(                                                                             \
-        float* losses, T* dpred, const T* pred, const float* target, u64 features, float slope) {                      \
+        float* losses, T* dpred, const T* pred, const float* target, u64, u64 features, float slope) {                 \
         wide_rows(losses, dpred, pred, target, features, slope);                                                       \
     }
-FOR_TRAINED(MSE)
+FOR_F32_AND_BF16(MSE)

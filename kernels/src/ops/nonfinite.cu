@@ -1,7 +1,7 @@
 // mark_nonfinite: see nonfinite.rs.
 #include "common.cuh"
 
-/// As integers, without their signs, NaN and the infinities are the largest floats.
+/// As integers without sign, NaN and infinities are larger than all other floats.
 constexpr u32 INFINITY_BITS = 0x7f800000u;
 constexpr int PACKS = 4;
 
@@ -21,7 +21,7 @@ KERNEL(BLOCK_THREADS) mark_nonfinite_f32(
         P pack[PACKS];
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
-            // Behind the end this thread's first one once more: it changes nothing.
+            // Past the end, this thread's first element again, which changes nothing.
             pack[k] = load_pack<P>(x + head, at + k * stride < packs ? at + k * stride : at);
         }
 #pragma unroll
@@ -32,7 +32,7 @@ KERNEL(BLOCK_THREADS) mark_nonfinite_f32(
     }
     if (first < head) largest = larger(largest, magnitude(x[first]));
     for (u64 i = head + packs * P::COUNT + first; i < count; i += stride) largest = larger(largest, magnitude(x[i]));
-    // Whoever is first writes what all would write.
+    // All threads would write the same value.
     if (__ballot_sync(WHOLE_WARP, largest >= INFINITY_BITS) != 0 && threadIdx.x % WARP == 0) {
         atomicCAS(reinterpret_cast<u64*>(first_bad_step), 0ull, (u64)*step);
     }

@@ -1,21 +1,22 @@
 // progress: see progress.rs.
 #include "common.cuh"
 
-/// The device's own words of a lane: how many calls it has begun, and a hash of all of them.
+/// The device's own words of a lane: how many calls began, and a hash of all of them.
 struct Lane {
     u64 begun, chain;
 };
 
-/// What is told of call `number`, in a slot of three words. Each carries the number in its upper half, so that a host that reads in the
-/// middle sees which words belong together.
+/// The report of call `number`, in a slot of three words. Each has the number in its upper half, so
+/// that a host that reads in between sees which words belong together.
 INLINE void tell(volatile u64* slot, u64 number, u32 call, u64 chain, u32 place) {
     slot[0] = number << 32 | call;
     slot[1] = number << 32 | (chain & 0xffffffffu);
     slot[2] = number << 32 | place;
 }
 
-/// A call begins. `board` is host memory: the ring of the last `slots` calls, the ring of every `stride`th call (`sparse_slots`; both are
-/// powers of two), then the word of the last call that began.
+/// A call begins. `board` is host memory: the ring of the last `slots` calls, the ring of every
+/// `stride`th call (`sparse_slots`; both are powers of two), then the number of the last call
+/// begun.
 KERNEL(1) progress_begin(Lane* lane, volatile u64* board, u64 slots, u64 stride, u64 sparse_slots, u32 call, u32 place) {
     const u64 number = (lane->begun + 1u) & 0xffffffffu;
     u64 chain = (lane->chain ^ call) * 0x9e3779b97f4a7c15ull;
@@ -26,10 +27,10 @@ KERNEL(1) progress_begin(Lane* lane, volatile u64* board, u64 slots, u64 stride,
     if (number % stride == 0u) {
         tell(board + (slots + number / stride % sparse_slots) * 3u, number, call, chain, place);
     }
-    // What the host reads last it may read first.
+    // After the slots: a host that reads this number finds its slot complete.
     __threadfence_system();
     board[(slots + sparse_slots) * 3u] = number << 32 | call;
 }
 
-/// The lane's last call has ended.
+/// The lane's last call ended.
 KERNEL(1) progress_end(const Lane* lane, volatile u64* ended) { *ended = lane->begun; }

@@ -1,8 +1,8 @@
-// Random tensors: the bits of random.rs, made where they are wanted.
+// Random tensors with the bits of random.rs.
 #include "common.cuh"
 
-/// What a block of 128 random bits becomes: COUNT elements. The uniforms of a type with 2^DIGITS of them in [0, 1); the
-/// lower bits are cut off, since rounding would reach 1.
+/// Turns a block of 128 random bits into COUNT elements: uniforms in [0, 1) with 2^DIGITS values.
+/// Lower bits are cut off, because rounding could reach 1.
 template <class T, int DIGITS> struct Uniform {
     static constexpr int COUNT = 4;
     INLINE T one(u32 bits) const {
@@ -25,7 +25,7 @@ template <> struct Uniform<double, 53> {
     }
 };
 
-/// Normals are f32's, rounded.
+/// Normals of f32, rounded.
 INLINE void put(double* out, float normal) { *out = normal; }
 template <class T> INLINE void put(T* out, float normal) { *out = narrow<T>(normal); }
 
@@ -40,7 +40,7 @@ template <class T> struct Normal {
     }
 };
 
-/// Whole numbers in 0..bound, which T holds.
+/// Integers in 0..bound, which T can hold.
 template <class T> struct Below {
     static constexpr int COUNT = 4;
     u32 bound;
@@ -52,8 +52,8 @@ template <class T> struct Below {
     }
 };
 
-/// Element i from its own words of the draw, whoever makes it. A thread makes a block's elements, or a pack's if
-/// those are more.
+/// Element i comes from its own words of the draw, in any thread. A thread makes the elements of a
+/// block, or of a pack if those are more.
 template <class T, class M> INLINE void draw_all(T* out, u64 count, u32 key_0, u32 key_1, u64 draw, M maker) {
     typedef Pack<T> P;
     constexpr int EACH = P::COUNT > M::COUNT ? P::COUNT : M::COUNT;
@@ -86,19 +86,18 @@ template <class T, class M> INLINE void draw_all(T* out, u64 count, u32 key_0, u
 }
 
 #define UNIFORM(NAME, T, DIGITS)                                                                                       \
-    KERNEL(BLOCK_THREADS) rand_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw) {                          \
+    KERNEL(BLOCK_THREADS) rand_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw, u32) {                        \
         draw_all(out, count, key_0, key_1, draw, Uniform<T, DIGITS>());                                                \
     }
 UNIFORM(f32, float, 24)
 UNIFORM(bf16, bf16, 8)
-UNIFORM(f16, f16, 11)
 UNIFORM(f64, double, 53)
 
 #define NORMAL(NAME, T)                                                                                                \
-    KERNEL(BLOCK_THREADS) randn_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw) {                           \
+    KERNEL(BLOCK_THREADS) randn_##NAME(T* out, u64 count, u32 key_0, u32 key_1, u64 draw, u32) {                       \
         draw_all(out, count, key_0, key_1, draw, Normal<T>());                                                         \
     }
-FOR_WIDE(NORMAL)
+FOR_F32_AND_BF16(NORMAL)
 NORMAL(f64, double)
 
 #define BELOW(NAME, T)                                                                                                 \

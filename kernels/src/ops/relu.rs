@@ -1,41 +1,32 @@
-//! relu: `out = max(x, 0)`, and its derivative `x > 0` (so 0 at 0, as in PyTorch). NaN stays NaN.
+//! relu: `out = max(x, 0)`, and its derivative `x > 0` (0 at 0, as in PyTorch). NaN stays NaN.
 
 use crate::Tensor;
 use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::elementwise::{InPlace, Kernels, binary_op, kernel_names, unary_op};
+use crate::ops::elementwise::{binary_op, unary_op};
+use crate::ops::float::Float;
 use crate::ops::loops::{Binary, Unary};
 
 static SOURCE: Source = Source::new("relu.cu", include_str!("relu.cu"));
-const FORWARD: Kernels = Kernels { source: &SOURCE, names: kernel_names!("relu") };
-const BACKWARD: Kernels = Kernels { source: &SOURCE, names: kernel_names!("relu_backward") };
 
-/// relu of one element.
+/// relu of one element, and its derivative times `dy`, from relu's input or output.
 #[derive(Clone, Copy)]
 pub(crate) struct Relu;
 
-/// The derivative of relu at `y`, times `dy`: from the output as well as from the input.
-#[derive(Clone, Copy)]
-pub(crate) struct ReluGrad;
-
-macro_rules! relu_for {
-    ($($T:ty),*) => {$(
-        impl Unary<$T> for Relu {
-            #[inline(always)]
-            fn apply(self, x: $T) -> $T {
-                // Not max(): that would turn NaN into 0.
-                if x < 0.0 { 0.0 } else { x }
-            }
-        }
-        impl Binary<$T> for ReluGrad {
-            #[inline(always)]
-            fn apply(self, dy: $T, y: $T) -> $T {
-                if y > 0.0 { dy } else { 0.0 }
-            }
-        }
-    )*};
+impl<T: Float> Unary<T> for Relu {
+    #[inline(always)]
+    fn apply(self, x: T) -> T {
+        // Not max(): that would turn NaN into 0.
+        if x < T::ZERO { T::ZERO } else { x }
+    }
 }
-relu_for!(f32, f64);
+
+impl<T: Float> Binary<T> for Relu {
+    #[inline(always)]
+    fn apply(self, dy: T, y: T) -> T {
+        if y > T::ZERO { dy } else { T::ZERO }
+    }
+}
 
 /// relu of `x` in a new tensor.
 #[track_caller]
@@ -45,68 +36,19 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `out = relu(x)`; `out` may be `x` itself.
+/// `out = relu(x)`; `out` may be `x`.
 #[track_caller]
 pub fn relu_into(out: &Tensor, x: &Tensor) -> Result<()> {
-    unary_op("relu", out, x, Relu, &FORWARD, None)
+    unary_op("relu", out, x, Relu, (&SOURCE, "relu"), None)
 }
 
-/// `dx = dy` where `y > 0`, else 0; `y` is relu's input or output, `dx` may be `dy` itself.
+/// `dx = dy` where `y > 0`, else 0; `y` is relu's input or output, `dx` may be `dy`.
 #[track_caller]
 pub fn relu_backward_into(dx: &Tensor, dy: &Tensor, y: &Tensor) -> Result<()> {
-    binary_op("relu_backward", [("dx", dx), ("dy", dy), ("y", y)], InPlace::First, ReluGrad, &BACKWARD)
+    let operands = [("dx", dx), ("dy", dy), ("y", y)];
+    let kernel = (&SOURCE, "relu_backward");
+    binary_op("relu_backward", operands, Relu, kernel)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::DType;
-    use crate::ops::testing::{SIZES, cpu, random_f32};
-
-    #[test]
-    fn relu_and_its_derivative_are_exact_for_every_size_apart_and_in_place() {
-        for size in SIZES {
-            let x = random_f32(size, 1);
-            let expected: Vec<f32> = x.iter().map(|&x| if x > 0.0 { x } else { 0.0 }).collect();
-            let tensor = cpu(&x, &[size]);
-            assert_eq!(relu(&tensor).unwrap().to_vec::<f32>().unwrap(), expected);
-
-            let dy = random_f32(size, 2);
-            let dx = cpu(&dy, &[size]);
-            relu_backward_into(&dx, &dx, &tensor).unwrap();
-            let expected_dx: Vec<f32> = x.iter().zip(&dy).map(|(&x, &dy)| if x > 0.0 { dy } else { 0.0 }).collect();
-            assert_eq!(dx.to_vec::<f32>().unwrap(), expected_dx);
-
-            relu_into(&tensor, &tensor).unwrap();
-            assert_eq!(tensor.to_vec::<f32>().unwrap(), expected);
-        }
-    }
-
-    #[test]
-    fn zero_has_derivative_zero_and_nan_stays_nan() {
-        let x = cpu(&[0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY], &[5]);
-        let y = relu(&x).unwrap().to_vec::<f32>().unwrap();
-        assert!(y[0] == 0.0 && y[1] == 0.0 && y[2].is_nan() && y[3] == f32::INFINITY && y[4] == 0.0);
-        let dx = x.ones_like().unwrap();
-        relu_backward_into(&dx, &dx, &x).unwrap();
-        assert_eq!(dx.to_vec::<f32>().unwrap(), [0.0, 0.0, 0.0, 1.0, 0.0]);
-    }
-
-    #[test]
-    fn operands_that_do_not_fit_are_named() {
-        let (x, out) = (cpu(&[1.0, 2.0], &[2]).named("h1"), cpu(&[0.0; 3], &[3]));
-        let error = relu_into(&out, &x).unwrap_err().to_string();
-        assert!(error.contains(r#"relu: x "h1" f32[2] on cpu: expected shape [3], as out has"#), "{error}");
-        let half = x.to_dtype(DType::BF16).unwrap();
-        let error = relu(&half).unwrap_err().to_string();
-        assert!(error.contains("there is no version for bf16 on cpu"), "{error}");
-    }
-
-    #[test]
-    fn an_output_that_overlaps_its_input_is_refused_with_both_names() {
-        let whole = cpu(&[1.0, 2.0, 3.0], &[3]);
-        let (a, b) = (whole.slice(0..2).unwrap(), whole.slice(1..3).unwrap());
-        let error = relu_into(&a, &b).unwrap_err().to_string();
-        assert!(error.contains("relu: out f32[2] on cpu and x f32[2] on cpu share memory"), "{error}");
-    }
-}
+mod tests;

@@ -1,29 +1,23 @@
-//! scale: `out = factor · x`. The factor is rounded first to the type of the math: f32, or f64 for f64.
+//! scale: `out = factor · x`. The factor is first rounded to the dtype of the math: f32, or f64 for
+//! f64.
 
 use crate::Tensor;
 use crate::cuda::Source;
 use crate::error::Result;
-use crate::ops::elementwise::{Kernels, kernel_names, unary_op};
+use crate::ops::elementwise::unary_op;
+use crate::ops::float::Float;
 use crate::ops::loops::Unary;
 
 static SOURCE: Source = Source::new("scale.cu", include_str!("scale.cu"));
-const KERNELS: Kernels = Kernels { source: &SOURCE, names: kernel_names!("scale") };
 
 /// One element times the factor.
 #[derive(Clone, Copy)]
 struct Scale(f64);
 
-impl Unary<f32> for Scale {
+impl<T: Float> Unary<T> for Scale {
     #[inline(always)]
-    fn apply(self, x: f32) -> f32 {
-        x * self.0 as f32
-    }
-}
-
-impl Unary<f64> for Scale {
-    #[inline(always)]
-    fn apply(self, x: f64) -> f64 {
-        x * self.0
+    fn apply(self, x: T) -> T {
+        x * T::from_f64(self.0)
     }
 }
 
@@ -35,43 +29,12 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `out = factor · x`; `out` may be `x` itself.
+/// `out = factor · x`; `out` may be `x`.
 #[track_caller]
 pub fn scale_into(out: &Tensor, x: &Tensor, factor: f64) -> Result<()> {
-    unary_op("scale", out, x, Scale(factor), &KERNELS, Some(factor as f32))
+    let kernel = (&SOURCE, "scale");
+    unary_op("scale", out, x, Scale(factor), kernel, Some(factor as f32))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ops::testing::{SIZES, cpu, cpu_of, random_f32};
-
-    #[test]
-    fn scaling_is_exact_for_every_size_apart_and_in_place() {
-        for size in SIZES {
-            let x = random_f32(size, 41);
-            let expected: Vec<f32> = x.iter().map(|x| x * 0.1).collect();
-            let x = cpu(&x, &[size]);
-            assert_eq!(scale(&x, 0.1).unwrap().to_vec::<f32>().unwrap(), expected);
-            scale_into(&x, &x, 0.1).unwrap();
-            assert_eq!(x.to_vec::<f32>().unwrap(), expected);
-        }
-    }
-
-    #[test]
-    fn the_factor_keeps_its_f64_digits_for_f64_and_zero_keeps_nan() {
-        let x = scale(&cpu_of(&[3.0f64], &[1]), 0.1).unwrap();
-        assert_eq!(x.to_vec::<f64>().unwrap(), [3.0 * 0.1]);
-        let x = scale(&cpu(&[f32::NAN, f32::INFINITY, -2.0], &[3]), 0.0).unwrap().to_vec::<f32>().unwrap();
-        assert!(x[0].is_nan() && x[1].is_nan() && x[2] == 0.0);
-    }
-
-    #[test]
-    fn operands_that_do_not_fit_are_named() {
-        let (x, out) = (cpu(&[1.0, 2.0], &[2]), cpu(&[0.0; 3], &[3]));
-        let error = scale_into(&out, &x, 2.0).unwrap_err().to_string();
-        assert!(error.contains("scale: x f32[2] on cpu: expected shape [3], as out has"), "{error}");
-        let error = scale(&cpu_of(&[1u8], &[1]), 2.0).unwrap_err().to_string();
-        assert!(error.contains("scale: there is no version for u8 on cpu"), "{error}");
-    }
-}
+mod tests;

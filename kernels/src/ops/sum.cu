@@ -1,7 +1,7 @@
-// sum and mean: see sum.rs, whose documented order this follows, so that the bits are the CPU's.
+// sum and mean: see sum.rs, whose order this follows to get the CPU's bits.
 #include "common.cuh"
 
-/// Elements added together in lanes: a warp has them, lane i the elements i, i + 32 …
+/// Elements that a warp sums in its lanes: lane i has the elements i, i + 32 …
 constexpr u32 BLOCK = 1024;
 constexpr u32 RUNS_MAX = 256;
 constexpr int RUN_THREADS = 512;
@@ -23,9 +23,10 @@ INLINE double block_of(const float* __restrict__ x, u64 len) {
     return warp_sum(sum);
 }
 
-/// The sum of x[0..len] by one thread block, a warp for each block of elements, added in order; in thread 0.
+/// The sum of x[0..len] by one thread block: a warp per block of elements, added in order; valid in
+/// thread 0.
 INLINE double run_total(const float* __restrict__ x, u64 len) {
-    // Two halves by turns: while thread 0 adds the one, the other is being filled.
+    // Two halves in turns: thread 0 adds one while the other is filled.
     __shared__ double sums[2][WARP];
     const u32 warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
     double total = 0.0;
@@ -46,13 +47,14 @@ INLINE double run_total(const float* __restrict__ x, u64 len) {
     return total;
 }
 
-/// out = sum / divisor where every run is one block of elements, so that their order is that of the blocks.
+/// out = sum / divisor if every run is one block of elements, so that elements are in the order of
+/// blocks.
 KERNEL(ONE_RUN_THREADS) sum_f32(float* __restrict__ out, const float* __restrict__ x, u64 count, double divisor) {
     const double total = run_total(x, count);
     if (threadIdx.x == 0) *out = (float)(total / divisor);
 }
 
-/// sums[run] for runs of run_len elements, a thread block each.
+/// sums[run] for runs of run_len elements, one thread block each.
 KERNEL(RUN_THREADS) sum_runs_f32(double* __restrict__ sums, const float* __restrict__ x, u64 count, u64 run_len) {
     const u64 start = blockIdx.x * run_len;
     const u64 rest = count - start;

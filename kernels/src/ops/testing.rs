@@ -1,12 +1,12 @@
-//! What the tests of operations share: sizes worth trying, fresh random inputs, comparison with f64.
+//! Shared by the tests of operations: sizes, random inputs, comparison with f64.
 
 use crate::random::Random;
 use crate::{DType, Device, Tensor};
 
-/// Empty, one, odd, around SIMD widths and blocks, and large enough for every thread.
+/// Empty, one, odd, around SIMD widths and blocks, and large enough for all threads.
 pub(crate) const SIZES: [usize; 12] = [0, 1, 2, 7, 15, 16, 17, 63, 255, 1025, 4099, 100_003];
 
-/// Standard normals of a seed that each test chooses for itself.
+/// Standard normals of a seed; each test uses its own.
 pub(crate) fn random_f32(count: usize, seed: u64) -> Vec<f32> {
     let tensor = Tensor::randn(&[count], DType::F32, Device::Cpu, &mut Random::new(seed)).unwrap();
     tensor.to_vec().unwrap()
@@ -22,7 +22,8 @@ pub(crate) fn cpu_of<T: crate::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
 }
 
-/// Every element within `bound(index, reference)` of the f64 reference; NaN must meet NaN, infinity the same infinity.
+/// Every element is within `bound(index, reference)` of the f64 reference; NaN must match NaN, and
+/// infinity the same infinity.
 #[track_caller]
 pub(crate) fn assert_close(got: &[f32], reference: &[f64], bound: impl Fn(usize, f64) -> f64) {
     assert_eq!(got.len(), reference.len());
@@ -37,8 +38,10 @@ pub(crate) fn assert_close(got: &[f32], reference: &[f64], bound: impl Fn(usize,
     }
 }
 
-/// Held by tests that choose the number of threads, which is the process's: the others run on any number alike.
+/// Held by tests that set the process's number of threads; all others pass with any number.
 pub(crate) fn alone_with_the_pool() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

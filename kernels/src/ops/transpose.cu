@@ -1,14 +1,14 @@
-// A matrix's transpose written out, by the width of an element: see transpose.rs.
+// Writes a matrix's transpose, by the width of an element: see transpose.rs.
 #include "common.cuh"
 
 constexpr int TILE = 32;
-/// Rows of a tile that a block moves at once.
+/// Rows of a tile that a block moves at a time.
 constexpr int AT_ONCE = BLOCK_THREADS / TILE;
 
-/// out [rows, columns] [r][c] = x [columns, rows] [c][r], a tile at a time through shared memory, so that both are
-/// read and written along their rows.
+/// out [rows, columns] [r][c] = x [columns, rows] [c][r], tile by tile through shared memory, so
+/// that both are accessed along their rows.
 template <class T> INLINE void transpose(T* out, const T* x, u64 rows, u64 columns) {
-    // One column more, so that a column's elements lie in different banks.
+    // One extra column, so that a column's elements are in different banks.
     __shared__ T tile[TILE][TILE + 1];
     const u32 lane = threadIdx.x % TILE, line = threadIdx.x / TILE;
     const u64 across = (columns + TILE - 1) / TILE, down = (rows + TILE - 1) / TILE;

@@ -1,4 +1,5 @@
-//! Constructors. Each takes a device, or inherits it (with the dtype) from a tensor: `zeros_like`, `new_zeros` …
+//! Constructors. Each takes a device, or inherits it and the dtype from a tensor (`zeros_like`,
+//! `new_zeros` …). There is no default device.
 
 use std::panic::Location;
 
@@ -11,17 +12,8 @@ use crate::storage::{Origin, Storage};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, Shape};
 
-/// The largest bound whose numbers an integer dtype holds.
-fn most_of(dtype: DType) -> u64 {
-    match dtype {
-        DType::U8 => 1 << 8,
-        DType::I32 => 1 << 31,
-        _ => u64::from(u32::MAX),
-    }
-}
-
-/// Makes a tensor and lets `fill` write its elements where the host can reach them; on a GPU `launch` does, by kernels
-/// that make the same bits there.
+/// Makes a tensor: `fill` writes its elements on the CPU, `launch` runs kernels that make the same
+/// bits on a GPU.
 fn made<T: Element>(
     op: &'static str,
     shape: &[usize],
@@ -30,7 +22,8 @@ fn made<T: Element>(
     fill: impl FnOnce(&mut [T]),
     launch: impl FnOnce(&Tensor) -> Result<()>,
 ) -> Result<Tensor> {
-    let tensor = Tensor::allocate(Shape::checked(op, shape, at)?, T::DTYPE, device, Origin::Computed, op, at)?;
+    let shape = Shape::checked(op, shape, at)?;
+    let tensor = Tensor::allocate(shape, T::DTYPE, device, Origin::Computed, op, at)?;
     if device == Device::Cpu {
         fill(tensor.borrow("tensor", true, op, at)?.elements_mut::<T>());
     } else {
@@ -39,7 +32,7 @@ fn made<T: Element>(
     Ok(tensor)
 }
 
-/// Makes a random tensor, by `fill` or on a GPU. What fails uses up no numbers.
+/// Makes a random tensor. A failure uses up no numbers.
 fn random_tensor<T: Element>(
     op: &'static str,
     shape: &[usize],
@@ -52,32 +45,43 @@ fn random_tensor<T: Element>(
     let mut after = random.clone();
     let draw = after.next_draw();
     let launch = |tensor: &Tensor| draw_new(tensor, draw, distribution, op, at);
-    let tensor = made::<T>(op, shape, device, at, |elements| fill(draw, elements), launch)?;
+    let fill = |elements: &mut [T]| fill(draw, elements);
+    let tensor = made::<T>(op, shape, device, at, fill, launch)?;
     *random = after;
     Ok(tensor)
 }
 
 impl Tensor {
-    /// Elements of unspecified value: for outputs that are written before they are read.
+    /// Unspecified elements: for outputs that are written before they are read.
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let at = Location::caller();
-        Tensor::allocate(Shape::checked("empty", shape, at)?, dtype, device, Origin::Computed, "empty", at)
+        let shape = Shape::checked("empty", shape, at)?;
+        Tensor::allocate(shape, dtype, device, Origin::Computed, "empty", at)
     }
 
     /// All zeros.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
         let at = Location::caller();
-        let tensor =
-            Tensor::allocate(Shape::checked("zeros", shape, at)?, dtype, device, Origin::Computed, "zeros", at)?;
+        let shape = Shape::checked("zeros", shape, at)?;
+        let tensor = Tensor::allocate(shape, dtype, device, Origin::Computed, "zeros", at)?;
         if device.is_accelerator() {
             fill_new(&tensor, 0.0, "zeros", at)?;
-        } else if !tensor.storage.block().is_fresh() {
-            // The zero of every dtype is all zero bits.
-            tensor.borrow("tensor", true, "zeros", at)?.elements_mut::<u8>().fill(0);
+        } else {
+            tensor.clear("zeros", at)?;
         }
         Ok(tensor)
+    }
+
+    /// Zeros new host memory, unless it is zero already.
+    fn clear(&self, op: &'static str, at: Site) -> Result<()> {
+        if !self.storage.block().is_fresh() {
+            // Zero in every dtype is all zero bits.
+            let mut borrow = self.borrow("tensor", true, op, at)?;
+            borrow.elements_mut::<u8>().fill(0);
+        }
+        Ok(())
     }
 
     /// All ones.
@@ -102,35 +106,45 @@ impl Tensor {
     ) -> Result<Tensor> {
         with_element!(dtype, T => {
             let rounded = exact::<T>(op, value, at)?;
-            let launch = |tensor: &Tensor| fill_new(tensor, value, op, at);
-            made::<T>(op, shape, device, at, |elements| elements.fill(rounded), launch)
+            let fill = |elements: &mut [T]| elements.fill(rounded);
+            made::<T>(op, shape, device, at, fill, |tensor| fill_new(tensor, value, op, at))
         })
     }
 
-    /// 0, 1, 2 … `count` − 1. The dtype must hold `count` − 1 exactly if it is an integer.
+    /// 0, 1, 2 … `count` − 1, which an integer dtype must be able to hold.
     #[track_caller]
     pub fn arange(count: usize, dtype: DType, device: Device) -> Result<Tensor> {
-        let at = Location::caller();
+        let (op, at) = ("arange", Location::caller());
         with_element!(dtype, T => {
-            exact::<T>("arange", count.saturating_sub(1) as f64, at)?;
+            exact::<T>(op, count.saturating_sub(1) as f64, at)?;
             let fill = |elements: &mut [T]| {
                 for (index, element) in elements.iter_mut().enumerate() {
                     *element = T::from_f64(index as f64);
                 }
             };
-            made::<T>("arange", &[count], device, at, fill, |tensor| arange_new(tensor, "arange", at))
+            made::<T>(op, &[count], device, at, fill, |tensor| arange_new(tensor, op, at))
         })
     }
 
-    /// Uniform in [0, 1), of a float dtype. The same bits on every device and for every thread count.
+    /// Uniform in [0, 1), in f32, bf16 or f64; the same bits on every device and any thread count.
     #[track_caller]
-    pub fn rand(shape: &[usize], dtype: DType, device: Device, random: &mut Random) -> Result<Tensor> {
+    pub fn rand(
+        shape: &[usize],
+        dtype: DType,
+        device: Device,
+        random: &mut Random,
+    ) -> Result<Tensor> {
         Tensor::drawn("rand", shape, dtype, device, random, Location::caller())
     }
 
-    /// Standard normal, of a float dtype. The same bits on every device and for every thread count.
+    /// Standard normal, in f32, bf16 or f64; the same bits on every device and any thread count.
     #[track_caller]
-    pub fn randn(shape: &[usize], dtype: DType, device: Device, random: &mut Random) -> Result<Tensor> {
+    pub fn randn(
+        shape: &[usize],
+        dtype: DType,
+        device: Device,
+        random: &mut Random,
+    ) -> Result<Tensor> {
         Tensor::drawn("randn", shape, dtype, device, random, Location::caller())
     }
 
@@ -142,16 +156,17 @@ impl Tensor {
         random: &mut Random,
         at: Site,
     ) -> Result<Tensor> {
-        let normal = op == "randn";
-        let value_error = || {
-            let (what, expected) = ("dtype".into(), "a float dtype (use randint for whole numbers)".into());
-            Error::Value { op, what, expected, got: dtype.to_string(), at }
-        };
-        if !dtype.is_float() {
-            return Err(value_error());
+        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F64) {
+            let expected = "f32, bf16 or f64 (use randint for integers)";
+            return Err(Error::value_at(op, "dtype", expected, dtype, at));
         }
+        let normal = op == "randn";
+        let distribution = if normal {
+            Distribution::Normal
+        } else {
+            Distribution::Uniform
+        };
         with_element!(dtype, T => {
-            let distribution = if normal { Distribution::Normal } else { Distribution::Uniform };
             let fill = |draw: Draw, elements: &mut [T]| draw.fill(normal, elements);
             random_tensor::<T>(op, shape, device, random, distribution, at, fill)
         })
@@ -159,43 +174,56 @@ impl Tensor {
 
     /// Whole numbers uniform in 0..`bound`, as U8, I32 or I64.
     #[track_caller]
-    pub fn randint(bound: u32, shape: &[usize], dtype: DType, device: Device, random: &mut Random) -> Result<Tensor> {
-        let at = Location::caller();
-        if dtype.is_float() {
-            return Err(Error::value("randint", "dtype", "u8, i32 or i64", dtype));
+    pub fn randint(
+        bound: u32,
+        shape: &[usize],
+        dtype: DType,
+        device: Device,
+        random: &mut Random,
+    ) -> Result<Tensor> {
+        let (op, at) = ("randint", Location::caller());
+        let most: u64 = match dtype {
+            DType::U8 => 1 << 8,
+            DType::I32 => 1 << 31,
+            DType::I64 => u64::from(u32::MAX),
+            _ => return Err(Error::value(op, "dtype", "u8, i32 or i64", dtype)),
+        };
+        if bound == 0 || u64::from(bound) > most {
+            return Err(Error::value(op, "bound", format!("1 to {most}"), bound));
         }
-        let highest = f64::from(bound) - 1.0;
         with_element!(dtype, T => {
-            if bound == 0 || T::from_f64(highest).to_f64() != highest {
-                return Err(Error::value("randint", "bound", format!("1 to {}", most_of(dtype)), bound));
-            }
             let fill = |draw: Draw, elements: &mut [T]| draw.fill_below(bound, elements);
-            random_tensor::<T>("randint", shape, device, random, Distribution::Below(bound), at, fill)
+            let distribution = Distribution::Below(bound);
+            random_tensor::<T>(op, shape, device, random, distribution, at, fill)
         })
     }
 
-    /// The elements of `data` in the given shape. The data is the host's; on another device this uploads it.
+    /// The elements of `data` in the given shape. On a GPU this is an upload.
     #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: Device) -> Result<Tensor> {
-        let at = Location::caller();
-        let checked = Shape::checked("from_slice", shape, at)?;
-        if checked.count() != data.len() {
-            return Err(Error::value(
-                "from_slice",
-                "number of elements",
-                format!("{} for the shape {checked}", checked.count()),
-                data.len(),
-            ));
+        let (op, at) = ("from_slice", Location::caller());
+        let shape = Shape::checked(op, shape, at)?;
+        if shape.count() != data.len() {
+            let expected = format!("{} for the shape {shape}", shape.count());
+            let what = "number of elements";
+            return Err(Error::value(op, what, expected, data.len()));
         }
-        device.check_usable("from_slice", at)?;
+        device.check_usable(op, at)?;
         if device != Device::Cpu {
-            // Before anything is copied.
-            let info = TensorInfo { name: None, dtype: T::DTYPE, shape: checked, device: Device::Cpu };
-            transfer::check("from_slice", &info, device, Asked::Explicitly, at)?;
+            // Before the data is copied to host memory of its own.
+            let info = TensorInfo {
+                name: None,
+                dtype: T::DTYPE,
+                shape,
+                device: Device::Cpu,
+            };
+            transfer::check(op, &info, device, Asked::Explicitly, at)?;
         }
-        let here = Tensor::allocate(checked, T::DTYPE, Device::Cpu, Origin::HostData, "from_slice", at)?;
-        here.borrow("tensor", true, "from_slice", at)?.elements_mut().copy_from_slice(data);
-        here.to_at(device, "from_slice", at)
+        let here = Tensor::allocate(shape, T::DTYPE, Device::Cpu, Origin::HostData, op, at)?;
+        let mut borrow = here.borrow("tensor", true, op, at)?;
+        borrow.elements_mut().copy_from_slice(data);
+        drop(borrow);
+        here.to_at(device, op, at)
     }
 
     /// One number, as a tensor without dimensions.
@@ -204,57 +232,48 @@ impl Tensor {
         Tensor::from_slice(&[value], &[], device)
     }
 
-    /// Zeros in pinned host memory, which copies to and from any device overlap computing with. Needs a device: it is made by one that this process
-    /// uses already, or else by the first, which is then in use. A process that is to use another one alone touches that first.
+    /// Zeros in pinned host memory, whose copies to and from any GPU overlap computing. It is
+    /// allocated by the first GPU that this process uses, else by `cuda:0`, which is then in use.
     #[track_caller]
     pub fn zeros_pinned(shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let at = Location::caller();
-        let shape = Shape::checked("zeros_pinned", shape, at)?;
-        Device::Cuda(0).check_usable("zeros_pinned", at)?;
-        let info = TensorInfo { name: None, dtype, shape, device: Device::Cpu };
+        let (op, at) = ("zeros_pinned", Location::caller());
+        let shape = Shape::checked(op, shape, at)?;
+        Device::Cuda(0).check_usable(op, at)?;
+        let info = TensorInfo {
+            name: None,
+            dtype,
+            shape,
+            device: Device::Cpu,
+        };
         let bytes = shape.count() * dtype.bytes();
-        let storage = Storage::new(Device::Cpu, bytes, Origin::HostData, true, info, "zeros_pinned", at)?;
-        let tensor = Tensor { storage, offset: 0, shape, dtype, transposed: false, name: None };
-        if !tensor.storage.block().is_fresh() {
-            tensor.borrow("tensor", true, "zeros_pinned", at)?.elements_mut::<u8>().fill(0);
-        }
+        let storage = Storage::new(bytes, Origin::HostData, true, info, op, at)?;
+        let tensor = Tensor::over(storage, shape, dtype);
+        tensor.clear(op, at)?;
         Ok(tensor)
     }
 }
 
-/// The same, with device and dtype inherited: what helper tensors inside a model should be made by.
+/// Constructors that inherit the device and dtype: use them for helper tensors inside a model.
 impl Tensor {
-    /// Unspecified elements, like this tensor in shape, dtype and device.
+    /// Unspecified elements, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn empty_like(&self) -> Result<Tensor> {
         Tensor::empty(&self.shape, self.dtype, self.device())
     }
 
-    /// Zeros like this tensor in shape, dtype and device.
+    /// Zeros, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn zeros_like(&self) -> Result<Tensor> {
         Tensor::zeros(&self.shape, self.dtype, self.device())
     }
 
-    /// Ones like this tensor in shape, dtype and device.
+    /// Ones, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn ones_like(&self) -> Result<Tensor> {
         Tensor::ones(&self.shape, self.dtype, self.device())
     }
 
-    /// `value` everywhere, like this tensor in shape, dtype and device.
-    #[track_caller]
-    pub fn full_like(&self, value: f64) -> Result<Tensor> {
-        Tensor::full(&self.shape, value, self.dtype, self.device())
-    }
-
-    /// Uniform in [0, 1), like this tensor in shape, dtype and device.
-    #[track_caller]
-    pub fn rand_like(&self, random: &mut Random) -> Result<Tensor> {
-        Tensor::rand(&self.shape, self.dtype, self.device(), random)
-    }
-
-    /// Standard normal, like this tensor in shape, dtype and device.
+    /// Standard normal, with this tensor's shape, dtype and device.
     #[track_caller]
     pub fn randn_like(&self, random: &mut Random) -> Result<Tensor> {
         Tensor::randn(&self.shape, self.dtype, self.device(), random)
@@ -270,12 +289,6 @@ impl Tensor {
     #[track_caller]
     pub fn new_zeros(&self, shape: &[usize]) -> Result<Tensor> {
         Tensor::zeros(shape, self.dtype, self.device())
-    }
-
-    /// Ones of another shape, with this tensor's dtype and device.
-    #[track_caller]
-    pub fn new_ones(&self, shape: &[usize]) -> Result<Tensor> {
-        Tensor::ones(shape, self.dtype, self.device())
     }
 
     /// `value` everywhere in another shape, with this tensor's dtype and device.

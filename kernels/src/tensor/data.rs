@@ -1,5 +1,5 @@
-//! Between tensors and the host's data: `to`, `to_dtype`, `copy_from`, `to_vec`, `item`, and slices lent to a closure.
-//! What crosses a device on the way goes through the door in `transfer.rs`.
+//! Moving a tensor's data: `to`, `to_dtype`, `copy_from`, `to_vec`, `item`, and slices lent to a
+//! closure. Every transfer goes through `transfer.rs`.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Result, Site};
 use crate::transfer::{self, Asked};
 use crate::{DType, Device, Element, ops};
 
-/// Where `to` brings a tensor: a device, or a device and a dtype.
+/// Where `to` moves a tensor: a device, or a device and a dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination {
     device: Device,
@@ -17,27 +17,34 @@ pub struct Destination {
 
 impl From<Device> for Destination {
     fn from(device: Device) -> Destination {
-        Destination { device, dtype: None }
+        Destination {
+            device,
+            dtype: None,
+        }
     }
 }
 
 impl From<(Device, DType)> for Destination {
     fn from((device, dtype): (Device, DType)) -> Destination {
-        Destination { device, dtype: Some(dtype) }
+        Destination {
+            device,
+            dtype: Some(dtype),
+        }
     }
 }
 
 impl Tensor {
-    /// This tensor on another device (`to(Device::Cuda(0))`), or on a device in a dtype (`to((device, DType::BF16))`).
-    /// Itself if nothing changes, else a copy that keeps the name. With both, the narrower dtype crosses.
+    /// This tensor on a device (`to(Device::Cuda(0))`), or on a device in a dtype
+    /// (`to((device, DType::BF16))`). Itself if nothing changes, else a copy that keeps the name.
+    /// With both, the narrower dtype crosses.
     #[track_caller]
     pub fn to(&self, destination: impl Into<Destination>) -> Result<Tensor> {
         let Destination { device, dtype } = destination.into();
-        let dtype = dtype.unwrap_or(self.dtype);
+        let (dtype, at) = (dtype.unwrap_or(self.dtype), Location::caller());
         if dtype.bytes() < self.dtype.bytes() {
-            self.to_dtype(dtype)?.to_at(device, "to", Location::caller())
+            self.to_dtype(dtype)?.to_at(device, "to", at)
         } else {
-            self.to_at(device, "to", Location::caller())?.to_dtype(dtype)
+            self.to_at(device, "to", at)?.to_dtype(dtype)
         }
     }
 
@@ -48,8 +55,8 @@ impl Tensor {
         transfer::cross(self, device, op, Asked::Explicitly, at)
     }
 
-    /// This tensor in `dtype`: itself if it is that already, else a copy on the same device. Floats round to the
-    /// nearest, ties to even; floats to integers drop the fraction and saturate, NaN becomes 0.
+    /// This tensor in `dtype`: itself if it has that dtype, else a copy on the same device. Floats
+    /// round to the nearest, ties to even; floats to integers truncate and saturate, NaN becomes 0.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if self.dtype == dtype {
@@ -66,28 +73,40 @@ impl Tensor {
         transfer::copy_into(self, source, "copy_from", at)
     }
 
-    pub(crate) fn check_copy_from(&self, source: &Tensor, op: &'static str, at: Site) -> Result<()> {
-        let refuse = |expected: String, hint: &str| {
-            let operand = Box::new(source.as_operand("source"));
-            Err(Error::Operand { op, operand, expected, hint: hint.to_string(), at })
+    pub(crate) fn check_copy_from(
+        &self,
+        source: &Tensor,
+        op: &'static str,
+        at: Site,
+    ) -> Result<()> {
+        let refuse = |expected: String, help: &str| {
+            let source = source.as_operand("source");
+            Err(Error::operand(op, source, expected, help, at))
         };
         if source.dtype != self.dtype {
-            return refuse(format!("the target's dtype, {}", self.dtype), "Cast it with .to_dtype(…) first.");
+            let expected = format!("the target's dtype, {}", self.dtype);
+            return refuse(expected, "cast it with .to_dtype(…) first");
         }
         if source.shape != self.shape {
-            return refuse(format!("the target's shape, {}", self.shape), "Reshape or slice one of them.");
+            let expected = format!("the target's shape, {}", self.shape);
+            return refuse(expected, "reshape or slice one of them");
         }
         if source.transposed != self.transposed {
-            return refuse("the target's layout".into(), "One is a transposed view: call .contiguous() on it first.");
+            let help = "one is a transposed view: call .contiguous() on it first";
+            return refuse("the target's layout".into(), help);
         }
         if self.shares_memory_with(source) {
-            let (first, second) = (Box::new(self.as_operand("target")), Box::new(source.as_operand("source")));
-            return Err(Error::Overlap { op, first, second, at });
+            return Err(Error::Overlap {
+                op,
+                first: Box::new(self.as_operand("target")),
+                second: Box::new(source.as_operand("source")),
+                at,
+            });
         }
         Ok(())
     }
 
-    /// The elements in order, as a vector of the tensor's own Rust type.
+    /// The elements in order, as a vector of the Rust type of the tensor's dtype.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let at = Location::caller();
@@ -97,20 +116,20 @@ impl Tensor {
         Ok(borrow.elements::<T>().to_vec())
     }
 
-    /// The only element. On a GPU this waits for everything before it: for logging, not for the inner loop. Every
-    /// call is counted with its line.
+    /// The only element. On a GPU this waits for all earlier work, so use it for logging and not in
+    /// an inner loop. The ledger counts every call with its line.
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
         let at = Location::caller();
         if self.count() != 1 {
-            let hint = "Reduce it first (ops::sum, ops::mean), or read it whole with to_vec.";
-            return Err(self.misfit("item", "exactly one element".into(), hint));
+            let help = "reduce it first (ops::sum, ops::mean), or read all of it with to_vec";
+            return Err(self.misfit("item", "exactly one element", help));
         }
         transfer::scalar(self, at)
     }
 
-    /// Lends the elements in memory order (that of the transpose for a transposed matrix) to `look`. The tensor
-    /// must be in host memory.
+    /// Lends the elements to `look` in memory order, which for a transposed matrix is that of its
+    /// transpose. The tensor must be in host memory.
     #[track_caller]
     pub fn with_slice<T: Element, R>(&self, look: impl FnOnce(&[T]) -> R) -> Result<R> {
         let at = Location::caller();
@@ -120,7 +139,7 @@ impl Tensor {
         Ok(look(borrow.elements()))
     }
 
-    /// Lends the elements in memory order to `change` for writing. The tensor must be in host memory.
+    /// As `with_slice`, for writing.
     #[track_caller]
     pub fn with_slice_mut<T: Element, R>(&self, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
         let at = Location::caller();
@@ -130,16 +149,26 @@ impl Tensor {
         Ok(change(borrow.elements_mut()))
     }
 
-    /// Lends the bytes of the elements in memory order to `look`, for what moves them whatever they are. `op` and `at`, an
-    /// operation and its caller's line, are what errors name. The tensor must be in host memory.
-    pub fn with_bytes<R>(&self, op: &'static str, at: Site, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    /// Lends the bytes of the elements to `look` in memory order. Errors name the operation `op`
+    /// and the line `at`. The tensor must be in host memory.
+    pub fn with_bytes<R>(
+        &self,
+        op: &'static str,
+        at: Site,
+        look: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
         self.check_on_host(op, at)?;
         let borrow = self.enter("tensor", false, op, at)?;
         Ok(look(borrow.elements()))
     }
 
     /// As `with_bytes`, for writing.
-    pub fn with_bytes_mut<R>(&self, op: &'static str, at: Site, change: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
+    pub fn with_bytes_mut<R>(
+        &self,
+        op: &'static str,
+        at: Site,
+        change: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R> {
         self.check_on_host(op, at)?;
         let mut borrow = self.enter("tensor", true, op, at)?;
         Ok(change(borrow.elements_mut()))
@@ -149,17 +178,23 @@ impl Tensor {
         if T::DTYPE == self.dtype {
             return Ok(());
         }
-        let hint = format!("Ask for {}, or cast with .to_dtype(DType::{:?}) first.", self.dtype, T::DTYPE);
-        let operand = Box::new(self.as_operand("x"));
-        Err(Error::Operand { op, operand, expected: format!("dtype {}", T::DTYPE), hint, at })
+        let (is, wanted) = (self.dtype, T::DTYPE);
+        let help = format!("ask for {is}, or cast with .to_dtype(DType::{wanted:?}) first");
+        let expected = format!("dtype {wanted}");
+        Err(Error::operand(op, self.as_operand("x"), expected, help, at))
     }
 
     fn check_on_host(&self, op: &'static str, at: Site) -> Result<()> {
         if self.device() == Device::Cpu {
             return Ok(());
         }
-        let hint = "Copy it with .to(Device::Cpu) first.".to_string();
-        let operand = Box::new(self.as_operand("x"));
-        Err(Error::Operand { op, operand, expected: "host memory".into(), hint, at })
+        let help = "copy it with .to(Device::Cpu) first";
+        Err(Error::operand(
+            op,
+            self.as_operand("x"),
+            "host memory",
+            help,
+            at,
+        ))
     }
 }

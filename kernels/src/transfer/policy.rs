@@ -1,12 +1,12 @@
-//! What may cross between devices: the policy for operands, the scopes that forbid and announce, the phase that the
-//! ledger books under. All of it belongs to a thread, nests, and is inherited by threads that `inherit` starts.
+//! What may cross between devices: the policy for operands, scopes that forbid and announce
+//! transfers, and the phase that the ledger books under. These rules belong to a thread and nest;
+//! threads started through `inherit` take them over.
 
 use std::cell::RefCell;
-use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Phase};
 use crate::error::Site;
 
 /// What happens when the operands of one operation live on different devices.
@@ -15,38 +15,10 @@ pub enum Policy {
     /// It is an error that names every operand. The default.
     #[default]
     Forbid,
-    /// Operands are moved, with one warning a source line, and counted.
+    /// Operands are moved and counted, with one warning per source line.
     Warn,
     /// Operands are moved and counted.
     Allow,
-}
-
-/// The part of a run that a transfer is booked under.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Phase {
-    /// Before and between training: the default.
-    #[default]
-    Setup,
-    /// Inside the training step.
-    Step,
-    /// Reading figures back for people.
-    Log,
-    /// Trying the model on held-out data.
-    Evaluation,
-    /// Saving.
-    Checkpoint,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Phase::Setup => "setup",
-            Phase::Step => "step",
-            Phase::Log => "log",
-            Phase::Evaluation => "evaluation",
-            Phase::Checkpoint => "checkpoint",
-        })
-    }
 }
 
 /// The rules in force on one thread.
@@ -54,9 +26,9 @@ impl fmt::Display for Phase {
 pub(crate) struct Rules {
     pub(crate) policy: Policy,
     pub(crate) phase: Phase,
-    /// Where the innermost scope that forbids transfers begins.
+    /// The beginning of the innermost scope that forbids transfers.
     pub(crate) forbidden_since: Option<Site>,
-    /// The reason given by an announcement inside that scope.
+    /// The reason of an announcement inside that scope.
     pub(crate) announced: Option<&'static str>,
     pub(crate) ledger: Arc<Ledger>,
 }
@@ -71,12 +43,12 @@ thread_local! {
     });
 }
 
-/// Looks at the rules in force.
+/// Runs `look` with the rules in force.
 pub(crate) fn with_rules<R>(look: impl FnOnce(&Rules) -> R) -> R {
     RULES.with_borrow(look)
 }
 
-/// Puts the former rules back when a scope ends, by return or by panic.
+/// Restores the former rules when a scope ends, by return or by panic.
 struct Restore(Option<Rules>);
 
 impl Drop for Restore {
@@ -112,12 +84,12 @@ pub fn in_phase<R>(phase: Phase, body: impl FnOnce() -> R) -> R {
     scoped(|rules| rules.phase = phase, body)
 }
 
-/// The part of the run that this thread is in.
+/// The phase that this thread's transfers are booked under.
 pub fn current_phase() -> Phase {
     with_rules(|rules| rules.phase)
 }
 
-/// Runs `body`, in which every transfer that is not announced is an error, explicit ones too.
+/// Runs `body`, in which every unannounced transfer is an error, even an explicit one.
 #[track_caller]
 pub fn forbid_transfers<R>(body: impl FnOnce() -> R) -> R {
     let here = Location::caller();
@@ -130,18 +102,18 @@ pub fn forbid_transfers<R>(body: impl FnOnce() -> R) -> R {
     )
 }
 
-/// Runs `body`, whose explicit transfers are meant, even inside `forbid_transfers` (not those that a policy would make).
-/// The reason stands in the ledger.
+/// Runs `body`, whose explicit transfers are allowed even inside `forbid_transfers`; those that a
+/// policy would make are not. The ledger shows the reason.
 pub fn announced<R>(reason: &'static str, body: impl FnOnce() -> R) -> R {
     scoped(|rules| rules.announced = Some(reason), body)
 }
 
-/// Runs `body` with its transfers booked in `ledger` instead of the process's.
+/// Runs `body` with its transfers booked in `ledger`.
 pub fn with_ledger<R>(ledger: &Arc<Ledger>, body: impl FnOnce() -> R) -> R {
     scoped(|rules| rules.ledger = ledger.clone(), body)
 }
 
-/// Takes this thread's rules along: the closure returned runs `body` under them on whatever thread calls it.
+/// Takes this thread's rules along: the returned closure runs `body` under them on any thread.
 ///
 /// ```
 /// use ddp_kernels::transfer::{self, Policy};
@@ -151,4 +123,11 @@ pub fn with_ledger<R>(ledger: &Arc<Ledger>, body: impl FnOnce() -> R) -> R {
 pub fn inherit<R>(body: impl FnOnce() -> R) -> impl FnOnce() -> R {
     let rules = with_rules(Rules::clone);
     move || scoped(|current| *current = rules, body)
+}
+
+impl Ledger {
+    /// The ledger that this thread's transfers go into.
+    pub fn current() -> Arc<Ledger> {
+        with_rules(|rules| rules.ledger.clone())
+    }
 }

@@ -1,259 +1,247 @@
-//! The bytes themselves: which call of which device copies them, on which stream, and who waits for what.
+//! Copying the bytes: which call on which stream, and who waits for it.
 //!
-//! `now` is for calls after which both tensors may be used at once: host memory has been read or written when it returns, device
-//! memory is in the order of the devices' current streams. `on` gives the copy to one stream and returns; what the host could see of it (pinned
-//! memory) stays in the list of ranges in use until the copy is done.
+//! `now` leaves both tensors ready for use: host memory is read or written when it returns, and
+//! device memory is ordered on the devices' current streams. `on` gives the copy to one stream and
+//! returns; pinned memory stays in the list of ranges in use until the copy is done.
 //!
-//! A call that fails may come after ones that did not, with the device at work on what they asked for. So after an error the streams are waited for,
-//! and if even that fails the host's memory stays in use for ever (`settle`).
+//! A call may fail after earlier ones have given the device work. So after an error the stream is
+//! waited for, and if that fails too, the host memory stays in use (`settle`).
 
 use std::sync::Arc;
 
 use super::ledger::Kind;
-use crate::cuda::fault::{Fault, Outcome};
-use crate::cuda::peers::{Link, link};
-use crate::cuda::queue::{Mark, Queue};
-use crate::cuda::{Gpu, capture, copies};
-use crate::error::{Error, Result, Site, TensorInfo};
-use crate::shape::Shape;
-use crate::storage::{Borrow, Origin, Storage};
-use crate::stream::{Event, Stream};
-use crate::{DType, Device, Tensor};
+use crate::cuda::fault::Outcome;
+use crate::cuda::queue::{Queue, is_capturing};
+use crate::cuda::{Gpu, copies, peers};
+use crate::error::{Error, Result, Site};
+use crate::storage::Borrow;
+use crate::stream::{Event, Stream, gpu_of};
+use crate::{Device, Tensor};
 
-/// One copy, of entered tensors.
+/// One copy between entered tensors.
 pub(super) struct Copy<'a> {
-    pub(super) target: &'a Tensor,
-    pub(super) source: &'a Tensor,
-    pub(super) op: &'static str,
-    pub(super) at: Site,
+    target: &'a Tensor,
+    source: &'a Tensor,
+    op: &'static str,
+    at: Site,
 }
 
-impl Copy<'_> {
+impl<'a> Copy<'a> {
+    pub(super) fn new(
+        target: &'a Tensor,
+        source: &'a Tensor,
+        op: &'static str,
+        at: Site,
+    ) -> Copy<'a> {
+        Copy {
+            target,
+            source,
+            op,
+            at,
+        }
+    }
+
     /// Copies so that both tensors may be used at once.
     pub(super) fn now(&self, target: &mut Borrow<'_>, source: &Borrow<'_>) -> Result<Kind> {
-        let kind = Kind::between(self.source.device(), self.target.device());
-        match (self.gpu(self.target)?, self.gpu(self.source)?) {
-            (None, None) => crate::threads::copy(target.elements_mut::<u8>(), source.elements::<u8>()),
-            (Some(_), None) => {
-                let queue = self.current(self.target.device())?;
-                self.upload(&queue, target, source)?;
-                self.settle(&[&queue], &[source], queue.synchronize())?;
-            }
-            (None, Some(_)) => {
-                let queue = self.current(self.source.device())?;
-                self.download(&queue, target, source)?;
-                self.settle(&[&queue], &[target], queue.synchronize())?;
-            }
-            (Some(gpu), Some(other)) if gpu.index == other.index => {
-                self.within(&self.current(self.target.device())?, target, source)?;
-            }
-            (Some(_), Some(_)) => {
-                // After what was given to the source's stream so far, and before what will be.
-                let (queue, sources) = (self.current(self.target.device())?, self.current(self.source.device())?);
-                let before = sources.record(false).and_then(|written| queue.wait(&written));
-                self.fault(&queue, before)?;
-                let kind = self.across(&queue, target, source)?;
-                let after = queue.record(false).and_then(|read| sources.wait(&read));
-                self.settle(&[&queue], &[], after)?;
-                return Ok(kind);
-            }
+        let (to, from) = (self.target.device(), self.source.device());
+        let kind = Kind::between(from, to);
+        if to == Device::Cpu && from == Device::Cpu {
+            crate::threads::copy(target.elements_mut::<u8>(), source.elements::<u8>());
+            return Ok(kind);
+        }
+        // The target's stream, if that is on a GPU, else the source's.
+        let device = if to == Device::Cpu { from } else { to };
+        let queue = Stream::current_queue(device, self.op, self.at)?;
+        if to == Device::Cpu {
+            self.download(&queue, target, source)?;
+            self.settle(&queue, Some(target), queue.synchronize())?;
+        } else if from == Device::Cpu {
+            self.upload(&queue, target, source)?;
+            self.settle(&queue, Some(source), queue.synchronize())?;
+        } else if to == from {
+            self.within(&queue, target, source)?;
+        } else {
+            // After the earlier work of the source's stream, and before its later work.
+            let sources = Stream::current_queue(from, self.op, self.at)?;
+            let written = sources.record(false).and_then(|mark| queue.wait(&mark));
+            self.settle(&queue, None, written)?;
+            let kind = self.between(&queue, target, source)?;
+            let read = queue.record(false).and_then(|mark| sources.wait(&mark));
+            self.settle(&queue, None, read)?;
+            return Ok(kind);
         }
         Ok(kind)
     }
 
     /// Gives the copy to `stream`; the event is the point after it.
-    pub(super) fn on(&self, stream: &Stream, mut target: Borrow<'_>, source: Borrow<'_>) -> Result<(Kind, Event)> {
-        let kind = Kind::between(self.source.device(), self.target.device());
-        let (target_gpu, source_gpu) = (self.gpu(self.target)?, self.gpu(self.source)?);
+    pub(super) fn on(
+        &self,
+        stream: &Stream,
+        mut target: Borrow<'_>,
+        source: Borrow<'_>,
+    ) -> Result<(Kind, Event)> {
+        let (to, from) = (self.target.device(), self.source.device());
+        let kind = Kind::between(from, to);
         let Some(queue) = stream.queue() else {
             return Ok((self.now(&mut target, &source)?, stream.record()?));
         };
-        match (target_gpu, source_gpu) {
-            (None, None) => Ok((self.now(&mut target, &source)?, self.mark(queue, &[])?)),
-            (Some(_), None) => {
-                self.upload(queue, &target, &source)?;
-                let done = self.mark(queue, &[&source])?;
-                if self.source.is_pinned() {
-                    source.leave_after(done.clone());
-                } else {
-                    self.settle(&[queue], &[&source], queue.synchronize())?;
-                }
-                Ok((kind, done))
-            }
-            (None, Some(_)) => {
-                self.download(queue, &mut target, &source)?;
-                let done = self.mark(queue, &[&target])?;
-                if self.target.is_pinned() {
-                    target.leave_after(done.clone());
-                } else {
-                    self.settle(&[queue], &[&target], queue.synchronize())?;
-                }
-                Ok((kind, done))
-            }
-            (Some(gpu), Some(other)) if gpu.index == other.index => {
-                self.within(queue, &target, &source)?;
-                Ok((kind, self.mark(queue, &[])?))
-            }
-            (Some(_), Some(_)) => Ok((self.across(queue, &target, &source)?, self.mark(queue, &[])?)),
+        // Host memory that the copy uses, and whether it may go on after this returns.
+        let (host, pinned) = if to == Device::Cpu {
+            self.download(queue, &mut target, &source)?;
+            (target, self.target.is_pinned())
+        } else if from == Device::Cpu {
+            self.upload(queue, &target, &source)?;
+            (source, self.source.is_pinned())
+        } else if to == from {
+            self.within(queue, &target, &source)?;
+            return Ok((kind, self.mark(queue, None)?));
+        } else {
+            let kind = self.between(queue, &target, &source)?;
+            return Ok((kind, self.mark(queue, None)?));
+        };
+        let done = self.mark(queue, Some(&host))?;
+        if pinned {
+            host.leave_after(done.clone());
+        } else {
+            self.settle(queue, Some(&host), queue.synchronize())?;
         }
+        Ok((kind, done))
     }
 
-    /// The point after all that `queue` was given so far, which includes a copy from or to `hosts`.
-    fn mark(&self, queue: &Arc<Queue>, hosts: &[&Borrow<'_>]) -> Result<Event> {
-        let mark = self.settle(&[queue], hosts, queue.record(false))?;
+    /// The point after all work of `queue` so far, which includes a copy from or to `host`.
+    fn mark(&self, queue: &Arc<Queue>, host: Option<&Borrow<'_>>) -> Result<Event> {
+        let mark = self.settle(queue, host, queue.record(false))?;
         Ok(Event::of(mark, queue.gpu.device()))
     }
 
-    /// The outcome of a call in the course of a copy on `queues` from or to memory of the host. On an error nothing of the copy is under way any more
-    /// when this returns, or that memory stays in use for ever.
-    fn settle<T>(&self, queues: &[&Arc<Queue>], hosts: &[&Borrow<'_>], outcome: Outcome<T>) -> Result<T> {
+    /// The outcome of a call of a copy on `queue`, from or to `host`. After an error nothing of the
+    /// copy is running when this returns, or that memory stays in use.
+    fn settle<T>(
+        &self,
+        queue: &Queue,
+        host: Option<&Borrow<'_>>,
+        outcome: Outcome<T>,
+    ) -> Result<T> {
         outcome.map_err(|fault| {
-            // All of them, also after one that fails.
-            let waited: Vec<bool> = queues.iter().map(|queue| queue.synchronize().is_ok()).collect();
-            if waited.contains(&false) {
-                hosts.iter().for_each(|host| host.leave_never());
+            if let Some(host) = host
+                && queue.synchronize().is_err()
+            {
+                host.leave_never();
             }
-            fault.of(self.op, queues[0].gpu.device(), self.at)
+            fault.of(self.op, queue.gpu.device(), self.at)
         })
     }
 
-    /// The GPU that a tensor's memory is of.
-    fn gpu(&self, tensor: &Tensor) -> Result<Option<&'static Gpu>> {
-        match tensor.device() {
-            Device::Cuda(index) if tensor.device().is_accelerator() => Gpu::get(index, self.op, self.at).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    fn current(&self, device: Device) -> Result<Arc<Queue>> {
-        let stream = Stream::current_at(device, self.op, self.at)?;
-        Ok(stream.queue().expect("a GPU's stream").clone())
-    }
-
-    fn fault<T>(&self, queue: &Queue, outcome: Outcome<T>) -> Result<T> {
-        outcome.map_err(|fault: Fault| fault.of(self.op, queue.gpu.device(), self.at))
-    }
-
-    /// A graph that copied from host memory would copy whatever is there at each launch.
+    /// Refuses a copy during a capture: a graph would repeat it with whatever memory holds then.
     fn refuse_capture(&self, queue: &Queue) -> Result<()> {
-        if !queue.is_captured() && !capture::is_capturing() {
+        if !is_capturing() {
             return Ok(());
         }
-        let (from, to) = (self.source.device(), self.target.device());
-        let why = if self.op == "item" {
-            "a graph hands no number to the host. Leave the result in its tensor, and call item() after the launch"
-                .to_string()
+        let is_item = self.op == "item";
+        let from = self.source.device();
+        let to = if is_item {
+            Device::Cpu
         } else {
-            format!("a graph copies nothing from {from} to {to}. Copy before the capture, or after each launch")
+            self.target.device()
         };
-        Err(Error::Capture { op: self.op, device: queue.gpu.device(), why, at: self.at })
+        let why = format!("a graph cannot copy from {from} to {to}");
+        let help = if is_item {
+            "leave the result in its tensor and call item() after the launch"
+        } else {
+            "copy before the capture, or after each launch"
+        };
+        Err(Error::capture(
+            self.op,
+            queue.gpu.device(),
+            why,
+            help,
+            self.at,
+        ))
+    }
+
+    fn visit(&self, tensor: &Tensor, queue: &Arc<Queue>) -> Result<()> {
+        tensor.storage().block().visit(queue, self.op, self.at)
     }
 
     fn upload(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
         self.refuse_capture(queue)?;
-        self.target.storage().block().visit(queue, self.op, self.at)?;
+        self.visit(self.target, queue)?;
         let bytes = source.elements::<u8>();
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: both are entered, the target's memory is the stream's device's (`visit`), as long as the source. The callers wait for the copy, or
-        // leave the range in use until it is done.
-        let outcome = unsafe { copies::upload(queue, target.address(), bytes.as_ptr(), bytes.len()) };
-        self.settle(&[queue], &[source], outcome)
+        let (to, from) = (target.address(), bytes.as_ptr());
+        // SAFETY: both are entered and of the same length, and the target is on the stream's
+        // device. The callers wait for the copy, or keep the range in use until it is done.
+        let outcome = unsafe { copies::upload(queue, to, from, bytes.len()) };
+        self.settle(queue, Some(source), outcome)
     }
 
-    fn download(&self, queue: &Arc<Queue>, target: &mut Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
+    fn download(
+        &self,
+        queue: &Arc<Queue>,
+        target: &mut Borrow<'_>,
+        source: &Borrow<'_>,
+    ) -> Result<()> {
         self.refuse_capture(queue)?;
-        self.source.storage().block().visit(queue, self.op, self.at)?;
+        self.visit(self.source, queue)?;
         let bytes = target.elements_mut::<u8>();
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: as in `upload`, the other way round.
-        let outcome = unsafe { copies::download(queue, bytes.as_mut_ptr(), source.address(), bytes.len()) };
-        self.settle(&[queue], &[target], outcome)
+        let (to, from) = (bytes.as_mut_ptr(), source.address());
+        // SAFETY: as in `upload`, with source and target exchanged.
+        let outcome = unsafe { copies::download(queue, to, from, bytes.len()) };
+        self.settle(queue, Some(target), outcome)
     }
 
     fn within(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<()> {
         for tensor in [self.target, self.source] {
             tensor.join_capture(queue);
-            tensor.storage().block().visit(queue, self.op, self.at)?;
+            self.visit(tensor, queue)?;
         }
-        if self.source.bytes() == 0 {
+        let bytes = self.source.bytes();
+        if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both are entered, one of them for writing, so they do not overlap; both are the stream's device's.
-        let outcome = unsafe { copies::within(queue, target.address(), source.address(), self.source.bytes()) };
-        self.fault(queue, outcome)
+        let (to, from) = (target.address(), source.address());
+        // SAFETY: both are entered, one of them for writing, so they do not overlap; both are on
+        // the stream's device.
+        let outcome = unsafe { copies::within(queue, to, from, bytes) };
+        self.settle(queue, None, outcome)
     }
 
     /// From one GPU to another, on a stream of either.
-    fn across(&self, queue: &Arc<Queue>, target: &Borrow<'_>, source: &Borrow<'_>) -> Result<Kind> {
-        self.refuse_capture(queue)?;
-        let bytes = self.source.bytes();
-        let (Some(target_gpu), Some(source_gpu)) = (self.gpu(self.target)?, self.gpu(self.source)?) else {
-            unreachable!("only tensors on GPUs come here")
-        };
-        let link = self.fault(queue, link(target_gpu, source_gpu))?;
-        for tensor in [self.target, self.source] {
-            tensor.storage().block().visit(queue, self.op, self.at)?;
-        }
-        if bytes == 0 {
-            return Ok(Kind::Peer);
-        }
-        let (to, from) = ((target.address(), target_gpu), (source.address(), source_gpu));
-        match link {
-            Link::Direct => {
-                // SAFETY: both are entered and stay: whoever drops them frees them after this stream (`visit`).
-                let outcome = unsafe { copies::peer(queue, to, from, bytes) };
-                self.settle(&[queue], &[], outcome)?;
-                Ok(Kind::Peer)
-            }
-            Link::Staged => {
-                self.staged(queue, to, from, bytes)?;
-                Ok(Kind::Staged)
-            }
-        }
-    }
-
-    fn staged(
+    fn between(
         &self,
         queue: &Arc<Queue>,
-        to: (u64, &'static Gpu),
-        from: (u64, &'static Gpu),
-        bytes: usize,
-    ) -> Result<()> {
-        let stage_bytes = bytes.min(copies::STAGE_BYTES);
-        let stages = [self.stage(stage_bytes)?, self.stage(if bytes > stage_bytes { stage_bytes } else { 0 })?];
-        let mut entered = Vec::with_capacity(2);
-        for stage in &stages {
-            let range = 0..stage.bytes();
-            entered.push(stage.enter(range, true, self.op, self.at).expect("nobody else has the stage"));
-        }
-        let [first, second] = &mut entered[..] else { unreachable!("two stages") };
-        let pointers = [first.elements_mut::<u8>().as_mut_ptr(), second.elements_mut::<u8>().as_mut_ptr()];
-        let sides = self.fault(queue, copies::sides(queue, to.1, from.1))?;
-        // Freed after the sides too: should this fail half-way, they are ordered before nothing of `queue`.
+        target: &Borrow<'_>,
+        source: &Borrow<'_>,
+    ) -> Result<Kind> {
+        self.refuse_capture(queue)?;
+        let (target_gpu, source_gpu) = (self.gpu(self.target)?, self.gpu(self.source)?);
+        let linked = self.settle(queue, None, peers::are_linked(target_gpu, source_gpu))?;
         for tensor in [self.target, self.source] {
-            tensor.storage().block().adopt(&sides.down);
-            tensor.storage().block().adopt(&sides.up);
+            self.visit(tensor, queue)?;
         }
-        // SAFETY: both tensors are entered, and whoever drops them frees them after both sides. The stages are pinned, ours alone, and stay in use
-        // until the mark below has passed; after an error `settle` waits for both sides, or leaves them for ever.
-        let outcome = unsafe { copies::staged(queue, &sides, to.0, from.0, bytes, pointers) };
-        let stages_entered: Vec<&Borrow<'_>> = entered.iter().collect();
-        let done: Mark = self.settle(&[&sides.up, &sides.down], &stages_entered, outcome)?;
-        let done = Event::of(done, to.1.device());
-        for stage in entered {
-            stage.leave_after(done.clone());
+        let bytes = self.source.bytes();
+        if bytes > 0 {
+            let to = (target.address(), target_gpu);
+            let from = (source.address(), source_gpu);
+            // SAFETY: both are entered, and they are freed after this stream's work (`visit`).
+            let outcome = unsafe { copies::between(queue, to, from, bytes) };
+            self.settle(queue, None, outcome)?;
         }
-        Ok(())
+        Ok(if linked || bytes == 0 {
+            Kind::Peer
+        } else {
+            Kind::Staged
+        })
     }
 
-    fn stage(&self, bytes: usize) -> Result<Arc<Storage>> {
-        let shape = Shape::new(&[bytes])?;
-        let info = TensorInfo { name: Some("stage".into()), dtype: DType::U8, shape, device: Device::Cpu };
-        Storage::new(Device::Cpu, bytes, Origin::HostData, true, info, self.op, self.at)
+    fn gpu(&self, tensor: &Tensor) -> Result<&'static Gpu> {
+        let gpu = gpu_of(tensor.device(), self.op, self.at)?;
+        Ok(gpu.expect("only tensors on GPUs come here"))
     }
 }
 
@@ -264,20 +252,21 @@ pub(super) fn element<T: crate::Element>(
     op: &'static str,
     at: Site,
 ) -> Result<T> {
-    let stream = Stream::current_at(tensor.device(), op, at)?;
-    let queue = stream.queue().expect("a GPU's stream");
-    // On the heap, where it can stay if nobody can say when the device is done with it.
-    let mut value = Box::new(T::from_f64(0.0));
-    let copy = Copy { target: tensor, source: tensor, op, at };
+    let queue = &Stream::current_queue(tensor.device(), op, at)?;
+    let copy = Copy::new(tensor, tensor, op, at);
     copy.refuse_capture(queue)?;
-    tensor.storage().block().visit(queue, op, at)?;
-    // SAFETY: the tensor is entered and has one element of this type; the value is ours, and is not touched before the stream has passed.
-    let outcome = unsafe { copies::download(queue, (&raw mut *value).cast(), entered.address(), size_of::<T>()) };
+    copy.visit(tensor, queue)?;
+    // On the heap, where it can stay if the device may still be writing to it.
+    let mut value = Box::new(T::from_f64(0.0));
+    let to = (&raw mut *value).cast();
+    // SAFETY: the tensor is entered and has one element of this type; the value is not touched
+    // before the stream has passed.
+    let outcome = unsafe { copies::download(queue, to, entered.address(), size_of::<T>()) };
     if let Err(fault) = outcome.and_then(|()| queue.synchronize()) {
         if queue.synchronize().is_err() {
             Box::leak(value);
         }
-        return copy.fault(queue, Err(fault));
+        return Err(fault.of(op, queue.gpu.device(), at));
     }
     Ok(*value)
 }

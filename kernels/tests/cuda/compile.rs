@@ -1,5 +1,6 @@
-//! Kernels compiled at first use and kept on disk: what is found there is believed only when it is whole, and what cannot be
-//! done is said with the way out. Each case runs in a process of its own, since a process compiles a kernel once.
+//! Kernels compiled at first use and kept on disk: what is found there is believed only when it is
+//! whole, and what cannot be done is said with the way out. Each case runs in a process of its own,
+//! since a process compiles a kernel once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,9 +18,15 @@ const CHILD: &str = "DDP_TEST_COMPILES";
 /// What a child does. Its last line is `result: …`, or the error.
 #[test]
 fn in_a_process_of_its_own() {
-    let Some(what) = std::env::var_os(CHILD) else { return };
+    let Some(what) = std::env::var_os(CHILD) else {
+        return;
+    };
     let result = Tensor::ones(&[2, 2], DType::F32, Device::Cuda(0)).and_then(|x| {
-        let result = if what == "relu" { ops::relu(&x)? } else { ops::addmm(&x, &x, &x, 1.0, 1.0)? };
+        let result = if what == "relu" {
+            ops::relu(&x)?
+        } else {
+            ops::addmm(&x, &x, &x, 1.0, 1.0)?
+        };
         result.to_vec::<f32>()
     });
     match result {
@@ -31,17 +38,33 @@ fn in_a_process_of_its_own() {
 /// A process that tries one operation on the first device.
 fn child(what: &str, change: impl FnOnce(&mut Command) -> &mut Command) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "compile::in_a_process_of_its_own", "--nocapture"]).env(CHILD, what);
-    change(&mut command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    command
+        .args(["--exact", "compile::in_a_process_of_its_own", "--nocapture"])
+        .env(CHILD, what);
+    change(&mut command)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 /// What it came to: the line `result: …` or all from `error: …`.
 #[track_caller]
 fn outcome(child: Child) -> String {
-    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.wait_with_output().unwrap();
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr),
+    );
     assert!(status.success(), "{status}\n{stdout}\n{stderr}");
-    let start = stdout.find("\nresult: ").or(stdout.find("\nerror: ")).unwrap_or_else(|| panic!("{stdout}\n{stderr}"));
+    let start = stdout
+        .find("\nresult: ")
+        .or(stdout.find("\nerror: "))
+        .unwrap_or_else(|| panic!("{stdout}\n{stderr}"));
     stdout[start + 1..].to_string()
 }
 
@@ -59,14 +82,21 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Folder {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("ddp-compile-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "ddp-compile-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
         let folder = std::env::temp_dir().join(name);
         fs::create_dir_all(&folder).unwrap();
         Folder(folder)
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        let mut files: Vec<PathBuf> = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut files: Vec<PathBuf> = fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         files.sort();
         files
     }
@@ -75,8 +105,18 @@ impl Folder {
     #[track_caller]
     fn relu(&self) -> PathBuf {
         let files = self.files();
-        assert!(files.iter().all(|file| file.extension().is_some_and(|end| end == "kernels")), "{files:?}");
-        let mut relu = files.iter().filter(|file| file.file_name().unwrap().to_string_lossy().starts_with("relu-"));
+        assert!(
+            files
+                .iter()
+                .all(|file| file.extension().is_some_and(|end| end == "kernels")),
+            "{files:?}"
+        );
+        let mut relu = files.iter().filter(|file| {
+            file.file_name()
+                .unwrap()
+                .to_string_lossy()
+                .starts_with("relu-")
+        });
         let only = relu.next().expect("relu.cu was compiled").clone();
         assert!(relu.next().is_none(), "{files:?}");
         only
@@ -101,10 +141,17 @@ fn what_was_compiled_is_kept_and_taken_again() {
     let folder = Folder::new();
     assert_result(relu_with_cache(&folder.0));
     let file = folder.relu();
-    let (before, modified) = (fs::read(&file).unwrap(), fs::metadata(&file).unwrap().modified().unwrap());
+    let (before, modified) = (
+        fs::read(&file).unwrap(),
+        fs::metadata(&file).unwrap().modified().unwrap(),
+    );
     assert_result(relu_with_cache(&folder.0));
     assert!(fs::read(folder.relu()).unwrap() == before);
-    assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), modified, "it was not written again");
+    assert_eq!(
+        fs::metadata(&file).unwrap().modified().unwrap(),
+        modified,
+        "it was not written again"
+    );
 }
 
 #[test]
@@ -117,11 +164,20 @@ fn a_torn_changed_or_foreign_file_is_compiled_again_and_replaced() {
     let (file, whole) = (folder.relu(), fs::read(folder.relu()).unwrap());
     let mut changed = whole.clone();
     changed[whole.len() / 2] ^= 1;
-    let contents = [whole[..whole.len() / 2].to_vec(), changed, Vec::new(), b"written by somebody else".to_vec()];
+    let contents = [
+        whole[..whole.len() / 2].to_vec(),
+        changed,
+        Vec::new(),
+        b"written by somebody else".to_vec(),
+    ];
     for (number, damaged) in contents.into_iter().enumerate() {
         fs::write(&file, damaged).unwrap();
         assert_result(relu_with_cache(&folder.0));
-        assert_eq!(fs::metadata(folder.relu()).unwrap().len(), whole.len() as u64, "number {number} was not replaced");
+        assert_eq!(
+            fs::metadata(folder.relu()).unwrap().len(),
+            whole.len() as u64,
+            "number {number} was not replaced"
+        );
     }
 }
 
@@ -142,7 +198,11 @@ fn the_cache_can_be_off_and_a_folder_that_cannot_be_written_stops_nobody() {
         return;
     }
     let folder = Folder::new();
-    assert_result(child("relu", |command| command.env("DDP_KERNEL_CACHE", "off").env("XDG_CACHE_HOME", &folder.0)));
+    assert_result(child("relu", |command| {
+        command
+            .env("DDP_KERNEL_CACHE", "off")
+            .env("XDG_CACHE_HOME", &folder.0)
+    }));
     assert_eq!(folder.files(), Vec::<PathBuf>::new());
     let file = folder.0.join("file");
     fs::write(&file, "").unwrap();
@@ -152,8 +212,12 @@ fn the_cache_can_be_off_and_a_folder_that_cannot_be_written_stops_nobody() {
 /// A process that sees these libraries of CUDA and no others.
 fn with_libraries_alone(what: &str, libraries: &[(&str, &Library)], folder: &Folder) -> Child {
     for (name, library) in libraries {
-        let path = library.found.clone().expect("there is a device, so all that it needs was found");
-        std::os::unix::fs::symlink(path.canonicalize().unwrap_or(path), folder.0.join(name)).unwrap();
+        let path = library
+            .found
+            .clone()
+            .expect("there is a device, so all that it needs was found");
+        std::os::unix::fs::symlink(path.canonicalize().unwrap_or(path), folder.0.join(name))
+            .unwrap();
     }
     child(what, |command| {
         for variable in ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"] {
@@ -174,7 +238,10 @@ fn a_library_that_is_not_there_is_named_with_the_way_out() {
         return;
     }
     let found = discover();
-    let (driver, nvrtc) = (("libcuda.so.1", &found.driver), ("libnvrtc.so.13", &found.nvrtc));
+    let (driver, nvrtc) = (
+        ("libcuda.so.1", &found.driver),
+        ("libnvrtc.so.13", &found.nvrtc),
+    );
     for (what, libraries, missing, wheel) in [
         ("relu", vec![driver], "NVRTC", "nvidia-cuda-nvrtc"),
         ("addmm", vec![driver, nvrtc], "cuBLASLt", "nvidia-cublas"),
@@ -185,7 +252,8 @@ fn a_library_that_is_not_there_is_named_with_the_way_out() {
             skip(&format!("{missing} is installed for the whole system"));
             continue;
         }
-        let said = outcome.contains(&format!("{missing} is not found: ")) && outcome.contains(wheel);
+        let said = outcome.contains(&format!("{missing} was not found; help: "))
+            && outcome.contains(wheel);
         assert!(said && outcome.contains("LD_LIBRARY_PATH"), "{outcome}");
     }
 }

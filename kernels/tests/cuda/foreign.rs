@@ -10,25 +10,48 @@ use ddp_kernels::{DType, Device, Error, Tensor, ops};
 use crate::{devices, pairs};
 
 fn filled(value: f64, device: Device) -> Tensor {
-    Tensor::full(&[100], value, DType::F32, device).unwrap().named("x")
+    Tensor::full(&[100], value, DType::F32, device)
+        .unwrap()
+        .named("x")
 }
 
-fn enter<R>(stream: &Stream, operands: &[Operand<'_>], body: impl FnOnce(Place<'_>) -> R) -> Result<R, Error> {
-    foreign::enter("foreign", stream, Location::caller(), operands, |place| Ok(body(place)))
+fn enter<R>(
+    stream: &Stream,
+    operands: &[Operand<'_>],
+    body: impl FnOnce(Place<'_>) -> R,
+) -> Result<R, Error> {
+    foreign::enter("foreign", stream, Location::caller(), operands, |place| {
+        Ok(body(place))
+    })
 }
 
 #[test]
 fn what_a_call_enters_is_nobody_else_s_until_it_returns() {
     for device in devices() {
         let (x, stream) = (filled(1.0, device), Stream::new(device).unwrap());
-        let operand = |writes| [Operand { role: "tensor", tensor: &x, writes }];
+        let operand = |writes| {
+            [Operand {
+                role: "tensor",
+                tensor: &x,
+                writes,
+            }]
+        };
         let clash = enter(&stream, &operand(true), |place| {
-            assert!(!place.stream.is_null() && place.addresses.len() == 1 && place.addresses[0] != 0);
+            assert!(
+                !place.stream.is_null() && place.addresses.len() == 1 && place.addresses[0] != 0
+            );
             ops::fill_into(&x, 2.0).unwrap_err().to_string()
         });
-        assert!(clash.unwrap().contains("foreign"), "the error names both operations");
+        assert!(
+            clash.unwrap().contains("foreign"),
+            "the error names both operations"
+        );
         // Readers do not disturb each other.
-        enter(&stream, &operand(false), |_| stream.scope(|| ops::relu(&x)).map(drop)).unwrap().unwrap();
+        enter(&stream, &operand(false), |_| {
+            stream.scope(|| ops::relu(&x)).map(drop)
+        })
+        .unwrap()
+        .unwrap();
         stream.scope(|| ops::fill_into(&x, 3.0)).unwrap();
     }
 }
@@ -37,16 +60,25 @@ fn what_a_call_enters_is_nobody_else_s_until_it_returns() {
 fn operands_that_a_stream_cannot_work_on_are_refused_by_name() {
     let host = Stream::default_of(Device::Cpu).unwrap();
     let error = enter(&host, &[], |_| ()).unwrap_err().to_string();
-    assert!(error.contains("foreign: stream: expected one of a GPU, got one on cpu"), "{error}");
+    assert!(
+        error.contains("foreign: stream: expected one of a GPU, got one on cpu"),
+        "{error}"
+    );
     for device in devices() {
         let stream = Stream::new(device).unwrap();
         let refused = |tensor: &Tensor| {
-            let operands = [Operand { role: "tensor", tensor, writes: true }];
+            let operands = [Operand {
+                role: "tensor",
+                tensor,
+                writes: true,
+            }];
             enter(&stream, &operands, |_| ()).unwrap_err().to_string()
         };
         let elsewhere = refused(&filled(1.0, Device::Cpu));
         assert!(
-            elsewhere.contains(&format!("expected a tensor on {device}, the stream's device, got \"x\"")),
+            elsewhere.contains(&format!(
+                "expected a tensor on {device}, the stream's device, got \"x\""
+            )),
             "{elsewhere}"
         );
         let turned = refused(&filled(1.0, device).reshape(&[10, 10]).unwrap().t().unwrap());
@@ -54,8 +86,17 @@ fn operands_that_a_stream_cannot_work_on_are_refused_by_name() {
     }
     for (a, b) in pairs() {
         let (stream, x) = (Stream::new(a).unwrap(), filled(1.0, b));
-        let operands = [Operand { role: "tensor", tensor: &x, writes: false }];
-        assert!(enter(&stream, &operands, |_| ()).unwrap_err().to_string().contains("the stream's device"));
+        let operands = [Operand {
+            role: "tensor",
+            tensor: &x,
+            writes: false,
+        }];
+        assert!(
+            enter(&stream, &operands, |_| ())
+                .unwrap_err()
+                .to_string()
+                .contains("the stream's device")
+        );
     }
 }
 
@@ -88,19 +129,36 @@ fn told(progress: &Progress, lane: usize) -> Vec<Told> {
 #[test]
 fn a_device_tells_what_it_has_begun_and_ended() {
     for device in devices() {
-        let (progress, stream, at) =
-            (Progress::new(device, 2).unwrap(), Stream::new(device).unwrap(), Location::caller());
+        let (progress, stream, at) = (
+            Progress::new(device, 2).unwrap(),
+            Stream::new(device).unwrap(),
+            Location::caller(),
+        );
         let board = progress.board();
-        assert_eq!((board.begun(0), board.ended(0), told(&progress, 0)), ((0, 0), 0, vec![]));
+        assert_eq!(
+            (board.begun(0), board.ended(0), told(&progress, 0)),
+            ((0, 0), 0, vec![])
+        );
         progress.begin(0, 77, 5, &stream, at).unwrap();
         stream.synchronize().unwrap();
         assert_eq!((board.begun(0), board.ended(0)), ((1, 77), 0));
-        assert!(matches!(told(&progress, 0)[..], [Told { number: 1, call: 77, place: 5, .. }]));
+        assert!(matches!(
+            told(&progress, 0)[..],
+            [Told {
+                number: 1,
+                call: 77,
+                place: 5,
+                ..
+            }]
+        ));
         progress.end(0, &stream, at).unwrap();
         stream.synchronize().unwrap();
         assert_eq!((board.begun(0), board.ended(0)), ((1, 77), 1));
         // The other lane has heard nothing of it.
-        assert_eq!((board.begun(1), board.ended(1), told(&progress, 1)), ((0, 0), 0, vec![]));
+        assert_eq!(
+            (board.begun(1), board.ended(1), told(&progress, 1)),
+            ((0, 0), 0, vec![])
+        );
         // More than the ring holds: the last are there, in the other lane too.
         for lane in [0, 1] {
             for call in 0..RING as u32 + 9 {
@@ -112,7 +170,10 @@ fn a_device_tells_what_it_has_begun_and_ended() {
         let (first, second) = (told(&progress, 0), told(&progress, 1));
         assert_eq!((first.len(), second.len()), (RING, RING));
         assert!(second.iter().all(|told| told.call + 1 == told.number));
-        assert!(first.iter().all(|told| told.call + 2 == told.number), "one came before");
+        assert!(
+            first.iter().all(|told| told.call + 2 == told.number),
+            "one came before"
+        );
         assert_eq!(board.ended(1), RING as u32 + 9);
     }
 }
@@ -138,7 +199,10 @@ fn a_graph_counts_on_at_each_launch_and_equal_histories_have_equal_hashes() {
                 (0..10).for_each(|_| step().unwrap());
             }
             stream.synchronize().unwrap();
-            assert_eq!((progress.board().begun(0), progress.board().ended(0)), ((33, calls[2]), 33));
+            assert_eq!(
+                (progress.board().begun(0), progress.board().ended(0)),
+                ((33, calls[2]), 33)
+            );
             told(&progress, 0)
         };
         let eager = history([1, 2, 3], false);
@@ -159,10 +223,16 @@ fn a_graph_goes_on_telling_when_nobody_holds_its_lanes_any_more() {
         let graph = Graph::capture(&stream, || progress.begin(0, 2, 0, &stream, at)).unwrap();
         drop(progress);
         // Whoever takes memory now must not get what the graph writes to.
-        let others: Vec<Tensor> = (0..4).map(|_| Tensor::zeros_pinned(&[300], DType::I64).unwrap()).collect();
+        let others: Vec<Tensor> = (0..4)
+            .map(|_| Tensor::zeros_pinned(&[300], DType::I64).unwrap())
+            .collect();
         graph.launch().unwrap();
         stream.synchronize().unwrap();
         assert_eq!(board.begun(0), (2, 2));
-        assert!(others.iter().all(|other| other.to_vec::<i64>().unwrap().iter().all(|&word| word == 0)));
+        assert!(
+            others
+                .iter()
+                .all(|other| other.to_vec::<i64>().unwrap().iter().all(|&word| word == 0))
+        );
     }
 }

@@ -8,19 +8,29 @@ use crate::{assert_same_bits, devices};
 
 /// `count` of the rows of a table, some of them twice, in no order.
 fn chosen(count: usize, table_rows: usize) -> Vec<i64> {
-    (0..count).map(|at| (at * 7919 % table_rows) as i64).collect()
+    (0..count)
+        .map(|at| (at * 7919 % table_rows) as i64)
+        .collect()
 }
 
 /// 0 to 126, which every dtype holds.
 fn numbers(count: usize, dtype: DType) -> Tensor {
     let numbers: Vec<u8> = (0..count).map(|index| (index * 31 % 127) as u8).collect();
-    Tensor::from_slice(&numbers, &[count], Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    Tensor::from_slice(&numbers, &[count], Device::Cpu)
+        .unwrap()
+        .to_dtype(dtype)
+        .unwrap()
 }
 
-/// The elements of `tensor` on `device`, from element `first` of a buffer on, so that addresses are multiples of little.
+/// The elements of `tensor` on `device`, from element `first` of a buffer on, so that addresses are
+/// multiples of little.
 fn placed(tensor: &Tensor, first: usize, device: Device) -> Tensor {
     let buffer = Tensor::zeros(&[first + tensor.count()], tensor.dtype(), device).unwrap();
-    let part = buffer.slice(first..first + tensor.count()).unwrap().reshape(tensor.shape()).unwrap();
+    let part = buffer
+        .slice(first..first + tensor.count())
+        .unwrap()
+        .reshape(tensor.shape())
+        .unwrap();
     part.copy_from(&tensor.to(device).unwrap()).unwrap();
     part
 }
@@ -32,12 +42,27 @@ fn on(device: Device, rows: &[i64]) -> Tensor {
 #[test]
 fn rows_of_every_dtype_width_and_alignment_are_those_of_the_cpu() {
     for device in devices() {
-        // One element, less than a word, words of every width, several blocks a row, more rows than blocks at once.
-        let shapes = [(1, 1, 5), (9, 3, 0), (9, 0, 4), (9, 2, 33), (40, 4, 100), (7, 16, 9), (3, 784, 5), (2, 9000, 3)];
+        // One element, less than a word, words of every width, several blocks a row, more rows than
+        // blocks at once.
+        let shapes = [
+            (1, 1, 5),
+            (9, 3, 0),
+            (9, 0, 4),
+            (9, 2, 33),
+            (40, 4, 100),
+            (7, 16, 9),
+            (3, 784, 5),
+            (2, 9000, 3),
+        ];
         for (table_rows, width, count) in shapes.into_iter().chain([(100, 1, 70_001)]) {
             let rows = chosen(count, table_rows);
-            for (dtype, first) in DType::ALL.into_iter().flat_map(|dtype| [0, 1, 4].map(|first| (dtype, first))) {
-                let table = numbers(table_rows * width, dtype).reshape(&[table_rows, width]).unwrap();
+            for (dtype, first) in DType::ALL
+                .into_iter()
+                .flat_map(|dtype| [0, 1, 4].map(|first| (dtype, first)))
+            {
+                let table = numbers(table_rows * width, dtype)
+                    .reshape(&[table_rows, width])
+                    .unwrap();
                 let expected = Tensor::zeros(&[count, width], dtype, Device::Cpu).unwrap();
                 ops::gather_rows(&expected, &table, &on(Device::Cpu, &rows)).unwrap();
                 let (there, rows) = (placed(&table, first, device), on(device, &rows));
@@ -58,9 +83,16 @@ fn rows_of_every_dtype_width_and_alignment_are_those_of_the_cpu() {
 fn what_is_no_row_sets_every_bit_and_reads_nothing() {
     const WRONG: [i64; 5] = [3, -1, i64::MAX, i64::MIN, 1 << 40];
     for device in devices() {
-        for (dtype, width) in DType::ALL.into_iter().flat_map(|dtype| [1, 5, 16].map(|width| (dtype, width))) {
+        for (dtype, width) in DType::ALL
+            .into_iter()
+            .flat_map(|dtype| [1, 5, 16].map(|width| (dtype, width)))
+        {
             // The first rows of a buffer: what lies behind them could be read, and is not.
-            let whole = numbers(9 * width, dtype).reshape(&[9, width]).unwrap().to(device).unwrap();
+            let whole = numbers(9 * width, dtype)
+                .reshape(&[9, width])
+                .unwrap()
+                .to(device)
+                .unwrap();
             let table = whole.slice(0..3).unwrap();
             // A right one first and last.
             let rows: Vec<i64> = [2].into_iter().chain(WRONG).chain([0]).collect();
@@ -71,10 +103,17 @@ fn what_is_no_row_sets_every_bit_and_reads_nothing() {
             let at = std::panic::Location::caller();
             here.with_bytes("look", at, |bytes| {
                 let wrong = &bytes[row_bytes..(1 + WRONG.len()) * row_bytes];
-                assert!(wrong.iter().all(|&byte| byte == 0xff), "{dtype} [{width}]: {wrong:x?}");
+                assert!(
+                    wrong.iter().all(|&byte| byte == 0xff),
+                    "{dtype} [{width}]: {wrong:x?}"
+                );
             })
             .unwrap();
-            assert_same_bits(&out.index(0).unwrap(), &table.index(2).unwrap(), "the first");
+            assert_same_bits(
+                &out.index(0).unwrap(),
+                &table.index(2).unwrap(),
+                "the first",
+            );
             assert_same_bits(&out.index(6).unwrap(), &table.index(0).unwrap(), "the last");
         }
         // A table without rows has none to read.
@@ -91,7 +130,10 @@ fn a_graph_gathers_the_rows_that_are_asked_for_at_each_launch() {
         let stream = Stream::new(device).unwrap();
         let table = numbers(50 * 6, DType::F32).reshape(&[50, 6]).unwrap();
         let there = table.to(device).unwrap();
-        let (rows, out) = (on(device, &[0; 4]), Tensor::zeros(&[4, 6], DType::F32, device).unwrap());
+        let (rows, out) = (
+            on(device, &[0; 4]),
+            Tensor::zeros(&[4, 6], DType::F32, device).unwrap(),
+        );
         let body = || ops::gather_rows(&out, &there, &rows);
         stream.scope(body).unwrap();
         stream.synchronize().unwrap();

@@ -18,7 +18,9 @@ fn first(tensor: &Tensor) -> f64 {
 /// A stream that comes after everything given to the default one so far.
 fn stream_after_default(device: Device) -> Stream {
     let stream = Stream::new(device).unwrap();
-    stream.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+    stream
+        .wait(&Stream::default_of(device).unwrap().record().unwrap())
+        .unwrap();
     stream
 }
 
@@ -60,7 +62,11 @@ fn what_varies_is_read_from_tensors_at_each_launch() {
 #[test]
 fn streams_join_a_capture_by_its_events_and_leave_it_by_theirs() {
     for device in devices() {
-        let (a, b, sum) = (filled(1.0, device), filled(2.0, device), filled(0.0, device));
+        let (a, b, sum) = (
+            filled(1.0, device),
+            filled(2.0, device),
+            filled(0.0, device),
+        );
         let (main, side) = (stream_after_default(device), stream_after_default(device));
         let body = || {
             side.wait(&main.record()?)?;
@@ -89,11 +95,26 @@ fn what_a_graph_cannot_hold_is_refused_by_name_and_leaves_the_stream_usable() {
         stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
         type Attempt<'a> = (&'a str, Box<dyn Fn() -> Result<(), Error> + 'a>);
         let attempts: [Attempt<'_>; 5] = [
-            ("cannot allocate", Box::new(|| Tensor::empty(&[3], DType::F32, device).map(drop))),
-            ("copies nothing from", Box::new(|| x.to_vec::<f32>().map(drop))),
-            ("hands no number to the host", Box::new(|| x.slice(0..1)?.item().map(drop))),
-            ("pinned memory", Box::new(|| Tensor::zeros_pinned(&[3 << 20], DType::F64).map(drop))),
-            ("one capture at a time", Box::new(|| Graph::capture(&stream, || Ok::<(), Error>(())).map(drop))),
+            (
+                "cannot allocate",
+                Box::new(|| Tensor::empty(&[3], DType::F32, device).map(drop)),
+            ),
+            (
+                "a graph cannot copy from",
+                Box::new(|| x.to_vec::<f32>().map(drop)),
+            ),
+            (
+                "call item() after the launch",
+                Box::new(|| x.slice(0..1)?.item().map(drop)),
+            ),
+            (
+                "pinned memory",
+                Box::new(|| Tensor::zeros_pinned(&[3 << 20], DType::F64).map(drop)),
+            ),
+            (
+                "one capture at a time",
+                Box::new(|| Graph::capture(&stream, || Ok::<(), Error>(())).map(drop)),
+            ),
         ];
         for (words, attempt) in attempts {
             let error = Graph::capture(&stream, || {
@@ -101,10 +122,17 @@ fn what_a_graph_cannot_hold_is_refused_by_name_and_leaves_the_stream_usable() {
                 attempt()
             });
             let error = error.expect_err(words);
-            assert!(matches!(error, Error::Capture { .. }) && error.to_string().contains(words), "{error}");
+            assert!(
+                matches!(error, Error::Capture { .. }) && error.to_string().contains(words),
+                "{error}"
+            );
             stream.scope(|| ops::scale_into(&x, &x, 2.0)).unwrap();
         }
-        assert_eq!(stream.scope(|| first(&x)), 32.0, "and none of what was captured ran");
+        assert_eq!(
+            stream.scope(|| first(&x)),
+            32.0,
+            "and none of what was captured ran"
+        );
     }
 }
 
@@ -126,9 +154,12 @@ fn a_panic_in_a_capture_ends_it() {
     }
 }
 
-/// Whether a tensor of this name is alive, or its memory is kept. Other tests run meanwhile: totals would tell nothing.
+/// Whether a tensor of this name is alive, or its memory is kept. Other tests run meanwhile: totals
+/// would tell nothing.
 fn is_kept(name: &str, device: Device) -> bool {
-    memory::largest_live(device, usize::MAX).iter().any(|live| live.tensor.name.as_deref() == Some(name))
+    memory::largest_live(device, usize::MAX)
+        .iter()
+        .any(|live| live.tensor.name.as_deref() == Some(name))
 }
 
 #[test]
@@ -137,8 +168,12 @@ fn a_graph_keeps_the_memory_of_tensors_that_are_gone() {
         let stream = stream_after_default(device);
         let total = filled(0.0, device);
         let graph = {
-            let (x, y) = (filled(3.0, device).named("kept input"), filled(0.0, device).named("kept output"));
-            let body = || ops::scale_into(&y, &x, 2.0).and_then(|()| ops::add_into(&total, &total, &y));
+            let (x, y) = (
+                filled(3.0, device).named("kept input"),
+                filled(0.0, device).named("kept output"),
+            );
+            let body =
+                || ops::scale_into(&y, &x, 2.0).and_then(|()| ops::add_into(&total, &total, &y));
             stream.scope(body).unwrap();
             assert!(x.is_only_handle());
             let graph = Graph::capture(&stream, body).unwrap();
@@ -172,7 +207,8 @@ fn tensors_dropped_during_a_capture_are_freed_after_it() {
         assert!(!is_kept("bystander", device));
         graph.launch().unwrap();
         assert_eq!(stream.scope(|| first(&x)), 2.0);
-        // What was put off has been given to the driver: the next one may have the memory, in its order.
+        // What was put off has been given to the driver: the next one may have the memory, in its
+        // order.
         let next = stream.scope(|| filled(5.0, device));
         assert_eq!(stream.scope(|| first(&next)), 5.0);
     }
@@ -183,11 +219,19 @@ fn a_first_use_on_the_captured_stream_must_have_come_before() {
     for device in devices() {
         let stream = stream_after_default(device);
         let stranger = filled(1.0, device);
-        let error = Graph::capture(&stream, || ops::scale_into(&stranger, &stranger, 2.0)).unwrap_err();
-        assert!(error.to_string().contains("Run the step once on this stream before the capture"), "{error}");
+        let error =
+            Graph::capture(&stream, || ops::scale_into(&stranger, &stranger, 2.0)).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("run the step once on this stream before the capture"),
+            "{error}"
+        );
     }
     let cpu = Stream::new(Device::Cpu).unwrap();
-    let error = Graph::capture(&cpu, || Ok::<(), Error>(())).unwrap_err().to_string();
+    let error = Graph::capture(&cpu, || Ok::<(), Error>(()))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("a stream of a GPU"), "{error}");
 }
 
@@ -196,7 +240,9 @@ fn other_threads_use_a_captured_stream_as_if_nothing_were() {
     for device in devices() {
         let stream = stream_after_default(device);
         let (x, y) = (filled(1.0, device), filled(1.0, device));
-        stream.scope(|| ops::scale_into(&x, &x, 1.0).and_then(|()| ops::scale_into(&y, &y, 1.0))).unwrap();
+        stream
+            .scope(|| ops::scale_into(&x, &x, 1.0).and_then(|()| ops::scale_into(&y, &y, 1.0)))
+            .unwrap();
         let graph = Graph::capture(&stream, || {
             ops::scale_into(&x, &x, 2.0)?;
             // All this happens now, on the stream itself, and none of it is in the graph.
@@ -230,10 +276,16 @@ fn a_place_in_a_graph_is_no_event_for_others() {
             let event = stream.record()?;
             assert!(!event.is_done() && event.synchronize().is_err());
             let waited = std::thread::scope(|scope| {
-                scope.spawn(|| Stream::default_of(device).unwrap().wait(&event)).join().unwrap()
+                scope
+                    .spawn(|| Stream::default_of(device).unwrap().wait(&event))
+                    .join()
+                    .unwrap()
             });
             let text = waited.unwrap_err().to_string();
-            assert!(text.contains("CUDA_ERROR_CAPTURED_EVENT") && text.contains("graphs.rs"), "{text}");
+            assert!(
+                text.contains("CUDA_ERROR_CAPTURED_EVENT") && text.contains("graphs.rs"),
+                "{text}"
+            );
             place = Some(event);
             // Nor may the thread that captures wait for what is only being written down.
             assert!(stream.synchronize().is_err());
@@ -254,8 +306,13 @@ fn nobody_waits_for_a_device_on_which_somebody_captures() {
         stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
         let graph = Graph::capture(&stream, || {
             let other = || {
-                let error = ddp_kernels::stream::synchronize(device).unwrap_err().to_string();
-                assert!(error.contains("A graph is being captured, by this thread or another"), "{error}");
+                let error = ddp_kernels::stream::synchronize(device)
+                    .unwrap_err()
+                    .to_string();
+                assert!(
+                    error.contains("this call cannot run while a graph is captured"),
+                    "{error}"
+                );
                 memory::empty_cache(device);
                 memory::empty_cache(Device::Cpu);
             };
@@ -277,8 +334,12 @@ fn work_on_a_stream_outside_the_capture_is_refused() {
             stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
             stream.synchronize().unwrap();
         }
-        let error = Graph::capture(&stream, || outsider.scope(|| ops::scale_into(&x, &x, 2.0))).unwrap_err();
-        assert!(error.to_string().contains("takes no part in the capture"), "{error}");
+        let error = Graph::capture(&stream, || outsider.scope(|| ops::scale_into(&x, &x, 2.0)))
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("not part of the capture"),
+            "{error}"
+        );
     }
 }
 
@@ -288,7 +349,10 @@ fn a_launch_comes_after_and_before_the_current_stream_s_work() {
         let stream = stream_after_default(device);
         let x = filled(1.0, device);
         stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
-        Stream::default_of(device).unwrap().wait(&stream.record().unwrap()).unwrap();
+        Stream::default_of(device)
+            .unwrap()
+            .wait(&stream.record().unwrap())
+            .unwrap();
         let graph = Graph::capture(&stream, || ops::scale_into(&x, &x, 2.0)).unwrap();
         for round in 1..5 {
             // Written, launched and read on the default stream, without an event of ours.
@@ -332,10 +396,15 @@ fn graphs_launch_no_graphs_and_a_body_that_fails_leaves_nothing() {
         stream.scope(|| ops::scale_into(&x, &x, 1.0)).unwrap();
         let inner = Graph::capture(&stream, || ops::scale_into(&x, &x, 2.0)).unwrap();
         let error = Graph::capture(&stream, || inner.launch()).unwrap_err();
-        assert!(error.to_string().contains("a graph cannot launch another"), "{error}");
+        assert!(
+            error.to_string().contains("a graph cannot launch another"),
+            "{error}"
+        );
         for _ in 0..5 {
-            let failing =
-                || ops::scale_into(&x, &x, 3.0).and_then(|()| Tensor::zeros(&[1], DType::F32, device).map(drop));
+            let failing = || {
+                ops::scale_into(&x, &x, 3.0)
+                    .and_then(|()| Tensor::zeros(&[1], DType::F32, device).map(drop))
+            };
             Graph::capture(&stream, failing).unwrap_err();
         }
         inner.launch().unwrap();

@@ -1,5 +1,6 @@
-//! mse and cross_entropy: the CPU's bits for losses and gradients, whichever of the kernels a number of classes or features
-//! goes to, and what becomes of targets that are no class. In bf16: what f32 gives for the same numbers, the gradient rounded once.
+//! mse and cross_entropy: the CPU's bits for losses and gradients, whichever of the kernels a
+//! number of classes or features goes to, and what becomes of targets that are no class. In bf16:
+//! what f32 gives for the same numbers, the gradient rounded once.
 
 use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::{DType, Device, Tensor};
@@ -9,7 +10,8 @@ use crate::{assert_same_bits, devices, random_f32};
 
 #[test]
 fn mse_has_the_cpu_s_bits_for_every_shape_apart_and_in_place() {
-    // Around a warp's four rows, the 1,024 features of one block of sums, and the 32 blocks that are summed at once.
+    // Around a warp's four rows, the 1,024 features of one block of sums, and the 32 blocks that
+    // are summed at once.
     const SHAPES: [&[usize]; 13] = [
         &[0, 3],
         &[3, 0],
@@ -27,11 +29,20 @@ fn mse_has_the_cpu_s_bits_for_every_shape_apart_and_in_place() {
     ];
     for shape in SHAPES {
         let (count, rows) = (shape.iter().product(), shape[0]);
-        let (pred, target) = (cpu(&random_f32(count, 11), shape), cpu(&finite(count, 12), shape));
+        let (pred, target) = (
+            cpu(&random_f32(count, 11), shape),
+            cpu(&finite(count, 12), shape),
+        );
         let (losses, dpred) = (cpu(&vec![9f32; rows], &[rows]), pred.ones_like().unwrap());
         ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3).unwrap();
-        for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
-            let (p, t) = (upload(&pred, device, skipped), upload(&target, device, skipped));
+        for (device, skipped) in devices()
+            .into_iter()
+            .flat_map(|device| [(device, 0), (device, 1)])
+        {
+            let (p, t) = (
+                upload(&pred, device, skipped),
+                upload(&target, device, skipped),
+            );
             let got = Tensor::full(&[rows], 9.0, DType::F32, device).unwrap();
             let slopes = p.ones_like().unwrap();
             let what = format!("{shape:?} from element {skipped} on");
@@ -49,22 +60,53 @@ fn mse_has_the_cpu_s_bits_for_every_shape_apart_and_in_place() {
 
 /// Targets below `classes`, every fifth -100.
 fn targets_for(rows: usize, classes: usize) -> Vec<i64> {
-    (0..rows).map(|row| if row % 5 == 4 { -100 } else { (row * 37 % classes) as i64 }).collect()
+    (0..rows)
+        .map(|row| {
+            if row % 5 == 4 {
+                -100
+            } else {
+                (row * 37 % classes) as i64
+            }
+        })
+        .collect()
 }
 
 /// What is computed in f32 on the CPU for numbers in bf16, the gradient rounded at the end.
 #[test]
 fn mse_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
-    for shape in [&[0, 3][..], &[3, 0], &[7], &[33, 3], &[1025, 10], &[3, 1024], &[3, 1025], &[2, 70_001]] {
+    for shape in [
+        &[0, 3][..],
+        &[3, 0],
+        &[7],
+        &[33, 3],
+        &[1025, 10],
+        &[3, 1024],
+        &[3, 1025],
+        &[2, 70_001],
+    ] {
         let (count, rows) = (shape.iter().product(), shape[0]);
-        let narrow = cpu(&random_f32(count, 13), shape).to_dtype(DType::BF16).unwrap();
-        let (pred, target) = (narrow.to_dtype(DType::F32).unwrap(), cpu(&finite(count, 14), shape));
+        let narrow = cpu(&random_f32(count, 13), shape)
+            .to_dtype(DType::BF16)
+            .unwrap();
+        let (pred, target) = (
+            narrow.to_dtype(DType::F32).unwrap(),
+            cpu(&finite(count, 14), shape),
+        );
         let (losses, dpred) = (cpu(&vec![9f32; rows], &[rows]), pred.ones_like().unwrap());
         ops::mse_into(&losses, Some(&dpred), &pred, &target, 0.3).unwrap();
         let dpred = dpred.to_dtype(DType::BF16).unwrap();
-        for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
-            let (p, t) = (upload(&narrow, device, skipped), upload(&target, device, skipped));
-            let (got, slopes) = (Tensor::full(&[rows], 9.0, DType::F32, device).unwrap(), p.ones_like().unwrap());
+        for (device, skipped) in devices()
+            .into_iter()
+            .flat_map(|device| [(device, 0), (device, 1)])
+        {
+            let (p, t) = (
+                upload(&narrow, device, skipped),
+                upload(&target, device, skipped),
+            );
+            let (got, slopes) = (
+                Tensor::full(&[rows], 9.0, DType::F32, device).unwrap(),
+                p.ones_like().unwrap(),
+            );
             let what = format!("{shape:?} in bf16 from element {skipped} on");
             ops::mse_into(&got, Some(&slopes), &p, &t, 0.3).unwrap();
             assert_same_bits(&got, &losses, &what);
@@ -81,17 +123,47 @@ fn losses_of_bf16_are_refused_in_bf16_and_on_the_cpu() {
     for device in devices() {
         let tensor = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, device).unwrap();
         let (x, narrow) = (tensor(&[2, 3], DType::BF16), tensor(&[2], DType::BF16));
-        let error = ops::mse_into(&narrow, None, &x, &tensor(&[2, 3], DType::F32), 1.0).unwrap_err().to_string();
-        assert!(error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"), "{error}");
-        let error = ops::mse_into(&tensor(&[2], DType::F32), None, &x, &x, 1.0).unwrap_err().to_string();
-        assert!(error.contains("target bf16[2, 3]") && error.contains("expected dtype f32, in which bf16"), "{error}");
-        let out = CrossEntropyOut { losses: &narrow, dlogits: None, weights: None };
+        let error = ops::mse_into(&narrow, None, &x, &tensor(&[2, 3], DType::F32), 1.0)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"),
+            "{error}"
+        );
+        let error = ops::mse_into(&tensor(&[2], DType::F32), None, &x, &x, 1.0)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("target bf16[2, 3]")
+                && error.contains("expected dtype f32, in which bf16"),
+            "{error}"
+        );
+        let out = CrossEntropyOut {
+            losses: &narrow,
+            dlogits: None,
+            weights: None,
+        };
         let targets = tensor(&[2], DType::I64);
-        let error = ops::cross_entropy(&x, &targets, out, &CrossEntropyOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"), "{error}");
+        let error = ops::cross_entropy(&x, &targets, out, &CrossEntropyOptions::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("losses bf16[2]") && error.contains("expected dtype f32, in which bf16"),
+            "{error}"
+        );
         let out = Tensor::zeros(&[2], DType::I64, Device::Cpu).unwrap();
-        let error = ops::accuracy(&out, &x.to(Device::Cpu).unwrap(), &targets.to(Device::Cpu).unwrap(), None);
-        assert!(error.unwrap_err().to_string().contains("there is no version for bf16 on cpu"));
+        let error = ops::accuracy(
+            &out,
+            &x.to(Device::Cpu).unwrap(),
+            &targets.to(Device::Cpu).unwrap(),
+            None,
+        );
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("there is no version for bf16 on cpu")
+        );
     }
 }
 
@@ -100,27 +172,51 @@ fn outputs(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>)
     let rows = targets.count();
     let by_row = || Tensor::full(&[rows], 9.0, DType::F32, logits.device()).unwrap();
     let (losses, weights, dlogits) = (by_row(), by_row(), logits.ones_like().unwrap());
-    let out = CrossEntropyOut { losses: &losses, dlogits: Some(&dlogits), weights: Some(&weights) };
+    let out = CrossEntropyOut {
+        losses: &losses,
+        dlogits: Some(&dlogits),
+        weights: Some(&weights),
+    };
     ops::cross_entropy(logits, targets, out, options).unwrap();
     [losses, dlogits, weights]
 }
 
-/// Compares what `outputs` gives on every device for logits in bf16 with what it gives on the CPU for the same in f32, the gradient rounded;
-/// then in place.
+/// Compares what `outputs` gives on every device for logits in bf16 with what it gives on the CPU
+/// for the same in f32, the gradient rounded; then in place.
 fn check_bf16(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>, what: &str) {
     let narrow = logits.to_dtype(DType::BF16).unwrap();
-    let [losses, dlogits, weights] = outputs(&narrow.to_dtype(DType::F32).unwrap(), targets, options);
+    let [losses, dlogits, weights] =
+        outputs(&narrow.to_dtype(DType::F32).unwrap(), targets, options);
     let expected = [losses, dlogits.to_dtype(DType::BF16).unwrap(), weights];
-    for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
+    for (device, skipped) in devices()
+        .into_iter()
+        .flat_map(|device| [(device, 0), (device, 1)])
+    {
         let what = format!("{what} in bf16 from element {skipped} on");
-        let class_weights = options.class_weights.map(|weights| weights.to(device).unwrap());
-        let options = CrossEntropyOptions { class_weights: class_weights.as_ref(), ..*options };
-        let (logits, targets) = (upload(&narrow, device, skipped), upload(targets, device, skipped));
+        let class_weights = options
+            .class_weights
+            .map(|weights| weights.to(device).unwrap());
+        let options = CrossEntropyOptions {
+            class_weights: class_weights.as_ref(),
+            ..*options
+        };
+        let (logits, targets) = (
+            upload(&narrow, device, skipped),
+            upload(targets, device, skipped),
+        );
         let got = outputs(&logits, &targets, &options);
-        for ((got, expected), name) in got.iter().zip(&expected).zip(["losses", "gradient", "weights"]) {
+        for ((got, expected), name) in got
+            .iter()
+            .zip(&expected)
+            .zip(["losses", "gradient", "weights"])
+        {
             assert_same_bits(got, expected, &format!("{name} of {what}"));
         }
-        let out = CrossEntropyOut { losses: &got[0], dlogits: Some(&logits), weights: None };
+        let out = CrossEntropyOut {
+            losses: &got[0],
+            dlogits: Some(&logits),
+            weights: None,
+        };
         ops::cross_entropy(&logits, &targets, out, &options).unwrap();
         assert_same_bits(&got[0], &expected[0], &format!("{what}, losses in place"));
         assert_same_bits(&logits, &expected[1], &format!("{what}, gradient in place"));
@@ -130,21 +226,45 @@ fn check_bf16(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'
 #[test]
 fn cross_entropy_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
     // One of each kernel, and both sides of its limit.
-    for (case, (rows, classes)) in
-        [(0, 3), (128, 10), (40, 64), (9, 65), (5, 257), (5, 1000), (6, 1024), (6, 1025), (2, 10_001)]
-            .into_iter()
-            .enumerate()
+    for (case, (rows, classes)) in [
+        (0, 3),
+        (128, 10),
+        (40, 64),
+        (9, 65),
+        (5, 257),
+        (5, 1000),
+        (6, 1024),
+        (6, 1025),
+        (2, 10_001),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let seed = 120 + case as u64;
-        let x: Vec<f32> = finite(rows * classes, seed).iter().map(|x| 5.0 * x).collect();
-        let w: Vec<f32> = finite(classes, 50 + seed).iter().map(|w| w.abs() + 0.1).collect();
+        let x: Vec<f32> = finite(rows * classes, seed)
+            .iter()
+            .map(|x| 5.0 * x)
+            .collect();
+        let w: Vec<f32> = finite(classes, 50 + seed)
+            .iter()
+            .map(|w| w.abs() + 0.1)
+            .collect();
         let (logits, w) = (cpu(&x, &[rows, classes]), cpu(&w, &[classes]));
         let targets = cpu(&targets_for(rows, classes), &[rows]);
         for (label_smoothing, weighted) in [(0.0, false), (0.1, true)] {
             let class_weights = weighted.then_some(&w);
-            let options =
-                CrossEntropyOptions { label_smoothing, class_weights, gradient_scale: 0.25, ..Default::default() };
-            check_bf16(&logits, &targets, &options, &format!("{rows} × {classes}, {label_smoothing}, {weighted}"));
+            let options = CrossEntropyOptions {
+                label_smoothing,
+                class_weights,
+                gradient_scale: 0.25,
+                ..Default::default()
+            };
+            check_bf16(
+                &logits,
+                &targets,
+                &options,
+                &format!("{rows} × {classes}, {label_smoothing}, {weighted}"),
+            );
         }
     }
     for classes in [3, 100, 1500] {
@@ -153,27 +273,56 @@ fn cross_entropy_of_bf16_is_that_of_f32_with_the_gradient_rounded_once() {
         x[classes] = f32::INFINITY;
         x[2 * classes] = f32::NEG_INFINITY;
         let (logits, targets) = (cpu(&x, &[3, classes]), cpu(&[1u8, 0, 2], &[3]));
-        check_bf16(&logits, &targets, &CrossEntropyOptions::default(), &format!("{classes} classes, special"));
+        check_bf16(
+            &logits,
+            &targets,
+            &CrossEntropyOptions::default(),
+            &format!("{classes} classes, special"),
+        );
     }
 }
 
-/// Compares all that `outputs` gives on every device with the CPU; then the losses alone, and in place.
+/// Compares all that `outputs` gives on every device with the CPU; then the losses alone, and in
+/// place.
 fn check(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>, what: &str) {
     let expected = outputs(logits, targets, options);
-    for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
+    for (device, skipped) in devices()
+        .into_iter()
+        .flat_map(|device| [(device, 0), (device, 1)])
+    {
         let what = format!("{what} from element {skipped} on");
-        let class_weights = options.class_weights.map(|weights| weights.to(device).unwrap());
-        let options = CrossEntropyOptions { class_weights: class_weights.as_ref(), ..*options };
-        let (logits, targets) = (upload(logits, device, skipped), upload(targets, device, skipped));
+        let class_weights = options
+            .class_weights
+            .map(|weights| weights.to(device).unwrap());
+        let options = CrossEntropyOptions {
+            class_weights: class_weights.as_ref(),
+            ..*options
+        };
+        let (logits, targets) = (
+            upload(logits, device, skipped),
+            upload(targets, device, skipped),
+        );
         let got = outputs(&logits, &targets, &options);
-        for ((got, expected), name) in got.iter().zip(&expected).zip(["losses", "gradient", "weights"]) {
+        for ((got, expected), name) in got
+            .iter()
+            .zip(&expected)
+            .zip(["losses", "gradient", "weights"])
+        {
             assert_same_bits(got, expected, &format!("{name} of {what}"));
         }
         let losses = got[0].zeros_like().unwrap();
-        let out = CrossEntropyOut { losses: &losses, dlogits: None, weights: None };
+        let out = CrossEntropyOut {
+            losses: &losses,
+            dlogits: None,
+            weights: None,
+        };
         ops::cross_entropy(&logits, &targets, out, &options).unwrap();
         assert_same_bits(&losses, &expected[0], &format!("{what}, losses alone"));
-        let out = CrossEntropyOut { losses: &losses, dlogits: Some(&logits), weights: None };
+        let out = CrossEntropyOut {
+            losses: &losses,
+            dlogits: Some(&logits),
+            weights: None,
+        };
         ops::cross_entropy(&logits, &targets, out, &options).unwrap();
         assert_same_bits(&losses, &expected[0], &format!("{what}, losses in place"));
         assert_same_bits(&logits, &expected[1], &format!("{what}, gradient in place"));
@@ -183,20 +332,59 @@ fn check(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>, w
 #[test]
 fn cross_entropy_has_the_cpu_s_bits_for_every_shape_and_option() {
     // Both sides of every kernel's limit; the last ones need several rounds of a block's warps.
-    let few = [(0, 3), (1, 1), (7, 2), (128, 10), (65, 31), (33, 33), (40, 64)];
-    let more = [(9, 65), (5, 128), (5, 129), (6, 256), (5, 257), (4, 512), (5, 513), (5, 1000), (6, 1024)];
+    let few = [
+        (0, 3),
+        (1, 1),
+        (7, 2),
+        (128, 10),
+        (65, 31),
+        (33, 33),
+        (40, 64),
+    ];
+    let more = [
+        (9, 65),
+        (5, 128),
+        (5, 129),
+        (6, 256),
+        (5, 257),
+        (4, 512),
+        (5, 513),
+        (5, 1000),
+        (6, 1024),
+    ];
     let many = [(6, 1025), (3, 1536), (3, 5000), (2, 10_001)];
     for (case, (rows, classes)) in few.into_iter().chain(more).chain(many).enumerate() {
         let seed = 20 + case as u64;
-        let x: Vec<f32> = finite(rows * classes, seed).iter().map(|x| 5.0 * x).collect();
-        let w: Vec<f32> = finite(classes, 50 + seed).iter().map(|w| w.abs() + 0.1).collect();
+        let x: Vec<f32> = finite(rows * classes, seed)
+            .iter()
+            .map(|x| 5.0 * x)
+            .collect();
+        let w: Vec<f32> = finite(classes, 50 + seed)
+            .iter()
+            .map(|w| w.abs() + 0.1)
+            .collect();
         let (logits, w) = (cpu(&x, &[rows, classes]), cpu(&w, &[classes]));
         let targets = cpu(&targets_for(rows, classes), &[rows]);
-        for (label_smoothing, weighted) in [(0.0, false), (0.0, true), (0.1, false), (0.1, true), (1.0, true)] {
+        for (label_smoothing, weighted) in [
+            (0.0, false),
+            (0.0, true),
+            (0.1, false),
+            (0.1, true),
+            (1.0, true),
+        ] {
             let class_weights = weighted.then_some(&w);
-            let options =
-                CrossEntropyOptions { label_smoothing, class_weights, gradient_scale: 0.25, ..Default::default() };
-            check(&logits, &targets, &options, &format!("{rows} × {classes}, {label_smoothing}, {weighted}"));
+            let options = CrossEntropyOptions {
+                label_smoothing,
+                class_weights,
+                gradient_scale: 0.25,
+                ..Default::default()
+            };
+            check(
+                &logits,
+                &targets,
+                &options,
+                &format!("{rows} × {classes}, {label_smoothing}, {weighted}"),
+            );
         }
     }
 }
@@ -206,25 +394,37 @@ fn half_a_million_classes_have_the_cpu_s_bits() {
     // More than the 1,024 blocks of 512 classes whose sums the kernel keeps at once.
     let classes = 1024 * 512 + 700;
     let logits = cpu(&finite(2 * classes, 70), &[2, classes]);
-    let options = CrossEntropyOptions { label_smoothing: 0.1, ..Default::default() };
+    let options = CrossEntropyOptions {
+        label_smoothing: 0.1,
+        ..Default::default()
+    };
     let expected = outputs(&logits, &cpu(&[5i64, 524_300], &[2]), &options);
     for device in devices() {
         let targets = Tensor::from_slice(&[5i64, 524_300], &[2], device).unwrap();
         let got = outputs(&logits.to(device).unwrap(), &targets, &options);
-        got.iter().zip(&expected).for_each(|(got, expected)| assert_same_bits(got, expected, "half a million classes"));
+        got.iter()
+            .zip(&expected)
+            .for_each(|(got, expected)| assert_same_bits(got, expected, "half a million classes"));
     }
 }
 
 #[test]
 fn more_rows_than_blocks_in_the_grid_all_get_done() {
-    // Rows of many classes go to two blocks a processor, by turns: more rows than that on any machine.
+    // Rows of many classes go to two blocks a processor, by turns: more rows than that on any
+    // machine.
     let (rows, classes) = (700, 1100);
     let logits = cpu(&finite(rows * classes, 71), &[rows, classes]);
     let targets = cpu(&targets_for(rows, classes), &[rows]);
     let expected = outputs(&logits, &targets, &CrossEntropyOptions::default());
     for device in devices() {
-        let got = outputs(&logits.to(device).unwrap(), &targets.to(device).unwrap(), &CrossEntropyOptions::default());
-        got.iter().zip(&expected).for_each(|(got, expected)| assert_same_bits(got, expected, "700 rows"));
+        let got = outputs(
+            &logits.to(device).unwrap(),
+            &targets.to(device).unwrap(),
+            &CrossEntropyOptions::default(),
+        );
+        got.iter()
+            .zip(&expected)
+            .for_each(|(got, expected)| assert_same_bits(got, expected, "700 rows"));
     }
 }
 
@@ -241,41 +441,81 @@ fn targets_of_every_type_and_special_logits_give_the_cpu_s_bits() {
         let logits = cpu(&x, &[7, classes]);
         let targets = cpu(&[0u8, 0, 0, 0, 255, 1, 2], &[7]);
         for dtype in [DType::U8, DType::I32, DType::I64] {
-            let options = CrossEntropyOptions { ignore_index: Some(255), ..Default::default() };
-            check(&logits, &targets.to_dtype(dtype).unwrap(), &options, &format!("{classes} classes, {dtype}"));
+            let options = CrossEntropyOptions {
+                ignore_index: Some(255),
+                ..Default::default()
+            };
+            check(
+                &logits,
+                &targets.to_dtype(dtype).unwrap(),
+                &options,
+                &format!("{classes} classes, {dtype}"),
+            );
         }
     }
 }
 
 #[test]
 fn a_target_that_is_no_class_spoils_its_own_row_and_nothing_else() {
-    for (device, classes) in devices().into_iter().flat_map(|device| [3, 100, 1500].map(|classes| (device, classes))) {
+    for (device, classes) in devices()
+        .into_iter()
+        .flat_map(|device| [3, 100, 1500].map(|classes| (device, classes)))
+    {
         let logits = cpu(&finite(4 * classes, 81), &[4, classes]);
-        let w = cpu(&finite(classes, 82).iter().map(|w| w.abs() + 0.1).collect::<Vec<f32>>(), &[classes]);
-        for (bad, ignore_index) in [(classes as i64, None), (-1, Some(-100)), (i64::MAX, None), (i64::MIN, Some(0))] {
+        let w = cpu(
+            &finite(classes, 82)
+                .iter()
+                .map(|w| w.abs() + 0.1)
+                .collect::<Vec<f32>>(),
+            &[classes],
+        );
+        for (bad, ignore_index) in [
+            (classes as i64, None),
+            (-1, Some(-100)),
+            (i64::MAX, None),
+            (i64::MIN, Some(0)),
+        ] {
             for (label_smoothing, weighted) in [(0.0, false), (0.1, true), (1.0, false)] {
                 let on = |device| (w.to(device).unwrap(), logits.to(device).unwrap());
                 let run = |device: Device, targets: [i64; 4]| {
                     let (w, logits) = on(device);
                     let class_weights = weighted.then_some(&w);
-                    let options =
-                        CrossEntropyOptions { ignore_index, label_smoothing, class_weights, gradient_scale: 1.0 };
+                    let options = CrossEntropyOptions {
+                        ignore_index,
+                        label_smoothing,
+                        class_weights,
+                        gradient_scale: 1.0,
+                    };
                     let targets = Tensor::from_slice(&targets, &[4], device).unwrap();
-                    outputs(&logits, &targets, &options).map(|tensor| tensor.to_vec::<f32>().unwrap())
+                    outputs(&logits, &targets, &options)
+                        .map(|tensor| tensor.to_vec::<f32>().unwrap())
                 };
                 let (got, expected) = (run(device, [1, bad, 2, 1]), run(Device::Cpu, [1, 1, 2, 1]));
                 for (got, expected) in got.iter().zip(&expected) {
                     let per_row = got.len() / 4;
-                    let (bad, good): (Vec<usize>, Vec<usize>) = (0..got.len()).partition(|i| i / per_row == 1);
-                    assert!(bad.iter().all(|&i| got[i].is_nan()), "target {bad:?} of {classes} on {device}");
-                    assert!(good.iter().all(|&i| got[i].to_bits() == expected[i].to_bits()));
+                    let (bad, good): (Vec<usize>, Vec<usize>) =
+                        (0..got.len()).partition(|i| i / per_row == 1);
+                    assert!(
+                        bad.iter().all(|&i| got[i].is_nan()),
+                        "target {bad:?} of {classes} on {device}"
+                    );
+                    assert!(
+                        good.iter()
+                            .all(|&i| got[i].to_bits() == expected[i].to_bits())
+                    );
                 }
             }
         }
-        let (flag, step) =
-            (Tensor::zeros(&[1], DType::I64, device).unwrap(), Tensor::from_slice(&[3i64], &[1], device));
+        let (flag, step) = (
+            Tensor::zeros(&[1], DType::I64, device).unwrap(),
+            Tensor::from_slice(&[3i64], &[1], device),
+        );
         let targets = Tensor::from_slice(&[0i64, 1, classes as i64, 2], &[4], device).unwrap();
-        let [losses, ..] = outputs(&logits.to(device).unwrap(), &targets, &CrossEntropyOptions::default());
+        let [losses, ..] = outputs(
+            &logits.to(device).unwrap(),
+            &targets,
+            &CrossEntropyOptions::default(),
+        );
         ops::mark_nonfinite(&flag, &losses, &step.unwrap()).unwrap();
         assert_eq!(flag.item().unwrap(), 3.0, "mark_nonfinite finds it");
     }

@@ -1,7 +1,8 @@
-//! What CUDA devices do, real or simulated (`launch/with-simulated-gpus`): by the public API alone, on every device that can be
-//! used. Where there is none each test says `skipped: no CUDA device`.
+//! What CUDA devices do, real or simulated (`launch/with-simulated-gpus`): by the public API alone,
+//! on every device that can be used. Where there is none each test says `skipped: no CUDA device`.
 //!
-//! Operations are compared with themselves on the CPU, which its own tests compare with plain references.
+//! Operations are compared with themselves on the CPU, which its own tests compare with plain
+//! references.
 
 mod compile;
 mod copies;
@@ -21,7 +22,8 @@ use std::io::Write as _;
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::{DType, Device, Element, Random, Tensor};
 
-/// Past the harness, which keeps what a passing test prints; once a test, each of which has a thread of its own.
+/// Past the harness, which keeps what a passing test prints; once a test, each of which has a
+/// thread of its own.
 fn skip(why: &str) {
     std::thread_local! {
         static SAID: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
@@ -34,7 +36,10 @@ fn skip(why: &str) {
 
 /// Every CUDA device that can be used.
 pub fn devices() -> Vec<Device> {
-    let devices: Vec<Device> = Device::usable().into_iter().filter(|device| device.is_accelerator()).collect();
+    let devices: Vec<Device> = Device::usable()
+        .into_iter()
+        .filter(|device| device.is_accelerator())
+        .collect();
     if devices.is_empty() {
         skip("no CUDA device");
     }
@@ -47,19 +52,41 @@ pub fn pairs() -> Vec<(Device, Device)> {
     if devices.len() == 1 {
         skip("no second CUDA device");
     }
-    let pair = |&a: &Device| devices.iter().filter(move |&&b| a != b).map(move |&b| (a, b)).collect::<Vec<_>>();
+    let pair = |&a: &Device| {
+        devices
+            .iter()
+            .filter(move |&&b| a != b)
+            .map(move |&b| (a, b))
+            .collect::<Vec<_>>()
+    };
     devices.iter().flat_map(pair).collect()
 }
 
 /// Empty, one, odd, around a warp, a block and 16 bytes, and many blocks.
-pub const SIZES: [usize; 14] = [0, 1, 3, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099, 100_003];
+pub const SIZES: [usize; 14] = [
+    0, 1, 3, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099, 100_003,
+];
 
-/// Standard normals of a seed that each test chooses for itself, with everything that is special about floats at both
-/// ends, where there is room for it.
+/// Standard normals of a seed that each test chooses for itself, with everything that is special
+/// about floats at both ends, where there is room for it.
 pub fn random_f32(count: usize, seed: u64) -> Vec<f32> {
     let mut values: Vec<f32> =
-        Tensor::randn(&[count], DType::F32, Device::Cpu, &mut Random::new(seed)).unwrap().to_vec().unwrap();
-    let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-45, -1e-39, 3.4e38, 1e5, -6e-8];
+        Tensor::randn(&[count], DType::F32, Device::Cpu, &mut Random::new(seed))
+            .unwrap()
+            .to_vec()
+            .unwrap();
+    let special = [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        0.0,
+        -0.0,
+        1e-45,
+        -1e-39,
+        3.4e38,
+        1e5,
+        -6e-8,
+    ];
     if count >= 4 * special.len() {
         values[..special.len()].copy_from_slice(&special);
         values[count - special.len()..].copy_from_slice(&special);
@@ -67,11 +94,21 @@ pub fn random_f32(count: usize, seed: u64) -> Vec<f32> {
     values
 }
 
-/// The tensor's elements as bits, wherever it is; every NaN is the same, since a GPU's arithmetic keeps no payload.
+/// The tensor's elements as bits, wherever it is; every NaN is the same, since a GPU's arithmetic
+/// keeps no payload.
 pub fn bits(tensor: &Tensor) -> Vec<u64> {
     fn of<T: Element>(tensor: &Tensor, bits: impl Fn(T) -> u64) -> Vec<u64> {
         let values = tensor.to_vec::<T>().unwrap();
-        values.into_iter().map(|value| if value.to_f64().is_nan() { u64::MAX } else { bits(value) }).collect()
+        values
+            .into_iter()
+            .map(|value| {
+                if value.to_f64().is_nan() {
+                    u64::MAX
+                } else {
+                    bits(value)
+                }
+            })
+            .collect()
     }
     match tensor.dtype() {
         DType::F32 => of::<f32>(tensor, |x| x.to_bits().into()),
@@ -93,7 +130,8 @@ pub fn assert_same_bits(got: &Tensor, expected: &Tensor, what: &str) {
         "{what}: dtype and shape"
     );
     let (got_bits, expected_bits) = (bits(got), bits(expected));
-    if let Some(index) = (0..got_bits.len()).find(|&index| got_bits[index] != expected_bits[index]) {
+    if let Some(index) = (0..got_bits.len()).find(|&index| got_bits[index] != expected_bits[index])
+    {
         panic!(
             "{what} on {}: element {index} of {got} is {:#x}, on the CPU {:#x}",
             got.device(),

@@ -1,9 +1,11 @@
-//! adamw and sgd over chunk tables: the CPU's bits for every table and alignment, what the flag stops, and the table's way to
-//! the device.
+//! adamw and sgd over chunk tables: the CPU's bits for every table and alignment, what the flag
+//! stops, and the table's way to the device.
 
 use std::sync::Arc;
 
-use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, Chunk, ChunkTable, SgdConstants, SgdScalars};
+use ddp_kernels::ops::{
+    self, AdamwConstants, AdamwScalars, Chunk, ChunkTable, SgdConstants, SgdScalars,
+};
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::transfer::{self, Ledger};
 use ddp_kernels::{Device, Error, Tensor};
@@ -11,36 +13,67 @@ use ddp_kernels::{Device, Error, Tensor};
 use crate::reductions::{cpu, finite, tables, upload};
 use crate::{SIZES, assert_same_bits, devices, random_f32};
 
-const ADAMW: AdamwConstants = AdamwConstants { beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
+const ADAMW: AdamwConstants = AdamwConstants {
+    beta1: 0.9,
+    beta2: 0.99,
+    epsilon: 1e-6,
+};
 
-/// Values, gradients, and moments or momentum: gradients with everything that is special about floats.
+/// Values, gradients, and moments or momentum: gradients with everything that is special about
+/// floats.
 fn buffers(count: usize) -> [Tensor; 4] {
     let squares: Vec<f32> = finite(count, 4).iter().map(|x| x * x).collect();
-    let first = [finite(count, 1), random_f32(count, 2), finite(count, 3), squares];
+    let first = [
+        finite(count, 1),
+        random_f32(count, 2),
+        finite(count, 3),
+        squares,
+    ];
     first.map(|data| cpu(&data, &[count]))
 }
 
 /// Copies of `buffers` that begin `skipped` elements into theirs.
 fn on(device: Device, buffers: &[Tensor; 4], skipped: usize) -> [Tensor; 4] {
-    buffers.each_ref().map(|buffer| upload(buffer, device, skipped))
+    buffers
+        .each_ref()
+        .map(|buffer| upload(buffer, device, skipped))
 }
 
 #[track_caller]
 fn assert_all_same(got: &[Tensor; 4], expected: &[Tensor; 4], what: &str) {
-    for ((got, expected), name) in got.iter().zip(expected).zip(["values", "grads", "first", "second"]) {
+    for ((got, expected), name) in got
+        .iter()
+        .zip(expected)
+        .zip(["values", "grads", "first", "second"])
+    {
         assert_same_bits(got, expected, &format!("{name}, {what}"));
     }
 }
 
 fn adamw_scalars(device: Device, step: u64) -> Tensor {
-    let scalars = AdamwScalars { learning_rate: 0.01, weight_decay: 0.1, step }.to_array(&ADAMW).unwrap();
+    let scalars = AdamwScalars {
+        learning_rate: 0.01,
+        weight_decay: 0.1,
+        step,
+    }
+    .to_array(&ADAMW)
+    .unwrap();
     Tensor::from_slice(&scalars, &[4], device).unwrap()
 }
 
-fn adamw(buffers: &[Tensor; 4], chunks: &ChunkTable, step: u64, scale: Option<&Tensor>, flag: Option<&Tensor>) {
+fn adamw(
+    buffers: &[Tensor; 4],
+    chunks: &ChunkTable,
+    step: u64,
+    scale: Option<&Tensor>,
+    flag: Option<&Tensor>,
+) {
     let [values, grads, first, second] = buffers;
     let scalars = adamw_scalars(values.device(), step);
-    ops::adamw(values, grads, first, second, chunks, &ADAMW, &scalars, scale, flag).unwrap();
+    ops::adamw(
+        values, grads, first, second, chunks, &ADAMW, &scalars, scale, flag,
+    )
+    .unwrap();
 }
 
 #[test]
@@ -50,11 +83,17 @@ fn two_steps_of_adamw_have_the_cpu_s_bits_for_every_table_and_alignment() {
             let expected = buffers(size);
             let fresh = buffers(size);
             (1..3).for_each(|step| adamw(&expected, &chunks, step, None, None));
-            for (device, skipped) in devices().into_iter().flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
+            for (device, skipped) in devices()
+                .into_iter()
+                .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
             {
                 let got = on(device, &fresh, skipped);
                 (1..3).for_each(|step| adamw(&got, &chunks, step, None, None));
-                assert_all_same(&got, &expected, &format!("{size} elements, table {index}, from {skipped} on"));
+                assert_all_same(
+                    &got,
+                    &expected,
+                    &format!("{size} elements, table {index}, from {skipped} on"),
+                );
             }
         }
     }
@@ -63,21 +102,36 @@ fn two_steps_of_adamw_have_the_cpu_s_bits_for_every_table_and_alignment() {
 #[test]
 fn sgd_of_every_kind_has_the_cpu_s_bits_for_every_table_and_alignment() {
     let kinds = [(0.0, false), (0.9, false), (0.9, true)];
-    for (size, (momentum, nesterov)) in SIZES.into_iter().flat_map(|size| kinds.map(|kind| (size, kind))) {
+    for (size, (momentum, nesterov)) in SIZES
+        .into_iter()
+        .flat_map(|size| kinds.map(|kind| (size, kind)))
+    {
         let constants = SgdConstants { momentum, nesterov };
-        let scalars = SgdScalars { learning_rate: 0.1, weight_decay: 0.05 }.to_array().unwrap();
+        let scalars = SgdScalars {
+            learning_rate: 0.1,
+            weight_decay: 0.05,
+        }
+        .to_array()
+        .unwrap();
         let step = |[values, grads, buffer, _]: &[Tensor; 4], chunks: &ChunkTable| {
             let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
             let buffer = (momentum > 0.0).then_some(buffer);
-            ops::sgd(values, grads, buffer, chunks, &constants, &scalars, None, None).unwrap();
+            ops::sgd(
+                values, grads, buffer, chunks, &constants, &scalars, None, None,
+            )
+            .unwrap();
         };
         for (index, chunks) in tables(size).into_iter().enumerate() {
             let (fresh, expected) = (buffers(size), buffers(size));
             (0..2).for_each(|_| step(&expected, &chunks));
-            for (device, skipped) in devices().into_iter().flat_map(|device| [0, 1].map(|skipped| (device, skipped))) {
+            for (device, skipped) in devices()
+                .into_iter()
+                .flat_map(|device| [0, 1].map(|skipped| (device, skipped)))
+            {
                 let got = on(device, &fresh, skipped);
                 (0..2).for_each(|_| step(&got, &chunks));
-                let what = format!("{size} elements, {constants:?}, table {index}, from {skipped} on");
+                let what =
+                    format!("{size} elements, {constants:?}, table {index}, from {skipped} on");
                 assert_all_same(&got, &expected, &what);
             }
         }
@@ -87,18 +141,42 @@ fn sgd_of_every_kind_has_the_cpu_s_bits_for_every_table_and_alignment() {
 #[test]
 fn the_scale_and_the_flag_are_read_on_the_device() {
     const COUNT: usize = 3001;
-    let scalars = SgdScalars { learning_rate: 0.1, weight_decay: 0.05 }.to_array().unwrap();
-    let sgd = |buffers: &[Tensor; 4], chunks: &ChunkTable, scale: Option<&Tensor>, flag: Option<&Tensor>| {
+    let scalars = SgdScalars {
+        learning_rate: 0.1,
+        weight_decay: 0.05,
+    }
+    .to_array()
+    .unwrap();
+    let sgd = |buffers: &[Tensor; 4],
+               chunks: &ChunkTable,
+               scale: Option<&Tensor>,
+               flag: Option<&Tensor>| {
         let [values, grads, buffer, _] = buffers;
-        let constants = SgdConstants { momentum: 0.9, nesterov: false };
+        let constants = SgdConstants {
+            momentum: 0.9,
+            nesterov: false,
+        };
         let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
-        ops::sgd(values, grads, Some(buffer), chunks, &constants, &scalars, scale, flag).unwrap();
+        ops::sgd(
+            values,
+            grads,
+            Some(buffer),
+            chunks,
+            &constants,
+            &scalars,
+            scale,
+            flag,
+        )
+        .unwrap();
     };
     for device in devices() {
         for (chunks, skipped) in tables(COUNT).into_iter().zip([0, 1, 0, 1, 0, 0]) {
-            for scale in [cpu(&[0.3f32, 9.0], &[2]), cpu(&[0.3f64], &[1])] {
+            for scale in [cpu(&[0.3f32, 9.0], &[2]), cpu(&[0.3f32], &[1])] {
                 let (expected, got) = (buffers(COUNT), on(device, &buffers(COUNT), skipped));
-                let (scale_there, flag) = (scale.to(device).unwrap(), cpu(&[0i64], &[1]).to(device).unwrap());
+                let (scale_there, flag) = (
+                    scale.to(device).unwrap(),
+                    cpu(&[0i64], &[1]).to(device).unwrap(),
+                );
                 adamw(&expected, &chunks, 1, Some(&scale), None);
                 adamw(&got, &chunks, 1, Some(&scale_there), Some(&flag));
                 sgd(&expected, &chunks, Some(&scale), None);
@@ -117,18 +195,39 @@ fn the_scale_and_the_flag_are_read_on_the_device() {
 #[test]
 fn buffers_that_begin_at_different_places_of_16_bytes_have_the_cpu_s_bits() {
     const COUNT: usize = 3001;
-    let constants = SgdConstants { momentum: 0.9, nesterov: false };
-    let scalars = SgdScalars { learning_rate: 0.1, weight_decay: 0.05 }.to_array().unwrap();
+    let constants = SgdConstants {
+        momentum: 0.9,
+        nesterov: false,
+    };
+    let scalars = SgdScalars {
+        learning_rate: 0.1,
+        weight_decay: 0.05,
+    }
+    .to_array()
+    .unwrap();
     let chunks = ChunkTable::whole(COUNT, true);
     let step = |buffers: &[Tensor; 4]| {
         adamw(buffers, &chunks, 1, None, None);
         let [values, grads, momentum, _] = buffers;
         let scalars = Tensor::from_slice(&scalars, &[2], values.device()).unwrap();
-        ops::sgd(values, grads, Some(momentum), &chunks, &constants, &scalars, None, None).unwrap();
+        ops::sgd(
+            values,
+            grads,
+            Some(momentum),
+            &chunks,
+            &constants,
+            &scalars,
+            None,
+            None,
+        )
+        .unwrap();
     };
     let expected = buffers(COUNT);
     step(&expected);
-    for (device, odd) in devices().into_iter().flat_map(|device| (0..4).map(move |odd| (device, odd))) {
+    for (device, odd) in devices()
+        .into_iter()
+        .flat_map(|device| (0..4).map(move |odd| (device, odd)))
+    {
         let mut got = on(device, &buffers(COUNT), 0);
         got[odd] = upload(&buffers(COUNT)[odd], device, 1);
         step(&got);
@@ -152,17 +251,35 @@ fn the_table_goes_to_a_device_once_announced_and_clones_share_it() {
         transfer::with_ledger(&ledger, || {
             transfer::forbid_transfers(|| {
                 for chunks in [&chunks, &chunks.clone(), &chunks] {
-                    ops::adamw(values, grads, first, second, chunks, &ADAMW, &scalars, None, None).unwrap();
-                }
-                ops::adamw(values, grads, first, second, &ChunkTable::whole(3000, true), &ADAMW, &scalars, None, None)
+                    ops::adamw(
+                        values, grads, first, second, chunks, &ADAMW, &scalars, None, None,
+                    )
                     .unwrap();
+                }
+                ops::adamw(
+                    values,
+                    grads,
+                    first,
+                    second,
+                    &ChunkTable::whole(3000, true),
+                    &ADAMW,
+                    &scalars,
+                    None,
+                    None,
+                )
+                .unwrap();
             });
         });
         let rows = ledger.rows();
         assert_eq!(rows.len(), 1, "{rows:?}");
-        assert_eq!((rows[0].count, rows[0].bytes, rows[0].target), (1, 2 * 3 * 8, device));
-        assert!(rows[0].announced.is_some() && rows[0].site.file().ends_with("optimizers.rs"), "{rows:?}");
-        assert_eq!(chunks, two_chunks(), "equal by their chunks, wherever they have been");
+        assert_eq!(
+            (rows[0].count, rows[0].bytes, rows[0].target),
+            (1, 2 * 3 * 8, device)
+        );
+        assert!(
+            rows[0].announced.is_some() && rows[0].site.file().ends_with("optimizers.rs"),
+            "{rows:?}"
+        );
     }
 }
 
@@ -174,7 +291,11 @@ fn a_capture_needs_the_table_there_and_replays_to_the_eager_steps_bits() {
             let (got, expected) = (on(device, &buffers(3000), 0), buffers(3000));
             let (scalars, chunks) = (adamw_scalars(device, 1), two_chunks());
             let [values, grads, first, second] = &got;
-            let step = || ops::adamw(values, grads, first, second, &chunks, &ADAMW, &scalars, None, None);
+            let step = || {
+                ops::adamw(
+                    values, grads, first, second, &chunks, &ADAMW, &scalars, None, None,
+                )
+            };
             let error = Graph::capture(&stream, step).unwrap_err();
             assert!(matches!(error, Error::Capture { .. }), "{error}");
 

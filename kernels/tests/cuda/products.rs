@@ -1,10 +1,12 @@
-//! Matrix products: addmm and linear against sums in f64, with bounds derived here; exactly, where all sums are whole numbers
-//! that every type holds; and against the CPU's bits where the order of operations is ours.
+//! Matrix products: addmm and linear against sums in f64, with bounds derived here; exactly, where
+//! all sums are whole numbers that every type holds; and against the CPU's bits where the order of
+//! operations is ours.
 //!
-//! A product of k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in any order (`sum_bound`), and by
-//! one rounding to what is stored, two where bias or activation are a pass of their own (`unit`). TF32 cuts each operand to 11
-//! bits: another 2⁻⁹ of the magnitudes. The library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what
-//! the hardware's tanh is off by, 2⁻¹¹. No |gelu′| is above 1.13.
+//! A product of k terms is off by at most (k + 3) roundings of 2⁻²⁴ of the sum of magnitudes, in
+//! any order (`sum_bound`), and by one rounding to what is stored, two where bias or activation are
+//! a pass of their own (`unit`). TF32 cuts each operand to 11 bits: another 2⁻⁹ of the magnitudes.
+//! The library's tanh form of gelu is off by up to 2.5·10⁻⁴ max(|z|, 1): half of what the
+//! hardware's tanh is off by, 2⁻¹¹. No |gelu′| is above 1.13.
 
 mod addmm;
 mod backward;
@@ -14,39 +16,45 @@ mod streams;
 use ddp_kernels::ops::{self, Activation, F32Math, Gelu};
 use ddp_kernels::{DType, Device, Random, Tensor};
 
-const NARROW: [DType; 2] = [DType::BF16, DType::F16];
-
 /// What is stored, and how f32 is multiplied.
-const KINDS: [(DType, F32Math); 4] = [
+const KINDS: [(DType, F32Math); 3] = [
     (DType::F32, F32Math::Strict),
     (DType::F32, F32Math::Tf32),
     (DType::BF16, F32Math::Strict),
-    (DType::F16, F32Math::Strict),
 ];
 
 /// m, n, k: one, odd, around the library's tiles, and as a training step has them.
-const SHAPES: [[usize; 3]; 7] =
-    [[1, 1, 1], [1, 5, 3], [5, 1, 7], [7, 9, 2], [17, 33, 65], [66, 10, 129], [64, 128, 96]];
+const SHAPES: [[usize; 3]; 7] = [
+    [1, 1, 1],
+    [1, 5, 3],
+    [5, 1, 7],
+    [7, 9, 2],
+    [17, 33, 65],
+    [66, 10, 129],
+    [64, 128, 96],
+];
 
 /// The most that rounding to a dtype changes a number by, relative to it.
 fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),
-        DType::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-24),
     }
 }
 
 /// Of a sum of k products whose magnitudes add up to `magnitudes`.
 fn sum_bound(k: usize, magnitudes: f64, (dtype, math): (DType, F32Math)) -> f64 {
-    let cut = if dtype == DType::F32 && math == F32Math::Tf32 { 2f64.powi(-9) } else { 0.0 };
+    let cut = if dtype == DType::F32 && math == F32Math::Tf32 {
+        2f64.powi(-9)
+    } else {
+        0.0
+    };
     ((k + 3) as f64 * 2f64.powi(-24) + cut) * magnitudes
 }
 
 /// A result within `bound` before it is stored, which may take two roundings.
 fn stored_bound(bound: f64, expected: f64, dtype: DType) -> f64 {
-    // What is below f16's normal numbers is rounded to multiples of 2⁻²⁴.
-    1.01 * (bound + 2.0 * unit(dtype) * expected.abs()) + if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 }
+    1.01 * (bound + 2.0 * unit(dtype) * expected.abs())
 }
 
 /// The tensor on `device`, beginning `skip` elements into memory of its own.
@@ -67,15 +75,25 @@ fn normals(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
 
 /// Whole numbers from −2 to 2.
 fn integers(shape: &[usize], seed: u64) -> Tensor {
-    let values = Tensor::randint(5, shape, DType::I32, Device::Cpu, &mut Random::new(seed)).unwrap();
-    let values: Vec<f32> = values.to_vec::<i32>().unwrap().into_iter().map(|value| value as f32 - 2.0).collect();
+    let values =
+        Tensor::randint(5, shape, DType::I32, Device::Cpu, &mut Random::new(seed)).unwrap();
+    let values: Vec<f32> = values
+        .to_vec::<i32>()
+        .unwrap()
+        .into_iter()
+        .map(|value| value as f32 - 2.0)
+        .collect();
     Tensor::from_slice(&values, shape, Device::Cpu).unwrap()
 }
 
 /// The elements in row-major order, whatever the dtype and wherever they are.
 fn values(tensor: &Tensor) -> Vec<f64> {
     let here = tensor.to(Device::Cpu).unwrap();
-    let here = if here.is_transposed() { here.contiguous().unwrap() } else { here };
+    let here = if here.is_transposed() {
+        here.contiguous().unwrap()
+    } else {
+        here
+    };
     here.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap()
 }
 
@@ -96,7 +114,9 @@ fn reference(left: &[f64], right: &[f64], [m, n, k]: [usize; 3]) -> Vec<(f64, f6
 }
 
 fn transpose(values: &[f64], rows: usize, columns: usize) -> Vec<f64> {
-    (0..rows * columns).map(|index| values[index % rows * columns + index / rows]).collect()
+    (0..rows * columns)
+        .map(|index| values[index % rows * columns + index / rows])
+        .collect()
 }
 
 #[track_caller]
@@ -113,10 +133,15 @@ fn assert_within(got: &Tensor, expected: &[f64], bound: impl Fn(usize) -> f64, w
 /// Sums of at most 30 terms of at most 4 are below 128: whole numbers that bf16 holds.
 const EXACT: [usize; 3] = [19, 24, 30];
 
-const ACTIVATIONS: [Activation; 4] =
-    [Activation::Identity, Activation::Relu, Activation::Gelu(Gelu::Tanh), Activation::Gelu(Gelu::Erf)];
+const ACTIVATIONS: [Activation; 4] = [
+    Activation::Identity,
+    Activation::Relu,
+    Activation::Gelu(Gelu::Tanh),
+    Activation::Gelu(Gelu::Erf),
+];
 
-/// What an activation, or its derivative, of z adds to an error before it. Ours is off by at most 8 units of f32.
+/// What an activation, or its derivative, of z adds to an error before it. Ours is off by at most 8
+/// units of f32.
 fn activation_bound(activation: Activation, z: f64, (dtype, math): (DType, F32Math)) -> f64 {
     let approximate = dtype != DType::F32 || math == F32Math::Tf32;
     let unit = match activation {
@@ -136,8 +161,20 @@ struct Layer {
 }
 
 impl Layer {
-    fn new([m, n, k]: [usize; 3], dtype: DType, has_bias: bool, has_pre: bool, skip: usize, device: Device) -> Layer {
-        let nan = || Tensor::full(&[m, n], f64::NAN, DType::F32, Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+    fn new(
+        [m, n, k]: [usize; 3],
+        dtype: DType,
+        has_bias: bool,
+        has_pre: bool,
+        skip: usize,
+        device: Device,
+    ) -> Layer {
+        let nan = || {
+            Tensor::full(&[m, n], f64::NAN, DType::F32, Device::Cpu)
+                .unwrap()
+                .to_dtype(dtype)
+                .unwrap()
+        };
         Layer {
             x: placed(&normals(&[m, k], dtype, 11), skip, device),
             weight: placed(&normals(&[n, k], dtype, 12), skip, device),
@@ -148,13 +185,23 @@ impl Layer {
     }
 
     fn forward(&self, activation: Activation) {
-        let Layer { x, weight, bias, pre, y } = self;
+        let Layer {
+            x,
+            weight,
+            bias,
+            pre,
+            y,
+        } = self;
         ops::linear_into(y, x, weight, bias.as_ref(), activation, pre.as_ref()).unwrap();
     }
 
     /// The pre-activation in f64 with its magnitudes.
     fn reference(&self, [m, n, k]: [usize; 3]) -> Vec<(f64, f64)> {
-        let mut sums = reference(&values(&self.x), &transpose(&values(&self.weight), n, k), [m, n, k]);
+        let mut sums = reference(
+            &values(&self.x),
+            &transpose(&values(&self.weight), n, k),
+            [m, n, k],
+        );
         if let Some(bias) = &self.bias {
             let bias = values(bias);
             for (index, (sum, magnitudes)) in sums.iter_mut().enumerate() {

@@ -1,4 +1,5 @@
-//! Sums, norms, counts and the flag of a bad step: the CPU's bits, because the kernels add in the order that the CPU documents.
+//! Sums, norms, counts and the flag of a bad step: the CPU's bits, because the kernels add in the
+//! order that the CPU documents.
 
 use ddp_kernels::ops::{self, Chunk, ChunkTable};
 use ddp_kernels::{DType, Device, Tensor};
@@ -7,61 +8,106 @@ use crate::{SIZES, assert_same_bits, devices, random_f32};
 
 /// Standard normals without the special values: their sums mean something.
 pub(crate) fn finite(count: usize, seed: u64) -> Vec<f32> {
-    random_f32(count, seed).into_iter().map(|x| if x.abs() < 100.0 { x } else { 0.25 }).collect()
+    random_f32(count, seed)
+        .into_iter()
+        .map(|x| if x.abs() < 100.0 { x } else { 0.25 })
+        .collect()
 }
 
 pub(crate) fn cpu<T: ddp_kernels::Element>(data: &[T], shape: &[usize]) -> Tensor {
     Tensor::from_slice(data, shape, Device::Cpu).unwrap()
 }
 
-/// A copy of `x` on `device` that begins `skipped` elements into a buffer: at 1 no access of 16 bytes is possible.
+/// A copy of `x` on `device` that begins `skipped` elements into a buffer: at 1 no access of 16
+/// bytes is possible.
 pub(crate) fn upload(x: &Tensor, device: Device, skipped: usize) -> Tensor {
     let buffer = Tensor::full(&[x.count() + skipped], 77.0, x.dtype(), device).unwrap();
-    let part = buffer.slice(skipped..skipped + x.count()).unwrap().reshape(x.shape().dims()).unwrap();
+    let part = buffer
+        .slice(skipped..skipped + x.count())
+        .unwrap()
+        .reshape(x.shape().dims())
+        .unwrap();
     part.copy_from(&x.to(device).unwrap()).unwrap();
     part
 }
 
-/// Tables of every kind over a buffer of `count` elements: whole, with gaps, empty chunks, odd offsets, many small ones.
+/// Tables of every kind over a buffer of `count` elements: whole, with gaps, empty chunks, odd
+/// offsets, many small ones.
 pub(crate) fn tables(count: usize) -> Vec<ChunkTable> {
     let whole = [true, false].map(|decay| ChunkTable::whole(count, decay));
     let in_parts = |parts: &[(usize, usize)]| {
         let mut offset = 0;
         let chunk = |&(gap, len): &(usize, usize)| {
             let start = (offset + gap).min(count);
-            let chunk = Chunk { offset: start, len: len.min(count - start), decay: len % 2 == 1 };
+            let chunk = Chunk {
+                offset: start,
+                len: len.min(count - start),
+                decay: len % 2 == 1,
+            };
             offset = chunk.range().end;
             chunk
         };
         ChunkTable::new(parts.iter().map(chunk).collect()).unwrap()
     };
-    let some = in_parts(&[(0, 0), (4, 1), (3, 1024), (8, 2049), (0, 0), (0, 0), (1, 333), (0, 100_000), (0, 0)]);
+    let some = in_parts(&[
+        (0, 0),
+        (4, 1),
+        (3, 1024),
+        (8, 2049),
+        (0, 0),
+        (0, 0),
+        (1, 333),
+        (0, 100_000),
+        (0, 0),
+    ]);
     let many = in_parts(&vec![(3, 37); 200]);
     let aligned = in_parts(&[(4, 1024), (64, 4096), (0, 1000)]);
-    whole.into_iter().chain([some, many, aligned, ChunkTable::new(Vec::new()).unwrap()]).collect()
+    whole
+        .into_iter()
+        .chain([some, many, aligned, ChunkTable::new(Vec::new()).unwrap()])
+        .collect()
 }
 
 #[test]
 fn sum_and_mean_have_the_cpu_s_bits_for_every_size_and_alignment() {
-    // The last three: the most that one block of threads adds, one element more, and runs of several blocks.
-    for size in SIZES.into_iter().chain([256 * 1024, 256 * 1024 + 1, 700_001]) {
+    // The last three: the most that one block of threads adds, one element more, and runs of
+    // several blocks.
+    for size in SIZES
+        .into_iter()
+        .chain([256 * 1024, 256 * 1024 + 1, 700_001])
+    {
         let x = cpu(&finite(size, 1), &[size]);
         let expected = [ops::sum(&x).unwrap(), ops::mean(&x).unwrap()];
         // Beyond f32 on the way, but not in f64.
-        let special = random_f32(size, 2).into_iter().enumerate().map(|(index, x)| match x {
-            x if x.abs() < 1e9 => x,
-            _ => [f32::MAX, f32::MIN][index % 2],
-        });
+        let special = random_f32(size, 2)
+            .into_iter()
+            .enumerate()
+            .map(|(index, x)| match x {
+                x if x.abs() < 1e9 => x,
+                _ => [f32::MAX, f32::MIN][index % 2],
+            });
         let special: Vec<f32> = special.collect();
         let special = cpu(&special, &[size]);
         for device in devices() {
             for skipped in [0, 1] {
                 let there = upload(&x, device, skipped);
                 let what = format!("of {size} from element {skipped} on");
-                assert_same_bits(&ops::sum(&there).unwrap(), &expected[0], &format!("sum {what}"));
-                assert_same_bits(&ops::mean(&there).unwrap(), &expected[1], &format!("mean {what}"));
+                assert_same_bits(
+                    &ops::sum(&there).unwrap(),
+                    &expected[0],
+                    &format!("sum {what}"),
+                );
+                assert_same_bits(
+                    &ops::mean(&there).unwrap(),
+                    &expected[1],
+                    &format!("mean {what}"),
+                );
                 let there = upload(&special, device, skipped);
-                assert_same_bits(&ops::sum(&there).unwrap(), &ops::sum(&special).unwrap(), &format!("special {what}"));
+                assert_same_bits(
+                    &ops::sum(&there).unwrap(),
+                    &ops::sum(&special).unwrap(),
+                    &format!("special {what}"),
+                );
             }
         }
     }
@@ -74,7 +120,10 @@ fn grad_norm_partials_have_the_cpu_s_bits_for_every_table() {
         for (index, chunks) in tables(size).into_iter().enumerate() {
             let partials = Tensor::full(&[chunks.quanta()], 9.0, DType::F64, Device::Cpu).unwrap();
             ops::grad_norm_partials(&partials, &x, &chunks).unwrap();
-            for (device, skipped) in devices().into_iter().flat_map(|device| [(device, 0), (device, 1)]) {
+            for (device, skipped) in devices()
+                .into_iter()
+                .flat_map(|device| [(device, 0), (device, 1)])
+            {
                 let got = Tensor::full(&[chunks.quanta()], 9.0, DType::F64, device).unwrap();
                 ops::grad_norm_partials(&got, &upload(&x, device, skipped), &chunks).unwrap();
                 assert_same_bits(
@@ -91,16 +140,25 @@ fn grad_norm_partials_have_the_cpu_s_bits_for_every_table() {
 fn clip_scale_has_the_cpu_s_bits_for_every_count_limit_and_divisor() {
     // Around the tile of 4,096 partials that the kernel takes at a time.
     for count in [0, 1, 31, 33, 1000, 4095, 4096, 4097, 10_000] {
-        let partials: Vec<f64> = finite(count, 4).iter().map(|&x| f64::from(x) * f64::from(x) + 1e-9).collect();
+        let partials: Vec<f64> = finite(count, 4)
+            .iter()
+            .map(|&x| f64::from(x) * f64::from(x) + 1e-9)
+            .collect();
         for special in [None, Some(f64::NAN), Some(f64::INFINITY)] {
             let mut partials = partials.clone();
             if let (Some(special), Some(last)) = (special, partials.last_mut()) {
                 *last = special;
             }
             let partials = cpu(&partials, &[count]);
-            for (max_norm, divisor) in [(0.0, 2.0), (1.0, 3.0), (1e9, 0.5), (1.0, 0.0), (0.5, f64::NAN)] {
-                let (narrow, wide) = (cpu(&[divisor as f32], &[1]), cpu(&[divisor, 7.0], &[2]));
-                for divisor in [None, Some(&narrow), Some(&wide)] {
+            for (max_norm, divisor) in [
+                (0.0, 2f32),
+                (1.0, 3.0),
+                (1e9, 0.5),
+                (1.0, 0.0),
+                (0.5, f32::NAN),
+            ] {
+                let (one, first) = (cpu(&[divisor], &[1]), cpu(&[divisor, 7.0], &[2]));
+                for divisor in [None, Some(&one), Some(&first)] {
                     let expected = cpu(&[9f32; 2], &[2]);
                     ops::clip_scale(&expected, Some(&partials), max_norm, divisor).unwrap();
                     for device in devices() {
@@ -108,7 +166,9 @@ fn clip_scale_has_the_cpu_s_bits_for_every_count_limit_and_divisor() {
                         let divisor = divisor.map(|divisor| divisor.to(device).unwrap());
                         let partials = partials.to(device).unwrap();
                         ops::clip_scale(&got, Some(&partials), max_norm, divisor.as_ref()).unwrap();
-                        let what = format!("{count} partials, {special:?}, at most {max_norm}, {divisor:?}");
+                        let what = format!(
+                            "{count} partials, {special:?}, at most {max_norm}, {divisor:?}"
+                        );
                         assert_same_bits(&got, &expected, &what);
                     }
                 }
@@ -116,7 +176,10 @@ fn clip_scale_has_the_cpu_s_bits_for_every_count_limit_and_divisor() {
         }
     }
     for device in devices() {
-        let (got, divisor) = (Tensor::zeros(&[2], DType::F32, device).unwrap(), cpu(&[4f32], &[1]).to(device).unwrap());
+        let (got, divisor) = (
+            Tensor::zeros(&[2], DType::F32, device).unwrap(),
+            cpu(&[4f32], &[1]).to(device).unwrap(),
+        );
         ops::clip_scale(&got, None, 0.0, Some(&divisor)).unwrap();
         assert_eq!(got.to_vec::<f32>().unwrap(), [0.25, 0.0]);
     }
@@ -126,24 +189,54 @@ fn clip_scale_has_the_cpu_s_bits_for_every_count_limit_and_divisor() {
 fn the_flag_keeps_the_first_bad_step_wherever_the_bad_element_is() {
     for device in devices() {
         let number = |value: i64| Tensor::from_slice(&[value], &[1], device).unwrap();
-        for (size, skipped) in SIZES.into_iter().flat_map(|size| [(size, 0), (size, 1), (size, 3)]) {
+        for (size, skipped) in SIZES
+            .into_iter()
+            .flat_map(|size| [(size, 0), (size, 1), (size, 3)])
+        {
             let x = finite(size, 5);
             let flag = number(0);
-            ops::mark_nonfinite(&flag, &upload(&cpu(&x, &[size]), device, skipped), &number(1)).unwrap();
-            assert_eq!(flag.item().unwrap(), 0.0, "{size} finite elements from {skipped} on");
-            let places = [0, 1, 3, size / 2, size.saturating_sub(2), size.saturating_sub(1)];
-            for (place, bad) in places.into_iter().zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].repeat(2)) {
+            ops::mark_nonfinite(
+                &flag,
+                &upload(&cpu(&x, &[size]), device, skipped),
+                &number(1),
+            )
+            .unwrap();
+            assert_eq!(
+                flag.item().unwrap(),
+                0.0,
+                "{size} finite elements from {skipped} on"
+            );
+            let places = [
+                0,
+                1,
+                3,
+                size / 2,
+                size.saturating_sub(2),
+                size.saturating_sub(1),
+            ];
+            for (place, bad) in places
+                .into_iter()
+                .zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY].repeat(2))
+            {
                 let mut x = x.clone();
-                let Some(element) = x.get_mut(place) else { continue };
+                let Some(element) = x.get_mut(place) else {
+                    continue;
+                };
                 *element = bad;
                 let (x, flag) = (upload(&cpu(&x, &[size]), device, skipped), number(0));
                 ops::mark_nonfinite(&flag, &x, &number(7)).unwrap();
                 ops::mark_nonfinite(&flag, &x, &number(8)).unwrap();
-                assert_eq!(flag.item().unwrap(), 7.0, "{bad} at {place} of {size} from {skipped} on");
+                assert_eq!(
+                    flag.item().unwrap(),
+                    7.0,
+                    "{bad} at {place} of {size} from {skipped} on"
+                );
             }
         }
         let flag = number(0);
-        let largest = cpu(&[f32::MAX, f32::MIN, -0.0, 1e-45], &[2, 2]).to(device).unwrap();
+        let largest = cpu(&[f32::MAX, f32::MIN, -0.0, 1e-45], &[2, 2])
+            .to(device)
+            .unwrap();
         ops::mark_nonfinite(&flag, &largest, &number(1)).unwrap();
         assert_eq!(flag.item().unwrap(), 0.0);
     }
@@ -152,25 +245,61 @@ fn the_flag_keeps_the_first_bad_step_wherever_the_bad_element_is() {
 #[test]
 fn accuracy_counts_as_on_the_cpu_with_ties_nan_and_every_type_of_target() {
     // The last one has more rows than warps in the grid.
-    for (rows, classes) in [(0, 3), (1, 1), (7, 2), (1000, 10), (33, 31), (40, 32), (50, 1000), (20_000, 2)] {
+    for (rows, classes) in [
+        (0, 3),
+        (1, 1),
+        (7, 2),
+        (1000, 10),
+        (33, 31),
+        (40, 32),
+        (50, 1000),
+        (20_000, 2),
+    ] {
         // Whole numbers in a small range, so that equal maxima are common.
-        let small = |x: &f32| if *x > 2.5 { f32::NAN } else { (x * 2.0).round() };
+        let small = |x: &f32| {
+            if *x > 2.5 {
+                f32::NAN
+            } else {
+                (x * 2.0).round()
+            }
+        };
         let x: Vec<f32> = finite(rows * classes, 6).iter().map(small).collect();
         let x = cpu(&x, &[rows, classes]);
-        let y: Vec<u8> = (0..rows).map(|row| ((row * 7) % classes.min(200)) as u8).collect();
+        let y: Vec<u8> = (0..rows)
+            .map(|row| ((row * 7) % classes.min(200)) as u8)
+            .collect();
         let y = cpu(&y, &[rows]);
-        for (dtype, ignore) in [DType::U8, DType::I32, DType::I64].into_iter().zip([None, Some(0), Some(-100)]) {
+        for (dtype, ignore) in
+            [DType::U8, DType::I32, DType::I64]
+                .into_iter()
+                .zip([None, Some(0), Some(-100)])
+        {
             let y = y.to_dtype(dtype).unwrap();
             let expected = cpu(&[9i64; 2], &[2]);
             ops::accuracy(&expected, &x, &y, ignore).unwrap();
             for device in devices() {
                 let got = Tensor::full(&[2], 9.0, DType::I64, device).unwrap();
-                ops::accuracy(&got, &upload(&x, device, 1), &y.to(device).unwrap(), ignore).unwrap();
-                assert_same_bits(&got, &expected, &format!("{rows} × {classes}, {dtype}, ignoring {ignore:?}"));
+                ops::accuracy(&got, &upload(&x, device, 1), &y.to(device).unwrap(), ignore)
+                    .unwrap();
+                assert_same_bits(
+                    &got,
+                    &expected,
+                    &format!("{rows} × {classes}, {dtype}, ignoring {ignore:?}"),
+                );
                 // Halves up to 5 are exact in bf16.
                 let narrow = x.to_dtype(DType::BF16).unwrap();
-                ops::accuracy(&got, &upload(&narrow, device, 1), &y.to(device).unwrap(), ignore).unwrap();
-                assert_same_bits(&got, &expected, &format!("{rows} × {classes} in bf16, {dtype}, {ignore:?}"));
+                ops::accuracy(
+                    &got,
+                    &upload(&narrow, device, 1),
+                    &y.to(device).unwrap(),
+                    ignore,
+                )
+                .unwrap();
+                assert_same_bits(
+                    &got,
+                    &expected,
+                    &format!("{rows} × {classes} in bf16, {dtype}, {ignore:?}"),
+                );
             }
         }
     }
@@ -179,9 +308,16 @@ fn accuracy_counts_as_on_the_cpu_with_ties_nan_and_every_type_of_target() {
 #[test]
 fn a_target_that_is_no_class_is_counted_and_never_right() {
     for device in devices() {
-        let logits = cpu(&[1.0f32, 2.0, 2.0, 1.0, 0.0, 3.0, 0.5, 0.1], &[4, 2]).to(device).unwrap();
+        let logits = cpu(&[1.0f32, 2.0, 2.0, 1.0, 0.0, 3.0, 0.5, 0.1], &[4, 2])
+            .to(device)
+            .unwrap();
         let out = Tensor::zeros(&[2], DType::I64, device).unwrap();
-        for (bad, ignore) in [(2, None), (-1, Some(-100)), (i64::MAX, None), (i64::MIN, Some(1 << 40))] {
+        for (bad, ignore) in [
+            (2, None),
+            (-1, Some(-100)),
+            (i64::MAX, None),
+            (i64::MIN, Some(1 << 40)),
+        ] {
             let targets = Tensor::from_slice(&[1, bad, 1, 1], &[4], device).unwrap();
             ops::accuracy(&out, &logits, &targets, ignore).unwrap();
             assert_eq!(out.to_vec::<i64>().unwrap(), [2, 4], "{bad}");

@@ -12,7 +12,10 @@ fn filled(value: f64, device: Device) -> Tensor {
 }
 
 fn assert_all(tensor: &Tensor, value: f32) {
-    assert!(tensor.to_vec::<f32>().unwrap().iter().all(|&x| x == value), "{tensor} is not {value} everywhere");
+    assert!(
+        tensor.to_vec::<f32>().unwrap().iter().all(|&x| x == value),
+        "{tensor} is not {value} everywhere"
+    );
 }
 
 #[test]
@@ -22,15 +25,23 @@ fn a_stream_that_waits_for_an_event_sees_what_was_done_before_it() {
         assert_ne!(first, second);
         let (x, y) = (filled(0.0, device), filled(0.0, device));
         for round in 1..6 {
-            first.scope(|| ops::fill_into(&x, f64::from(round))).unwrap();
+            first
+                .scope(|| ops::fill_into(&x, f64::from(round)))
+                .unwrap();
             second.wait(&first.record().unwrap()).unwrap();
             second.scope(|| ops::add_into(&y, &y, &x)).unwrap();
             // The next round writes x on the first stream: after the second has read it.
             first.wait(&second.record().unwrap()).unwrap();
         }
         second.synchronize().unwrap();
-        assert_eq!(Stream::current(device).unwrap(), Stream::default_of(device).unwrap());
-        Stream::default_of(device).unwrap().wait(&second.record().unwrap()).unwrap();
+        assert_eq!(
+            Stream::current(device).unwrap(),
+            Stream::default_of(device).unwrap()
+        );
+        Stream::default_of(device)
+            .unwrap()
+            .wait(&second.record().unwrap())
+            .unwrap();
         assert_all(&y, 15.0);
     }
 }
@@ -45,7 +56,8 @@ fn events_order_work_of_two_devices() {
             on_b.wait(&on_a.record().unwrap()).unwrap();
             let copy = transfer::copy_async(&y, &x, &on_b).unwrap();
             on_a.wait(copy.event()).unwrap();
-            on_b.scope(|| ops::scale_into(&y, &y, f64::from(round))).unwrap();
+            on_b.scope(|| ops::scale_into(&y, &y, f64::from(round)))
+                .unwrap();
         }
         on_b.synchronize().unwrap();
         assert_all(&y, 32.0);
@@ -58,16 +70,21 @@ fn memory_dropped_while_another_stream_uses_it_is_not_handed_out_too_early() {
         let side = Stream::new(device).unwrap();
         let total = filled(0.0, device);
         for round in 0..20 {
-            // Made on the default stream, read on another, dropped at once; the next one may get the same memory.
+            // Made on the default stream, read on another, dropped at once; the next one may get
+            // the same memory.
             let x = filled(1.0, device);
-            side.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+            side.wait(&Stream::default_of(device).unwrap().record().unwrap())
+                .unwrap();
             side.scope(|| ops::add_into(&total, &total, &x)).unwrap();
             drop(x);
             let overwriter = filled(f64::from(round) * 1e6, device);
             drop(overwriter);
         }
         side.synchronize().unwrap();
-        Stream::default_of(device).unwrap().wait(&side.record().unwrap()).unwrap();
+        Stream::default_of(device)
+            .unwrap()
+            .wait(&side.record().unwrap())
+            .unwrap();
         assert_all(&total, 20.0);
     }
 }
@@ -111,12 +128,17 @@ fn time_is_the_device_s_and_only_of_events_that_keep_it() {
 #[test]
 fn the_cpu_waits_for_a_device_s_event_where_its_stream_is_told_to() {
     for device in devices() {
-        let (gpu, cpu) = (Stream::new(device).unwrap(), Stream::new(Device::Cpu).unwrap());
+        let (gpu, cpu) = (
+            Stream::new(device).unwrap(),
+            Stream::new(Device::Cpu).unwrap(),
+        );
         let host = Tensor::zeros_pinned(&[COUNT], DType::F32).unwrap();
         let x = filled(4.0, device);
-        gpu.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+        gpu.wait(&Stream::default_of(device).unwrap().record().unwrap())
+            .unwrap();
         let copy = transfer::copy_async(&host, &x, &gpu).unwrap();
         cpu.wait(copy.event()).unwrap();
-        host.with_slice(|slots: &[f32]| assert!(slots.iter().all(|&x| x == 4.0))).unwrap();
+        host.with_slice(|slots: &[f32]| assert!(slots.iter().all(|&x| x == 4.0)))
+            .unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Contexts: the primary one of each device, which of them is current on a thread, and peer access between them.
+//! Contexts: the primary context of each device, which one is current on a thread, and peer access.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -14,7 +14,7 @@ thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Handles are addresses that nothing is at, so that a mix-up with another kind of handle shows.
+/// Handles are addresses where nothing is mapped, so that mixing up kinds of handles is noticed.
 const FIRST_HANDLE: usize = 0x5c00_0000;
 
 fn handle_of(device: usize) -> CUcontext {
@@ -39,7 +39,12 @@ pub fn resolve(machine: &mut Machine, handle: CUcontext) -> Result<usize, CUresu
 
 /// The device whose context is current on this thread, if one is and it is alive.
 pub fn current(machine: &Machine) -> Option<usize> {
-    CURRENT.get().filter(|device| machine.devices.get(*device).is_some_and(|device| device.holders > 0))
+    CURRENT.get().filter(|device| {
+        machine
+            .devices
+            .get(*device)
+            .is_some_and(|device| device.holders > 0)
+    })
 }
 
 /// See the driver's documentation.
@@ -57,7 +62,8 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<'_, CUcontext>, device: 
     })
 }
 
-/// See the driver's documentation. The last holder's release waits for the device; what it still has is not freed.
+/// See the driver's documentation. The last holder's release waits for the device; memory it still
+/// has is not freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> CUresult {
     machine::call_waiting("cuDevicePrimaryCtxRelease_v2", |machine: &mut Held| {
@@ -76,21 +82,30 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> CUresult {
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetCurrent(context: Out<'_, CUcontext>) -> CUresult {
-    machine::call("cuCtxGetCurrent", |machine| put(context, current(machine).map_or(std::ptr::null_mut(), handle_of)))
+    machine::call("cuCtxGetCurrent", |machine| {
+        put(
+            context,
+            current(machine).map_or(std::ptr::null_mut(), handle_of),
+        )
+    })
 }
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
     machine::call("cuCtxSetCurrent", |machine| {
-        let device = if context.is_null() { None } else { Some(resolve(machine, context)?) };
+        let device = if context.is_null() {
+            None
+        } else {
+            Some(resolve(machine, context)?)
+        };
         CURRENT.set(device);
         Ok(())
     })
 }
 
 thread_local! {
-    /// What cuCtxPopCurrent goes back to.
+    /// The contexts that cuCtxPopCurrent returns to.
     static PUSHED: RefCell<Vec<Option<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -119,7 +134,11 @@ pub extern "C" fn cuCtxPopCurrent_v2(context: Out<'_, CUcontext>) -> CUresult {
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<'_, u32>, active: Out<'_, c_int>) -> CUresult {
+pub extern "C" fn cuDevicePrimaryCtxGetState(
+    device: c_int,
+    flags: Out<'_, u32>,
+    active: Out<'_, c_int>,
+) -> CUresult {
     machine::call("cuDevicePrimaryCtxGetState", |machine| {
         let device = device::resolve(machine, device)?;
         put(flags, 0)?;
@@ -130,12 +149,17 @@ pub extern "C" fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<'_, u32>,
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetDevice(device: Out<'_, c_int>) -> CUresult {
-    machine::call("cuCtxGetDevice", |machine| put(device, machine::current_device(machine)? as c_int))
+    machine::call("cuCtxGetDevice", |machine| {
+        put(device, machine::current_device(machine)? as c_int)
+    })
 }
 
-/// See the driver's documentation. Either result may be null: not asked for.
+/// See the driver's documentation. Either result pointer may be null.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<'_, c_int>, greatest: Out<'_, c_int>) -> CUresult {
+pub extern "C" fn cuCtxGetStreamPriorityRange(
+    least: Out<'_, c_int>,
+    greatest: Out<'_, c_int>,
+) -> CUresult {
     machine::call("cuCtxGetStreamPriorityRange", |machine| {
         machine::current_device(machine)?;
         if least.is_some() {
@@ -148,7 +172,8 @@ pub extern "C" fn cuCtxGetStreamPriorityRange(least: Out<'_, c_int>, greatest: O
     })
 }
 
-/// See the driver's documentation. It is the current context that may then touch `peer`'s memory, other than that of pools.
+/// See the driver's documentation. The current context gets access to `peer`'s memory, except pool
+/// memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxEnablePeerAccess(peer: CUcontext, flags: u32) -> CUresult {
     machine::call("cuCtxEnablePeerAccess", |machine| {
@@ -185,7 +210,8 @@ pub extern "C" fn cuCtxDisablePeerAccess(peer: CUcontext) -> CUresult {
     })
 }
 
-/// See the driver's documentation. Finds what this library exports, except what the plan of faults says is missing.
+/// See the driver's documentation. Finds what this library exports, except functions that the fault
+/// plan removes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuGetProcAddress_v2(
     symbol: *const c_char,
@@ -198,10 +224,13 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
         if symbol.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: not null, and the driver's documentation asks for a string that ends in zero.
+        // SAFETY: not null, and the driver's documentation requires a zero-terminated string.
         let name = unsafe { CStr::from_ptr(symbol) };
-        let found =
-            if machine.faults.is_missing(&name.to_string_lossy()) { std::ptr::null_mut() } else { own_symbol(name) };
+        let found = if machine.faults.is_missing(&name.to_string_lossy()) {
+            std::ptr::null_mut()
+        } else {
+            own_symbol(name)
+        };
         put(function, found)?;
         let is_missing = found.is_null();
         if status.is_some() {
@@ -214,14 +243,19 @@ pub unsafe extern "C" fn cuGetProcAddress_v2(
                 },
             )?;
         }
-        if is_missing { Err(CUresult::CUDA_ERROR_NOT_FOUND) } else { Ok(()) }
+        if is_missing {
+            Err(CUresult::CUDA_ERROR_NOT_FOUND)
+        } else {
+            Ok(())
+        }
     })
 }
 
-/// The newest form of an entry point of this library, by the name without its version.
+/// The newest version of an entry point of this library, by its unversioned name.
 fn own_symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: `Dl_info` is plain data for which zeros are valid, and dladdr fills it with strings that live as long as the library that
-    // this very function is in. RTLD_NOLOAD gives a handle of what is loaded already; keeping it open keeps nothing else alive.
+    // SAFETY: `Dl_info` is plain data for which zeros are valid. dladdr fills it with strings that
+    // live as long as the library that contains this function. RTLD_NOLOAD returns a handle to an
+    // already loaded library; keeping it open keeps nothing else alive.
     let library = unsafe {
         let mut own: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(own_symbol as *const c_void, &mut own) == 0 {
@@ -232,8 +266,13 @@ fn own_symbol(name: &CStr) -> *mut c_void {
     if library.is_null() {
         return std::ptr::null_mut();
     }
-    let versions = ["_v3", "_v2", ""].into_iter().map(|version| [name.to_bytes(), version.as_bytes(), b"\0"].concat());
-    // SAFETY: the handle is open, and each name ends in zero.
-    let mut found = versions.map(|versioned| unsafe { libc::dlsym(library, versioned.as_ptr().cast()) });
-    found.find(|found| !found.is_null()).unwrap_or(std::ptr::null_mut())
+    let versions = ["_v3", "_v2", ""]
+        .into_iter()
+        .map(|version| [name.to_bytes(), version.as_bytes(), b"\0"].concat());
+    // SAFETY: the handle is open, and each name is zero-terminated.
+    let mut found =
+        versions.map(|versioned| unsafe { libc::dlsym(library, versioned.as_ptr().cast()) });
+    found
+        .find(|found| !found.is_null())
+        .unwrap_or(std::ptr::null_mut())
 }

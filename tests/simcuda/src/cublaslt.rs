@@ -1,6 +1,7 @@
-//! cuBLASLt: descriptors, the heuristic, and products as work of streams. What is modelled: COL and ROW layouts of f32, f64, f16
-//! and bf16, COMPUTE_32F, 32F_FAST_TF32 and 64F, every epilogue of the documentation but the scaled types', strided batches. What is
-//! not is refused, and stderr says why, since a status alone does not.
+//! cuBLASLt: descriptors, the heuristic, and matrix products as stream work. Modelled: COL and ROW
+//! layouts of f32, f64, f16 and bf16; COMPUTE_32F, 32F_FAST_TF32 and 64F; every documented epilogue
+//! except those of the scaled types; strided batches. Anything else is refused, and stderr says
+//! why, because a status code does not.
 
 pub mod algorithm;
 mod attributes;
@@ -27,7 +28,7 @@ use crate::machine::{self, Machine, Out};
 use crate::stream;
 use crate::work::Address;
 
-/// Every entry point that does more than look something up.
+/// Every entry point that does more than a lookup.
 fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), Refused>) -> Status {
     let of_driver = |code| match code {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Refused::silently(Status::CUBLAS_STATUS_ALLOC_FAILED),
@@ -38,9 +39,12 @@ fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), Refuse
         is_traced = held.config.trace;
         body(held)
     });
-    let Err(refused) = outcome else { return Status::CUBLAS_STATUS_SUCCESS };
-    // That there is no algorithm is an answer, and whoever asked has another way.
-    let is_answer = name == "cublasLtMatmulAlgoGetHeuristic" && refused.status == Status::CUBLAS_STATUS_NOT_SUPPORTED;
+    let Err(refused) = outcome else {
+        return Status::CUBLAS_STATUS_SUCCESS;
+    };
+    // "No algorithm" is a valid answer: the caller has a fallback.
+    let is_answer = name == "cublasLtMatmulAlgoGetHeuristic"
+        && refused.status == Status::CUBLAS_STATUS_NOT_SUPPORTED;
     if let Some(why) = refused.why
         && (is_traced || !is_answer)
     {
@@ -49,7 +53,7 @@ fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), Refuse
     refused.status
 }
 
-/// A status, and what stderr says of it.
+/// A status, and its explanation on stderr.
 #[derive(Debug)]
 struct Refused {
     status: Status,
@@ -68,7 +72,10 @@ impl From<Refusal> for Refused {
             Refusal::Invalid(why) => (Status::CUBLAS_STATUS_INVALID_VALUE, why),
             Refusal::Unsupported(why) => (Status::CUBLAS_STATUS_NOT_SUPPORTED, why),
         };
-        Self { status, why: Some(why) }
+        Self {
+            status,
+            why: Some(why),
+        }
     }
 }
 
@@ -77,7 +84,8 @@ fn invalid(why: impl Into<String>) -> Refused {
 }
 
 fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Refused> {
-    out.ok_or_else(|| invalid("the place for the result is null"))?.write(value);
+    out.ok_or_else(|| invalid("the place for the result is null"))?
+        .write(value);
     Ok(())
 }
 
@@ -96,7 +104,9 @@ pub extern "C" fn cublasLtCreate(handle: Out<'_, usize>) -> Status {
 /// Destroys the library's handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtDestroy(handle: usize) -> Status {
-    call("cublasLtDestroy", |_| objects::destroy(handle, |object| matches!(object, Object::Library(_))))
+    call("cublasLtDestroy", |_| {
+        objects::destroy(handle, |object| matches!(object, Object::Library(_)))
+    })
 }
 
 /// 13.0.0.
@@ -152,10 +162,11 @@ pub extern "C" fn cublasLtGetStatusString(status: u32) -> *const c_char {
     text.as_ptr()
 }
 
-/// Asks for a product. It is done when its turn in `stream` comes.
+/// Queues a product. It runs when its turn in `stream` comes.
 ///
 /// # Safety
-/// `alpha` and `beta` are null, or point to a value of the operation's scale type, on the host or (with that pointer mode) on the device.
+/// `alpha` and `beta` are null, or point to a value of the operation's scale type, on the host or
+/// (with that pointer mode) on the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cublasLtMatmul(
     handle: usize,
@@ -180,13 +191,27 @@ pub unsafe extern "C" fn cublasLtMatmul(
         let problem = problem(operation_handle, [a_layout, b_layout, c_layout, d_layout])?;
         let algorithm = match algorithm {
             Some(raw) => Algorithm::from_raw(raw)?,
-            // Documented: an implicit search. It knows the pointers, so it finds what fits them.
-            None => Algorithm::new(&problem, workspace_bytes as u64, [a, b, c, d].map(alignment)),
+            // Documented: an implicit search. It knows the pointers, so it finds an algorithm that
+            // fits them.
+            None => Algorithm::new(
+                &problem,
+                workspace_bytes as u64,
+                [a, b, c, d].map(alignment),
+            ),
         };
         fits(&problem, algorithm)?;
-        // SAFETY: the caller vouches for alpha and beta, of the type that the problem was checked to have.
+        // SAFETY: the caller vouches for alpha and beta; the problem's scale type was checked.
         let (alpha, beta) = unsafe { (scalar(&problem, alpha)?, scalar(&problem, beta)?) };
-        let matmul = Matmul { problem, alpha, beta, a, b, c, d, workspace: workspace..workspace };
+        let matmul = Matmul {
+            problem,
+            alpha,
+            beta,
+            a,
+            b,
+            c,
+            d,
+            workspace: workspace..workspace,
+        };
         let matmul = with_workspace(matmul, algorithm, workspace_bytes as u64)?;
         check_pointers(&matmul, algorithm)?;
         let driver = |code: CUresult| Refused {
@@ -196,7 +221,9 @@ pub unsafe extern "C" fn cublasLtMatmul(
         let stream = stream::resolve(machine, stream).map_err(driver)?;
         let of_stream = stream::device_of(machine, stream);
         if of_stream != device {
-            return Err(invalid(format!("the handle is of device {device}, the stream of device {of_stream}")));
+            return Err(invalid(format!(
+                "the handle is of device {device}, the stream of device {of_stream}"
+            )));
         }
         stream::enqueue(machine, stream, Arc::new(matmul)).map_err(driver)
     })
@@ -219,13 +246,19 @@ fn with_workspace(matmul: Matmul, algorithm: Algorithm, bytes: u64) -> Result<Ma
         )));
     }
     if !start.is_multiple_of(256) {
-        return Err(invalid(format!("the workspace at {start:#x} is not aligned to 256 bytes")));
+        return Err(invalid(format!(
+            "the workspace at {start:#x} is not aligned to 256 bytes"
+        )));
     }
-    Ok(Matmul { workspace: start..start + algorithm.workspace_bytes, ..matmul })
+    Ok(Matmul {
+        workspace: start..start + algorithm.workspace_bytes,
+        ..matmul
+    })
 }
 
 /// # Safety
-/// `from` is null, or points to a value of the problem's scale type, on the device if the problem says so.
+/// `from` is null, or points to a value of the problem's scale type, on the device if the problem
+/// says so.
 unsafe fn scalar(problem: &Problem, from: *const c_void) -> Result<Scalar, Refused> {
     if from.is_null() {
         return Err(invalid("alpha or beta is null"));
@@ -233,16 +266,28 @@ unsafe fn scalar(problem: &Problem, from: *const c_void) -> Result<Scalar, Refus
     if problem.scalars_on_device {
         return Ok(Scalar::At(from as Address));
     }
-    let kind = if problem.compute == Compute::F64 { Type::F64 } else { Type::F32 };
+    let kind = if problem.compute == Compute::F64 {
+        Type::F64
+    } else {
+        Type::F32
+    };
     // SAFETY: the caller vouches for a value of the scale type there.
-    Ok(Scalar::Value(unsafe { <f64 as element::Real>::load(kind, from.cast()) }))
+    Ok(Scalar::Value(unsafe {
+        <f64 as element::Real>::load(kind, from.cast())
+    }))
 }
 
-/// Pointers that are null or less aligned than the algorithm was chosen for. Whether they are live is seen by the stream.
+/// Pointers that are null or less aligned than the algorithm requires. Whether they are live is
+/// checked by the stream.
 fn check_pointers(matmul: &Matmul, algorithm: Algorithm) -> Result<(), Refused> {
-    let operands = [("A", matmul.a), ("B", matmul.b), ("C", matmul.c), ("D", matmul.d)];
+    let operands = [
+        ("A", matmul.a),
+        ("B", matmul.b),
+        ("C", matmul.c),
+        ("D", matmul.d),
+    ];
     for ((operand, address), alignment) in operands.into_iter().zip(algorithm.alignments) {
-        // C is not looked at where it is not read.
+        // C is not checked if it is not read.
         if operand == "C" && matches!(matmul.beta, Scalar::Value(beta) if beta == 0.0) {
             continue;
         }
@@ -264,7 +309,10 @@ fn check_pointers(matmul: &Matmul, algorithm: Algorithm) -> Result<(), Refused> 
     if let Some(aux) = matmul.problem.aux
         && (aux.address == 0 || !aux.address.is_multiple_of(WIDEST_BYTES))
     {
-        return Err(invalid(format!("the aux pointer is {:#x}: not a multiple of {WIDEST_BYTES}", aux.address)));
+        return Err(invalid(format!(
+            "the aux pointer is {:#x}: not a multiple of {WIDEST_BYTES}",
+            aux.address
+        )));
     }
     Ok(())
 }

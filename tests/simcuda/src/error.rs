@@ -1,4 +1,4 @@
-//! The codes of the driver: their names, their texts, and the way from a number to a code.
+//! The driver's error codes: names, texts, and numbers.
 
 use std::ffi::{CStr, c_char};
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUresult;
 
 use crate::machine::{self, Out, put};
 
-/// Every code that CUDA 13.0 documents, with its name and what cuGetErrorString says of it.
+/// Every code that CUDA 13.0 documents, with its name and the text of cuGetErrorString.
 const CODES: [(CUresult, &CStr, &CStr); 101] = [
     (CUresult::CUDA_SUCCESS, c"CUDA_SUCCESS", c"no error"),
     (CUresult::CUDA_ERROR_INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -134,7 +134,10 @@ pub fn from_name(name: &str) -> Option<CUresult> {
 pub extern "C" fn cuGetErrorName(error: u32, name: Out<'_, *const c_char>) -> CUresult {
     machine::call("cuGetErrorName", |_| {
         let found = entry(error);
-        put(name, found.map_or(std::ptr::null(), |(_, name, _)| name.as_ptr()))?;
+        put(
+            name,
+            found.map_or(std::ptr::null(), |(_, name, _)| name.as_ptr()),
+        )?;
         found.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     })
 }
@@ -144,7 +147,10 @@ pub extern "C" fn cuGetErrorName(error: u32, name: Out<'_, *const c_char>) -> CU
 pub extern "C" fn cuGetErrorString(error: u32, text: Out<'_, *const c_char>) -> CUresult {
     machine::call("cuGetErrorString", |_| {
         let found = entry(error);
-        put(text, found.map_or(std::ptr::null(), |(.., text)| text.as_ptr()))?;
+        put(
+            text,
+            found.map_or(std::ptr::null(), |(.., text)| text.as_ptr()),
+        )?;
         found.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     })
 }
@@ -160,7 +166,10 @@ mod tests {
             assert_eq!(from_name(name.to_str().unwrap()), Some(code));
             assert!(!text.to_bytes().is_empty());
         }
-        assert_eq!(from_name("out_of_memory"), Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+        assert_eq!(
+            from_name("out_of_memory"),
+            Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+        );
         assert_eq!(from_number(12345), None);
     }
 }

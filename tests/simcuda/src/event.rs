@@ -1,8 +1,9 @@
 //! Events: places in a stream that others can wait for.
 //!
-//! An event holds its latest `Record`. Each cuEventRecord makes a new one, and who waits keeps the record that was the
-//! latest when it asked, so that recording again changes nothing for waits that already stand in a queue. Recorded in a
-//! capture, an event names nodes of the graph instead, and means nothing outside of it.
+//! An event holds its latest `Record`. Each cuEventRecord makes a new one. A wait keeps the record
+//! that was the latest when it was queued, so recording again does not change queued waits. An
+//! event recorded during a capture names nodes of the graph instead and has no meaning outside of
+//! it.
 
 pub mod calls;
 
@@ -17,10 +18,10 @@ use crate::race::Clock;
 use crate::report;
 use crate::stream::{HandleKind, Operation, StreamId, decode};
 
-/// Events are numbered in the order of their creation; numbers are not used again.
+/// Events are numbered in order of creation; numbers are not reused.
 pub(crate) type EventId = usize;
 
-/// What a stream knew when it came to a record.
+/// What a stream knew when it reached a record.
 #[derive(Debug)]
 pub(crate) struct Completion {
     pub(crate) clock: Clock,
@@ -31,14 +32,19 @@ pub(crate) struct Completion {
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) stream: StreamId,
-    /// The sequence number of its entry: what must have run before it is everything of its stream up to there.
+    /// The sequence number of its entry: everything of its stream up to there must have run before
+    /// it.
     sequence: AtomicU64,
     completion: OnceLock<Completion>,
 }
 
 impl Record {
     pub(crate) fn new(stream: StreamId) -> Self {
-        Self { stream, sequence: AtomicU64::new(0), completion: OnceLock::new() }
+        Self {
+            stream,
+            sequence: AtomicU64::new(0),
+            completion: OnceLock::new(),
+        }
     }
 
     pub(crate) fn queued_at(&self, sequence: u64) {
@@ -57,23 +63,26 @@ impl Record {
         self.completion.get()
     }
 
-    /// The first completion counts: a record of an abandoned queue stays as it is.
+    /// The first completion counts: a record of an abandoned queue keeps its state.
     pub(crate) fn complete(&self, completion: Completion) {
         let _ = self.completion.set(completion);
     }
 
-    /// It will never be reached: whoever waits shall go on, ordered behind nothing.
+    /// It will never be reached: waiters continue without any ordering.
     pub(crate) fn abandon(&self) {
-        self.complete(Completion { clock: Clock::default(), time_ns: 0 });
+        self.complete(Completion {
+            clock: Clock::default(),
+            time_ns: 0,
+        });
     }
 }
 
-/// What an event stands for at present.
+/// What an event currently stands for.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Never,
     Recorded(Arc<Record>),
-    /// Nodes of the graph that this capture makes, or made.
+    /// Nodes of the graph that this capture is making or has made.
     Captured(CaptureId, Vec<usize>),
 }
 
@@ -90,13 +99,16 @@ pub struct Events {
     pub(crate) all: Vec<Event>,
 }
 
-/// The event that a handle stands for; one that was destroyed is a finding.
+/// The event of a handle; a destroyed one is a finding.
 pub(crate) fn resolve(machine: &mut Machine, handle: CUevent) -> Result<EventId, CUresult> {
     let event = decode(HandleKind::Event, handle)
         .filter(|event| *event < machine.events.all.len())
         .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
     if let Some(destroyer) = machine.events.all[event].destroyed.clone() {
-        let message = format!("event {event} is used after it was destroyed\n  destroyed in {}", destroyer.stack);
+        let message = format!(
+            "event {event} is used after it was destroyed\n  destroyed in {}",
+            destroyer.stack
+        );
         report::finding(machine, report::Kind::Handle, message);
         return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
     }

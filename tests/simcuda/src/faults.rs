@@ -1,26 +1,29 @@
-//! What is to go wrong, from a plan: `SIMCUDA_FAULTS="cuMemAllocFromPoolAsync@3=out_of_memory; kernel@7=hang"`.
+//! Planned faults: `SIMCUDA_FAULTS="cuMemAllocFromPoolAsync@3=out_of_memory; kernel@7=hang"`.
 //!
-//! | form | what it does |
+//! | form | effect |
 //! |---|---|
-//! | `FUNCTION@K[/DEVICE]=CODE` | the K-th call of FUNCTION (of those with DEVICE current) returns CODE and does nothing |
-//! | `stream@K[/DEVICE]=CODE` | the K-th operation that is queued fails with CODE when it runs; the device is lost |
-//! | `kernel@K[/DEVICE]=…`, `copy@K[/DEVICE]=…` | the same of kernels, of copies |
-//! | `…=hang` (of an operation) | it never ends: waits for it block, queries say that it is not ready |
-//! | `ncclFUNCTION@K[/DEVICE]=NCCL` | the K-th call of a function of NCCL returns this code of NCCL and does nothing |
-//! | `nccl@K[/DEVICE]=hang` | the K-th call of NCCL whose turn comes in its stream never gets to the others; ncclCommAbort frees it |
-//! | `nccl@K=async_error`, `async_error(NCCL)` | the same, and ncclCommGetAsyncError says so from then on (`remote_error` if nothing is said) |
-//! | `nccl@K=slow(NS)` | it comes so many nanoseconds late, by the wall and by the simulated clock |
-//! | `nccl@K=flip`, `flip(BIT)` | one bit of what it brings to this rank is inverted, silently |
+//! | `FUNCTION@K[/DEVICE]=CODE` | the K-th call (with DEVICE current) only returns CODE |
+//! | `stream@K[/DEVICE]=CODE` | the K-th queued operation fails when it runs; the device is lost |
+//! | `kernel@K[/DEVICE]=…`, `copy@K[/DEVICE]=…` | the same for kernels, for copies |
+//! | `…=hang` (of an operation) | it never ends: waits block, queries return "not ready" |
+//! | `ncclFUNCTION@K[/DEVICE]=NCCL` | the K-th call returns this NCCL code and does nothing |
+//! | `nccl@K[/DEVICE]=hang` | the K-th NCCL call to run hangs until ncclCommAbort |
+//! | `nccl@K=async_error`, `async_error(NCCL)` | so, and ncclCommGetAsyncError reports it |
+//! | `nccl@K=slow(NS)` | it is delayed by so many nanoseconds, in wall time and simulated time |
+//! | `nccl@K=flip`, `flip(BIT)` | one bit of what this rank receives is inverted silently |
 //! | `nccl@K=lost` | the device is lost when its turn comes |
-//! | `rankR:ENTRY` | ENTRY counts only in the process that its launcher has told that it is rank R |
-//! | `…=flip_bit` (of an operation) | one bit of what it wrote is inverted |
-//! | `device/D=slow` | everything on device D takes 100 times as long by the simulated clock |
+//! | `rankR:ENTRY` | ENTRY counts only in the process whose launcher says that it is rank R |
+//! | `…=flip_bit` (of an operation) | one bit of its output is inverted |
+//! | `device/D=slow` | everything on device D takes 100 times as long in simulated time |
 //! | `symbol=FUNCTION` | a driver without FUNCTION: every call returns CUDA_ERROR_NOT_SUPPORTED |
 //! | `no_peer` | no device can access another's memory |
 //!
-//! K counts from 1, in each process by itself; of `nccl`, the calls of a group one by one. NCCL is `unhandled_cuda_error` (1), `system_error` (2), `internal_error` (3),
-//! `invalid_argument` (4), `invalid_usage` (5) or `remote_error` (6), or the number. FUNCTION may leave out the version that the exported name ends in (`cuMemAlloc` for `cuMemAlloc_v2`). CODE is the name of a driver's code, with or without `CUDA_ERROR_`, its number, or `launch_failure` (719) or
-//! `device_lost` (46); of these, the codes that CUDA documents as leaving the process unusable stay with the device.
+//! K counts from 1, per process; `nccl` counts each call of a group. NCCL is `unhandled_cuda_error`
+//! (1), `system_error` (2), `internal_error` (3), `invalid_argument` (4), `invalid_usage` (5),
+//! `remote_error` (6), or a number. FUNCTION may omit its version suffix (`cuMemAlloc` for
+//! `cuMemAlloc_v2`). CODE is the name of a driver code, with or without `CUDA_ERROR_`, its number,
+//! or `launch_failure` (719) or `device_lost` (46). Codes that CUDA documents as leaving the
+//! process unusable stay with the device.
 
 mod injected;
 mod nccl;
@@ -35,14 +38,14 @@ pub use self::injected::Injected;
 pub(crate) use self::nccl::{NcclEffect, Struck};
 use crate::error;
 
-/// What a fault makes of the call or operation that it strikes.
+/// The effect of a fault on the call or operation that it hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     Code(CUresult),
     Hang,
     FlipBit,
     Nccl(NcclEffect),
-    /// A call of NCCL returns this.
+    /// A call of NCCL returns this code.
     NcclCode(i32),
 }
 
@@ -59,7 +62,7 @@ enum Class {
 enum Target {
     Function(String),
     Operation(Class),
-    /// Calls of NCCL whose turn comes.
+    /// NCCL calls that reach their turn.
     Nccl,
 }
 
@@ -71,38 +74,42 @@ struct Entry {
     effect: Effect,
 }
 
-/// A plan, and how far it has come.
+/// A plan and its progress.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     entries: Vec<Entry>,
     slow: Vec<usize>,
     missing: Vec<String>,
     no_peer: bool,
-    /// How often each target of an entry was met, in all and on each device.
+    /// How often each target was met, in total and per device.
     met: HashMap<(Target, Option<usize>), u64>,
 }
 
-/// A call that the plan refuses.
+/// A call that the plan makes fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// What it returns.
     pub code: CUresult,
-    /// Whether the device is lost by it.
+    /// Whether the device is lost.
     pub is_sticky: bool,
 }
 
 impl Plan {
-    /// Reads a plan for a process that is no rank; an empty text is one in which nothing goes wrong.
+    /// Reads a plan for a process that is not a rank; an empty text is a plan without faults.
     pub fn parse(text: &str) -> Result<Self, String> {
         Self::parse_for(text, None)
     }
 
-    /// Reads a plan for the process that is this rank of its job.
+    /// Reads a plan for a process with this rank.
     pub fn parse_for(text: &str, rank: Option<u64>) -> Result<Self, String> {
         let mut plan = Self::default();
-        // What is meant for other ranks is read, too, so that all of them refuse what cannot be read.
+        // Entries for other ranks are parsed too, so that all ranks refuse an invalid plan.
         let mut others = Self::default();
-        for entry in text.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
+        for entry in text
+            .split(';')
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty())
+        {
             let is_for = |meant: u64| rank == Some(meant);
             let read = match nccl::rank_prefix(entry) {
                 Err(problem) => Err(problem),
@@ -148,7 +155,11 @@ impl Plan {
             "kernel" => Target::Operation(Class::Kernel),
             "copy" => Target::Operation(Class::Copy),
             "nccl" => Target::Nccl,
-            function if ["cu", "nvrtc", "nccl"].iter().any(|library| function.starts_with(library)) => {
+            function
+                if ["cu", "nvrtc", "nccl"]
+                    .iter()
+                    .any(|library| function.starts_with(library)) =>
+            {
                 Target::Function(base(function).to_owned())
             }
             other => {
@@ -158,35 +169,46 @@ impl Plan {
             }
         };
         let effect = parse_effect(kind, &target)?;
-        self.entries.push(Entry { target, device, at, effect });
+        self.entries.push(Entry {
+            target,
+            device,
+            at,
+            effect,
+        });
         Ok(())
     }
 
-    /// Whether the plan takes peer access away.
+    /// Whether the plan disables peer access.
     pub fn refuses_peers(&self) -> bool {
         self.no_peer
     }
 
-    /// Whether the plan has a driver without this function.
+    /// Whether the plan removes this function from the driver.
     pub fn is_missing(&self, function: &str) -> bool {
         self.missing.iter().any(|missing| missing == base(function))
     }
 
-    /// Counts a call, and says whether it is refused.
+    /// Counts a call, and says whether it fails.
     pub fn before_call(&mut self, function: &str, device: Option<usize>) -> Option<Refused> {
         if self.is_missing(function) {
-            return Some(Refused { code: CUresult::CUDA_ERROR_NOT_SUPPORTED, is_sticky: false });
+            return Some(Refused {
+                code: CUresult::CUDA_ERROR_NOT_SUPPORTED,
+                is_sticky: false,
+            });
         }
         if self.entries.is_empty() {
             return None;
         }
         match self.strikes(&Target::Function(base(function).to_owned()), device)? {
-            Effect::Code(code) => Some(Refused { code, is_sticky: is_sticky(code) }),
+            Effect::Code(code) => Some(Refused {
+                code,
+                is_sticky: is_sticky(code),
+            }),
             Effect::Hang | Effect::FlipBit | Effect::Nccl(_) | Effect::NcclCode(_) => None,
         }
     }
 
-    /// Counts one more meeting of `target` and gives the effect of the entry that it strikes.
+    /// Counts one more meeting of `target` and returns the effect of the entry that it hits.
     fn strikes(&mut self, target: &Target, device: Option<usize>) -> Option<Effect> {
         if !self.entries.iter().any(|entry| entry.target == *target) {
             return None;
@@ -201,39 +223,51 @@ impl Plan {
         self.entries
             .iter()
             .find(|entry| {
-                let met = if entry.device.is_none() { Some(in_all) } else { on_device };
-                entry.target == *target && (entry.device.is_none() || entry.device == device) && met == Some(entry.at)
+                let met = if entry.device.is_none() {
+                    Some(in_all)
+                } else {
+                    on_device
+                };
+                entry.target == *target
+                    && (entry.device.is_none() || entry.device == device)
+                    && met == Some(entry.at)
             })
             .map(|entry| entry.effect)
     }
 }
 
-/// A function's name without the version that the exported name may end in: programs are written without it.
+/// A function's name without the version suffix of the exported name.
 fn base(function: &str) -> &str {
     function.trim_end_matches("_v2").trim_end_matches("_v3")
 }
 
 fn parse_number(text: &str) -> Result<u64, String> {
-    text.trim().parse().map_err(|_| format!("`{text}` is not a whole number"))
+    text.trim()
+        .parse()
+        .map_err(|_| format!("`{text}` is not a whole number"))
 }
 
 fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
     match target {
         Target::Nccl => return nccl::parse_effect(kind).map(Effect::Nccl),
-        Target::Function(name) if name.starts_with("nccl") => return nccl::parse_code(kind).map(Effect::NcclCode),
+        Target::Function(name) if name.starts_with("nccl") => {
+            return nccl::parse_code(kind).map(Effect::NcclCode);
+        }
         Target::Function(_) | Target::Operation(_) => {}
     }
     let is_operation = matches!(target, Target::Operation(_));
     match kind {
-        "hang" | "flip_bit" if !is_operation => {
-            Err(format!("`{kind}` befalls operations (stream@K, kernel@K, copy@K), not calls"))
-        }
+        "hang" | "flip_bit" if !is_operation => Err(format!(
+            "`{kind}` befalls operations (stream@K, kernel@K, copy@K), not calls"
+        )),
         "hang" => Ok(Effect::Hang),
         "flip_bit" => Ok(Effect::FlipBit),
         "launch_failure" => Ok(Effect::Code(CUresult::CUDA_ERROR_LAUNCH_FAILED)),
         "device_lost" => Ok(Effect::Code(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE)),
         other => {
-            let code = other.parse::<u32>().map_or_else(|_| error::from_name(other), error::from_number);
+            let code = other
+                .parse::<u32>()
+                .map_or_else(|_| error::from_name(other), error::from_number);
             code.filter(|code| *code != CUresult::CUDA_SUCCESS)
                 .map(Effect::Code)
                 .ok_or_else(|| format!("`{other}` is no kind of fault"))
@@ -241,7 +275,8 @@ fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
     }
 }
 
-/// The codes after which "the process must be terminated and relaunched", by their documentation; a device that is gone, too.
+/// The codes after which "the process must be terminated and relaunched" (documentation), and a
+/// lost device.
 pub fn is_sticky(code: CUresult) -> bool {
     use CUresult as C;
     matches!(

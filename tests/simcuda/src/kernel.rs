@@ -1,5 +1,6 @@
-//! Kernels: modules and their functions, launches, and the exact ranges that a launch touches. The code of a kernel is a library
-//! that NVRTC's room made; it carries the runtime of `../shim`, which runs its threads and watches their accesses.
+//! Kernels: modules, functions, launches, and the exact ranges that a launch touches. A kernel's
+//! code is a shared library made by `nvrtc`; it contains the runtime of `../shim`, which runs the
+//! threads and watches their accesses.
 
 mod launch;
 mod library;
@@ -7,7 +8,7 @@ mod message;
 mod pinned;
 mod shadow;
 mod symbols;
-// One range in a list is what some tests mean, not the numbers within.
+// Some tests mean a list with one range, not the numbers in it.
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init)]
 mod tests;
@@ -27,14 +28,14 @@ use crate::stream;
 
 /// Compute capability 9.0.
 const CAPABILITY: u32 = 90;
-/// Shared memory of a block that needs no attribute, and that can be had.
+/// Shared memory per block without an opt-in attribute, and with it.
 const SHARED_BYTES: u64 = 48 << 10;
 const SHARED_BYTES_MAX: u64 = 227 << 10;
 const GRID_MAX: [u64; 3] = [i32::MAX as u64, 65535, 65535];
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 const THREADS_PER_MULTIPROCESSOR: u64 = 2048;
 const SHARED_BYTES_PER_MULTIPROCESSOR: u64 = 228 << 10;
-/// Of each block, beside what it asks for.
+/// Per block, in addition to what it requests.
 const SHARED_BYTES_RESERVED: u64 = 1 << 10;
 const BLOCKS_PER_MULTIPROCESSOR: u64 = 32;
 
@@ -42,11 +43,11 @@ const BLOCKS_PER_MULTIPROCESSOR: u64 = 32;
 #[derive(Debug)]
 struct Function {
     module: usize,
-    /// Whose context was current when the module was loaded.
+    /// The context that was current when the module was loaded.
     device: usize,
     library: Arc<Library>,
     kernel: usize,
-    /// What CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES was set to.
+    /// The value of CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
     dynamic_shared_max: AtomicU32,
 }
 
@@ -56,7 +57,8 @@ impl Function {
     }
 }
 
-/// All modules, with their devices, and functions, by handles: numbers that no allocator gives out, and none twice.
+/// All modules with their devices, and functions, by handle. Handles are numbers that no allocator
+/// returns, and unique.
 #[derive(Debug)]
 struct Handles {
     next: usize,
@@ -64,8 +66,11 @@ struct Handles {
     functions: BTreeMap<usize, Arc<Function>>,
 }
 
-static HANDLES: Mutex<Handles> =
-    Mutex::new(Handles { next: 0x10, modules: BTreeMap::new(), functions: BTreeMap::new() });
+static HANDLES: Mutex<Handles> = Mutex::new(Handles {
+    next: 0x10,
+    modules: BTreeMap::new(),
+    functions: BTreeMap::new(),
+});
 
 fn handles() -> MutexGuard<'static, Handles> {
     HANDLES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,7 +84,11 @@ impl Handles {
 }
 
 fn function(handle: usize) -> Result<Arc<Function>, CUresult> {
-    handles().functions.get(&handle).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+    handles()
+        .functions
+        .get(&handle)
+        .cloned()
+        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
 }
 
 /// # Safety
@@ -98,14 +107,17 @@ unsafe fn load(name: &'static str, module: Out<'_, usize>, image: *const c_void)
     })
 }
 
-/// See the driver's documentation. Images are what this machine's NVRTC made.
+/// See the driver's documentation. Images come from this machine's NVRTC.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleLoadData(module: Out<'_, usize>, image: *const c_void) -> CUresult {
+pub unsafe extern "C" fn cuModuleLoadData(
+    module: Out<'_, usize>,
+    image: *const c_void,
+) -> CUresult {
     // SAFETY: the documentation asks for a whole image.
     unsafe { load("cuModuleLoadData", module, image) }
 }
 
-/// See the driver's documentation. The options are about compiling, which has been done.
+/// See the driver's documentation. The options concern compilation, which is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     module: Out<'_, usize>,
@@ -118,21 +130,30 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
     unsafe { load("cuModuleLoadDataEx", module, image) }
 }
 
-/// See the driver's documentation. Its functions are void from now on; launches that are queued keep its code.
+/// See the driver's documentation. Its functions become invalid; queued launches keep the code.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: usize) -> CUresult {
     machine::call("cuModuleUnload", |machine| {
         stream::forbid_in_capture(machine, "cuModuleUnload")?;
         let mut handles = handles();
-        handles.modules.remove(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-        handles.functions.retain(|_, function| function.module != module);
+        handles
+            .modules
+            .remove(&module)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        handles
+            .functions
+            .retain(|_, function| function.module != module);
         Ok(())
     })
 }
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleGetFunction(to: Out<'_, usize>, module: usize, name: *const c_char) -> CUresult {
+pub unsafe extern "C" fn cuModuleGetFunction(
+    to: Out<'_, usize>,
+    module: usize,
+    name: *const c_char,
+) -> CUresult {
     machine::call("cuModuleGetFunction", |_| {
         if name.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -140,16 +161,32 @@ pub unsafe extern "C" fn cuModuleGetFunction(to: Out<'_, usize>, module: usize, 
         // SAFETY: the documentation asks for a text.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
         let mut handles = handles();
-        let (device, library) = handles.modules.get(&module).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let (device, library) = handles
+            .modules
+            .get(&module)
+            .cloned()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         let kernel = library.find(&name).ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
-        let known = handles.functions.iter().find(|(_, known)| known.module == module && known.kernel == kernel);
+        let known = handles
+            .functions
+            .iter()
+            .find(|(_, known)| known.module == module && known.kernel == kernel);
         if let Some((handle, _)) = known {
             return put(to, *handle);
         }
         let handle = handles.take();
         put(to, handle)?;
         let dynamic_shared_max = AtomicU32::new(default_dynamic_shared(&library.kernels[kernel]));
-        handles.functions.insert(handle, Arc::new(Function { module, device, library, kernel, dynamic_shared_max }));
+        handles.functions.insert(
+            handle,
+            Arc::new(Function {
+                module,
+                device,
+                library,
+                kernel,
+                dynamic_shared_max,
+            }),
+        );
         Ok(())
     })
 }
@@ -159,7 +196,10 @@ pub unsafe extern "C" fn cuModuleGetFunction(to: Out<'_, usize>, module: usize, 
 pub extern "C" fn cuModuleGetFunctionCount(count: Out<'_, u32>, module: usize) -> CUresult {
     machine::call("cuModuleGetFunctionCount", |_| {
         let handles = handles();
-        let (_, library) = handles.modules.get(&module).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+        let (_, library) = handles
+            .modules
+            .get(&module)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
         put(count, library.kernels.len() as u32)
     })
 }
@@ -168,9 +208,14 @@ fn default_dynamic_shared(kernel: &Kernel) -> u32 {
     SHARED_BYTES.saturating_sub(kernel.static_shared_bytes()) as u32
 }
 
-/// See the driver's documentation. Registers, local and constant memory are not simulated: fixed answers.
+/// See the driver's documentation. Registers, local and constant memory are not simulated: fixed
+/// values.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, attribute: u32, handle: usize) -> CUresult {
+pub extern "C" fn cuFuncGetAttribute(
+    value: Out<'_, c_int>,
+    attribute: u32,
+    handle: usize,
+) -> CUresult {
     machine::call("cuFuncGetAttribute", |_| {
         let function = function(handle)?;
         let is = |wanted: Attribute| attribute == wanted as u32;
@@ -182,7 +227,9 @@ pub extern "C" fn cuFuncGetAttribute(value: Out<'_, c_int>, attribute: u32, hand
             function.dynamic_shared_max.load(Ordering::Relaxed) as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS) {
             32
-        } else if is(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION) || is(Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION) {
+        } else if is(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)
+            || is(Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)
+        {
             CAPABILITY as c_int
         } else if is(Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
             -1
@@ -202,22 +249,32 @@ pub extern "C" fn cuFuncSetAttribute(handle: usize, attribute: u32, value: c_int
         let function = function(handle)?;
         if attribute == Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32 {
             let room = SHARED_BYTES_MAX.saturating_sub(function.kernel().static_shared_bytes());
-            let bytes = u32::try_from(value).ok().filter(|bytes| u64::from(*bytes) <= room);
-            function.dynamic_shared_max.store(bytes.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?, Ordering::Relaxed);
+            let bytes = u32::try_from(value)
+                .ok()
+                .filter(|bytes| u64::from(*bytes) <= room);
+            function.dynamic_shared_max.store(
+                bytes.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
+                Ordering::Relaxed,
+            );
             return Ok(());
         }
-        let is_carveout = attribute == Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as u32;
-        if is_carveout && (-1..=100).contains(&value) { Ok(()) } else { Err(CUresult::CUDA_ERROR_INVALID_VALUE) }
+        let is_carveout =
+            attribute == Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT as u32;
+        if is_carveout && (-1..=100).contains(&value) {
+            Ok(())
+        } else {
+            Err(CUresult::CUDA_ERROR_INVALID_VALUE)
+        }
     })
 }
 
-/// See the driver's documentation: a preference, which changes nothing here.
+/// See the driver's documentation. A preference, without effect here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetCacheConfig(handle: usize, _config: u32) -> CUresult {
     machine::call("cuFuncSetCacheConfig", |_| function(handle).map(drop))
 }
 
-/// See the driver's documentation. Registers, which are not simulated, limit nothing.
+/// See the driver's documentation. Registers are not simulated and limit nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
     count: Out<'_, c_int>,
@@ -231,13 +288,20 @@ pub extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
             .ok()
             .filter(|threads| *threads > 0)
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        if threads > u64::from(function.kernel().threads_max) || dynamic_shared_bytes as u64 > SHARED_BYTES_MAX {
+        if threads > u64::from(function.kernel().threads_max)
+            || dynamic_shared_bytes as u64 > SHARED_BYTES_MAX
+        {
             return put(count, 0);
         }
-        let shared = function.kernel().static_shared_bytes() + dynamic_shared_bytes as u64 + SHARED_BYTES_RESERVED;
+        let shared = function.kernel().static_shared_bytes()
+            + dynamic_shared_bytes as u64
+            + SHARED_BYTES_RESERVED;
         let by_threads = THREADS_PER_MULTIPROCESSOR / threads.next_multiple_of(32);
         let by_shared = SHARED_BYTES_PER_MULTIPROCESSOR / shared;
-        put(count, by_threads.min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR) as c_int)
+        put(
+            count,
+            by_threads.min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR) as c_int,
+        )
     })
 }
 
@@ -248,13 +312,23 @@ fn check_shape(
     block: [u32; 3],
     dynamic_shared_bytes: u32,
 ) -> Result<(), CUresult> {
-    let grid_fits = grid.iter().zip(GRID_MAX).all(|(size, max)| *size > 0 && u64::from(*size) <= max);
-    let block_fits = block.iter().zip(BLOCK_MAX).all(|(size, max)| *size > 0 && *size <= max);
+    let grid_fits = grid
+        .iter()
+        .zip(GRID_MAX)
+        .all(|(size, max)| *size > 0 && u64::from(*size) <= max);
+    let block_fits = block
+        .iter()
+        .zip(BLOCK_MAX)
+        .all(|(size, max)| *size > 0 && *size <= max);
     let threads: u64 = block.iter().map(|size| u64::from(*size)).product();
-    if !grid_fits || !block_fits || dynamic_shared_bytes > function.dynamic_shared_max.load(Ordering::Relaxed) {
+    if !grid_fits
+        || !block_fits
+        || dynamic_shared_bytes > function.dynamic_shared_max.load(Ordering::Relaxed)
+    {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
-    // The limit of the device is an invalid value; that of __launch_bounds__ is too few resources.
+    // Exceeding the device's limit is an invalid value; exceeding __launch_bounds__ is "too few
+    // resources".
     if threads > u64::from(library::THREADS_MAX) {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -264,7 +338,7 @@ fn check_shape(
     Ok(())
 }
 
-/// Copies the arguments: after the call the caller's are its own again.
+/// Copies the arguments: after the call the caller may reuse its memory.
 ///
 /// # Safety
 /// `parameters` has a pointer to each of the kernel's arguments.
@@ -292,7 +366,11 @@ unsafe fn copy_arguments(
         values.resize(offset + bytes.div_ceil(size_of::<u128>()), 0);
         // SAFETY: the caller's value has this size; the room behind `offset` was just made for it.
         unsafe {
-            std::ptr::copy_nonoverlapping(source.cast::<u8>(), values[offset..].as_mut_ptr().cast::<u8>(), *bytes)
+            std::ptr::copy_nonoverlapping(
+                source.cast::<u8>(),
+                values[offset..].as_mut_ptr().cast::<u8>(),
+                *bytes,
+            )
         };
         offsets.push(offset);
     }
@@ -324,7 +402,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         // SAFETY: the documentation asks for a pointer to each argument.
         let (arguments, offsets) = unsafe { copy_arguments(function.kernel(), parameters)? };
         let stream = stream::resolve(machine, stream)?;
-        // A function is of the context that loaded it.
+        // A function belongs to the context that loaded it.
         if stream::device_of(machine, stream) != function.device {
             return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
         }
@@ -343,8 +421,9 @@ pub unsafe extern "C" fn cuLaunchKernel(
     })
 }
 
-/// Another seed for every launch of the process, which the machine's decides.
+/// A new seed for every launch, derived from the machine's seed.
 fn next_seed(machine: &Machine) -> u64 {
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
-    machine.config.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ LAUNCHES.fetch_add(1, Ordering::Relaxed) << 8
+    machine.config.seed.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        ^ LAUNCHES.fetch_add(1, Ordering::Relaxed) << 8
 }

@@ -1,10 +1,11 @@
-//! A CUDA machine on the host: the driver, NVRTC, cuBLASLt and NCCL as one library that runs unmodified GPU programs in every order
-//! that CUDA allows and finds their races. README.md says what is modelled, from which documentation, and what is not.
+//! A CUDA machine on the host: the driver, NVRTC, cuBLASLt and NCCL as one library. It runs
+//! unmodified GPU programs in any order that CUDA allows and finds their races. README.md lists
+//! what is modelled, from which documentation, and what is not.
 //!
-//! One room a concept; [`machine`] is where every entry point comes in.
+//! One module per concept; every entry point goes through [`machine`].
 
-// Names and contracts of the entry points are NVIDIA's: <https://docs.nvidia.com/cuda/cuda-driver-api>. Repeating them here a
-// hundred times would say less than that page does.
+// Names and contracts of the entry points are NVIDIA's:
+// <https://docs.nvidia.com/cuda/cuda-driver-api>. They are not repeated here.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 pub mod context;

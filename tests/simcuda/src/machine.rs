@@ -1,8 +1,9 @@
-//! The machine as a whole, and the way in: every entry point goes through [`call`] or [`call_waiting`], which take the one lock,
-//! ask the plan of faults, trace, and turn errors into codes.
+//! The machine as a whole. Every entry point goes through [`call`] or [`call_waiting`], which take
+//! the one lock, consult the fault plan, trace, and turn errors into codes.
 //!
-//! Conventions of the entry points: handles and enums come in as plain integers or raw pointers and are checked; what is
-//! written back comes in as [`Out`], which may be null and may be uninitialised, so that no entry point needs unsafe for it.
+//! Conventions of entry points: handles and enums come in as plain integers or raw pointers and are
+//! checked. Results are written through [`Out`], which may be null or uninitialised, so that no
+//! entry point needs unsafe for it.
 
 pub mod config;
 pub mod end;
@@ -20,9 +21,11 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUresult;
 
 pub use self::config::{Config, OnFinding, Schedule};
-use crate::{context, device, event, faults, graph, memory, nccl, race, report, scheduler, stream, timeline};
+use crate::{
+    context, device, event, faults, graph, memory, nccl, race, report, scheduler, stream, timeline,
+};
 
-/// Everything there is. Tests make their own; the entry points share one.
+/// The whole state. Tests create their own; the entry points share one.
 pub struct Machine {
     /// What the environment asked for.
     pub config: Config,
@@ -40,22 +43,24 @@ pub struct Machine {
     pub graphs: graph::Graphs,
     /// Communicators.
     pub nccl: nccl::Nccl,
-    /// Who touched which bytes when.
+    /// Which operation touched which bytes when.
     pub race: race::Detector,
-    /// What is to go wrong.
+    /// The fault plan.
     pub faults: faults::Plan,
-    /// When all of it happens by the simulated clock.
+    /// The simulated clock.
     pub timeline: timeline::Timeline,
-    /// What was found.
+    /// All findings.
     pub report: report::Report,
-    /// The host in the clocks: see [`host_actor`].
+    /// The host's actor in the clocks: see [`host_actor`].
     host: Option<race::Actor>,
 }
 
 impl Machine {
     /// A machine as `config` describes it.
     pub fn new(config: Config) -> Self {
-        let devices = (0..config.devices).map(|ordinal| device::Device::new(ordinal, config.memory_bytes)).collect();
+        let devices = (0..config.devices)
+            .map(|ordinal| device::Device::new(ordinal, config.memory_bytes))
+            .collect();
         Self {
             initialised: false,
             devices,
@@ -79,25 +84,31 @@ thread_local! {
     static HOLDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The machine, locked by this thread. Waiting calls give the lock up between pieces of work with [`Held::pause`].
+/// The machine, locked by this thread. Waiting calls give the lock up between pieces of work with
+/// [`Held::pause`].
 pub struct Held {
     // None only inside `pause`.
     guard: Option<MutexGuard<'static, Machine>>,
 }
 
 impl Held {
-    /// Takes the lock of the machine that the entry points share, which is made when it is first asked for.
+    /// Takes the lock of the machine that the entry points share, creating the machine on first
+    /// use.
     pub fn take() -> Self {
-        Self { guard: Some(lock()) }
+        Self {
+            guard: Some(lock()),
+        }
     }
 
-    /// As [`Held::take`]; nothing when somebody else has held it for so long.
+    /// As [`Held::take`], but gives up after this time.
     pub fn take_within(patience: Duration) -> Option<Self> {
         let end = Instant::now() + patience;
         loop {
             match shared().try_lock() {
                 Ok(guard) => return Some(Self::of(guard)),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(Self::of(poisoned.into_inner())),
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    return Some(Self::of(poisoned.into_inner()));
+                }
                 Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             }
@@ -109,12 +120,12 @@ impl Held {
         Self { guard: Some(guard) }
     }
 
-    /// Gives the lock up for a moment, so that other threads' calls get their turn.
+    /// Releases the lock briefly so that other threads' calls can proceed.
     pub fn pause(&mut self) {
         self.without(std::thread::yield_now);
     }
 
-    /// Runs `body` with the lock given up: what may block, or call back into the product.
+    /// Runs `body` without the lock: code that may block or call back into the product.
     pub fn without<R>(&mut self, body: impl FnOnce() -> R) -> R {
         self.guard = None;
         HOLDS.set(false);
@@ -135,13 +146,17 @@ impl Deref for Held {
     type Target = Machine;
 
     fn deref(&self) -> &Machine {
-        self.guard.as_ref().expect("the lock is held outside `without`")
+        self.guard
+            .as_ref()
+            .expect("the lock is held outside `without`")
     }
 }
 
 impl DerefMut for Held {
     fn deref_mut(&mut self) -> &mut Machine {
-        self.guard.as_mut().expect("the lock is held outside `without`")
+        self.guard
+            .as_mut()
+            .expect("the lock is held outside `without`")
     }
 }
 
@@ -151,7 +166,8 @@ fn shared() -> &'static Mutex<Machine> {
 }
 
 fn lock() -> MutexGuard<'static, Machine> {
-    // A panic in an entry point ends the process at the C boundary, so a poisoned lock is only ever seen while that happens.
+    // A panic in an entry point ends the process at the C boundary, so a poisoned lock is only
+    // visible during that.
     let guard = shared().lock().unwrap_or_else(PoisonError::into_inner);
     HOLDS.set(true);
     guard
@@ -163,16 +179,24 @@ pub fn is_held_by_this_thread() -> bool {
 }
 
 /// Every entry point. `body` runs under the lock.
-pub fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), CUresult>) -> CUresult {
+pub fn call(
+    name: &'static str,
+    body: impl FnOnce(&mut Machine) -> Result<(), CUresult>,
+) -> CUresult {
     call_waiting(name, |held| body(held))
 }
 
 /// An entry point that may wait: `body` may give the lock up between pieces of work.
-pub fn call_waiting(name: &'static str, body: impl FnOnce(&mut Held) -> Result<(), CUresult>) -> CUresult {
-    call_library(name, |code| code, body).err().unwrap_or(CUresult::CUDA_SUCCESS)
+pub fn call_waiting(
+    name: &'static str,
+    body: impl FnOnce(&mut Held) -> Result<(), CUresult>,
+) -> CUresult {
+    call_library(name, |code| code, body)
+        .err()
+        .unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-/// An entry point of a library above the driver, which has codes of its own: `code` turns the driver's into them.
+/// An entry point of a library above the driver with its own codes: `code` converts the driver's.
 pub fn call_library<E: std::fmt::Debug>(
     name: &'static str,
     code: impl Fn(CUresult) -> E,
@@ -197,11 +221,16 @@ pub fn call_library<E: std::fmt::Debug>(
     outcome
 }
 
-/// Why a call fails before it begins: the plan of faults, no cuInit, or a device that an earlier failure has lost.
+/// Why a call fails before it starts: the fault plan, no cuInit, or a device that was lost.
 fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> Option<CUresult> {
-    // Answered by the library alone, whatever became of the device.
-    const ALWAYS: [&str; 5] =
-        ["cuInit", "cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion", "cuGetProcAddress_v2"];
+    // Answered by the library alone, whatever the state of the device.
+    const ALWAYS: [&str; 5] = [
+        "cuInit",
+        "cuGetErrorName",
+        "cuGetErrorString",
+        "cuDriverGetVersion",
+        "cuGetProcAddress_v2",
+    ];
     if scheduler::in_host_function() {
         // "A host function must not make any CUDA API calls."
         report::finding(
@@ -215,7 +244,12 @@ fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> 
         if refused.is_sticky
             && let Some(device) = device
         {
-            lose_device(machine, device, refused.code, &format!("{name} fails by the plan of faults"));
+            lose_device(
+                machine,
+                device,
+                refused.code,
+                &format!("{name} fails by the plan of faults"),
+            );
         }
         return Some(refused.code);
     }
@@ -226,8 +260,8 @@ fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> 
     if !machine.initialised {
         return Some(CUresult::CUDA_ERROR_NOT_INITIALIZED);
     }
-    let is_of_no_context =
-        name.starts_with("cuDevice") || ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetDevice"].contains(&name);
+    let is_of_no_context = name.starts_with("cuDevice")
+        || ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetDevice"].contains(&name);
     if is_of_no_context {
         return None;
     }
@@ -238,8 +272,8 @@ fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> 
     }
 }
 
-/// Whether a call works on a thread without a current context: those whose documentation does not list
-/// CUDA_ERROR_INVALID_CONTEXT. That a handle names its context helps no other call.
+/// Whether a call works on a thread without a current context: those whose documentation does not
+/// list CUDA_ERROR_INVALID_CONTEXT. A handle that names its context does not help any other call.
 fn needs_no_context(name: &str) -> bool {
     const OTHERS: [&str; 9] = [
         "cuCtxPushCurrent_v2",
@@ -252,7 +286,10 @@ fn needs_no_context(name: &str) -> bool {
         "cuStreamGetCaptureInfo_v3",
         "cuThreadExchangeStreamCaptureMode",
     ];
-    ["cuGraph", "cuMemPool"].iter().any(|room| name.starts_with(room)) || OTHERS.contains(&name)
+    ["cuGraph", "cuMemPool"]
+        .iter()
+        .any(|room| name.starts_with(room))
+        || OTHERS.contains(&name)
 }
 
 /// The device whose context is current on this thread.
@@ -260,9 +297,9 @@ pub fn current_device(machine: &Machine) -> Result<usize, CUresult> {
     context::current(machine).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
 }
 
-/// The actor (for the clocks) of the calling host thread. All host threads are one actor: how they order themselves (locks,
-/// channels) cannot be seen from here, and what is not seen must not be reported as missing. So what one thread has waited for
-/// counts as known to all, in the order of their calls.
+/// The actor of the calling host thread. All host threads are one actor: their own synchronization
+/// (locks, channels) is invisible here and must not be reported as missing. So what one thread
+/// waited for counts as known to all, in the order of their calls.
 pub fn host_actor(machine: &mut Machine) -> race::Actor {
     match machine.host {
         Some(host) => host,
@@ -270,8 +307,8 @@ pub fn host_actor(machine: &mut Machine) -> race::Actor {
     }
 }
 
-/// The host has waited for what `clock` stands for: it is ordered after it, and may touch the pinned memory of copies that
-/// are in it again. Every wait of the host ends here, and none by [`race::Detector::join`] alone.
+/// The host has waited for `clock`: it is ordered after it and may touch pinned memory of completed
+/// copies again. Every host wait ends here, never by [`race::Detector::join`] alone.
 pub fn host_joins(machine: &mut Machine, clock: &race::Clock) {
     let host = host_actor(machine);
     machine.race.join(host, clock);
@@ -279,7 +316,7 @@ pub fn host_joins(machine: &mut Machine, clock: &race::Clock) {
     memory::pool::see_what_is_known(machine);
 }
 
-/// Where a call writes a result to: null is an error, and what was there before does not matter.
+/// Where a call writes a result: null is an error, and the old contents do not matter.
 pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
 /// Writes a result back.

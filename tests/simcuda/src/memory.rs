@@ -1,12 +1,15 @@
-//! Memory: what is allocated, by whom, who may touch it, and what was freed. This file is the view of all of it; [`space`] lays
-//! out addresses, [`pool`] keeps the pools' books, [`pinned`] watches the host's own touches, [`calls`] has the entry points.
+//! Memory: what is allocated, by whom, who may access it, and what was freed. [`space`] lays out
+//! addresses, [`pool`] keeps the pools' books, [`pinned`] watches the host's accesses, [`calls`]
+//! has the entry points.
 //!
-//! Addresses of device memory are addresses of this process: a device is one reserved range each. Allocations begin at multiples
-//! of 256 and lie at least [`RED_ZONE_BYTES`] apart. An address is not used again before its device's range is exhausted, so
-//! that a stale pointer is known as what it was. New memory is full of 0xFF (a NaN in every float type), and so is freed memory.
+//! Device addresses are addresses of this process: each device is one reserved range. Allocations
+//! start at multiples of 256 and are at least [`RED_ZONE_BYTES`] apart. An address is not reused
+//! before its device's range is exhausted, so that a stale pointer is recognised. New and freed
+//! memory is filled with 0xFF (a NaN in every float type).
 //!
-//! An allocation is live from its call on. It ends twice: for calls that come after the call that frees it, and for
-//! work in streams when the free's own turn has come. In between, the race detector says who may still use it.
+//! An allocation is live from its call on. It ends twice: for calls that come after the call that
+//! frees it, and for stream work when the free's own turn has come. In between, the race detector
+//! decides who may use it.
 
 pub mod allocation;
 pub mod calls;
@@ -32,50 +35,53 @@ use crate::work::{Address, Memory, Touched};
 /// What allocations are aligned to, as cuMemAlloc promises.
 pub const ALIGNMENT_BYTES: u64 = 256;
 
-/// Between two allocations there are at least this many bytes that belong to nobody.
+/// At least this many unowned bytes lie between two allocations.
 pub const RED_ZONE_BYTES: u64 = 512;
 
-/// What new and freed memory is full of.
+/// The fill byte of new and freed memory.
 pub const POISON: u8 = 0xff;
 
-/// How many freed allocations are remembered, the youngest.
+/// How many freed allocations are remembered.
 const REMEMBERED: usize = 100_000;
 
 /// All memory of the machine.
 pub struct AddressSpace {
     arenas: Vec<space::Arena>,
-    /// All arenas lie in here: what is in it is at its own address.
+    /// All arenas lie in this range; memory in it is at its device address.
     device_range: Range<Address>,
-    /// By their first address; freed ones, too, as long as they are remembered.
+    /// By first address, including remembered freed ones.
     allocations: BTreeMap<Address, Arc<Allocation>>,
-    /// Freed ones in the order of their freeing.
+    /// Freed allocations in order of freeing.
     forgettable: std::collections::VecDeque<Address>,
-    /// Bytes that cuMemAlloc took, by device; those of pools are in their books.
+    /// Bytes allocated by cuMemAlloc per device; pools keep their own books.
     direct_bytes: Vec<u64>,
     memory_bytes: u64,
     /// The pools.
     pub pools: pool::Pools,
     /// (a, b): a's context may touch b's memory.
     peers: HashSet<(usize, usize)>,
+    /// Whether the program has asked which devices have peer access. From then on it knows where
+    /// the driver stages the copies of cuMemcpyPeerAsync.
+    pub asked_for_peers: bool,
     /// Copies that use pinned memory and that the host has not waited for.
     pub in_flight: pinned::InFlight,
 }
 
-/// A range that may not be touched, and why.
+/// A range that may not be accessed, and why.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// What it is a finding of.
+    /// The kind of finding.
     pub kind: Kind,
     /// What is there instead.
     pub message: String,
 }
 
-/// When a range is checked: which end of an allocation counts.
+/// At which time a range is checked: decides which end of an allocation counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// A call that queues work: after the call that frees is too late.
+    /// A call that queues work: too late after the call that frees.
     Queued,
-    /// The work runs: after the free has run is too late.
+    /// The work runs: too late after the free has run.
     Runs,
 }
 
@@ -92,11 +98,12 @@ impl AddressSpace {
             memory_bytes,
             pools: pool::Pools::new(devices),
             peers: HashSet::new(),
+            asked_for_peers: false,
             in_flight: pinned::InFlight::default(),
         }
     }
 
-    /// Bytes of a device that nobody holds.
+    /// Free bytes of a device.
     pub fn free_bytes(&self, device: usize) -> u64 {
         self.memory_bytes - self.direct_bytes[device] - self.pools.reserved_bytes(device)
     }
@@ -108,29 +115,42 @@ impl AddressSpace {
 
     /// The allocation that holds `address` and was not freed.
     pub fn holding(&self, address: Address) -> Option<&Arc<Allocation>> {
+        self.last_holding(address)
+            .filter(|found| found.end().is_none())
+    }
+
+    /// The last allocation that held `address`, freed or not.
+    fn last_holding(&self, address: Address) -> Option<&Arc<Allocation>> {
         let (_, found) = self.allocations.range(..=address).next_back()?;
-        (found.range.contains(&address) && found.end().is_none()).then_some(found)
+        found.range.contains(&address).then_some(found)
     }
 
-    /// Whether an address is a device's, or in pinned memory (also freed): anything else is pageable memory of the host.
+    /// Whether an address is a device's, or in pinned memory (also freed); anything else is
+    /// pageable.
     pub fn knows(&self, address: Address) -> bool {
-        let before = self.allocations.range(..=address).next_back().map(|(_, allocation)| allocation);
-        self.device_range.contains(&address) || before.is_some_and(|allocation| allocation.range.contains(&address))
+        self.device_range.contains(&address) || self.last_holding(address).is_some()
     }
 
-    /// Lets `device` touch the memory of `peer`; false if it could already.
+    /// Gives `device` access to the memory of `peer`; false if it already had it.
     pub fn enable_peer(&mut self, device: usize, peer: usize) -> bool {
         self.peers.insert((device, peer))
     }
 
-    /// Takes that back; false if it could not.
+    /// Revokes the access; false if there was none.
     pub fn disable_peer(&mut self, device: usize, peer: usize) -> bool {
         self.peers.remove(&(device, peer))
     }
 
-    /// Takes device memory. The books of the pool, if it is of one, are the caller's.
-    pub fn allocate(&mut self, owner: Owner, bytes: u64, made: allocation::Made) -> Result<Arc<Allocation>, CUresult> {
-        let device = owner.device().expect("pinned memory is made by the room of pinned memory");
+    /// Allocates device memory. If it belongs to a pool, the caller keeps the pool's books.
+    pub fn allocate(
+        &mut self,
+        owner: Owner,
+        bytes: u64,
+        made: allocation::Made,
+    ) -> Result<Arc<Allocation>, CUresult> {
+        let device = owner
+            .device()
+            .expect("pinned memory is made by the room of pinned memory");
         if owner.pool().is_none() {
             if bytes > self.free_bytes(device) {
                 return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -143,7 +163,7 @@ impl AddressSpace {
         Ok(allocation)
     }
 
-    /// Finds room in the range of `device`, and makes it memory.
+    /// Finds space in the range of `device` and maps it.
     fn place(&mut self, device: usize, bytes: u64) -> Result<Address, CUresult> {
         let arena = &mut self.arenas[device];
         let start = match arena.fresh(bytes) {
@@ -154,12 +174,21 @@ impl AddressSpace {
                     .range(arena.range.clone())
                     .filter(|(_, allocation)| !allocation.has_ended(Moment::Runs))
                     .map(|(_, allocation)| allocation.range.clone());
-                arena.between(live, bytes).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?
+                arena
+                    .between(live, bytes)
+                    .ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?
             }
         };
-        let taken: Vec<Address> = self.allocations.range(start..start + bytes).map(|(start, _)| *start).collect();
-        taken.iter().for_each(|stale| drop(self.allocations.remove(stale)));
-        // One that begins before and reaches into the new one is stale as well: live ones were kept clear of.
+        let taken: Vec<Address> = self
+            .allocations
+            .range(start..start + bytes)
+            .map(|(start, _)| *start)
+            .collect();
+        taken
+            .iter()
+            .for_each(|stale| drop(self.allocations.remove(stale)));
+        // Remembered allocations that reach into the new one are forgotten too; live ones were
+        // avoided.
         if let Some((before, allocation)) = self.allocations.range(..start).next_back()
             && allocation.range.end > start
         {
@@ -170,10 +199,10 @@ impl AddressSpace {
         Ok(start)
     }
 
-    /// The free's turn has come: the bytes are gone, the name is remembered.
+    /// The free's turn has come: the bytes are gone, the record is kept.
     pub fn release(&mut self, allocation: &Arc<Allocation>) {
         allocation.finish_end();
-        // A pool's books were written when the call was made: it may give the bytes out again at once.
+        // The pool's books changed at the call: it may hand out the bytes again at once.
         if let Owner::Device { device, pool: None } = allocation.owner {
             self.direct_bytes[device] -= allocation.bytes();
         }
@@ -184,74 +213,143 @@ impl AddressSpace {
         self.forgettable.push_back(allocation.range.start);
         if self.forgettable.len() > REMEMBERED
             && let Some(oldest) = self.forgettable.pop_front()
-            && self.allocations.get(&oldest).is_some_and(|old| old.has_ended(Moment::Runs))
+            && self
+                .allocations
+                .get(&oldest)
+                .is_some_and(|old| old.has_ended(Moment::Runs))
         {
             self.allocations.remove(&oldest);
         }
     }
 
     /// Pinned memory of `bytes`.
-    pub fn allocate_pinned(&mut self, bytes: u64, made: allocation::Made) -> Result<Arc<Allocation>, CUresult> {
+    pub fn allocate_pinned(
+        &mut self,
+        bytes: u64,
+        made: allocation::Made,
+    ) -> Result<Arc<Allocation>, CUresult> {
         let mapping = pinned::Mapping::new(bytes)?;
         let start = mapping.product;
-        // The kernel may give out addresses that were unmapped: what was known of them is over.
-        let stale: Vec<Address> = self.allocations.range(start..start + bytes).map(|(start, _)| *start).collect();
-        stale.iter().for_each(|stale| drop(self.allocations.remove(stale)));
-        let allocation = Arc::new(Allocation::new(start..start + bytes, Owner::Host(mapping), made));
+        // The kernel may reuse unmapped addresses: forget what was known of them.
+        let stale: Vec<Address> = self
+            .allocations
+            .range(start..start + bytes)
+            .map(|(start, _)| *start)
+            .collect();
+        stale
+            .iter()
+            .for_each(|stale| drop(self.allocations.remove(stale)));
+        let allocation = Arc::new(Allocation::new(
+            start..start + bytes,
+            Owner::Host(mapping),
+            made,
+        ));
         self.allocations.insert(start, Arc::clone(&allocation));
         Ok(allocation)
     }
 
-    /// A synchronisation gives what pools hold above their thresholds back to their devices.
+    /// A synchronisation returns what pools hold above their thresholds.
     pub fn release_at_synchronize(&mut self) {
         self.pools.trim_all();
     }
 
-    /// Whether `device` may touch what `owner` has.
+    /// The device that the range of an operation is checked for. cuMemcpyPeerAsync reaches each
+    /// side through its own device where the driver stages. A free may have been queued since.
+    pub fn reached_by(&self, device: usize, describe: &str, range: &Range<Address>) -> usize {
+        if !self.asked_for_peers || !describe.starts_with("cuMemcpyPeerAsync") {
+            return device;
+        }
+        let found = self.last_holding(range.start);
+        found
+            .and_then(|found| found.owner.device())
+            .unwrap_or(device)
+    }
+
+    /// Whether `device` may access the memory of `owner`.
     fn may_access(&self, device: usize, owner: &Owner) -> bool {
         match owner {
             Owner::Host(_) => true,
             Owner::Device { device: home, .. } if *home == device => true,
-            Owner::Device { pool: Some(pool), .. } => self.pools.gives_access(*pool, device),
-            Owner::Device { device: home, pool: None } => self.peers.contains(&(device, *home)),
+            Owner::Device {
+                pool: Some(pool), ..
+            } => self.pools.gives_access(*pool, device),
+            Owner::Device {
+                device: home,
+                pool: None,
+            } => self.peers.contains(&(device, *home)),
         }
     }
 
-    /// Names bytes by what they are of: `bytes 0..64 of the 4096-byte allocation made by …`.
+    /// Names bytes by their allocation: `bytes 0..64 of the 4096-byte allocation made by …`.
     pub fn describe(&self, range: &Range<Address>) -> String {
-        let before = self.allocations.range(..=range.start).next_back().map(|(_, allocation)| allocation);
-        match before.filter(|allocation| allocation.range.contains(&range.start)) {
+        match self.last_holding(range.start) {
             Some(allocation) => {
                 let start = allocation.range.start;
-                format!("{}..{} of {allocation}{}", range.start - start, range.end - start, ended(allocation))
+                format!(
+                    "{}..{} of {allocation}{}",
+                    range.start - start,
+                    range.end - start,
+                    ended(allocation)
+                )
             }
             None => format!("{:#x}..{:#x}, of no allocation", range.start, range.end),
         }
     }
 
-    /// Why `device` may not touch `range`, if it may not.
-    pub fn violation(&self, device: usize, range: &Range<Address>, moment: Moment) -> Option<Violation> {
+    /// Why `device` may not access `range`, if so.
+    pub fn violation(
+        &self,
+        device: usize,
+        range: &Range<Address>,
+        moment: Moment,
+    ) -> Option<Violation> {
         if range.is_empty() {
             return None;
         }
         match self.find(device, range.start, moment) {
             Err(violation) => Some(with_range(violation, range)),
             Ok(allocation) if range.end > allocation.range.end => {
-                let message = format!("{} bytes past the end of {allocation}", range.end - allocation.range.end);
-                Some(with_range(Violation { kind: Kind::OutOfBounds, message }, range))
+                let message = format!(
+                    "{} bytes past the end of {allocation}",
+                    range.end - allocation.range.end
+                );
+                Some(with_range(
+                    Violation {
+                        kind: Kind::OutOfBounds,
+                        message,
+                    },
+                    range,
+                ))
             }
             Ok(_) => None,
         }
     }
 
     /// The live allocation at `address` that `device` may touch.
-    fn find(&self, device: usize, address: Address, moment: Moment) -> Result<&Arc<Allocation>, Violation> {
-        let before = self.allocations.range(..=address).next_back().map(|(_, allocation)| allocation);
+    fn find(
+        &self,
+        device: usize,
+        address: Address,
+        moment: Moment,
+    ) -> Result<&Arc<Allocation>, Violation> {
+        let before = self
+            .allocations
+            .range(..=address)
+            .next_back()
+            .map(|(_, allocation)| allocation);
         match before.filter(|allocation| allocation.range.contains(&address)) {
             Some(allocation) if allocation.has_ended(moment) => {
-                let end = allocation.end().map_or_else(|| "freed".to_owned(), End::to_string);
-                let message = format!("byte {} of {allocation}, {end}", address - allocation.range.start);
-                Err(Violation { kind: Kind::UseAfterFree, message })
+                let end = allocation
+                    .end()
+                    .map_or_else(|| "freed".to_owned(), End::to_string);
+                let message = format!(
+                    "byte {} of {allocation}, {end}",
+                    address - allocation.range.start
+                );
+                Err(Violation {
+                    kind: Kind::UseAfterFree,
+                    message,
+                })
             }
             Some(allocation) if !self.may_access(device, &allocation.owner) => {
                 Err(no_access(device, address, allocation))
@@ -261,30 +359,58 @@ impl AddressSpace {
         }
     }
 
-    /// What there is near an address that no allocation holds.
+    /// What lies near an address outside of all allocations.
     fn nowhere(&self, address: Address, before: Option<&Arc<Allocation>>) -> Violation {
-        let after = self.allocations.range(address..).next().map(|(_, allocation)| allocation);
-        let arena = self.arenas.iter().position(|arena| arena.range.contains(&address));
+        let after = self
+            .allocations
+            .range(address..)
+            .next()
+            .map(|(_, allocation)| allocation);
+        let arena = self
+            .arenas
+            .iter()
+            .position(|arena| arena.range.contains(&address));
         let is_near = |other: Address| match arena {
             Some(arena) => self.arenas[arena].range.contains(&other),
-            // Pinned memory: the guard page behind it.
+            // Pinned memory: the guard page after it.
             None => other.abs_diff(address) <= 4096,
         };
-        let before = before.filter(|allocation| is_near(allocation.range.start) || is_near(allocation.range.end));
+        let before = before
+            .filter(|allocation| is_near(allocation.range.start) || is_near(allocation.range.end));
         let after = after.filter(|allocation| is_near(allocation.range.start));
         let message = match (before, after) {
-            (Some(before), Some(after)) if after.range.start - address < address - before.range.end => {
-                format!("{} bytes before {after}{}", after.range.start - address, ended(after))
+            (Some(before), Some(after))
+                if after.range.start - address < address - before.range.end =>
+            {
+                format!(
+                    "{} bytes before {after}{}",
+                    after.range.start - address,
+                    ended(after)
+                )
             }
             (Some(before), _) => {
-                format!("{} bytes past the end of {before}{}", address - before.range.end, ended(before))
+                format!(
+                    "{} bytes past the end of {before}{}",
+                    address - before.range.end,
+                    ended(before)
+                )
             }
-            (None, Some(after)) => format!("{} bytes before {after}{}", after.range.start - address, ended(after)),
+            (None, Some(after)) => format!(
+                "{} bytes before {after}{}",
+                after.range.start - address,
+                ended(after)
+            ),
             (None, None) if address < 4096 => "a null pointer".to_owned(),
             (None, None) if arena.is_some() => "memory that was never allocated".to_owned(),
-            (None, None) => "no memory of this machine (pageable memory of the host, or no pointer at all)".to_owned(),
+            (None, None) => {
+                "no memory of this machine (pageable memory of the host, or no pointer at all)"
+                    .to_owned()
+            }
         };
-        Violation { kind: Kind::OutOfBounds, message }
+        Violation {
+            kind: Kind::OutOfBounds,
+            message,
+        }
     }
 }
 
@@ -292,27 +418,40 @@ fn with_range(violation: Violation, range: &Range<Address>) -> Violation {
     let Violation { kind, message } = violation;
     let bytes = range.end - range.start;
     let unit = if bytes == 1 { "byte" } else { "bytes" };
-    Violation { kind, message: format!("{bytes} {unit} at {:#x}: {message}", range.start) }
+    Violation {
+        kind,
+        message: format!("{bytes} {unit} at {:#x}: {message}", range.start),
+    }
 }
 
 fn ended(allocation: &Allocation) -> String {
-    allocation.end().map_or_else(String::new, |end| format!(", {end}"))
+    allocation
+        .end()
+        .map_or_else(String::new, |end| format!(", {end}"))
 }
 
 fn no_access(device: usize, address: Address, allocation: &Allocation) -> Violation {
     let home = allocation.owner.device().unwrap_or_default();
-    let way_out = if allocation.owner.pool().is_some() { "cuMemPoolSetAccess" } else { "cuCtxEnablePeerAccess" };
+    let way_out = if allocation.owner.pool().is_some() {
+        "cuMemPoolSetAccess"
+    } else {
+        "cuCtxEnablePeerAccess"
+    };
     let message = format!(
         "byte {} of {allocation}, which device {device} was given no access to (it is memory of device {home}; access would come \
          from {way_out})",
         address - allocation.range.start
     );
-    Violation { kind: Kind::WrongDevice, message }
+    Violation {
+        kind: Kind::WrongDevice,
+        message,
+    }
 }
 
 impl Memory for AddressSpace {
     fn check(&self, device: usize, range: Range<Address>) -> Result<(), String> {
-        self.violation(device, &range, Moment::Runs).map_or(Ok(()), |violation| Err(violation.message))
+        self.violation(device, &range, Moment::Runs)
+            .map_or(Ok(()), |violation| Err(violation.message))
     }
 
     fn allocation(&self, device: usize, address: Address) -> Result<Range<Address>, String> {
@@ -326,7 +465,11 @@ impl Memory for AddressSpace {
         if self.device_range.contains(&address) {
             return address as *mut u8;
         }
-        let before = self.allocations.range(..=address).next_back().map(|(_, allocation)| allocation);
+        let before = self
+            .allocations
+            .range(..=address)
+            .next_back()
+            .map(|(_, allocation)| allocation);
         match before.map(|allocation| (allocation, &allocation.owner)) {
             Some((allocation, Owner::Host(mapping))) if allocation.range.contains(&address) => {
                 (mapping.simulator + (address - mapping.product)) as *mut u8
@@ -339,12 +482,15 @@ impl Memory for AddressSpace {
 /// Checks ranges that are about to be queued, or launched again with a graph.
 pub fn check_queued(machine: &Machine, device: usize, ranges: &Touched) -> Result<(), Violation> {
     let all = [&ranges.reads, &ranges.writes, &ranges.atomics];
-    let violation = all.into_iter().flatten().find_map(|range| machine.memory.violation(device, range, Moment::Queued));
+    let violation = all
+        .into_iter()
+        .flatten()
+        .find_map(|range| machine.memory.violation(device, range, Moment::Queued));
     violation.map_or(Ok(()), Err)
 }
 
-/// An operation goes into a queue: what is known of its ranges is checked, and pinned memory that it uses is watched until the
-/// host has waited for it.
+/// An operation is queued: its known ranges are checked, and pinned memory that it uses is watched
+/// until the host has waited for it.
 pub fn begin(
     machine: &mut Machine,
     device: usize,
@@ -353,18 +499,33 @@ pub fn begin(
     stack: &Stack,
     ranges: &Touched,
 ) -> Result<(), CUresult> {
-    if let Err(Violation { kind, message }) = check_queued(machine, device, ranges) {
-        // A copy between devices is meant to reach another's memory; anything else has taken a wrong pointer.
-        let is_copy = ["cuMemcpyPeer", "cuMemcpyDtoD", "cuMemcpyAsync"].iter().any(|copy| describe.starts_with(copy));
-        let kind = if is_copy && kind == Kind::WrongDevice { Kind::PeerAccess } else { kind };
-        report::finding(machine, kind, format!("{describe} on device {device}: {message}\n  queued by {stack}"));
+    let all = [&ranges.reads, &ranges.writes, &ranges.atomics];
+    let violation = all.into_iter().flatten().find_map(|range| {
+        let device = machine.memory.reached_by(device, describe, range);
+        machine.memory.violation(device, range, Moment::Queued)
+    });
+    if let Some(Violation { kind, message }) = violation {
+        // A copy between devices may reach another device; anything else has a wrong pointer.
+        let is_copy = ["cuMemcpyPeer", "cuMemcpyDtoD", "cuMemcpyAsync"]
+            .iter()
+            .any(|copy| describe.starts_with(copy));
+        let kind = if is_copy && kind == Kind::WrongDevice {
+            Kind::PeerAccess
+        } else {
+            kind
+        };
+        report::finding(
+            machine,
+            kind,
+            format!("{describe} on device {device}: {message}\n  queued by {stack}"),
+        );
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     pinned::watch(machine, device, operation, describe, stack, ranges);
     Ok(())
 }
 
-/// An operation has run; `clock` is what its stream knows after it.
+/// An operation has run; `clock` is what its stream knows afterwards.
 pub fn finish(machine: &mut Machine, operation: OperationId, clock: Clock) {
     machine.memory.in_flight.finish(operation, clock);
 }

@@ -1,8 +1,10 @@
-//! NCCL: communicators of ranks in one or several processes of this machine, and their collectives as work of streams.
+//! NCCL: communicators of ranks in one or several processes of this machine, and collectives as
+//! stream work.
 //!
-//! The ranks share memory that the unique id names (`segment`). A call is checked and becomes part of a piece of work (`flight`), which runs when its
-//! turn in its stream comes, as far as the other ranks let it (`transfer`). A thread in the background runs this process's part when another one waits for it and
-//! nobody here waits (`progress`). What is modelled, and what is stricter than hardware, stands in README.md.
+//! The ranks share memory that the unique id names (`segment`). A call is checked and becomes part
+//! of a piece of work (`flight`). When its turn in its stream comes, it runs as far as the other
+//! ranks allow (`transfer`). A background thread runs this process's part when another process
+//! waits for it (`progress`). README.md lists what is modelled and what is stricter than hardware.
 
 pub mod calls;
 pub mod comm;
@@ -55,7 +57,10 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(crate) fn new(code: i32, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self {
+            code,
+            message: message.into(),
+        }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Self {
@@ -65,11 +70,14 @@ impl Refusal {
 
 impl From<CUresult> for Refusal {
     fn from(code: CUresult) -> Self {
-        Self::new(code::UNHANDLED_CUDA_ERROR, format!("the CUDA driver says {code:?}"))
+        Self::new(
+            code::UNHANDLED_CUDA_ERROR,
+            format!("the CUDA driver says {code:?}"),
+        )
     }
 }
 
-/// What the ranks of this process know of a meeting: who has come, with what it knew, and from when.
+/// What the ranks of this process know of a meeting: who arrived, with which knowledge, and when.
 #[derive(Default)]
 struct Party {
     come: Vec<(usize, Clock, u64)>,
@@ -79,18 +87,18 @@ struct Party {
 /// All communicators of the machine.
 #[derive(Default)]
 pub struct Nccl {
-    /// By number; nothing in the place of one that is over.
+    /// By number; None once it is closed.
     comms: Vec<Option<Arc<Comm>>>,
-    /// Memory behind ids that this process made.
+    /// Memory of ids that this process created.
     made: Vec<segment::Made>,
     /// By communicator and meeting.
     parties: HashMap<(u64, (u64, u64, u64)), Party>,
-    /// When the product last called, queries left out: a watchdog makes them for ever.
+    /// When the product last called, without queries: a watchdog repeats those endlessly.
     last_call: Option<Instant>,
 }
 
 impl Nccl {
-    /// The product calls.
+    /// Notes a call of the product.
     pub(crate) fn has_called(&mut self, name: &str) {
         const QUERIES: [&str; 3] = ["cuEventQuery", "cuStreamQuery", "ncclCommGetAsyncError"];
         if !QUERIES.contains(&name) {
@@ -98,49 +106,76 @@ impl Nccl {
         }
     }
 
-    /// How long the product has not called.
+    /// Time since the product's last call.
     fn silence(&self) -> Duration {
         self.last_call.map_or(Duration::ZERO, |time| time.elapsed())
     }
 
-    /// A rank of this process comes to a meeting.
-    fn come(&mut self, nonce: u64, meeting: (u64, u64, u64), rank: usize, clock: Clock, time_ns: u64) {
-        self.parties.entry((nonce, meeting)).or_default().come.push((rank, clock, time_ns));
+    /// A rank of this process arrives at a meeting.
+    fn come(
+        &mut self,
+        nonce: u64,
+        meeting: (u64, u64, u64),
+        rank: usize,
+        clock: Clock,
+        time_ns: u64,
+    ) {
+        self.parties
+            .entry((nonce, meeting))
+            .or_default()
+            .come
+            .push((rank, clock, time_ns));
     }
 
-    /// A rank of this process leaves a meeting: gives what all `parties` of them knew when they came.
+    /// A rank of this process leaves a meeting; returns what all `parties` knew when they arrived.
     fn leave(&mut self, nonce: u64, meeting: (u64, u64, u64), parties: usize) -> Vec<(Clock, u64)> {
-        let Some(party) = self.parties.get_mut(&(nonce, meeting)) else { return Vec::new() };
+        let Some(party) = self.parties.get_mut(&(nonce, meeting)) else {
+            return Vec::new();
+        };
         party.left += 1;
-        let known = party.come.iter().map(|(_, clock, time_ns)| (clock.clone(), *time_ns)).collect();
+        let known = party
+            .come
+            .iter()
+            .map(|(_, clock, time_ns)| (clock.clone(), *time_ns))
+            .collect();
         if party.left >= parties {
             self.parties.remove(&(nonce, meeting));
         }
         known
     }
 
-    /// Those that are not over.
+    /// The open ones.
     fn live(&self) -> impl Iterator<Item = &Arc<Comm>> {
         self.comms.iter().flatten()
     }
 }
 
-/// What has to happen in this process for `flight` to come to its end.
+/// What this process must still do for `flight` to complete.
 pub(crate) fn needed(machine: &Machine, flight: &Flight) -> Vec<Arc<Record>> {
     let mut needed: Vec<Arc<Record>> = flight.previous().cloned().into_iter().collect();
     if flight.end.is_complete() {
         return needed;
     }
     let comm = &flight.piece.comm;
-    let siblings =
-        machine.nccl.live().filter(|other| other.segment.nonce == comm.segment.nonce && other.rank != comm.rank);
-    // The oldest of each is what this one may be waiting for: when it is over, the next one is asked for.
-    needed.extend(siblings.filter_map(|sibling| sibling.oldest()).map(|oldest| oldest.end.clone()));
+    let siblings = machine
+        .nccl
+        .live()
+        .filter(|other| other.segment.nonce == comm.segment.nonce && other.rank != comm.rank);
+    // Only the oldest of each: this one may wait for it, and the next is looked up when it is done.
+    needed.extend(
+        siblings
+            .filter_map(|sibling| sibling.oldest())
+            .map(|oldest| oldest.end.clone()),
+    );
     needed
 }
 
 /// A turn of a captured piece, for a launch in `stream` that may still fail.
-pub(crate) fn flight(machine: &mut Machine, piece: &Arc<Piece>, stream: StreamId) -> Result<Arc<Flight>, CUresult> {
+pub(crate) fn flight(
+    machine: &mut Machine,
+    piece: &Arc<Piece>,
+    stream: StreamId,
+) -> Result<Arc<Flight>, CUresult> {
     if piece.comm.is_aborted() {
         return Err(CUresult::CUDA_ERROR_LAUNCH_FAILED);
     }
@@ -148,15 +183,18 @@ pub(crate) fn flight(machine: &mut Machine, piece: &Arc<Piece>, stream: StreamId
     Ok(Flight::new(piece.clone(), stream, struck))
 }
 
-/// A turn that will come: it is the next one of its communicator.
+/// A turn that is certain: it is the next one of its communicator.
 pub(crate) fn takes_off(flight: &Arc<Flight>) {
     flight.piece.comm.takes_off(flight);
 }
 
-/// The communicator that a handle stands for.
+/// The communicator of a handle.
 fn resolve(machine: &mut Machine, handle: *mut Comm) -> Result<Arc<Comm>, Refusal> {
-    let index = decode(HandleKind::Communicator, handle).filter(|index| *index < machine.nccl.comms.len());
-    let Some(index) = index else { return Err(Refusal::argument("the communicator is none")) };
+    let index =
+        decode(HandleKind::Communicator, handle).filter(|index| *index < machine.nccl.comms.len());
+    let Some(index) = index else {
+        return Err(Refusal::argument("the communicator is none"));
+    };
     match &machine.nccl.comms[index] {
         Some(comm) => Ok(comm.clone()),
         None => {
@@ -167,7 +205,7 @@ fn resolve(machine: &mut Machine, handle: *mut Comm) -> Result<Arc<Comm>, Refusa
     }
 }
 
-/// Every entry point of NCCL. What goes wrong is kept for ncclGetLastError.
+/// Every NCCL entry point. Errors are kept for ncclGetLastError.
 fn call(name: &'static str, body: impl FnOnce(&mut Held) -> Result<(), Refusal>) -> c_int {
     let mut held = Held::take();
     held.nccl.has_called(name);
@@ -207,13 +245,17 @@ static LAST_ERROR: [AtomicU8; LAST_ERROR_BYTES] = [const { AtomicU8::new(0) }; L
 
 /// Keeps the text of the last error. The machine's lock is held, so one thread writes.
 fn set_last_error(message: &str) {
-    let text = message.bytes().filter(|byte| *byte != 0).take(LAST_ERROR_BYTES - 1).chain([0]);
+    let text = message
+        .bytes()
+        .filter(|byte| *byte != 0)
+        .take(LAST_ERROR_BYTES - 1)
+        .chain([0]);
     for (place, byte) in LAST_ERROR.iter().zip(text) {
         place.store(byte, Ordering::Relaxed);
     }
 }
 
-/// See NCCL's documentation. The text is that of the last error of the process, as there.
+/// See NCCL's documentation. Returns the last error of the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetLastError(_comm: *mut Comm) -> *const c_char {
     LAST_ERROR.as_ptr().cast()
@@ -241,5 +283,9 @@ pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
         c"remote process exited or there was a network error",
         c"NCCL operation in progress",
     ];
-    usize::try_from(code).ok().and_then(|code| TEXTS.get(code)).map_or(c"unknown result code", |text| text).as_ptr()
+    usize::try_from(code)
+        .ok()
+        .and_then(|code| TEXTS.get(code))
+        .map_or(c"unknown result code", |text| text)
+        .as_ptr()
 }

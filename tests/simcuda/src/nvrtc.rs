@@ -1,5 +1,6 @@
-//! NVRTC: "compiling" a device source is g++ with the shim in front (`../shim`), and the CUBIN is the library that comes out, which
-//! the room of kernels loads. What g++ takes and NVRTC does not is refused where that is cheap: host headers are not found.
+//! NVRTC: "compiling" device source runs g++ with the shim included (`../shim`); the CUBIN is the
+//! resulting library, which `kernel` loads. What g++ accepts and NVRTC refuses is refused here
+//! where that is cheap: host headers are not found.
 
 mod compiler;
 mod options;
@@ -19,7 +20,7 @@ use self::compiler::Failed;
 use self::options::Options;
 use crate::machine::{self, Held, Out};
 
-/// How an image in text begins: what stands for PTX. The library follows in hexadecimal.
+/// The start of a text image, which stands for PTX. The library follows in hexadecimal.
 pub(crate) const PTX_HEADER: &str = "// simulated PTX: a library of the host in hexadecimal\n";
 
 /// A program as it was created.
@@ -27,18 +28,18 @@ pub(crate) const PTX_HEADER: &str = "// simulated PTX: a library of the host in 
 pub(crate) struct Program {
     pub(crate) name: String,
     pub(crate) source: String,
-    /// (name, text) of headers that are included by name.
+    /// (name, text) of headers included by name.
     pub(crate) headers: Vec<(String, String)>,
-    /// What nvrtcAddNameExpression was given.
+    /// Arguments of nvrtcAddNameExpression.
     pub(crate) expressions: Vec<String>,
 }
 
-/// What a compilation made.
+/// The result of a compilation.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiled {
     /// A shared library.
     pub(crate) image: Vec<u8>,
-    /// The names in it of name expressions.
+    /// Lowered names of name expressions.
     pub(crate) lowered: BTreeMap<String, String>,
 }
 
@@ -57,20 +58,23 @@ struct Entry {
     was_compiled: bool,
 }
 
-/// All programs, by their handles: numbers that no allocator gives out, and none twice.
+/// All programs by handle. Handles are numbers that no allocator returns, and unique.
 #[derive(Debug)]
 struct Programs {
     next: usize,
     live: BTreeMap<usize, Entry>,
 }
 
-static PROGRAMS: Mutex<Programs> = Mutex::new(Programs { next: 0x10, live: BTreeMap::new() });
+static PROGRAMS: Mutex<Programs> = Mutex::new(Programs {
+    next: 0x10,
+    live: BTreeMap::new(),
+});
 
 fn programs() -> MutexGuard<'static, Programs> {
     PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Compiles a program outside any handle. The error is the log.
+/// Compiles a program without a handle. The error is the log.
 #[cfg(test)]
 pub(crate) fn compile_now(program: &Program, options: &[&str]) -> Result<Compiled, String> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
@@ -85,7 +89,9 @@ fn call(name: &'static str, body: impl FnOnce(&mut Held) -> Result<(), Status>) 
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Status::NVRTC_ERROR_OUT_OF_MEMORY,
         _ => Status::NVRTC_ERROR_INTERNAL_ERROR,
     };
-    machine::call_library(name, of_driver, body).err().unwrap_or(Status::NVRTC_SUCCESS)
+    machine::call_library(name, of_driver, body)
+        .err()
+        .unwrap_or(Status::NVRTC_SUCCESS)
 }
 
 fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Status> {
@@ -95,11 +101,26 @@ fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Status> {
 
 /// What a handle stands for.
 fn with<R>(handle: usize, body: impl FnOnce(&mut Entry) -> Result<R, Status>) -> Result<R, Status> {
-    body(programs().live.get_mut(&handle).ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?)
+    body(
+        programs()
+            .live
+            .get_mut(&handle)
+            .ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?,
+    )
 }
 
-fn with_outcome<R>(handle: usize, body: impl FnOnce(&Outcome) -> Result<R, Status>) -> Result<R, Status> {
-    with(handle, |entry| body(entry.outcome.as_ref().ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?))
+fn with_outcome<R>(
+    handle: usize,
+    body: impl FnOnce(&Outcome) -> Result<R, Status>,
+) -> Result<R, Status> {
+    with(handle, |entry| {
+        body(
+            entry
+                .outcome
+                .as_ref()
+                .ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?,
+        )
+    })
 }
 
 /// The text at `pointer`.
@@ -111,7 +132,9 @@ unsafe fn text(pointer: *const c_char) -> Result<String, Status> {
         return Err(Status::NVRTC_ERROR_INVALID_INPUT);
     }
     // SAFETY: not null, and the caller vouches for the rest.
-    Ok(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+    Ok(unsafe { CStr::from_ptr(pointer) }
+        .to_string_lossy()
+        .into_owned())
 }
 
 /// The texts of an array of `count`.
@@ -127,13 +150,15 @@ unsafe fn texts(array: *const *const c_char, count: c_int) -> Result<Vec<String>
         return Err(Status::NVRTC_ERROR_INVALID_INPUT);
     }
     // SAFETY: `array` has `count` pointers, each of which is as `text` asks.
-    (0..count).map(|index| unsafe { text(*array.add(index)) }).collect()
+    (0..count)
+        .map(|index| unsafe { text(*array.add(index)) })
+        .collect()
 }
 
-/// Copies bytes to where the caller has room for them.
+/// Copies bytes to the caller's buffer.
 ///
 /// # Safety
-/// `to` is null or has room for `bytes`, which the caller learnt from the function that tells the size.
+/// `to` is null or has room for `bytes`, whose size the caller got from the size function.
 unsafe fn give(to: *mut c_char, bytes: &[u8]) -> Result<(), Status> {
     if to.is_null() {
         return Err(Status::NVRTC_ERROR_INVALID_INPUT);
@@ -147,7 +172,12 @@ unsafe fn give(to: *mut c_char, bytes: &[u8]) -> Result<(), Status> {
 fn ptx(image: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = PTX_HEADER.as_bytes().to_vec();
-    text.extend(image.iter().flat_map(|byte| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]));
+    text.extend(image.iter().flat_map(|byte| {
+        [
+            DIGITS[usize::from(byte >> 4)],
+            DIGITS[usize::from(byte & 15)],
+        ]
+    }));
     text.push(0);
     text
 }
@@ -179,20 +209,29 @@ pub extern "C" fn nvrtcGetErrorString(status: c_int) -> *const c_char {
         c"NVRTC_ERROR_INTERNAL_ERROR",
         c"NVRTC_ERROR_TIME_FILE_WRITE_FAILED",
     ];
-    usize::try_from(status).ok().and_then(|index| TEXTS.get(index)).unwrap_or(&c"NVRTC_ERROR unknown").as_ptr()
+    usize::try_from(status)
+        .ok()
+        .and_then(|index| TEXTS.get(index))
+        .unwrap_or(&c"NVRTC_ERROR unknown")
+        .as_ptr()
 }
 
 /// See NVRTC's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcGetNumSupportedArchs(count: Out<'_, c_int>) -> Status {
-    call("nvrtcGetNumSupportedArchs", |_| put(count, options::ARCHITECTURES.len() as c_int))
+    call("nvrtcGetNumSupportedArchs", |_| {
+        put(count, options::ARCHITECTURES.len() as c_int)
+    })
 }
 
 /// See NVRTC's documentation.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcGetSupportedArchs(architectures: *mut c_int) -> Status {
     call("nvrtcGetSupportedArchs", |_| {
-        let known: Vec<u8> = options::ARCHITECTURES.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        let known: Vec<u8> = options::ARCHITECTURES
+            .iter()
+            .flat_map(|number| number.to_ne_bytes())
+            .collect();
         // SAFETY: the caller has room for as many as nvrtcGetNumSupportedArchs says.
         unsafe { give(architectures.cast(), &known) }
     })
@@ -210,17 +249,37 @@ pub unsafe extern "C" fn nvrtcCreateProgram(
 ) -> Status {
     call("nvrtcCreateProgram", |_| {
         // SAFETY: the documentation asks for texts and arrays of `header_count` texts.
-        let (source, texts, names) =
-            unsafe { (text(source)?, texts(headers, header_count)?, texts(include_names, header_count)?) };
-        // SAFETY: as above; null is allowed here.
-        let name = if name.is_null() { "default_program".to_owned() } else { unsafe { text(name)? } };
+        let (source, texts, names) = unsafe {
+            (
+                text(source)?,
+                texts(headers, header_count)?,
+                texts(include_names, header_count)?,
+            )
+        };
+        let name = if name.is_null() {
+            "default_program".to_owned()
+        } else {
+            // SAFETY: not null, so the documentation asks for a C string.
+            unsafe { text(name)? }
+        };
         let headers = names.into_iter().zip(texts).collect();
         let mut programs = programs();
         let handle = programs.next;
         put(program, handle)?;
         programs.next += 0x10;
-        let program = Program { name, source, headers, expressions: Vec::new() };
-        programs.live.insert(handle, Entry { program, ..Entry::default() });
+        let program = Program {
+            name,
+            source,
+            headers,
+            expressions: Vec::new(),
+        };
+        programs.live.insert(
+            handle,
+            Entry {
+                program,
+                ..Entry::default()
+            },
+        );
         Ok(())
     })
 }
@@ -231,7 +290,10 @@ pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut usize) -> Status {
     call("nvrtcDestroyProgram", |_| {
         // SAFETY: null or the place of a handle, as the documentation asks.
         let handle = unsafe { program.as_mut() }.ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?;
-        programs().live.remove(handle).ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?;
+        programs()
+            .live
+            .remove(handle)
+            .ok_or(Status::NVRTC_ERROR_INVALID_PROGRAM)?;
         *handle = 0;
         Ok(())
     })
@@ -239,7 +301,10 @@ pub unsafe extern "C" fn nvrtcDestroyProgram(program: *mut usize) -> Status {
 
 /// See NVRTC's documentation.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvrtcAddNameExpression(program: usize, expression: *const c_char) -> Status {
+pub unsafe extern "C" fn nvrtcAddNameExpression(
+    program: usize,
+    expression: *const c_char,
+) -> Status {
     call("nvrtcAddNameExpression", |_| {
         // SAFETY: the documentation asks for a text.
         let expression = unsafe { text(expression)? };
@@ -264,9 +329,19 @@ pub unsafe extern "C" fn nvrtcGetLoweredName(
         // SAFETY: the documentation asks for a text.
         let expression = unsafe { text(expression)? };
         with(program, |entry| {
-            let outcome = entry.outcome.as_ref().ok_or(Status::NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION)?;
-            // The pointer stays good until the program is destroyed: nothing is compiled twice into one outcome.
-            put(name, outcome.lowered.get(&expression).ok_or(Status::NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID)?.as_ptr())
+            let outcome = entry
+                .outcome
+                .as_ref()
+                .ok_or(Status::NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION)?;
+            // The pointer stays valid until the program is destroyed: no program compiles twice.
+            put(
+                name,
+                outcome
+                    .lowered
+                    .get(&expression)
+                    .ok_or(Status::NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID)?
+                    .as_ptr(),
+            )
         })
     })
 }
@@ -292,7 +367,11 @@ pub unsafe extern "C" fn nvrtcCompileProgram(
             (entry.log, entry.outcome) = (log, outcome);
             Ok(())
         })?;
-        if status == Status::NVRTC_SUCCESS { Ok(()) } else { Err(status) }
+        if status == Status::NVRTC_SUCCESS {
+            Ok(())
+        } else {
+            Err(status)
+        }
     })
 }
 
@@ -304,10 +383,21 @@ fn compile(program: &Program, given: &[String]) -> (Status, String, Option<Outco
     match compiler::compile(program, &options) {
         Ok(compiled) => {
             let named = |(expression, name): (&String, &String)| {
-                Some((expression.clone(), std::ffi::CString::new(name.as_str()).ok()?))
+                Some((
+                    expression.clone(),
+                    std::ffi::CString::new(name.as_str()).ok()?,
+                ))
             };
             let lowered = compiled.lowered.iter().filter_map(named).collect();
-            (Status::NVRTC_SUCCESS, String::new(), Some(Outcome { compiled, is_virtual: options.is_virtual, lowered }))
+            (
+                Status::NVRTC_SUCCESS,
+                String::new(),
+                Some(Outcome {
+                    compiled,
+                    is_virtual: options.is_virtual,
+                    lowered,
+                }),
+            )
         }
         Err(Failed::Program(log)) => (Status::NVRTC_ERROR_COMPILATION, log, None),
         Err(Failed::Machine(log)) => {
@@ -320,7 +410,9 @@ fn compile(program: &Program, given: &[String]) -> (Status, String, Option<Outco
 /// See NVRTC's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcGetProgramLogSize(program: usize, size: Out<'_, usize>) -> Status {
-    call("nvrtcGetProgramLogSize", |_| with(program, |entry| put(size, entry.log.len() + 1)))
+    call("nvrtcGetProgramLogSize", |_| {
+        with(program, |entry| put(size, entry.log.len() + 1))
+    })
 }
 
 /// See NVRTC's documentation.
@@ -328,7 +420,7 @@ pub extern "C" fn nvrtcGetProgramLogSize(program: usize, size: Out<'_, usize>) -
 pub unsafe extern "C" fn nvrtcGetProgramLog(program: usize, log: *mut c_char) -> Status {
     call("nvrtcGetProgramLog", |_| {
         with(program, |entry| {
-            // A zero within would end the text early; g++ writes none.
+            // A zero inside would end the text early; g++ writes none.
             let text = [entry.log.as_bytes(), b"\0"].concat();
             // SAFETY: the caller has room for what nvrtcGetProgramLogSize says.
             unsafe { give(log, &text) }
@@ -340,7 +432,16 @@ pub unsafe extern "C" fn nvrtcGetProgramLog(program: usize, log: *mut c_char) ->
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcGetCUBINSize(program: usize, size: Out<'_, usize>) -> Status {
     call("nvrtcGetCUBINSize", |_| {
-        with_outcome(program, |outcome| put(size, if outcome.is_virtual { 0 } else { outcome.compiled.image.len() }))
+        with_outcome(program, |outcome| {
+            put(
+                size,
+                if outcome.is_virtual {
+                    0
+                } else {
+                    outcome.compiled.image.len()
+                },
+            )
+        })
     })
 }
 
@@ -361,7 +462,11 @@ pub unsafe extern "C" fn nvrtcGetCUBIN(program: usize, cubin: *mut c_char) -> St
 /// See NVRTC's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcGetPTXSize(program: usize, size: Out<'_, usize>) -> Status {
-    call("nvrtcGetPTXSize", |_| with_outcome(program, |outcome| put(size, ptx(&outcome.compiled.image).len())))
+    call("nvrtcGetPTXSize", |_| {
+        with_outcome(program, |outcome| {
+            put(size, ptx(&outcome.compiled.image).len())
+        })
+    })
 }
 
 /// See NVRTC's documentation.

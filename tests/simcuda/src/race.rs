@@ -1,13 +1,14 @@
-//! Which accesses are ordered, and which race. Pure: no lock, no driver, no addresses read or written.
+//! Which accesses are ordered, and which race. Pure: no lock, no driver, no memory access.
 //!
-//! Everything that can act by itself is an [`Actor`]: a stream, a branch of a graph, a host thread. Each has a [`Clock`], a counter an
-//! actor that says up to where the others' past is its own past. What orders two actors in CUDA (an event and its wait, a launch, a
-//! synchronisation) is a [`Detector::snapshot`] of the one that [`Detector::join`] gives to the other.
+//! Everything that acts independently is an [`Actor`]: a stream, a branch of a graph, a host
+//! thread. Each has a [`Clock`]: a counter per actor that says how much of the others' past is its
+//! own past. What orders two actors in CUDA (an event and its wait, a launch, a synchronisation) is
+//! a [`Detector::snapshot`] of one that the other [`Detector::join`]s.
 //!
-//! Beside every byte stands who wrote it last and who read it since. An access races with one of these when they conflict (one of
-//! the two writes; atomics conflict only with what is not atomic) and the earlier one is not in the past of the later one. Since the
-//! question is whether an order *exists* and not which order the scheduler happened to take, one schedule finds what any would
-//! that makes the same calls.
+//! Each byte records who wrote it last and who read it since. An access races with one of these if
+//! they conflict (one of them writes; atomics conflict only with non-atomics) and the earlier is
+//! not in the past of the later. The question is whether an order *exists*, not which order the
+//! scheduler took, so one schedule finds what any other schedule of the same calls would find.
 
 mod clock;
 mod shadow;
@@ -21,28 +22,28 @@ use shadow::{Epoch, Kind, Shadow};
 
 use crate::work::{Address, Touched};
 
-/// A stream, a branch of a graph, or a host thread. Numbers are not given out twice.
+/// A stream, a branch of a graph, or a host thread. Numbers are not reused.
 pub type Actor = usize;
 
-/// One queued operation; what it was is kept by the streams.
+/// One queued operation; the streams keep its description.
 pub type OperationId = u64;
 
-/// Two accesses of the same bytes that conflict, and that nothing orders.
+/// Two conflicting, unordered accesses of the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Race {
-    /// The first stretch of bytes, in address order, on which these two operations collide.
+    /// The first range of bytes, in address order, where the two collide.
     pub range: Range<Address>,
-    /// The one that the schedule happened to run first.
+    /// The one that happened to run first.
     pub first: OperationId,
-    /// Whether it wrote (or did atomics), otherwise it read.
+    /// Whether it wrote (or was atomic); otherwise it read.
     pub first_writes: bool,
-    /// Whether it did atomics.
+    /// Whether it was atomic.
     pub first_atomic: bool,
-    /// The one that the schedule happened to run second.
+    /// The one that happened to run second.
     pub second: OperationId,
-    /// Whether it wrote (or did atomics), otherwise it read.
+    /// Whether it wrote (or was atomic); otherwise it read.
     pub second_writes: bool,
-    /// Whether it did atomics.
+    /// Whether it was atomic.
     pub second_atomic: bool,
 }
 
@@ -50,9 +51,10 @@ pub struct Race {
 #[derive(Debug)]
 enum State {
     Live(Clock),
-    /// It acts no more, and others may still not know what it did.
+    /// It will not act again, but others may not know all it did.
     Retired,
-    /// It acts no more, and every live actor knows all it did: it is before everything that is still to come.
+    /// It will not act again, and every live actor knows all it did: it precedes everything to
+    /// come.
     Settled,
 }
 
@@ -60,17 +62,17 @@ enum State {
 #[derive(Debug, Default)]
 pub struct Detector {
     actors: Vec<State>,
-    /// The moment of each actor's last access: who knows that knows all it did.
+    /// The time of each actor's last access: who knows it knows all that actor did.
     last_access: Vec<u64>,
     shadow: Shadow,
     /// Retired and not settled.
     waiting: Vec<Actor>,
-    /// How many of those there are when the next attempt to settle them is worth its time.
+    /// The number of those at which the next attempt to settle them pays off.
     attempt_at: usize,
 }
 
 impl Detector {
-    /// A new actor that knows of nothing yet: what created it is joined to it by the caller.
+    /// A new actor that knows nothing yet; the caller joins its creator.
     pub fn actor(&mut self) -> Actor {
         let actor = self.actors.len();
         self.actors.push(State::Live(Clock::starting(actor)));
@@ -78,9 +80,12 @@ impl Detector {
         actor
     }
 
-    /// `actor` will not act again. What it did stays in the shadow and may still race.
+    /// `actor` will not act again. Its accesses stay in the shadow and may still race.
     pub fn retire(&mut self, actor: Actor) {
-        assert!(matches!(self.actors[actor], State::Live(_)), "actor {actor} is retired twice");
+        assert!(
+            matches!(self.actors[actor], State::Live(_)),
+            "actor {actor} is retired twice"
+        );
         self.actors[actor] = State::Retired;
         self.waiting.push(actor);
         if self.waiting.len() >= self.attempt_at.max(32) {
@@ -89,8 +94,8 @@ impl Detector {
         }
     }
 
-    /// All that `actor` did and knows up to now: what an event record, a launch or a completion keeps. What the actor does from now on is
-    /// not part of it.
+    /// All that `actor` did and knows so far: what an event record, launch or completion keeps.
+    /// Later actions are not part of it.
     pub fn snapshot(&mut self, actor: Actor) -> Clock {
         let clock = self.live_mut(actor);
         let taken = clock.clone();
@@ -98,55 +103,79 @@ impl Detector {
         taken
     }
 
-    /// From now on all that `clock` holds is before what `actor` does: a wait.
+    /// From now on everything in `clock` precedes what `actor` does: a wait.
     pub fn join(&mut self, actor: Actor, clock: &Clock) {
         if clock.is_within(self.live(actor)) {
             return;
         }
         let mut joined = std::mem::take(self.live_mut(actor));
-        // A clock that was kept for long names actors that everybody has known since: they need no entry any more.
+        // A clock that was kept for long may name actors that everyone knows by now; drop those
+        // entries.
         joined.join(clock, |other| !matches!(self.actors[other], State::Settled));
         *self.live_mut(actor) = joined;
     }
 
-    /// Whether all that `clock` holds is in the past of `actor`.
+    /// Whether everything in `clock` is in the past of `actor`.
     pub fn knows(&self, actor: Actor, clock: &Clock) -> bool {
         let own = self.live(actor);
-        clock.entries().all(|(other, time)| own.of(other) >= time || matches!(self.actors[other], State::Settled))
+        clock.entries().all(|(other, time)| {
+            own.of(other) >= time || matches!(self.actors[other], State::Settled)
+        })
     }
 
-    /// `range` is new memory: what it was before is forgotten, and being made is a write, so that whoever uses it must be ordered behind.
+    /// `range` is new memory: its history is forgotten, and its creation counts as a write, so that
+    /// every use must be ordered after it.
     pub fn allocate(&mut self, range: Range<Address>, by: Actor, operation: OperationId) {
         let epoch = self.epoch(by, operation);
         self.shadow.forget(range.clone());
         self.shadow.access(range, Kind::Write, epoch, &|_| true);
     }
 
-    /// `range` goes back: a write that every use must be ordered before. Then it is forgotten.
-    pub fn free(&mut self, range: Range<Address>, by: Actor, operation: OperationId) -> Option<Race> {
-        let touched = Touched { writes: vec![range.clone()], ..Touched::default() };
+    /// `range` is released: a write that must come after every use. Then it is forgotten.
+    pub fn free(
+        &mut self,
+        range: Range<Address>,
+        by: Actor,
+        operation: OperationId,
+    ) -> Option<Race> {
+        let touched = Touched {
+            writes: vec![range.clone()],
+            ..Touched::default()
+        };
         let race = self.access(by, operation, &touched);
         self.shadow.forget(range);
         race
     }
 
-    /// Checks what `operation` of `actor` touched against all before it, and records it, also where it races. Of several
-    /// races the one at the lowest address is told, of those at one address the one that writes.
-    pub fn access(&mut self, actor: Actor, operation: OperationId, touched: &Touched) -> Option<Race> {
+    /// Checks the accesses of `operation` of `actor` against all earlier ones and records them,
+    /// even if they race. Reports the race at the lowest address, and there the one that writes.
+    pub fn access(
+        &mut self,
+        actor: Actor,
+        operation: OperationId,
+        touched: &Touched,
+    ) -> Option<Race> {
         let epoch = self.epoch(actor, operation);
         let Self { actors, shadow, .. } = self;
-        let State::Live(clock) = &actors[actor] else { unreachable!("epoch has asserted that it is live") };
+        let State::Live(clock) = &actors[actor] else {
+            unreachable!("epoch has asserted that it is live")
+        };
         let past = |earlier: &Epoch| {
-            clock.of(earlier.actor) >= earlier.time || matches!(actors[earlier.actor], State::Settled)
+            clock.of(earlier.actor) >= earlier.time
+                || matches!(actors[earlier.actor], State::Settled)
         };
         let mut found: Option<(shadow::Collision, Kind)> = None;
-        // Its own accesses do not race with one another: they are all of one moment of one actor.
-        for (kind, ranges) in
-            [(Kind::Write, &touched.writes), (Kind::Atomic, &touched.atomics), (Kind::Read, &touched.reads)]
-        {
+        // Accesses of one operation do not race with each other.
+        for (kind, ranges) in [
+            (Kind::Write, &touched.writes),
+            (Kind::Atomic, &touched.atomics),
+            (Kind::Read, &touched.reads),
+        ] {
             for range in merged(ranges) {
                 if let Some(collision) = shadow.access(range, kind, epoch, &past)
-                    && found.as_ref().is_none_or(|(best, _)| collision.range.start < best.range.start)
+                    && found
+                        .as_ref()
+                        .is_none_or(|(best, _)| collision.range.start < best.range.start)
                 {
                     found = Some((collision, kind));
                 }
@@ -166,7 +195,11 @@ impl Detector {
     fn epoch(&mut self, actor: Actor, operation: OperationId) -> Epoch {
         let time = self.live(actor).of(actor);
         self.last_access[actor] = time;
-        Epoch { actor, time, operation }
+        Epoch {
+            actor,
+            time,
+            operation,
+        }
     }
 
     fn live(&self, actor: Actor) -> &Clock {
@@ -183,13 +216,17 @@ impl Detector {
         }
     }
 
-    /// Takes retired actors out of all clocks once every live actor knows all they did: clocks stay as long as there are actors.
+    /// Removes retired actors from all clocks once every live actor knows all they did.
     fn settle(&mut self) {
-        let live: Vec<Actor> =
-            (0..self.actors.len()).filter(|&actor| matches!(self.actors[actor], State::Live(_))).collect();
+        let live: Vec<Actor> = (0..self.actors.len())
+            .filter(|&actor| matches!(self.actors[actor], State::Live(_)))
+            .collect();
         let waiting = std::mem::take(&mut self.waiting);
         for actor in waiting {
-            if live.iter().all(|&other| self.live(other).of(actor) >= self.last_access[actor]) {
+            if live
+                .iter()
+                .all(|&other| self.live(other).of(actor) >= self.last_access[actor])
+            {
                 self.actors[actor] = State::Settled;
             } else {
                 self.waiting.push(actor);
@@ -203,9 +240,13 @@ impl Detector {
     }
 }
 
-/// The same bytes in as few ranges as there can be, in address order.
+/// The same bytes in the fewest ranges, in address order.
 fn merged(ranges: &[Range<Address>]) -> Vec<Range<Address>> {
-    let mut sorted: Vec<Range<Address>> = ranges.iter().filter(|range| range.start < range.end).cloned().collect();
+    let mut sorted: Vec<Range<Address>> = ranges
+        .iter()
+        .filter(|range| range.start < range.end)
+        .cloned()
+        .collect();
     sorted.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<Address>> = Vec::with_capacity(sorted.len());
     for range in sorted {

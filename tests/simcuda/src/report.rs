@@ -1,4 +1,4 @@
-//! What was found, and how it is told: findings, and the call stacks of the product that go with them.
+//! Findings, and the call stacks of the product that go with them.
 
 mod race;
 pub mod stack;
@@ -9,20 +9,20 @@ pub use self::race::race;
 pub use self::stack::Stack;
 use crate::machine::{Machine, OnFinding};
 
-/// What a finding is of. Its display is the first word of what is printed.
+/// The kind of a finding. Its display is the first word of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Two operations touch the same bytes, one of them writes, and nothing orders them.
     Race,
-    /// Memory is used that was freed.
+    /// Use after free.
     UseAfterFree,
-    /// Memory is freed twice.
+    /// Double free.
     DoubleFree,
-    /// An address that no allocation holds, or a range that leaves its allocation.
+    /// An address outside of all allocations, or a range that leaves its allocation.
     OutOfBounds,
     /// Another device's memory, or another device's stream.
     WrongDevice,
-    /// Another device's memory, reached without access having been enabled.
+    /// Another device's memory without enabled access.
     PeerAccess,
     /// The host touched pinned memory that a copy in flight uses.
     HostAccess,
@@ -30,18 +30,19 @@ pub enum Kind {
     Capture,
     /// A graph was misused.
     Graph,
-    /// A call that CUDA forbids where it is made.
+    /// A call that CUDA forbids at this place.
     ForbiddenCall,
-    /// A handle that was destroyed, or never was one.
+    /// A handle that was destroyed or never existed.
     Handle,
-    /// Threads of a kernel that miss each other, or an access of a kernel at an address that its type does not allow.
+    /// Diverging barriers of a kernel, or a misaligned access.
     Kernel,
     /// Ranks of a communicator whose calls do not match; only with SIMCUDA_NCCL_CHECK.
     NcclMismatch,
 }
 
 impl Kind {
-    /// What a violation is of that came as text: the message of a check that failed while work ran.
+    /// The kind of a violation that came as text: the message of a check that failed while work
+    /// ran.
     pub fn of_violation(message: &str) -> Self {
         if message.contains(", freed by ") {
             Self::UseAfterFree
@@ -84,47 +85,56 @@ pub struct Finding {
     pub message: String,
 }
 
-/// All that was found, and what to do about it.
+/// All findings, and what to do about them.
 #[derive(Debug)]
 pub struct Report {
-    /// In order. With [`OnFinding::Exit`] it never has an entry that anybody sees.
+    /// In order. With [`OnFinding::Exit`] the process ends at the first.
     pub findings: Vec<Finding>,
-    /// The process ends: no call of the product is to blame for what is found now.
+    /// The process is ending: no call of the product is to blame for later findings.
     pub is_at_the_end: bool,
     on_finding: OnFinding,
 }
 
-/// How a process ends that had a finding.
+/// How a process with a finding ends.
 pub const EXIT_CODE: i32 = 86;
 
 impl Report {
-    /// A report that does `on_finding`.
+    /// A report with this reaction.
     pub fn new(on_finding: OnFinding) -> Self {
-        Self { findings: Vec::new(), is_at_the_end: false, on_finding }
+        Self {
+            findings: Vec::new(),
+            is_at_the_end: false,
+            on_finding,
+        }
     }
 
-    /// Tells a finding, with the call stack of the caller, who is the one to blame for most of them.
+    /// Reports a finding with the caller's stack, since the caller is to blame for most findings.
     pub fn tell(&mut self, kind: Kind, message: &str) {
         let message = if self.is_at_the_end {
             format!("{message}\n  found at the end of the process, when what was still pending ran")
         } else {
             let caller = Stack::capture().to_string();
-            // Most findings name the call already that they are found in.
-            if message.contains(&caller) { message.to_owned() } else { format!("{message}\n  found in {caller}") }
+            // Most findings already name the call in which they occur.
+            if message.contains(&caller) {
+                message.to_owned()
+            } else {
+                format!("{message}\n  found in {caller}")
+            }
         };
         if self.on_finding != OnFinding::Keep {
             eprintln!("simcuda: {kind}: {message}");
         }
         self.findings.push(Finding { kind, message });
         if self.on_finding == OnFinding::Exit {
-            // SAFETY: _exit takes no pointer and does not return. Nothing is left to be flushed that a process with a finding
-            // should still write.
+            // SAFETY: _exit takes no pointer and does not return. A process with a finding has
+            // nothing left to flush.
             unsafe { libc::_exit(EXIT_CODE) }
         }
     }
 }
 
-/// Tells a finding. With `SIMCUDA_ON_FINDING=exit` it does not return; otherwise the caller goes on as the driver would.
+/// Reports a finding. With `SIMCUDA_ON_FINDING=exit` it does not return; otherwise the caller
+/// continues as the driver would.
 pub fn finding(machine: &mut Machine, kind: Kind, message: impl AsRef<str>) {
     machine.report.tell(kind, message.as_ref());
 }

@@ -1,8 +1,9 @@
-//! When queued work runs: as late and in as inconvenient an order as CUDA allows and the schedule asks for.
+//! When queued work runs: as late and in as adverse an order as CUDA and the schedule allow.
 //!
-//! Nothing here has threads (that of a communicator calls `run_towards` as a host would). A host call that waits has a [`Goal`], and runs pieces (the front of a stream, or a ready
-//! node of a graph launch) until it is met. Which pieces may run follows from the queues alone; which of them does is
-//! the policy's choice. So the same calls with the same seed run in the same order.
+//! There are no threads here (a communicator's thread calls `run_towards` as a host would). A host
+//! call that waits has a [`Goal`] and runs pieces (the front of a stream, or a ready node of a
+//! graph launch) until it is met. The queues determine which pieces may run; the policy chooses
+//! among them. So the same calls with the same seed run in the same order.
 
 mod policy;
 mod run;
@@ -27,9 +28,9 @@ use crate::stream::{self, Action, Entry, HostFunction, PENDING_MAX, StreamId};
 /// The choices that CUDA leaves open.
 #[derive(Default)]
 pub struct Scheduler {
-    // Made when it is first asked: its seed is in the machine's configuration.
+    // Created at first use: its seed is in the machine's configuration.
     policy: Option<Policy>,
-    /// The trace of what ran, for tests: descriptions in order.
+    /// The trace of what ran, for tests.
     #[cfg(test)]
     pub(crate) ran: Vec<Arc<str>>,
 }
@@ -37,10 +38,11 @@ pub struct Scheduler {
 /// How long the end of the process waits for other ranks.
 const PATIENCE_WITH_RANKS: Duration = Duration::from_secs(2);
 
-/// How long nothing is looked for when there is nothing to run: what other threads do is seen no earlier.
+/// How often to look again when there is nothing to run: the longest delay until another thread's
+/// action is seen.
 const IDLE: Duration = Duration::from_millis(1);
 
-/// What a host call waits for: that streams come to these places.
+/// What a host call waits for: that streams reach these places.
 #[derive(Clone, Debug)]
 pub struct Goal {
     records: Vec<Arc<Record>>,
@@ -56,27 +58,40 @@ impl Goal {
     }
 }
 
-/// Everything that `stream` was given so far; of the null stream also all that it would wait for.
+/// Everything given to `stream` so far; for the null stream also all that it waits for.
 pub fn goal_stream(machine: &mut Machine, stream: StreamId) -> Goal {
     let mut streams = stream::blocking_of_null(machine, stream);
     streams.push(stream);
-    Goal::new(streams.into_iter().map(|stream| stream::marker(machine, stream)).collect())
+    Goal::new(
+        streams
+            .into_iter()
+            .map(|stream| stream::marker(machine, stream))
+            .collect(),
+    )
 }
 
-/// Everything that all streams of `device` were given so far.
+/// Everything given to all streams of `device` so far.
 pub fn goal_device(machine: &mut Machine, device: usize) -> Goal {
     let count = machine.streams.all.len();
-    let streams: Vec<StreamId> = (0..count).filter(|stream| stream::device_of(machine, *stream) == device).collect();
-    Goal::new(streams.into_iter().map(|stream| stream::marker(machine, stream)).collect())
+    let streams: Vec<StreamId> = (0..count)
+        .filter(|stream| stream::device_of(machine, *stream) == device)
+        .collect();
+    Goal::new(
+        streams
+            .into_iter()
+            .map(|stream| stream::marker(machine, stream))
+            .collect(),
+    )
 }
 
-/// Waits until all that `stream` was given has run. The lock is given up between pieces of work.
+/// Waits until all that `stream` was given has run. Releases the lock between pieces of work.
 pub fn synchronize_stream(held: &mut Held, stream: StreamId) -> Result<(), CUresult> {
     let goal = goal_stream(held, stream);
     wait_for(held, &goal)
 }
 
-/// Waits until all that the streams of `device` were given has run. The lock is given up between pieces of work.
+/// Waits until all that the streams of `device` were given has run. Releases the lock between
+/// pieces.
 pub fn synchronize_device(held: &mut Held, device: usize) -> Result<(), CUresult> {
     let goal = goal_device(held, device);
     wait_for(held, &goal)?;
@@ -84,22 +99,26 @@ pub fn synchronize_device(held: &mut Held, device: usize) -> Result<(), CUresult
     held.devices[device].lost.map_or(Ok(()), Err)
 }
 
-/// Runs work until the goal is met, and orders the host behind it. Work that hangs makes this wait for ever.
+/// Runs work until the goal is met, and orders the host after it. Blocks if the work hangs.
 pub fn wait_for(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
     reach(held, goal);
     arrive(held, goal)
 }
 
-/// Runs work until the goal is met, and orders nothing by it: for calls that wait without a promise. Gives what the goal
-/// stands for to whoever may be ordered behind it.
+/// Runs work until the goal is met, without ordering the host: for calls that wait without a
+/// promise. Returns the clock of the goal.
 pub(crate) fn wait_without_promise(held: &mut Held, goal: &Goal) -> Result<Vec<Clock>, CUresult> {
     reach(held, goal);
     refuse_lost(held, goal)?;
-    Ok(goal.records.iter().filter_map(|record| Some(record.completion()?.clock.clone())).collect())
+    Ok(goal
+        .records
+        .iter()
+        .filter_map(|record| Some(record.completion()?.clock.clone()))
+        .collect())
 }
 
-/// For a call that CUDA allows to wait for `goal` and does not oblige to: it may, as the schedule has it. It does not where a wait
-/// is left out to see whether somebody notices: it would stand in for that.
+/// For a call that may, but need not, wait for `goal`: the schedule decides. It does not wait while
+/// a wait is removed on purpose, because it would replace that wait.
 pub(crate) fn perhaps_wait(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
     if held.config.ignore_wait.is_none() && policy(held).waits_unobliged() {
         wait_without_promise(held, goal).map(drop)
@@ -114,11 +133,15 @@ fn reach(held: &mut Held, goal: &Goal) {
             Advance::Ran => held.pause(),
             Advance::Call(call) => call.make(held),
             Advance::Idle if goal.is_met() => break,
-            // Hung, or other ranks have not come, or a host function that another thread is calling just now.
+            // It hung, other ranks are missing, or another thread is calling a host function.
             Advance::Idle => nccl::idle(held, IDLE),
         }
     }
-    let extra = if policy(held).drains() { 0 } else { policy(held).extra() };
+    let extra = if policy(held).drains() {
+        0
+    } else {
+        policy(held).extra()
+    };
     run_some(held, goal, extra);
 }
 
@@ -128,7 +151,11 @@ pub(crate) fn query(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
         let pieces = policy(held).query();
         run_some(held, goal, pieces);
     }
-    if goal.is_met() { arrive(held, goal) } else { Err(CUresult::CUDA_ERROR_NOT_READY) }
+    if goal.is_met() {
+        arrive(held, goal)
+    } else {
+        Err(CUresult::CUDA_ERROR_NOT_READY)
+    }
 }
 
 fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
@@ -137,7 +164,8 @@ fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
             Advance::Ran => {}
             Advance::Call(call) => call.make(held),
             Advance::Idle => {
-                // Nobody waits here, and yet others may have to get on for this to come about: who asks, asks again.
+                // The caller does not wait, but others may have to progress first: a repeated query
+                // must succeed in the end.
                 nccl::say_what_lacks(held);
                 break;
             }
@@ -145,8 +173,13 @@ fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
     }
 }
 
-/// Runs work towards a place in a stream until `is_enough` or nothing can run: for the thread in the background of a communicator.
-pub(crate) fn run_towards(held: &mut Held, record: Arc<Record>, mut is_enough: impl FnMut(&mut Held) -> bool) {
+/// Runs work towards a place in a stream until `is_enough` or nothing can run: for a communicator's
+/// background thread.
+pub(crate) fn run_towards(
+    held: &mut Held,
+    record: Arc<Record>,
+    mut is_enough: impl FnMut(&mut Held) -> bool,
+) {
     let goal = Goal::new(vec![record]);
     while !goal.is_met() && !is_enough(held) {
         match advance(held, &goal) {
@@ -157,10 +190,16 @@ pub(crate) fn run_towards(held: &mut Held, record: Arc<Record>, mut is_enough: i
     }
 }
 
-/// Runs all that can run, unless `is_enough` says otherwise; whether there was anything.
+/// Runs all that can run until `is_enough`; returns whether there was anything.
 pub(crate) fn run_all(held: &mut Held, mut is_enough: impl FnMut(&mut Held) -> bool) -> bool {
-    // Everything that was given so far is needed, also by a schedule that runs only what is.
-    let records = held.streams.busy.clone().into_iter().map(|stream| stream::marker(held, stream)).collect();
+    // Everything given so far is needed, even for a schedule that runs only what is needed.
+    let records = held
+        .streams
+        .busy
+        .clone()
+        .into_iter()
+        .map(|stream| stream::marker(held, stream))
+        .collect();
     let goal = Goal::new(records);
     let mut has_run = false;
     while !goal.is_met() && !is_enough(held) {
@@ -174,7 +213,7 @@ pub(crate) fn run_all(held: &mut Held, mut is_enough: impl FnMut(&mut Held) -> b
     has_run
 }
 
-/// The host is behind all that the goal stands for, unless one of its devices was lost on the way.
+/// The host is ordered after all of the goal, unless one of its devices was lost.
 fn arrive(machine: &mut Machine, goal: &Goal) -> Result<(), CUresult> {
     for record in &goal.records {
         if let Some(completion) = record.completion() {
@@ -186,24 +225,37 @@ fn arrive(machine: &mut Machine, goal: &Goal) -> Result<(), CUresult> {
 }
 
 fn refuse_lost(machine: &Machine, goal: &Goal) -> Result<(), CUresult> {
-    let mut lost =
-        goal.records.iter().filter_map(|record| machine.devices[stream::device_of(machine, record.stream)].lost);
+    let mut lost = goal
+        .records
+        .iter()
+        .filter_map(|record| machine.devices[stream::device_of(machine, record.stream)].lost);
     lost.next().map_or(Ok(()), Err)
 }
 
-/// Runs work while more is pending than queues hold. Host functions have to wait: the caller does not give up the lock.
+/// Runs work while queues hold more than they may. Host functions must wait: the caller keeps the
+/// lock.
 pub(crate) fn make_room(machine: &mut Machine) {
     while machine.streams.pending > PENDING_MAX {
-        let candidates: Vec<Candidate> =
-            runnable(machine).into_iter().map(|candidate| Candidate { is_needed: true, ..candidate }).collect();
+        let candidates: Vec<Candidate> = runnable(machine)
+            .into_iter()
+            .map(|candidate| Candidate {
+                is_needed: true,
+                ..candidate
+            })
+            .collect();
         let candidates = without_host_functions(machine, candidates);
-        let Some(chosen) = policy(machine).choose(&candidates) else { return };
+        let Some(chosen) = policy(machine).choose(&candidates) else {
+            return;
+        };
         run::piece(machine, chosen);
     }
 }
 
 fn without_host_functions(machine: &Machine, mut candidates: Vec<Candidate>) -> Vec<Candidate> {
-    candidates.retain(|candidate| !match (&machine.streams.all[candidate.stream].queue[0].action, candidate.node) {
+    candidates.retain(|candidate| !match (
+        &machine.streams.all[candidate.stream].queue[0].action,
+        candidate.node,
+    ) {
         (Action::Graph(Some(launch)), Some(node)) => launch.is_host_function(node),
         (Action::Host(_), _) => true,
         _ => false,
@@ -211,29 +263,33 @@ fn without_host_functions(machine: &Machine, mut candidates: Vec<Candidate>) -> 
     candidates
 }
 
-/// Runs all that can still run, in the order that the schedule asks for, without waiting for what hangs. Host functions count as
-/// called: whoever they belong to may be gone. For the end of the process.
+/// Runs all that can still run, in the order of the schedule, without waiting for what hangs. Host
+/// functions count as called, since their owner may be gone. For the end of the process.
 pub(crate) fn drain(machine: &mut Machine) {
     let devices = 0..machine.devices.len();
-    let goal = Goal::new(devices.flat_map(|device| goal_device(machine, device).records).collect());
+    let goal = Goal::new(
+        devices
+            .flat_map(|device| goal_device(machine, device).records)
+            .collect(),
+    );
     let end = Instant::now() + PATIENCE_WITH_RANKS;
     loop {
         match advance(machine, &goal) {
             Advance::Ran => {}
             Advance::Call(call) => drop(run::finish_host_call(machine, &call)),
-            // Other ranks may be about to do their part; one that is gone never will.
+            // Other ranks may still do their part; a dead one never will.
             Advance::Idle if Instant::now() < end && nccl::await_others(machine, IDLE) => {}
             Advance::Idle => break,
         }
     }
 }
 
-/// What came of a step towards a goal.
+/// The result of a step towards a goal.
 enum Advance {
     Ran,
-    /// To be called with the lock given up.
+    /// To be called without the lock.
     Call(HostCall),
-    /// Nothing can run that shall.
+    /// Nothing that should run can run.
     Idle,
 }
 
@@ -248,7 +304,7 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is inside a function that a stream calls, where CUDA permits no call of its own.
+/// Whether this thread is inside a host function of a stream, where CUDA permits no call.
 pub fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
@@ -258,12 +314,13 @@ impl HostCall {
         let HostFunction { function, argument } = self.function;
         held.without(|| {
             IN_HOST_FUNCTION.set(true);
-            // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called with this argument, once, on
-            // any thread, when the stream comes to it; this is that moment, and the lock is free.
+            // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called once
+            // with this argument, on any thread, when the stream reaches it; this is that moment,
+            // and the lock is free.
             unsafe { function(argument as *mut std::ffi::c_void) };
             IN_HOST_FUNCTION.set(false);
         });
-        // The function may have told any thread of the host that all before it is done, in a way that cannot be seen from here.
+        // The function may have told any host thread, invisibly, that everything before it is done.
         if let Some(known) = run::finish_host_call(held, &self) {
             host_joins(held, &known);
         }
@@ -276,7 +333,9 @@ fn advance(machine: &mut Machine, goal: &Goal) -> Advance {
     if policy(machine).asks_what_is_needed() {
         mark_needed(machine, goal, &mut candidates);
     }
-    let Some(chosen) = policy(machine).choose(&candidates) else { return Advance::Idle };
+    let Some(chosen) = policy(machine).choose(&candidates) else {
+        return Advance::Idle;
+    };
     match run::piece(machine, chosen) {
         Some(call) => Advance::Call(call),
         None => Advance::Ran,
@@ -285,10 +344,14 @@ fn advance(machine: &mut Machine, goal: &Goal) -> Advance {
 
 fn policy(machine: &mut Machine) -> &mut Policy {
     let (schedule, seed) = (machine.config.schedule, machine.config.seed);
-    machine.streams.scheduler.policy.get_or_insert_with(|| Policy::new(schedule, seed))
+    machine
+        .streams
+        .scheduler
+        .policy
+        .get_or_insert_with(|| Policy::new(schedule, seed))
 }
 
-/// A fault may lose a device from outside: its work must not keep anybody waiting.
+/// A fault may lose a device at any time: its work must not block anyone.
 fn abandon_lost_devices(machine: &mut Machine) {
     for device in 0..machine.devices.len() {
         if machine.devices[device].lost.is_some() {
@@ -297,15 +360,25 @@ fn abandon_lost_devices(machine: &mut Machine) {
     }
 }
 
-/// All that CUDA would allow to run now, in the order of streams.
+/// All that CUDA would allow to run now, in stream order.
 fn runnable(machine: &Machine) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     for &stream in &machine.streams.busy {
-        let Entry { sequence, after, action, .. } = &machine.streams.all[stream].queue[0];
+        let Entry {
+            sequence,
+            after,
+            action,
+            ..
+        } = &machine.streams.all[stream].queue[0];
         if !after.iter().all(|record| record.is_complete()) {
             continue;
         }
-        let candidate = Candidate { stream, node: None, sequence: *sequence, is_needed: false };
+        let candidate = Candidate {
+            stream,
+            node: None,
+            sequence: *sequence,
+            is_needed: false,
+        };
         match action {
             Action::Work(_) | Action::Turn(Some(_)) | Action::Host(Some(_)) | Action::Record(_) => {
                 candidates.push(candidate)
@@ -326,7 +399,7 @@ fn runnable(machine: &Machine) -> Vec<Candidate> {
     candidates
 }
 
-/// Marks the candidates without which the goal cannot be met: those of streams that are not yet as far as a needed
+/// Marks the candidates that the goal needs: those of streams that have not reached a needed
 /// record.
 fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
     // Up to which sequence number each stream is needed.
@@ -342,14 +415,18 @@ fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
         }
         needed.insert(record.stream, record.sequence());
         let queue = &machine.streams.all[record.stream].queue;
-        let fresh = queue.iter().skip_while(|entry| from.is_some_and(|known| entry.sequence <= known));
+        let fresh = queue
+            .iter()
+            .skip_while(|entry| from.is_some_and(|known| entry.sequence <= known));
         for entry in fresh.take_while(|entry| entry.sequence <= record.sequence()) {
             open.extend(entry.after.iter().cloned());
             match &entry.action {
                 Action::Wait(record) => open.push(record.clone()),
                 Action::Graph(Some(launch)) => {
                     open.extend(launch.waits().cloned());
-                    launch.flights().for_each(|flight| open.extend(nccl::needed(machine, flight)));
+                    launch
+                        .flights()
+                        .for_each(|flight| open.extend(nccl::needed(machine, flight)));
                 }
                 Action::Nccl(flight) => open.extend(nccl::needed(machine, flight)),
                 _ => {}
@@ -357,6 +434,8 @@ fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
         }
     }
     for candidate in candidates {
-        candidate.is_needed = needed.get(&candidate.stream).is_some_and(|last| candidate.sequence <= *last);
+        candidate.is_needed = needed
+            .get(&candidate.stream)
+            .is_some_and(|last| candidate.sequence <= *last);
     }
 }

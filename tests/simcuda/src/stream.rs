@@ -1,9 +1,10 @@
-//! Streams: first-in first-out queues of a device, what stands in them, and the order that the null stream adds.
+//! Streams: first-in first-out queues of a device, their entries, and the order that the null
+//! stream adds.
 //!
-//! A stream is an actor of the race detector. What is put into it keeps the clock of the host call that put it there,
-//! and joins that clock to the stream's when its turn comes. Giving something to a stream never runs anything (see
-//! [`crate::scheduler`]), except that a machine with more than [`PENDING_MAX`] pieces pending blocks as a real queue
-//! would.
+//! A stream is an actor of the race detector. An entry keeps the clock of the host call that queued
+//! it and joins that clock to the stream's when its turn comes. Queuing never runs anything (see
+//! [`crate::scheduler`]), except that a machine with more than [`PENDING_MAX`] pending pieces
+//! blocks, as a real queue would.
 
 pub mod calls;
 mod handle;
@@ -35,48 +36,48 @@ pub use crate::scheduler::{synchronize_device, synchronize_stream};
 use crate::work::{Failure, Work};
 use crate::{faults, memory};
 
-/// Streams are numbered in the order of their creation, over all devices; numbers are not used again.
+/// Streams are numbered in order of creation over all devices; numbers are not reused.
 pub type StreamId = usize;
 
-/// How much may be pending before a call that queues more waits for room.
+/// How many pieces may be pending before a call waits for room.
 pub const PENDING_MAX: usize = 4096;
 
-/// Bookkeeping that needs the machine when its turn in the stream comes: stream-ordered allocation and free.
+/// Bookkeeping that needs the machine when its turn comes: stream-ordered allocation and free.
 pub type Turn = Box<dyn FnOnce(&mut Machine, Actor, OperationId) -> Result<(), Failure> + Send>;
 
 /// A function of the host that a stream calls.
 #[derive(Clone, Copy)]
 pub struct HostFunction {
     pub(crate) function: unsafe extern "C" fn(*mut std::ffi::c_void),
-    /// An address and nothing more: it is the callee's.
+    /// An opaque address that belongs to the callee.
     pub(crate) argument: usize,
 }
 
-/// What stands in a queue.
+/// An entry of a queue.
 pub(crate) enum Action {
     Work(Arc<dyn Work>),
-    /// Nothing once it was taken to be run.
+    /// None once it was taken to run.
     Turn(Option<Turn>),
-    /// Nothing while it is being called, with the lock given up.
+    /// None while it is being called without the lock.
     Host(Option<HostFunction>),
     Record(Arc<Record>),
     Wait(Arc<Record>),
-    /// Nothing only while one of its nodes is being run.
+    /// None only while one of its nodes runs.
     Graph(Option<Box<Launch>>),
-    /// It stays in front until the other ranks have done their part.
+    /// It stays at the front until the other ranks have done their part.
     Nccl(Arc<Flight>),
-    /// A launch that never comes to its end.
+    /// A launch that never ends.
     Hang,
 }
 
 /// One place in a queue.
 pub(crate) struct Entry {
-    /// Its place among all that was ever given to any stream.
+    /// Its place among all entries of all streams.
     pub(crate) sequence: u64,
     pub(crate) operation: Arc<Operation>,
-    /// What the host knew when it gave this.
+    /// What the host knew when it queued this.
     pub(crate) host: Clock,
-    /// Up to where the host had waited then, by the simulated clock.
+    /// The simulated time up to which the host had waited.
     pub(crate) host_ns: u64,
     /// What the null stream's rules put before this.
     pub(crate) after: Vec<Arc<Record>>,
@@ -103,15 +104,15 @@ pub(crate) struct Stream {
     pub(crate) queue: VecDeque<Entry>,
     /// How many entries it was ever given, without markers.
     pub(crate) given: u64,
-    /// The record behind everything up to `given`, if there is one.
+    /// The record after everything up to `given`, if any.
     marker: Option<(u64, Arc<Record>)>,
-    /// Up to where the null stream is behind this one, and this one behind the null stream.
+    /// How far the null stream is ordered after this one, and this one after the null stream.
     null_is_behind: u64,
     is_behind_null: u64,
     /// The simulated time of its last completion.
     pub(crate) time_ns: u64,
     pub(crate) capture: Option<StreamCapture>,
-    /// Who destroyed it. What is in it still runs.
+    /// Who destroyed it. Its entries still run.
     pub(crate) destroyed: Option<Arc<Operation>>,
     retired: bool,
 }
@@ -132,20 +133,23 @@ pub struct Streams {
     waits: waits::Waits,
 }
 
-/// The stream that a handle stands for. Null and CU_STREAM_LEGACY are the current device's null stream.
+/// The stream of a handle. Null and CU_STREAM_LEGACY are the current device's null stream.
 pub fn resolve(machine: &mut Machine, handle: CUstream) -> Result<StreamId, CUresult> {
     // The two numbers that cuda.h gives to CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
     match handle as usize {
         0 | 1 => null::legacy(machine),
         2 => null::per_thread(machine),
         _ => {
-            let Some(stream) = decode(HandleKind::Stream, handle).filter(|stream| *stream < machine.streams.all.len())
+            let Some(stream) = decode(HandleKind::Stream, handle)
+                .filter(|stream| *stream < machine.streams.all.len())
             else {
                 return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
             };
             if let Some(destroyer) = machine.streams.all[stream].destroyed.clone() {
-                let message =
-                    format!("stream {stream} is used after it was destroyed\n  destroyed in {}", destroyer.stack);
+                let message = format!(
+                    "stream {stream} is used after it was destroyed\n  destroyed in {}",
+                    destroyer.stack
+                );
                 report::finding(machine, report::Kind::Handle, message);
                 return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
             }
@@ -159,35 +163,40 @@ pub fn device_of(machine: &Machine, stream: StreamId) -> usize {
     machine.streams.all[stream].device
 }
 
-/// The actor that a stream is in the clocks.
+/// The actor of a stream.
 pub fn actor_of(machine: &Machine, stream: StreamId) -> Actor {
     machine.streams.all[stream].actor
 }
 
-/// Whether what is given to `stream` goes into a graph instead of running.
+/// Whether work for `stream` goes into a graph instead of running.
 pub fn is_capturing(machine: &Machine, stream: StreamId) -> bool {
     machine.streams.all[stream].capture.is_some()
 }
 
-/// Refuses (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and a finding) the potentially unsafe call `name` while a capture
-/// forbids it to the calling thread: its own unless relaxed, and every global one of other threads, as the mode of the
-/// thread says.
+/// Refuses the potentially unsafe call `name` (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and a finding)
+/// while a capture forbids it to the calling thread: its own capture unless relaxed, and global
+/// captures of other threads, depending on the thread's mode.
 pub fn forbid_in_capture(machine: &mut Machine, name: &'static str) -> Result<(), CUresult> {
     capture::forbid(machine, name)
 }
 
-/// For a call that a capturing `stream` cannot take: breaks the capture, tells a finding, and gives the code to return
-/// (900, or 901 when it was broken before). `call` says what was asked, and may say what to do instead.
+/// For a call that a capturing `stream` cannot take: breaks the capture, reports a finding, and
+/// returns the code (900, or 901 if it was broken before). `call` names the call and may suggest an
+/// alternative.
 pub fn refuse_in_capture(machine: &mut Machine, stream: StreamId, call: &str) -> CUresult {
     capture::unsupported(machine, stream, call)
 }
 
-/// Gives work to a stream; puts it into the graph if the stream is capturing.
-pub fn enqueue(machine: &mut Machine, stream: StreamId, work: Arc<dyn Work>) -> Result<(), CUresult> {
+/// Gives work to a stream, or to the graph if the stream is capturing.
+pub fn enqueue(
+    machine: &mut Machine,
+    stream: StreamId,
+    work: Arc<dyn Work>,
+) -> Result<(), CUresult> {
     enqueue_operation(machine, stream, work).map(|_| ())
 }
 
-/// As [`enqueue`], and says as what it will be named.
+/// As [`enqueue`], with a name for reports.
 pub fn enqueue_operation(
     machine: &mut Machine,
     stream: StreamId,
@@ -195,18 +204,34 @@ pub fn enqueue_operation(
 ) -> Result<OperationId, CUresult> {
     check_usable(machine, stream)?;
     if is_capturing(machine, stream) {
-        return capture::add(machine, stream, &work.describe(), capture::Captured::Work(work.clone()));
+        return capture::add(
+            machine,
+            stream,
+            &work.describe(),
+            capture::Captured::Work(work.clone()),
+        );
     }
     let device = device_of(machine, stream);
     let faults::Injected { work, hangs } = machine.faults.inject(device, work);
     let operation = new_operation(machine, &work.describe(), Some(stream), device, None);
-    memory::begin(machine, device, operation.id, &operation.describe, &operation.stack, &work.known_ranges())?;
-    let action = if hangs { Action::Hang } else { Action::Work(work) };
+    memory::begin(
+        machine,
+        device,
+        operation.id,
+        &operation.describe,
+        &operation.stack,
+        &work.known_ranges(),
+    )?;
+    let action = if hangs {
+        Action::Hang
+    } else {
+        Action::Work(work)
+    };
     Ok(give(machine, stream, operation, action))
 }
 
-/// Gives bookkeeping of the simulator to a stream: `turn` is called when its turn comes. Not for capturing streams
-/// (900).
+/// Queues bookkeeping of the simulator: `turn` is called when its turn comes. Not for capturing
+/// streams (900).
 pub fn enqueue_with(
     machine: &mut Machine,
     stream: StreamId,
@@ -217,28 +242,50 @@ pub fn enqueue_with(
     if is_capturing(machine, stream) {
         return Err(capture::unsupported(machine, stream, describe));
     }
-    let operation = new_operation(machine, describe, Some(stream), device_of(machine, stream), None);
+    let operation = new_operation(
+        machine,
+        describe,
+        Some(stream),
+        device_of(machine, stream),
+        None,
+    );
     Ok(give(machine, stream, operation, Action::Turn(Some(turn))))
 }
 
-/// Gives a function of the host to a stream.
-pub(crate) fn enqueue_host(machine: &mut Machine, stream: StreamId, function: HostFunction) -> Result<(), CUresult> {
+/// Queues a host function.
+pub(crate) fn enqueue_host(
+    machine: &mut Machine,
+    stream: StreamId,
+    function: HostFunction,
+) -> Result<(), CUresult> {
     check_usable(machine, stream)?;
     let describe = format!("host function {:#x}", function.function as usize);
     if is_capturing(machine, stream) {
-        return capture::add(machine, stream, &describe, capture::Captured::Host(function)).map(|_| ());
+        return capture::add(
+            machine,
+            stream,
+            &describe,
+            capture::Captured::Host(function),
+        )
+        .map(|_| ());
     }
-    let operation = new_operation(machine, &describe, Some(stream), device_of(machine, stream), None);
+    let operation = new_operation(
+        machine,
+        &describe,
+        Some(stream),
+        device_of(machine, stream),
+        None,
+    );
     give(machine, stream, operation, Action::Host(Some(function)));
     Ok(())
 }
 
-/// Names what a host call does by itself, so that a finding can speak of it: `cuMemFree of 0x…`.
+/// Names what a host call does, for findings: `cuMemFree of 0x…`.
 pub fn note(machine: &mut Machine, describe: &str, device: usize) -> OperationId {
     new_operation(machine, describe, None, device, None).id
 }
 
-/// What was asked for under this name; nothing when that is too long ago.
+/// What was queued under this name; None if it is too long ago.
 pub fn operation(machine: &Machine, id: OperationId) -> Option<Arc<Operation>> {
     machine.streams.operations.get(id)
 }
@@ -250,7 +297,14 @@ pub(crate) fn new_operation(
     device: usize,
     captured: Option<Arc<Operation>>,
 ) -> Arc<Operation> {
-    new_operation_at(machine, describe, stream, device, Stack::capture(), captured)
+    new_operation_at(
+        machine,
+        describe,
+        stream,
+        device,
+        Stack::capture(),
+        captured,
+    )
 }
 
 pub(crate) fn new_operation_at(
@@ -261,11 +315,14 @@ pub(crate) fn new_operation_at(
     stack: Stack,
     captured: Option<Arc<Operation>>,
 ) -> Arc<Operation> {
-    machine.streams.operations.make(describe, stream, device, stack, captured)
+    machine
+        .streams
+        .operations
+        .make(describe, stream, device, stack, captured)
 }
 
-/// The errors that any call which gives something to `stream` has in common: a lost device, and a null stream that
-/// would have to wait for a stream which is capturing.
+/// Errors common to all calls that queue to `stream`: a lost device, and a null stream that would
+/// have to wait for a capturing stream.
 pub(crate) fn check_usable(machine: &mut Machine, stream: StreamId) -> Result<(), CUresult> {
     if let Some(lost) = machine.devices[device_of(machine, stream)].lost {
         return Err(lost);
@@ -274,14 +331,30 @@ pub(crate) fn check_usable(machine: &mut Machine, stream: StreamId) -> Result<()
 }
 
 /// Puts an action at the end of a stream that is not capturing.
-pub(crate) fn give(machine: &mut Machine, stream: StreamId, operation: Arc<Operation>, action: Action) -> OperationId {
+pub(crate) fn give(
+    machine: &mut Machine,
+    stream: StreamId,
+    operation: Arc<Operation>,
+    action: Action,
+) -> OperationId {
     let host = host_actor(machine);
     let host = machine.race.snapshot(host);
     let after = null::orders(machine, stream);
     let id = operation.id;
     machine.streams.all[stream].given += 1;
     let host_ns = machine.timeline.host_ns;
-    push(machine, stream, Entry { sequence: 0, operation, host, host_ns, after, action });
+    push(
+        machine,
+        stream,
+        Entry {
+            sequence: 0,
+            operation,
+            host,
+            host_ns,
+            after,
+            action,
+        },
+    );
     scheduler::make_room(machine);
     id
 }
@@ -301,9 +374,14 @@ fn push(machine: &mut Machine, stream: StreamId, mut entry: Entry) {
     streams.all[stream].queue.push_back(entry);
 }
 
-/// A record behind everything that `stream` was given so far: what waits for the stream.
+/// A record after everything that `stream` was given so far.
 pub(crate) fn marker(machine: &mut Machine, stream: StreamId) -> Arc<Record> {
-    let Stream { given, marker, device, .. } = &machine.streams.all[stream];
+    let Stream {
+        given,
+        marker,
+        device,
+        ..
+    } = &machine.streams.all[stream];
     let (given, device) = (*given, *device);
     if let Some((at, record)) = marker
         && *at == given
@@ -329,15 +407,24 @@ pub(crate) fn marker(machine: &mut Machine, stream: StreamId) -> Arc<Record> {
     record
 }
 
-/// The stream has come to `record`: it keeps the stream's clock and time.
+/// The stream has reached `record`: the record keeps the stream's clock and time.
 pub(crate) fn complete_record(machine: &mut Machine, stream: StreamId, record: &Record) {
-    let Stream { actor, time_ns, retired, .. } = &machine.streams.all[stream];
+    let Stream {
+        actor,
+        time_ns,
+        retired,
+        ..
+    } = &machine.streams.all[stream];
     let time_ns = *time_ns;
-    let clock = if *retired { Clock::default() } else { machine.race.snapshot(*actor) };
+    let clock = if *retired {
+        Clock::default()
+    } else {
+        machine.race.snapshot(*actor)
+    };
     record.complete(Completion { clock, time_ns });
 }
 
-/// Takes the entry in front away: it is done.
+/// Removes the front entry: it is done.
 pub(crate) fn pop(machine: &mut Machine, stream: StreamId) -> Option<Entry> {
     let streams = &mut machine.streams;
     let entry = streams.all[stream].queue.pop_front()?;
@@ -349,12 +436,17 @@ pub(crate) fn pop(machine: &mut Machine, stream: StreamId) -> Option<Entry> {
     Some(entry)
 }
 
-/// A destroyed stream stops being an actor once it has run dry.
+/// A destroyed stream stops being an actor once it is empty.
 fn retire_if_over(machine: &mut Machine, id: StreamId) {
-    let Stream { destroyed, queue, retired, actor, .. } = &mut machine.streams.all[id];
+    let Stream {
+        destroyed,
+        queue,
+        retired,
+        actor,
+        ..
+    } = &mut machine.streams.all[id];
     if destroyed.is_some() && queue.is_empty() && !*retired {
-        // Its last moment stays known to whoever asks for it: a synchronisation of the device waits for destroyed
-        // streams, too.
+        // Its last moment stays known: a device synchronisation waits for destroyed streams too.
         let actor = *actor;
         *retired = true;
         let last = machine.race.snapshot(actor);
@@ -362,10 +454,16 @@ fn retire_if_over(machine: &mut Machine, id: StreamId) {
         if let Some((at, record)) = &stream.marker
             && *at == stream.given
         {
-            record.complete(Completion { clock: last, time_ns: stream.time_ns });
+            record.complete(Completion {
+                clock: last,
+                time_ns: stream.time_ns,
+            });
         } else {
             let record = Record::new(id);
-            record.complete(Completion { clock: last, time_ns: stream.time_ns });
+            record.complete(Completion {
+                clock: last,
+                time_ns: stream.time_ns,
+            });
             stream.marker = Some((stream.given, Arc::new(record)));
         }
         machine.race.retire(actor);
@@ -373,7 +471,13 @@ fn retire_if_over(machine: &mut Machine, id: StreamId) {
 }
 
 /// Makes a stream and returns its number.
-pub(crate) fn create(machine: &mut Machine, device: usize, order: Order, flags: u32, priority: i32) -> StreamId {
+pub(crate) fn create(
+    machine: &mut Machine,
+    device: usize,
+    order: Order,
+    flags: u32,
+    priority: i32,
+) -> StreamId {
     let actor = machine.race.actor();
     machine.streams.all.push(Stream {
         device,
@@ -397,13 +501,22 @@ pub(crate) fn create(machine: &mut Machine, device: usize, order: Order, flags: 
 /// The streams that the null stream waits for; none for any other stream.
 pub(crate) fn blocking_of_null(machine: &Machine, stream: StreamId) -> Vec<StreamId> {
     let Stream { device, order, .. } = &machine.streams.all[stream];
-    if *order == Order::Legacy { null::blocking(machine, *device) } else { Vec::new() }
+    if *order == Order::Legacy {
+        null::blocking(machine, *device)
+    } else {
+        Vec::new()
+    }
 }
 
-/// Everything of a lost device is dropped: waits on it must end, and report the loss.
+/// Drops everything of a lost device: waits on it must end and report the loss.
 pub(crate) fn abandon(machine: &mut Machine, device: usize) {
-    let ids: Vec<StreamId> =
-        machine.streams.busy.iter().copied().filter(|id| device_of(machine, *id) == device).collect();
+    let ids: Vec<StreamId> = machine
+        .streams
+        .busy
+        .iter()
+        .copied()
+        .filter(|id| device_of(machine, *id) == device)
+        .collect();
     for stream in ids {
         while let Some(entry) = pop(machine, stream) {
             match entry.action {
@@ -413,7 +526,9 @@ pub(crate) fn abandon(machine: &mut Machine, device: usize) {
                     flight.abandon();
                     memory::finish(machine, entry.operation.id, Clock::default());
                 }
-                Action::Work(_) | Action::Hang => memory::finish(machine, entry.operation.id, Clock::default()),
+                Action::Work(_) | Action::Hang => {
+                    memory::finish(machine, entry.operation.id, Clock::default())
+                }
                 Action::Turn(_) | Action::Host(_) | Action::Wait(_) | Action::Graph(None) => {}
             }
         }

@@ -1,10 +1,12 @@
-//! The simulated clock: when each piece of work begins and ends, and the file that lists it.
+//! The simulated clock: when each piece of work starts and ends, and the file that lists it.
 //!
-//! A stream is a queue with a time of its own; events, launches and what the host has waited for carry times from one to another. Kernels and products of one
-//! device share its one compute engine: two of them never overlap, on whatever streams they are, except launches of so few blocks that another fits beside them. Copies, fills and collectives are done beside
-//! it, and beside each other. Since pieces run in an order that is not that of the clock, a kernel takes the first gap of the engine that is long enough.
+//! A stream is a queue with its own time; events, launches and host waits carry times from one to
+//! another. Kernels and products of a device share one compute engine and never overlap, except
+//! launches of so few blocks that another fits beside them. Copies, fills and collectives overlap
+//! with it and with each other. Pieces do not run in clock order, so a kernel takes the first gap
+//! of the engine that is long enough.
 //!
-//! It is no measurement of anything: it orders, so that what can overlap is seen to overlap.
+//! This measures nothing: it shows what can overlap.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,20 +16,20 @@ use std::path::Path;
 use crate::stream::Operation;
 use crate::work::Touched;
 
-/// How many stretches an engine remembers; before them it counts as busy.
+/// How many busy intervals an engine remembers; earlier times count as busy.
 const STRETCHES_MAX: usize = 4096;
 
-/// What is busy when.
+/// The busy intervals.
 #[derive(Debug, Default)]
 struct Engine {
-    /// Ends by beginnings; they do not touch.
+    /// Ends by starts; intervals do not touch.
     busy: BTreeMap<u64, u64>,
-    /// Nothing begins earlier any more.
+    /// Nothing starts earlier any more.
     floor_ns: u64,
 }
 
 impl Engine {
-    /// Takes the first stretch from `earliest_ns` on that is free for as long; gives its beginning.
+    /// Takes the first free interval of this length from `earliest_ns` on; returns its start.
     fn take(&mut self, earliest_ns: u64, duration_ns: u64) -> u64 {
         let mut start = earliest_ns.max(self.floor_ns);
         if let Some((_, end)) = self.busy.range(..=start).next_back() {
@@ -64,7 +66,7 @@ impl Engine {
     }
 }
 
-/// Which part of a device does a piece of work.
+/// The engine that does a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// Kernels and products.
@@ -76,9 +78,13 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// By what a piece of work says of itself.
+    /// Derived from the work's own description.
     pub(crate) fn of(describe: &str) -> Self {
-        if describe.starts_with("cuMem") { Self::Copy } else { Self::Compute }
+        if describe.starts_with("cuMem") {
+            Self::Copy
+        } else {
+            Self::Compute
+        }
     }
 
     fn name(self) -> &'static str {
@@ -94,38 +100,70 @@ impl Part {
 #[derive(Debug, Default)]
 pub struct Timeline {
     engines: Vec<Engine>,
-    /// Up to where the host has waited: what it queues begins no earlier.
+    /// The time up to which the host has waited: what it queues starts no earlier.
     pub(crate) host_ns: u64,
     file: Option<File>,
 }
 
 impl Timeline {
-    /// That of a new machine. A file that cannot be made is told, and left out.
+    /// For a new machine. A file that cannot be created is reported and left out.
     pub(crate) fn new(devices: usize, path: Option<&Path>) -> Self {
         let file = path.and_then(|path| {
-            // One file a process: ranks on one host would overwrite each other's.
-            let path = path.to_string_lossy().replace("%p", &std::process::id().to_string());
+            // One file per process: ranks of a host would overwrite each other's.
+            let path = path
+                .to_string_lossy()
+                .replace("%p", &std::process::id().to_string());
             let made = File::create(&path);
-            made.inspect_err(|error| eprintln!("simcuda: SIMCUDA_TIMELINE={path}: cannot be written: {error}")).ok()
+            made.inspect_err(|error| {
+                eprintln!("simcuda: SIMCUDA_TIMELINE={path}: cannot be written: {error}")
+            })
+            .ok()
         });
-        let engines = std::iter::repeat_with(Engine::default).take(devices).collect();
-        Self { engines, host_ns: 0, file }
+        let engines = std::iter::repeat_with(Engine::default)
+            .take(devices)
+            .collect();
+        Self {
+            engines,
+            host_ns: 0,
+            file,
+        }
     }
 
-    /// When work that could begin at `earliest_ns` begins.
-    pub(crate) fn begin(&mut self, device: usize, part: Part, earliest_ns: u64, duration_ns: u64) -> u64 {
+    /// When work that could start at `earliest_ns` starts.
+    pub(crate) fn begin(
+        &mut self,
+        device: usize,
+        part: Part,
+        earliest_ns: u64,
+        duration_ns: u64,
+    ) -> u64 {
         match part {
             Part::Compute => self.engines[device].take(earliest_ns, duration_ns),
             Part::Copy | Part::Nccl => earliest_ns,
         }
     }
 
-    /// Lists a piece of work. A node of a graph stands under the stream that it was captured in.
-    pub(crate) fn list(&mut self, operation: &Operation, part: Part, (start_ns, end_ns): (u64, u64), bytes: u64) {
+    /// Lists a piece of work. A graph node is listed under the stream it was captured in.
+    pub(crate) fn list(
+        &mut self,
+        operation: &Operation,
+        part: Part,
+        (start_ns, end_ns): (u64, u64),
+        bytes: u64,
+    ) {
         let Some(file) = &mut self.file else { return };
-        let of = operation.captured.as_ref().map_or(operation.stream, |captured| captured.stream);
-        let number = |stream: Option<usize>| stream.map_or_else(|| "null".to_owned(), |stream| stream.to_string());
-        let launched_on = if operation.captured.is_some() { operation.stream } else { None };
+        let of = operation
+            .captured
+            .as_ref()
+            .map_or(operation.stream, |captured| captured.stream);
+        let number = |stream: Option<usize>| {
+            stream.map_or_else(|| "null".to_owned(), |stream| stream.to_string())
+        };
+        let launched_on = if operation.captured.is_some() {
+            operation.stream
+        } else {
+            None
+        };
         let line = format!(
             "{{\"device\":{},\"stream\":{},\"launched_on\":{},\"part\":\"{}\",\"start_ns\":{start_ns},\"end_ns\":{end_ns},\"bytes\":{bytes},\
              \"what\":\"{}\"}}\n",
@@ -133,9 +171,12 @@ impl Timeline {
             number(of),
             number(launched_on),
             part.name(),
-            operation.describe.replace('\\', "\\\\").replace('"', "\\\"")
+            operation
+                .describe
+                .replace('\\', "\\\\")
+                .replace('"', "\\\"")
         );
-        // At once: the process may end by a finding or be killed.
+        // Flushed at once: a finding or a kill may end the process.
         if let Err(error) = file.write_all(line.as_bytes()) {
             eprintln!("simcuda: SIMCUDA_TIMELINE: cannot be written: {error}");
             self.file = None;
@@ -148,9 +189,14 @@ impl Timeline {
     }
 }
 
-/// How much a piece of work moved: the larger of what it read and what it wrote.
+/// How much a piece of work moved: the larger of bytes read and bytes written.
 pub(crate) fn moved_bytes(touched: &Touched) -> u64 {
-    let sum = |ranges: &[std::ops::Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+    let sum = |ranges: &[std::ops::Range<u64>]| {
+        ranges
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum::<u64>()
+    };
     sum(&touched.reads).max(sum(&touched.writes) + sum(&touched.atomics))
 }
 

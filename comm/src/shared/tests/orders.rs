@@ -1,5 +1,6 @@
-//! Random programs of collectives on ranks that dawdle at random, over staging so small that everything takes many
-//! pieces, with counters that wrap on the way: always the bits of the plain loop, and the same on all ranks.
+//! Random programs of collectives on ranks with random delays, over staging so small that
+//! everything takes many pieces, with counters that wrap: always the bits of the plain loop on all
+//! ranks.
 
 use ddp_kernels::dtype::bf16;
 use proptest::prelude::*;
@@ -21,8 +22,14 @@ fn given(seed: u64, index: usize, rank: usize, step: &Step) -> Vec<u8> {
     let mut state = seed ^ (index as u64) << 40 ^ (rank as u64) << 20 | 1;
     (0..step.count * step.dtype.bytes())
         .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            if state >> 61 == 0 { [0, 0xff, 0x7f, 0x80][(state >> 40) as usize % 4] } else { (state >> 33) as u8 }
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            if state >> 61 == 0 {
+                [0, 0xff, 0x7f, 0x80][(state >> 40) as usize % 4]
+            } else {
+                (state >> 33) as u8
+            }
         })
         .collect()
 }
@@ -50,14 +57,25 @@ fn make(group: &Group, step: &Step, tensor: &Tensor) {
     .unwrap();
 }
 
-/// Whether what `rank` holds after a step is what it should be. `before` and `after` are of all ranks.
-fn check(step: &Step, rank: usize, before: &[Vec<u8>], after: &[Vec<u8>]) -> Result<(), TestCaseError> {
+/// Checks what `rank` holds after a step. `before` and `after` are of all ranks.
+fn check(
+    step: &Step,
+    rank: usize,
+    before: &[Vec<u8>],
+    after: &[Vec<u8>],
+) -> Result<(), TestCaseError> {
     let (ranks, found) = (before.len(), &after[rank]);
     let slice = |rank: usize| rank * found.len() / ranks..(rank + 1) * found.len() / ranks;
     let reduced = |reduce: Reduce, elements: std::ops::Range<usize>| -> Result<(), TestCaseError> {
         for index in elements {
-            let all: Vec<u64> = before.iter().map(|bytes| bits(step.dtype, bytes, index)).collect();
-            let (found, expected) = (bits(step.dtype, found, index), reference(step.dtype, reduce, &all));
+            let all: Vec<u64> = before
+                .iter()
+                .map(|bytes| bits(step.dtype, bytes, index))
+                .collect();
+            let (found, expected) = (
+                bits(step.dtype, found, index),
+                reference(step.dtype, reduce, &all),
+            );
             prop_assert!(
                 same(step.dtype, found, expected),
                 "{step:?} rank {rank} element {index}: {found:x} {expected:x}"
@@ -76,10 +94,15 @@ fn check(step: &Step, rank: usize, before: &[Vec<u8>], after: &[Vec<u8>]) -> Res
         }
         Operation::AllGather => {
             for other in 0..ranks {
-                prop_assert!(found[slice(other)] == before[other][slice(other)], "{step:?} rank {rank} slice {other}");
+                prop_assert!(
+                    found[slice(other)] == before[other][slice(other)],
+                    "{step:?} rank {rank} slice {other}"
+                );
             }
         }
-        Operation::Broadcast { root } => prop_assert!(found == &before[root], "{step:?} rank {rank}"),
+        Operation::Broadcast { root } => {
+            prop_assert!(found == &before[root], "{step:?} rank {rank}")
+        }
         Operation::Send { to } if rank == to => {
             prop_assert!(found == &before[(to + ranks - 1) % ranks], "{step:?}");
         }
@@ -100,19 +123,29 @@ fn program(ranks: usize) -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Operation::Barrier),
     ];
     let count = prop_oneof![Just(0usize), Just(1), 2..40usize, 40..700usize];
-    let step = (operation, 0..DType::ALL.len(), count).prop_map(move |(operation, dtype, count)| {
-        let (mut operation, mut dtype, mut count) = (operation, DType::ALL[dtype], count);
-        match operation {
-            Operation::AllReduce(_) | Operation::ReduceScatter(_) => dtype = REDUCIBLE[dtype.bytes() % REDUCIBLE.len()],
-            // Alone there is nobody to send to.
-            Operation::Send { .. } if ranks == 1 => operation = Operation::Barrier,
-            _ => {}
-        }
-        if matches!(operation, Operation::ReduceScatter(_) | Operation::AllGather) {
-            count = count.next_multiple_of(ranks);
-        }
-        Step { operation, dtype, count }
-    });
+    let step =
+        (operation, 0..DType::ALL.len(), count).prop_map(move |(operation, dtype, count)| {
+            let (mut operation, mut dtype, mut count) = (operation, DType::ALL[dtype], count);
+            match operation {
+                Operation::AllReduce(_) | Operation::ReduceScatter(_) => {
+                    dtype = REDUCIBLE[dtype.bytes() % REDUCIBLE.len()]
+                }
+                // Alone there is nobody to send to.
+                Operation::Send { .. } if ranks == 1 => operation = Operation::Barrier,
+                _ => {}
+            }
+            if matches!(
+                operation,
+                Operation::ReduceScatter(_) | Operation::AllGather
+            ) {
+                count = count.next_multiple_of(ranks);
+            }
+            Step {
+                operation,
+                dtype,
+                count,
+            }
+        });
     proptest::collection::vec(step, 1..14)
 }
 
@@ -122,18 +155,25 @@ fn programs() -> impl Strategy<Value = (usize, Vec<Step>, Vec<Step>)> {
 
 /// Runs a program on a channel as one rank; what it held after each step.
 fn run(rank: &ThreadRank, channel: usize, steps: &[Step], seed: u64) -> Vec<Vec<u8>> {
-    let group = rank.group(channel, "main").unwrap();
+    let group = super::group(rank, channel, "main");
     let one = |(index, step): (usize, &Step)| {
-        let tensor = tensor_of(step.dtype, &given(seed, index, rank.rank(), step));
+        let tensor = tensor_of(step.dtype, &given(seed, index, rank.rank, step));
         make(&group, step, &tensor);
         bytes_in(&tensor)
     };
     steps.iter().enumerate().map(one).collect()
 }
 
-fn check_all(ranks: usize, steps: &[Step], seed: u64, after: &[Vec<Vec<u8>>]) -> Result<(), TestCaseError> {
+fn check_all(
+    ranks: usize,
+    steps: &[Step],
+    seed: u64,
+    after: &[Vec<Vec<u8>>],
+) -> Result<(), TestCaseError> {
     for (index, step) in steps.iter().enumerate() {
-        let before: Vec<Vec<u8>> = (0..ranks).map(|rank| given(seed, index, rank, step)).collect();
+        let before: Vec<Vec<u8>> = (0..ranks)
+            .map(|rank| given(seed, index, rank, step))
+            .collect();
         let after: Vec<Vec<u8>> = after.iter().map(|all| all[index].clone()).collect();
         (0..ranks).try_for_each(|rank| check(step, rank, &before, &after))?;
     }
@@ -150,7 +190,7 @@ proptest! {
         dawdles in any::<bool>(),
     ) {
         // Two groups at the same time, each on a thread of its own on every rank.
-        let all = on_all(&tiny(ranks, dawdles.then_some(seed), LONG), |rank| {
+        let all = on_all(&tiny(ranks, dawdles.then_some(seed)), |rank| {
             std::thread::scope(|scope| {
                 let other = scope.spawn(|| run(rank, 5, &second, !seed));
                 (run(rank, 0, &first, seed), other.join().unwrap())
@@ -166,16 +206,27 @@ proptest! {
 fn every_dtype_reduces_and_moves_at_full_size() {
     // Sizes around one round, one piece and several, with the staging that a job has.
     for (ranks, bytes) in [(2, 4096), (2, 4104), (3, 300_000), (2, 2_500_016)] {
-        let ranks = crate::threads::ranks(ranks, None, LONG).unwrap();
+        let ranks = super::ranks(ranks);
         let steps: Vec<Step> = DType::ALL
             .into_iter()
             .flat_map(|dtype| {
                 let count = (bytes / dtype.bytes()).next_multiple_of(ranks.len());
                 let reduces = REDUCIBLE.contains(&dtype);
-                let all = [Operation::AllReduce(Reduce::Sum), Operation::ReduceScatter(Reduce::Sum)];
-                let moves = [Operation::AllGather, Operation::Broadcast { root: 1 }, Operation::Send { to: 1 }];
+                let all = [
+                    Operation::AllReduce(Reduce::Sum),
+                    Operation::ReduceScatter(Reduce::Sum),
+                ];
+                let moves = [
+                    Operation::AllGather,
+                    Operation::Broadcast { root: 1 },
+                    Operation::Send { to: 1 },
+                ];
                 let chosen = all.into_iter().filter(move |_| reduces).chain(moves);
-                chosen.map(move |operation| Step { operation, dtype, count })
+                chosen.map(move |operation| Step {
+                    operation,
+                    dtype,
+                    count,
+                })
             })
             .collect();
         let after = on_all(&ranks, |rank| run(rank, 0, &steps, 11));
@@ -187,16 +238,19 @@ fn every_dtype_reduces_and_moves_at_full_size() {
 #[ignore = "takes 9 GB of memory"]
 fn counts_beyond_two_to_the_31_are_reduced_and_gathered() {
     let count = (1usize << 31) + 6;
-    on_all(&crate::threads::ranks(2, None, LONG).unwrap(), |rank| {
-        let group = rank.group(0, "main").unwrap();
-        let tensor = Tensor::full(&[count], 1.0 + rank.rank() as f64, DType::BF16, Device::Cpu).unwrap();
+    on_all(&ranks(2), |rank| {
+        let group = super::group(rank, 0, "main");
+        let tensor =
+            Tensor::full(&[count], 1.0 + rank.rank as f64, DType::BF16, Device::Cpu).unwrap();
         let all_are = |value: f64| {
             let check = |all: &[bf16]| all.iter().all(|&element| element == bf16::from_f64(value));
             tensor.with_slice::<bf16, _>(check).unwrap()
         };
         group.all_reduce(&tensor, Reduce::Sum, &stream()).unwrap();
         assert!(all_are(3.0));
-        group.reduce_scatter(&tensor, Reduce::Sum, &stream()).unwrap();
+        group
+            .reduce_scatter(&tensor, Reduce::Sum, &stream())
+            .unwrap();
         group.all_gather(&tensor, &stream()).unwrap();
         assert!(all_are(6.0));
         group.broadcast(&tensor, 1, &stream()).unwrap();

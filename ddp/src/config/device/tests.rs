@@ -1,28 +1,40 @@
 //! Claims about who trains on what. `comm/src/gpus/tests.rs` has who gets which GPU.
 
-use ddp_comm::gpus::{Sight, assign};
+use ddp_comm::gpus::{VisibleGpus, assign};
 
 use super::*;
-use crate::cli::Flags;
 
 /// Ranks on one host, each of which sees as many GPUs of the same ones, without troubles.
 fn facts(sees: &[usize], per_rank: usize, share: bool) -> Facts {
-    let sight = |&count: &usize| Sight {
+    let sight = |&count: &usize| VisibleGpus {
         host: "node7".into(),
         uuids: (0..count).map(|gpu| format!("GPU-{gpu:08}")).collect(),
         why_none: (count == 0).then(|| "no driver is installed".into()),
     };
     let gpus = assign(sees.iter().map(sight).collect(), per_rank, share);
-    Facts { per_rank, gpus, troubles: vec![None; sees.len()] }
+    Facts {
+        per_rank,
+        gpus,
+        troubles: vec![None; sees.len()],
+    }
 }
 
 fn troubled(sees: &[usize], troubles: &[&str]) -> Facts {
     let trouble = |text: &&str| Some(text.to_string()).filter(|text| !text.is_empty());
-    Facts { troubles: troubles.iter().map(trouble).collect(), ..facts(sees, 1, false) }
+    Facts {
+        troubles: troubles.iter().map(trouble).collect(),
+        ..facts(sees, 1, false)
+    }
 }
 
-const ON_GPUS: Decision = Decision { on_gpus: true, warning: None };
-const ON_CPU: Decision = Decision { on_gpus: false, warning: None };
+const ON_GPUS: Decision = Decision {
+    on_gpus: true,
+    warning: None,
+};
+const ON_CPU: Decision = Decision {
+    on_gpus: false,
+    warning: None,
+};
 
 #[track_caller]
 fn refusal<T>(outcome: Result<T>) -> String {
@@ -41,34 +53,74 @@ fn warning(choice: DeviceChoice, facts: &Facts) -> String {
 
 #[test]
 fn ranks_train_on_gpus_where_each_has_its_own() {
-    for (sees, per_rank) in [(&[1][..], 1), (&[4], 1), (&[4, 4, 4, 4], 1), (&[4, 4], 2), (&[2], 2)] {
+    for (sees, per_rank) in [
+        (&[1][..], 1),
+        (&[4], 1),
+        (&[4, 4, 4, 4], 1),
+        (&[4, 4], 2),
+        (&[2], 2),
+    ] {
         for choice in [DeviceChoice::Auto, DeviceChoice::Cuda] {
-            assert_eq!(decide(choice, &facts(sees, per_rank, false)).unwrap(), ON_GPUS, "{sees:?}");
+            assert_eq!(
+                decide(choice, &facts(sees, per_rank, false)).unwrap(),
+                ON_GPUS,
+                "{sees:?}"
+            );
         }
     }
 }
 
 #[test]
 fn where_nobody_sees_a_gpu_auto_is_the_cpu_without_a_word() {
-    assert_eq!(decide(DeviceChoice::Auto, &facts(&[0], 1, false)).unwrap(), ON_CPU);
-    assert_eq!(decide(DeviceChoice::Auto, &facts(&[0, 0, 0], 1, false)).unwrap(), ON_CPU);
-    assert_eq!(decide(DeviceChoice::Auto, &facts(&[0, 0], 1, true)).unwrap(), ON_CPU);
+    assert_eq!(
+        decide(DeviceChoice::Auto, &facts(&[0], 1, false)).unwrap(),
+        ON_CPU
+    );
+    assert_eq!(
+        decide(DeviceChoice::Auto, &facts(&[0, 0, 0], 1, false)).unwrap(),
+        ON_CPU
+    );
+    assert_eq!(
+        decide(DeviceChoice::Auto, &facts(&[0, 0], 1, true)).unwrap(),
+        ON_CPU
+    );
 }
 
 #[test]
 fn what_auto_passes_over_is_said() {
     let said = warning(DeviceChoice::Auto, &facts(&[2; 4], 1, false));
-    assert!(said.contains("ranks 0, 1, 2 and 3 need 4 GPUs and see 2 between them:\n  rank 0 on node7 "), "{said}");
-    assert!(said.contains("\nStart 2 ranks (-n 2), or train without GPUs with --device cpu, or"), "{said}");
+    assert!(
+        said.contains(
+            "ranks 0, 1, 2 and 3 need 4 GPUs and see 2 between them:\n  rank 0 on node7 "
+        ),
+        "{said}"
+    );
+    assert!(
+        said.contains("\nStart 2 ranks (-n 2), or train without GPUs with --device cpu, or"),
+        "{said}"
+    );
     let said = warning(DeviceChoice::Auto, &facts(&[2, 0], 1, false));
-    assert!(said.contains("rank 1 needs 1 GPU and sees none") && said.contains("no driver is installed"), "{said}");
-    let said = warning(DeviceChoice::Auto, &troubled(&[1], &["libnvrtc is missing."]));
+    assert!(
+        said.contains("rank 1 needs 1 GPU and sees none")
+            && said.contains("no driver is installed"),
+        "{said}"
+    );
+    let said = warning(
+        DeviceChoice::Auto,
+        &troubled(&[1], &["libnvrtc is missing."]),
+    );
     assert_eq!(
         said,
         "training on the CPU although there are GPUs: libnvrtc is missing. --device cpu says that this is meant"
     );
-    let said = warning(DeviceChoice::Auto, &troubled(&[3; 3], &["", "NCCL is not found", ""]));
-    assert!(said.contains("on rank 1 (node7): NCCL is not found. --device cpu says"), "{said}");
+    let said = warning(
+        DeviceChoice::Auto,
+        &troubled(&[3; 3], &["", "NCCL is not found", ""]),
+    );
+    assert!(
+        said.contains("on rank 1 (node7): NCCL is not found. --device cpu says"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -80,23 +132,50 @@ fn a_device_that_cannot_be_had_is_refused_with_the_reason() {
     );
     let text = cuda(facts(&[2; 4], 1, false));
     let expected = "--device cuda: expected GPUs that all 4 ranks can use, but ranks 0, 1, 2 and 3 need 4 GPUs and";
-    assert!(text.starts_with(expected) && text.ends_with("--share-gpus, which is for tests"), "{text}");
-    assert!(text.contains("  rank 3 on node7  gets none    sees the same as rank 0\nStart 2 ranks (-n 2), "), "{text}");
+    assert!(
+        text.starts_with(expected) && text.ends_with("--share-gpus, which is for tests"),
+        "{text}"
+    );
+    assert!(
+        text.contains(
+            "  rank 3 on node7  gets none    sees the same as rank 0\nStart 2 ranks (-n 2), "
+        ),
+        "{text}"
+    );
     let text = cuda(facts(&[1], 2, false));
-    assert!(text.contains("rank 0 needs 2 GPUs and sees 1:\n") && text.contains("--devices-per-rank 2"), "{text}");
-    assert!(!text.contains("--share-gpus"), "a rank does not share with itself: {text}");
-    assert_eq!(refusal(decide(DeviceChoice::Auto, &facts(&[1], 2, false))), text.replace("cuda: exp", "auto: exp"));
+    assert!(
+        text.contains("rank 0 needs 2 GPUs and sees 1:\n") && text.contains("--devices-per-rank 2"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("--share-gpus"),
+        "a rank does not share with itself: {text}"
+    );
+    assert_eq!(
+        refusal(decide(DeviceChoice::Auto, &facts(&[1], 2, false))),
+        text.replace("cuda: exp", "auto: exp")
+    );
     let text = cuda(facts(&[0, 0], 1, true));
-    assert!(text.contains("ranks 0 and 1 need 2 GPUs and see none") && text.contains("--device cpu"), "{text}");
+    assert!(
+        text.contains("ranks 0 and 1 need 2 GPUs and see none") && text.contains("--device cpu"),
+        "{text}"
+    );
     let text = cuda(troubled(&[1], &["libnvrtc is missing."]));
-    assert!(text.ends_with("can be used here, but libnvrtc is missing. Or give --device cpu"), "{text}");
+    assert!(
+        text.ends_with("can be used here, but libnvrtc is missing. Or give --device cpu"),
+        "{text}"
+    );
 }
 
 #[test]
 fn ranks_that_cannot_use_their_gpus_are_counted() {
-    let cuda = |troubles: &[&str]| refusal(decide(DeviceChoice::Cuda, &troubled(&[3; 3], troubles)));
+    let cuda =
+        |troubles: &[&str]| refusal(decide(DeviceChoice::Cuda, &troubled(&[3; 3], troubles)));
     let text = cuda(&["no NCCL"; 3]);
-    assert!(text.ends_with("all 3 ranks can use, but on every rank: no NCCL. Or give --device cpu"), "{text}");
+    assert!(
+        text.ends_with("all 3 ranks can use, but on every rank: no NCCL. Or give --device cpu"),
+        "{text}"
+    );
     assert!(cuda(&["", "", "no NCCL"]).contains("on rank 2 (node7): no NCCL. "));
     assert!(cuda(&["a", "", "b"]).contains("on rank 0 (node7, and 1 rank more): a. "));
     assert!(cuda(&["a", "b", "b"]).contains("on rank 0 (node7, and 2 ranks more): a. "));
@@ -108,21 +187,37 @@ fn a_gpu_that_is_named_is_one_ranks_unless_they_share() {
     assert_eq!(decide(named, &facts(&[2], 1, false)).unwrap(), ON_GPUS);
     check_index(named, false, 1).unwrap();
     let text = refusal(check_index(named, false, 2));
-    assert!(text.starts_with("--device cuda:1: expected --device cuda for 2 ranks") && text.contains("--share-gpus"));
+    assert!(
+        text.starts_with("--device cuda:1: expected --device cuda for 2 ranks")
+            && text.contains("--share-gpus")
+    );
     check_index(named, true, 2).unwrap();
     check_index(DeviceChoice::Cuda, false, 2).unwrap();
     assert!(warning(named, &facts(&[2, 2], 1, true)).contains("(--share-gpus): this is for tests"));
-    let text = refusal(decide(named, &troubled(&[1], &["this machine has 1 CUDA device, cuda:0, and no cuda:1"])));
+    let text = refusal(decide(
+        named,
+        &troubled(
+            &[1],
+            &["this machine has 1 CUDA device, cuda:0, and no cuda:1"],
+        ),
+    ));
     assert!(
-        text.starts_with("--device cuda:1: expected a device") && text.contains("and no cuda:1. Or give"),
+        text.starts_with("--device cuda:1: expected a device")
+            && text.contains("and no cuda:1. Or give"),
         "{text}"
     );
 }
 
 #[test]
 fn sharing_is_said_where_it_happens_alone() {
-    assert!(warning(DeviceChoice::Cuda, &facts(&[1, 1], 1, true)).contains("several ranks have the same GPU"));
-    assert_eq!(decide(DeviceChoice::Cuda, &facts(&[2, 2], 1, true)).unwrap(), ON_GPUS);
+    assert!(
+        warning(DeviceChoice::Cuda, &facts(&[1, 1], 1, true))
+            .contains("several ranks have the same GPU")
+    );
+    assert_eq!(
+        decide(DeviceChoice::Cuda, &facts(&[2, 2], 1, true)).unwrap(),
+        ON_GPUS
+    );
 }
 
 #[test]
@@ -134,9 +229,19 @@ fn a_library_that_is_missing_or_broken_is_told_with_what_to_do() {
         advice: advice.map(Into::into),
     };
     assert_eq!(missing(&library(Some("/lib/libnccl.so.2"), None)), None);
-    assert_eq!(missing(&library(None, Some("install it"))).unwrap(), "NCCL is not found: install it");
-    let broken = missing(&library(Some("/lib/libnccl.so.2"), Some("broken: not an ELF file. Reinstall it"))).unwrap();
-    assert_eq!(broken, "NCCL (/lib/libnccl.so.2) is broken: not an ELF file. Reinstall it");
+    assert_eq!(
+        missing(&library(None, Some("install it"))).unwrap(),
+        "NCCL is not found: install it"
+    );
+    let broken = missing(&library(
+        Some("/lib/libnccl.so.2"),
+        Some("broken: not an ELF file. Reinstall it"),
+    ))
+    .unwrap();
+    assert_eq!(
+        broken,
+        "NCCL (/lib/libnccl.so.2) is broken: not an ELF file. Reinstall it"
+    );
 }
 
 #[test]
@@ -155,39 +260,57 @@ fn the_cpu_is_found_by_all_ranks_and_only_if_all_want_it() {
     for found in found([DeviceChoice::Cpu, DeviceChoice::Cuda]) {
         let error = found.unwrap_err();
         let named = "ranks disagree on the configuration: rank 1 has device = cuda, rank 0 has device = cpu";
-        assert!(error.exit_code() == 78 && error.to_string().starts_with(named), "{error}");
+        assert!(
+            error.exit_code() == 78 && error.to_string().starts_with(named),
+            "{error}"
+        );
     }
 }
 
-fn config(change: impl FnOnce(&mut Flags)) -> Result<Config> {
-    let mut flags = Flags::default();
-    change(&mut flags);
-    Config::resolve(flags)
+fn config(change: impl FnOnce(&mut Config)) -> Result<Config> {
+    let mut config = Config::default();
+    change(&mut config);
+    config.check().map(|()| config)
 }
 
 /// Flags that the CPU has no use for, and what their refusal begins with.
-type Change = (fn(&mut Flags), &'static str);
+type Change = (fn(&mut Config), &'static str);
 const OF_GPUS: [Change; 5] = [
-    (|flags| flags.dtype = Some(Precision::Bf16), "--dtype bf16: expected --device cuda: "),
-    (|flags| flags.dtype = Some(Precision::Tf32), "--dtype tf32: expected --device cuda: "),
-    (|flags| flags.devices_per_rank = Some(2), "--devices-per-rank 2: expected --device cuda: "),
-    (|flags| flags.data_on_device = Some(Resident::On), "--data-on-device on: expected --device cuda: "),
-    (|flags| flags.graph = Some(GraphChoice::On), "--graph on: expected --device cuda: "),
+    (
+        |settings| settings.dtype = Precision::Bf16,
+        "--dtype bf16: expected --device cuda: ",
+    ),
+    (
+        |settings| settings.dtype = Precision::Tf32,
+        "--dtype tf32: expected --device cuda: ",
+    ),
+    (
+        |settings| settings.devices_per_rank = 2,
+        "--devices-per-rank 2: expected --device cuda: ",
+    ),
+    (
+        |settings| settings.data_on_device = Resident::On,
+        "--data-on-device on: expected --device cuda: ",
+    ),
+    (
+        |settings| settings.graph = GraphChoice::On,
+        "--graph on: expected --device cuda: ",
+    ),
 ];
 
 #[test]
 fn what_is_for_gpus_is_refused_on_the_cpu_alone() {
     for (change, begins) in OF_GPUS {
-        // Known from the flags, or only once the device is.
-        let text = refusal(config(|flags| {
-            change(flags);
-            flags.device = Some(DeviceChoice::Cpu);
+        // Known from the settings, or only once the device is.
+        let text = refusal(config(|settings| {
+            change(settings);
+            settings.device = DeviceChoice::Cpu;
         }));
         assert!(text.starts_with(begins), "{text}");
         for device in [DeviceChoice::Auto, DeviceChoice::Cuda] {
-            let config = config(|flags| {
-                change(flags);
-                flags.device = Some(device);
+            let config = config(|settings| {
+                change(settings);
+                settings.device = device;
             });
             let config = config.unwrap();
             assert_eq!(refusal(config.check_device(Device::Cpu)), text);
@@ -195,8 +318,10 @@ fn what_is_for_gpus_is_refused_on_the_cpu_alone() {
         }
     }
     for on_cpu in [
-        config(|flags| (flags.zero, flags.share_gpus) = (Some(1), Some(true))),
-        config(|flags| (flags.graph, flags.data_on_device) = (Some(GraphChoice::Off), Some(Resident::Off))),
+        config(|settings| (settings.zero, settings.share_gpus) = (1, true)),
+        config(|settings| {
+            (settings.graph, settings.data_on_device) = (GraphChoice::Off, Resident::Off)
+        }),
         config(|_| ()),
     ] {
         on_cpu.unwrap().check_device(Device::Cpu).unwrap();
@@ -205,11 +330,22 @@ fn what_is_for_gpus_is_refused_on_the_cpu_alone() {
 
 #[test]
 fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
-    let text = refusal(config(|flags| (flags.devices_per_rank, flags.graph) = (Some(2), Some(GraphChoice::On))));
-    assert!(text.starts_with("--graph on: expected --devices-per-rank 1: "), "{text}");
+    let text = refusal(config(|settings| {
+        (settings.devices_per_rank, settings.graph) = (2, GraphChoice::On)
+    }));
+    assert!(
+        text.starts_with("--graph on: expected --devices-per-rank 1: "),
+        "{text}"
+    );
     let at = DeviceChoice::CudaAt(1);
-    let text = refusal(config(|flags| (flags.devices_per_rank, flags.device) = (Some(2), Some(at))));
-    assert!(text.starts_with("--device cuda:1: expected --device cuda with --devices-per-rank 2"), "{text}");
-    config(|flags| (flags.devices_per_rank, flags.device) = (Some(1), Some(at))).unwrap();
-    config(|flags| (flags.devices_per_rank, flags.graph) = (Some(2), Some(GraphChoice::Auto))).unwrap();
+    let text = refusal(config(|settings| {
+        (settings.devices_per_rank, settings.device) = (2, at)
+    }));
+    assert!(
+        text.starts_with("--device cuda:1: expected --device cuda with --devices-per-rank 2"),
+        "{text}"
+    );
+    config(|settings| (settings.devices_per_rank, settings.device) = (1, at)).unwrap();
+    config(|settings| (settings.devices_per_rank, settings.graph) = (2, GraphChoice::Auto))
+        .unwrap();
 }

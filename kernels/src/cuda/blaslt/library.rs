@@ -1,4 +1,4 @@
-//! cuBLASLt itself: its functions, and what its refusals mean.
+//! The functions of cuBLASLt and its errors.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -8,11 +8,12 @@ use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_
 use crate::cuda::library::{self, Library};
 use crate::device::discover;
 
-/// Handles, descriptors, layouts and preferences: addresses of things that are the library's own.
+/// Opaque to us: handles, descriptors, layouts and preferences.
 pub(super) type Opaque = *mut c_void;
 
 library::functions! {
-    /// cuBLASLt's functions that are called here. Enumerations are plain numbers: a newer library may know more of them.
+    /// cuBLASLt's functions that we call. Enums are plain numbers: a newer library may have more
+    /// values.
     struct Functions {
         fn cublasLtCreate(*mut Opaque) -> c_int;
         fn cublasLtGetVersion() -> usize;
@@ -37,17 +38,18 @@ library::functions! {
     }
 }
 
-/// A refusal by cuBLASLt.
+/// An error of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) function: &'static str,
     pub(super) code: c_int,
 }
 
-/// There is no algorithm for what was asked.
+/// No algorithm supports the product.
 pub(super) const NOT_SUPPORTED: c_int = 15;
 
-/// Calls a function and turns its code into a result. It must stand in an unsafe block that argues for the call.
+/// Calls a function and turns its code into a result. Used in an unsafe block with a SAFETY comment
+/// for the call.
 macro_rules! blaslt {
     ($functions:expr, $name:ident ( $($argument:expr),* $(,)? )) => {
         $crate::cuda::blaslt::library::outcome(stringify!($name), ($functions.$name)($($argument),*))
@@ -56,29 +58,38 @@ macro_rules! blaslt {
 pub(super) use blaslt;
 
 pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> {
-    if code == 0 { Ok(()) } else { Err(Fault { function, code }) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(Fault { function, code })
+    }
 }
 
-/// The functions, looked up at the first call; or what is missing and the way out.
+/// The functions, looked up at the first call; or what is missing, with help.
 pub(super) fn functions() -> Result<&'static Functions, &'static str> {
-    const WAY_OUT: &str = "It is too old or not NVIDIA's: cuBLASLt of CUDA 12.0 or later is needed, for one the pip wheel \
+    const HELP: &str = "install cuBLASLt of CUDA 12.0 or later, for example the pip wheel \
          nvidia-cublas in the active Python environment";
     static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
     let load = || {
         let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-        Functions::load(Library::open(&discover().cublaslt, &names)?, WAY_OUT)
+        Functions::load(Library::open(&discover().cublaslt, &names)?, HELP)
     };
     FUNCTIONS.get_or_init(load).as_ref().map_err(String::as_str)
 }
 
 impl Functions {
-    /// The library's name for a code, and its words.
+    /// The library's name and text for a code.
     pub(super) fn describe(&self, code: c_int) -> (String, String) {
         let text = |ask: unsafe extern "C" fn(c_int) -> *const c_char| {
-            // SAFETY: takes any number, and gives a string that lives as long as the library, or null.
+            // SAFETY: both functions take any code and return null or a static C string.
             let text = unsafe { ask(code) };
-            // SAFETY: not null, so a C string of the library's, as above.
-            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            if text.is_null() {
+                return None;
+            }
+            // SAFETY: not null, so a C string that lives as long as the library, which stays
+            // loaded.
+            let text = unsafe { CStr::from_ptr(text) };
+            Some(text.to_string_lossy().into_owned())
         };
         let name = text(self.cublasLtGetStatusName).unwrap_or_else(|| format!("error {code}"));
         (name, text(self.cublasLtGetStatusString).unwrap_or_default())

@@ -1,5 +1,6 @@
-//! How one kind of product is computed: descriptors, layouts, and the algorithm that the library's heuristic puts first.
-//! Asked once for each kind and kept: the same kind has the same algorithm, and so the same bits, all through a run.
+//! How one kind of product is computed: descriptors, layouts, and the first algorithm of the
+//! library's heuristic. It is asked once per kind, so a kind has the same algorithm, and the same
+//! bits, in the whole run.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -7,15 +8,17 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtMatmulAlgo_t, cublasLtMatmulDescAttributes_t as Attribute,
-    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t as Preference, cudaDataType_t,
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t as Preference,
+    cudaDataType_t,
 };
 
+use super::epilogue::{BIAS, HAS_AUX};
 use super::library::{Fault, Functions, NOT_SUPPORTED, Opaque, blaslt};
 use crate::DType;
-use crate::ops::F32Math;
+use crate::precision::F32Math;
 
-/// Everything that an algorithm may be chosen by. Sides are named as the library has them: column-major,
-/// `D[rows × columns] = op(A)·op(B)`, with `inner` elements to a sum.
+/// All that the choice of an algorithm depends on, in the library's terms: column-major, `D[rows ×
+/// columns] = op(A)·op(B)`, with sums of `inner` elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) rows: u64,
@@ -26,28 +29,30 @@ pub(super) struct Key {
     /// The dtype of A and B, and that of C, D, bias and aux.
     pub(super) dtypes: [DType; 2],
     pub(super) math: F32Math,
-    /// The library's number for what is done to the sums.
+    /// The library's number of the epilogue.
     pub(super) epilogue: u32,
     /// Whether C is not read.
     pub(super) beta_is_zero: bool,
-    /// Of A, B, C and D, in bytes: the largest power of two, up to 256, that divides the address.
+    /// Of the addresses of A, B, C and D, in bytes: the largest power of two, up to 256, that
+    /// divides each.
     pub(super) alignments: [u32; 4],
 }
 
-/// What a product of one kind needs.
+/// What the products of one kind use.
 pub(super) struct Plan {
-    /// The operation's descriptor, in which the pointers of bias and aux stand: set and used under the lock.
+    /// The operation's descriptor. It holds the pointers of bias and aux, which are set and used
+    /// under the lock.
     operation: Mutex<Owned>,
     /// Layouts of A, B, and of both C and D.
     a: Owned,
     b: Owned,
     d: Owned,
     algorithm: cublasLtMatmulAlgo_t,
-    /// What the algorithm uses, at most what the preference allowed.
+    /// At most what the preference allowed.
     workspace_bytes: usize,
 }
 
-/// Addresses and factors of one product.
+/// The addresses and factors of one product.
 pub(super) struct Operands {
     pub(super) a: u64,
     pub(super) b: u64,
@@ -61,21 +66,21 @@ pub(super) struct Operands {
     pub(super) stream: Opaque,
 }
 
-/// Something of the library's, given back when dropped.
+/// An object of the library, destroyed when dropped.
 struct Owned {
     thing: Opaque,
     destroy: unsafe extern "C" fn(Opaque) -> c_int,
 }
 
-// SAFETY: descriptors and layouts are plain memory of the library's, tied to no thread; whoever changes one holds the
-// lock around it.
+// SAFETY: descriptors and layouts are plain memory of the library and tied to no thread. Whoever
+// changes one holds the lock around it.
 unsafe impl Send for Owned {}
 // SAFETY: as above.
 unsafe impl Sync for Owned {}
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: made by the function that belongs to `destroy`, and given back here alone.
+        // SAFETY: made by the function that belongs to `destroy`, and destroyed only here.
         unsafe { (self.destroy)(self.thing) };
     }
 }
@@ -83,18 +88,17 @@ impl Drop for Owned {
 fn data_type(dtype: DType) -> u32 {
     (match dtype {
         DType::BF16 => cudaDataType_t::CUDA_R_16BF,
-        DType::F16 => cudaDataType_t::CUDA_R_16F,
         _ => cudaDataType_t::CUDA_R_32F,
     }) as u32
 }
 
-/// The address and size of a value, as attributes are given.
+/// The address and size of a value, in the form that attributes take.
 fn bytes_of<T>(value: &T) -> (*const c_void, usize) {
     (ptr::from_ref(value).cast(), size_of::<T>())
 }
 
 impl Plan {
-    /// Asks the library. None: it has no algorithm for this.
+    /// Asks the library; None if it has no algorithm.
     pub(super) fn make(
         functions: &Functions,
         handle: Opaque,
@@ -104,14 +108,27 @@ impl Plan {
         let (rows, columns, inner) = (key.rows, key.columns, key.inner);
         let operation = operation(functions, key)?;
         let [a, b] = key.transposed;
-        let a = layout(functions, key.dtypes[0], if a { [inner, rows] } else { [rows, inner] })?;
-        let b = layout(functions, key.dtypes[0], if b { [columns, inner] } else { [inner, columns] })?;
+        let a = layout(
+            functions,
+            key.dtypes[0],
+            if a { [inner, rows] } else { [rows, inner] },
+        )?;
+        let b = layout(
+            functions,
+            key.dtypes[0],
+            if b {
+                [columns, inner]
+            } else {
+                [inner, columns]
+            },
+        )?;
         let d = layout(functions, key.dtypes[1], [rows, columns])?;
         let preference = preference(functions, key, workspace_bytes_max)?;
-        // SAFETY: plain numbers, for which all zeroes is a value.
+        // SAFETY: plain numbers, for which all zeros is a value.
         let mut first: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let mut count = 0;
-        // SAFETY: all of it was made above and is alive; there is room for the one result asked for.
+        // SAFETY: all objects were made above and are alive; `result` has room for the one result
+        // requested.
         let asked = unsafe {
             blaslt!(
                 functions,
@@ -130,17 +147,27 @@ impl Plan {
             )
         };
         match asked {
-            Err(Fault { code: NOT_SUPPORTED, .. }) => return Ok(None),
+            Err(Fault {
+                code: NOT_SUPPORTED,
+                ..
+            }) => return Ok(None),
             other => other?,
         }
         if count < 1 || first.state as c_int != 0 {
             return Ok(None);
         }
         let (algorithm, workspace_bytes) = (first.algo, first.workspaceSize);
-        Ok(Some(Plan { operation: Mutex::new(operation), a, b, d, algorithm, workspace_bytes }))
+        Ok(Some(Plan {
+            operation: Mutex::new(operation),
+            a,
+            b,
+            d,
+            algorithm,
+            workspace_bytes,
+        }))
     }
 
-    /// Whether the algorithm needs memory to work in.
+    /// Whether the algorithm needs workspace.
     pub(super) fn needs_workspace(&self) -> bool {
         self.workspace_bytes > 0
     }
@@ -148,13 +175,25 @@ impl Plan {
     /// Gives the product to the stream.
     ///
     /// # Safety
-    /// The context of the handle's device is current. The addresses are of this device's memory, large enough for the
-    /// plan's shapes, used by nobody else in the order of streams; those of the plan's epilogue are there.
-    pub(super) unsafe fn run(&self, functions: &Functions, handle: Opaque, operands: &Operands) -> Result<(), Fault> {
-        let operation = self.operation.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The context of the handle's device is current. The addresses are of this device's memory,
+    /// large enough for the plan's shapes, and no other work uses them at that point of the stream.
+    /// The addresses of the plan's epilogue are present.
+    pub(super) unsafe fn run(
+        &self,
+        functions: &Functions,
+        handle: Opaque,
+        operands: &Operands,
+    ) -> Result<(), Fault> {
+        let operation = self
+            .operation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         for (attribute, address) in [
             (Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias),
-            (Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, operands.aux),
+            (
+                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                operands.aux,
+            ),
         ] {
             if let Some(address) = &address {
                 set(functions, &operation, attribute, address)?;
@@ -162,8 +201,8 @@ impl Plan {
         }
         let address = |address: u64| ptr::without_provenance_mut::<c_void>(address as usize);
         let (alpha, beta) = (bytes_of(&operands.alpha).0, bytes_of(&operands.beta).0);
-        // SAFETY: the library checks its own things against each other; the rest is the caller's promise. Factors are read
-        // before the call returns.
+        // SAFETY: the library checks its objects against each other; the rest is the caller's
+        // promise. Factors are read before the call returns.
         unsafe {
             blaslt!(
                 functions,
@@ -190,34 +229,90 @@ impl Plan {
     }
 }
 
-fn set<T>(functions: &Functions, operation: &Owned, attribute: Attribute, value: &T) -> Result<(), Fault> {
+fn set<T>(
+    functions: &Functions,
+    operation: &Owned,
+    attribute: Attribute,
+    value: &T,
+) -> Result<(), Fault> {
     let (value, bytes) = bytes_of(value);
-    // SAFETY: the descriptor is alive, and the value has the type that the attribute has (the library checks its size).
-    unsafe { blaslt!(functions, cublasLtMatmulDescSetAttribute(operation.thing, attribute as u32, value, bytes)) }
+    // SAFETY: the descriptor is alive, and the value has the attribute's type (the library checks
+    // its size).
+    unsafe {
+        blaslt!(
+            functions,
+            cublasLtMatmulDescSetAttribute(operation.thing, attribute as u32, value, bytes)
+        )
+    }
 }
 
 fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
     let compute = match key.math {
-        F32Math::Tf32 if key.dtypes[0] == DType::F32 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+        F32Math::Tf32 if key.dtypes[0] == DType::F32 => {
+            cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+        }
         _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
     };
     let mut thing = ptr::null_mut();
-    // SAFETY: the pointer is to a variable of ours.
-    unsafe { blaslt!(functions, cublasLtMatmulDescCreate(&mut thing, compute as u32, data_type(DType::F32))) }?;
-    let operation = Owned { thing, destroy: functions.cublasLtMatmulDescDestroy };
+    // SAFETY: the pointer is to a local variable.
+    unsafe {
+        blaslt!(
+            functions,
+            cublasLtMatmulDescCreate(&mut thing, compute as u32, data_type(DType::F32))
+        )
+    }?;
+    let operation = Owned {
+        thing,
+        destroy: functions.cublasLtMatmulDescDestroy,
+    };
     let [a, b] = key.transposed.map(i32::from);
-    set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &a)?;
-    set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &b)?;
-    set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &key.epilogue)?;
-    if key.epilogue & super::BIAS != 0 {
+    set(
+        functions,
+        &operation,
+        Attribute::CUBLASLT_MATMUL_DESC_TRANSA,
+        &a,
+    )?;
+    set(
+        functions,
+        &operation,
+        Attribute::CUBLASLT_MATMUL_DESC_TRANSB,
+        &b,
+    )?;
+    set(
+        functions,
+        &operation,
+        Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+        &key.epilogue,
+    )?;
+    if key.epilogue & BIAS != 0 {
         let dtype = data_type(key.dtypes[1]);
-        set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
-        // The heuristic refuses an epilogue whose pointer is not there; each product sets its own.
-        set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &256u64)?;
+        set(
+            functions,
+            &operation,
+            Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+            &dtype,
+        )?;
+        // The heuristic refuses an epilogue without a pointer; each product sets its own.
+        set(
+            functions,
+            &operation,
+            Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+            &256u64,
+        )?;
     }
-    if key.epilogue & super::HAS_AUX != 0 {
-        set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &256u64)?;
-        set(functions, &operation, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(key.rows as i64))?;
+    if key.epilogue & HAS_AUX != 0 {
+        set(
+            functions,
+            &operation,
+            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+            &256u64,
+        )?;
+        set(
+            functions,
+            &operation,
+            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
+            &(key.rows as i64),
+        )?;
     }
     Ok(operation)
 }
@@ -225,29 +320,57 @@ fn operation(functions: &Functions, key: &Key) -> Result<Owned, Fault> {
 /// A column-major matrix without gaps.
 fn layout(functions: &Functions, dtype: DType, [rows, columns]: [u64; 2]) -> Result<Owned, Fault> {
     let mut thing = ptr::null_mut();
-    // SAFETY: the pointer is to a variable of ours.
+    // SAFETY: the pointer is to a local variable.
     unsafe {
-        blaslt!(functions, cublasLtMatrixLayoutCreate(&mut thing, data_type(dtype), rows, columns, rows as i64))
+        blaslt!(
+            functions,
+            cublasLtMatrixLayoutCreate(&mut thing, data_type(dtype), rows, columns, rows as i64)
+        )
     }?;
-    Ok(Owned { thing, destroy: functions.cublasLtMatrixLayoutDestroy })
+    Ok(Owned {
+        thing,
+        destroy: functions.cublasLtMatrixLayoutDestroy,
+    })
 }
 
-fn preference(functions: &Functions, key: &Key, workspace_bytes_max: usize) -> Result<Owned, Fault> {
-    /// Where a sum is cut into several, they meet in f32: in the workspace, or in outputs that are f32 themselves. Both go in
-    /// a fixed order.
+fn preference(
+    functions: &Functions,
+    key: &Key,
+    workspace_bytes_max: usize,
+) -> Result<Owned, Fault> {
+    /// If a sum is split, its parts are added in f32: in the workspace, or in outputs that are f32.
+    /// Both use a fixed order.
     const IN_PLACE: u32 = 1;
     const COMPUTE_TYPE: u32 = 2;
     let mut thing = ptr::null_mut();
-    // SAFETY: the pointer is to a variable of ours.
+    // SAFETY: the pointer is to a local variable.
     unsafe { blaslt!(functions, cublasLtMatmulPreferenceCreate(&mut thing)) }?;
-    let preference = Owned { thing, destroy: functions.cublasLtMatmulPreferenceDestroy };
-    let set = |attribute: Preference, (value, bytes): (*const c_void, usize)| {
-        // SAFETY: the preference is alive, and the value has the type that the attribute has.
-        unsafe { blaslt!(functions, cublasLtMatmulPreferenceSetAttribute(thing, attribute as u32, value, bytes)) }
+    let preference = Owned {
+        thing,
+        destroy: functions.cublasLtMatmulPreferenceDestroy,
     };
-    let reductions = if key.dtypes[1] == DType::F32 { IN_PLACE | COMPUTE_TYPE } else { COMPUTE_TYPE };
-    set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes_of(&(workspace_bytes_max as u64)))?;
-    set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, bytes_of(&reductions))?;
+    let set = |attribute: Preference, (value, bytes): (*const c_void, usize)| {
+        // SAFETY: the preference is alive, and the value has the attribute's type.
+        unsafe {
+            blaslt!(
+                functions,
+                cublasLtMatmulPreferenceSetAttribute(thing, attribute as u32, value, bytes)
+            )
+        }
+    };
+    let reductions = if key.dtypes[1] == DType::F32 {
+        IN_PLACE | COMPUTE_TYPE
+    } else {
+        COMPUTE_TYPE
+    };
+    set(
+        Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+        bytes_of(&(workspace_bytes_max as u64)),
+    )?;
+    set(
+        Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        bytes_of(&reductions),
+    )?;
     for (attribute, alignment) in [
         Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,

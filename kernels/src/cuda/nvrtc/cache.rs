@@ -1,9 +1,10 @@
-//! Compiled kernels on disk, found by what they were made from.
+//! Compiled kernels on disk, named by a hash of what they were made from.
 //!
-//! The folder is `DDP_KERNEL_CACHE`, else `ddp-train` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`); `off` turns
-//! it off. A file is believed only when it is whole and of the right key; everything else is compiled anew and replaced.
-//! Files appear by a rename, so readers see a whole one or none, and whoever is last wins with the same bytes. Nothing
-//! that goes wrong here stops anybody: it is said at the level debug. The folder may be deleted at any time.
+//! The folder is `DDP_KERNEL_CACHE`, else `ddp-train` in the user's cache folder (`XDG_CACHE_HOME`,
+//! `~/.cache`); `off` disables the cache. Only a complete file with the right key is used; any
+//! other is compiled again and replaced. Files appear by a rename, so readers see all of a file or
+//! none. Errors here are logged at debug level and change nothing else. The folder may be deleted
+//! at any time.
 //!
 //! ```text
 //! bytes 0..8    MAGIC
@@ -24,10 +25,10 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 const MAGIC: &[u8; 8] = b"DDPKERN1";
 const HEADER_BYTES: usize = 48;
-/// No image is larger; what claims to be is not read.
+/// No image is larger; a file that claims more is not read.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Adds up what an image is made from.
+/// Hashes what an image is made from.
 pub(super) struct Key(Xxh3);
 
 impl Key {
@@ -35,7 +36,7 @@ impl Key {
         Key(Xxh3::new())
     }
 
-    /// Each part with its length before it, so that parts cannot run into each other.
+    /// Each part is preceded by its length, so that parts cannot run into each other.
     pub(super) fn part(mut self, bytes: &[u8]) -> Key {
         self.0.update(&(bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
@@ -47,38 +48,46 @@ impl Key {
     }
 }
 
-/// The place of one image on disk, or nowhere.
+/// Where one image is on disk, if anywhere.
 pub(super) struct Entry {
     path: Option<PathBuf>,
     key: u128,
 }
 
 impl Entry {
-    /// The place in the folder that the environment asks for. `label` makes the file's name readable.
+    /// The file in the folder that the environment names. `label` makes its name readable.
     pub(super) fn of_process(label: &str, key: u128) -> Entry {
         Entry::new(folder(|name| std::env::var_os(name)), label, key)
     }
 
     fn new(folder: Option<PathBuf>, label: &str, key: u128) -> Entry {
-        Entry { path: folder.map(|folder| folder.join(format!("{label}-{key:032x}.kernels"))), key }
+        Entry {
+            path: folder.map(|folder| folder.join(format!("{label}-{key:032x}.kernels"))),
+            key,
+        }
     }
 
-    /// The image, if a whole one is there.
+    /// The image, if the file is complete.
     pub(super) fn read(&self) -> Option<Vec<u8>> {
         let path = self.path.as_deref()?;
         match read_image(path, self.key) {
             Ok(image) => Some(image),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
-                tracing::debug!("compiling again, for {} cannot be used: {error}", path.display());
+                tracing::debug!(
+                    "compiling again, for {} cannot be used: {error}",
+                    path.display()
+                );
                 None
             }
         }
     }
 
-    /// Keeps the image for the next process.
+    /// Writes the image for later processes.
     pub(super) fn write(&self, image: &[u8]) {
-        let Some(path) = self.path.as_deref() else { return };
+        let Some(path) = self.path.as_deref() else {
+            return;
+        };
         if let Err(error) = write_image(path, self.key, image) {
             static SAID: std::sync::Once = std::sync::Once::new();
             SAID.call_once(|| {
@@ -87,7 +96,7 @@ impl Entry {
                      names another folder",
                     path.parent().unwrap_or(path).display()
                 );
-                // A folder that was asked for is missed, the usual one perhaps not.
+                // A missing default folder is not worth a warning; a folder that the user named is.
                 if std::env::var_os("DDP_KERNEL_CACHE").is_some() {
                     tracing::warn!("{text}");
                 } else {
@@ -98,13 +107,17 @@ impl Entry {
     }
 }
 
-/// The folder that the variables ask for.
+/// The folder that the variables name.
 fn folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let set = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let set = |name: &str| {
+        variable(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     match set("DDP_KERNEL_CACHE") {
         Some(asked) if asked.as_os_str() == "off" => None,
         Some(asked) => Some(asked),
-        // The standard says that a relative one is to be ignored.
+        // The XDG standard says to ignore relative paths.
         None => set("XDG_CACHE_HOME")
             .filter(|folder| folder.is_absolute())
             .or_else(|| set("HOME").map(|home| home.join(".cache")))
@@ -116,12 +129,14 @@ fn read_image(path: &Path, key: u128) -> io::Result<Vec<u8>> {
     let damaged = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_string());
     let mut bytes = Vec::new();
     let file = File::open(path)?;
-    // A pipe or a device of that name would never end.
+    // Reading a pipe or device might never end.
     if !file.metadata()?.is_file() {
         return Err(damaged("it is not a file"));
     }
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    let Some((header, image)) = bytes.split_at_checked(HEADER_BYTES) else { return Err(damaged("it is too short")) };
+    let Some((header, image)) = bytes.split_at_checked(HEADER_BYTES) else {
+        return Err(damaged("it is too short"));
+    };
     if header[..8] != MAGIC[..] || header[8..24] != key.to_le_bytes() {
         return Err(damaged("it is of another kind"));
     }
@@ -138,8 +153,11 @@ fn read_image(path: &Path, key: u128) -> io::Result<Vec<u8>> {
 fn write_image(path: &Path, key: u128, image: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    // What is run from here is this user's: nobody else may write to it.
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // Code from this folder is run, so only this user may write to it.
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let temporary = folder.join(format!(".{key:032x}.{}.{count}.part", std::process::id()));
     let written = File::create(&temporary).and_then(|mut file| {
@@ -152,7 +170,7 @@ fn write_image(path: &Path, key: u128, image: &[u8]) -> io::Result<()> {
     });
     let renamed = written.and_then(|()| fs::rename(&temporary, path));
     if renamed.is_err() {
-        // What cannot be removed does no harm: nobody reads that name.
+        // A leftover file does no harm: no reader uses its name.
         let _ = fs::remove_file(&temporary);
     }
     renamed

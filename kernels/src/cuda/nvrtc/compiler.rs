@@ -1,4 +1,4 @@
-//! NVRTC itself: where it is, what it can compile for, and one compilation. It needs no GPU.
+//! NVRTC: loading it, what it can compile for, and one compilation. It needs no GPU.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::cuda::library::{self, Library};
 use crate::device::discover;
 
 library::functions! {
-    /// NVRTC's functions that are called here.
+    /// NVRTC's functions that we call.
     struct Functions {
         fn nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
         fn nvrtcGetErrorString(c_int) -> *const c_char;
@@ -30,32 +30,40 @@ library::functions! {
 
 type Program = *mut c_void;
 
-/// The header that every kernel may include, and its name.
+/// The only header that kernels include: its name and text.
 pub(super) const HEADER: (&CStr, &str) = (c"common.cuh", include_str!("../../ops/common.cuh"));
 
-/// What every compilation is done with. launch/check-kernels reads them here.
+/// Options of every compilation. launch/check-kernels reads them here.
 const OPTIONS: [&str; 2] = ["--std=c++17", "--fmad=false"];
 
-/// NVRTC as this process has it.
+/// The loaded NVRTC.
 pub(super) struct Compiler {
     functions: Functions,
     /// 13.0 as (13, 0).
     pub(super) version: (i32, i32),
-    /// Length and time of last change, in nanoseconds, of its file: two builds of one version are told apart.
+    /// Length and modification time (ns) of its file, to distinguish builds of one version.
     pub(super) file: (u64, u128),
-    /// What it can compile for, 90 for sm_90, in ascending order.
+    /// Architectures it supports, 90 for sm_90, in ascending order.
     architectures: Vec<u32>,
-    /// Beside the architecture.
-    options: Vec<String>,
 }
 
-/// What a compilation is for.
+/// What to compile for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// Machine code for exactly this architecture.
+    /// Machine code for this architecture.
     Cubin(u32),
-    /// For an architecture that this NVRTC does not know: PTX of the newest before it, which the driver compiles on.
+    /// For a newer architecture than this NVRTC knows: PTX of its newest, which the driver
+    /// compiles.
     Ptx(u32),
+}
+
+impl Target {
+    /// All options of a compilation for this target.
+    pub(super) fn options(self) -> Vec<String> {
+        let mut options = vec![format!("--gpu-architecture={self}")];
+        options.extend(OPTIONS.map(str::to_string));
+        options
+    }
 }
 
 impl fmt::Display for Target {
@@ -67,77 +75,100 @@ impl fmt::Display for Target {
     }
 }
 
-const WAY_OUT: &str = "It is too old or not NVIDIA's: NVRTC of CUDA 12.0 or later is needed, for one the pip wheel \
+const HELP: &str = "install NVRTC of CUDA 12.0 or later, for example the pip wheel \
      nvidia-cuda-nvrtc in the active Python environment";
 
-/// The compiler, loaded at the first call; or what is missing and the way out.
+/// The compiler, loaded at the first call; or what is missing, with help.
 pub(super) fn get() -> Result<&'static Compiler, &'static str> {
     static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
-    COMPILER.get_or_init(Compiler::load).as_ref().map_err(String::as_str)
+    COMPILER
+        .get_or_init(Compiler::load)
+        .as_ref()
+        .map_err(String::as_str)
 }
 
 impl Compiler {
     fn load() -> Result<Compiler, String> {
-        let discovery = discover();
-        let library = Library::open(&discovery.nvrtc, &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"])?;
-        let functions = Functions::load(library, WAY_OUT)?;
+        let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+        let functions = Functions::load(Library::open(&discover().nvrtc, &names)?, HELP)?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
-        // SAFETY: both functions write ints, to variables of ours.
+        // SAFETY: both functions write ints, to local variables.
         unsafe {
-            functions.check("nvrtcVersion", (functions.nvrtcVersion)(&mut major, &mut minor))?;
-            functions.check("nvrtcGetNumSupportedArchs", (functions.nvrtcGetNumSupportedArchs)(&mut count))?;
+            functions.check(
+                "nvrtcVersion",
+                (functions.nvrtcVersion)(&mut major, &mut minor),
+            )?;
+            functions.check(
+                "nvrtcGetNumSupportedArchs",
+                (functions.nvrtcGetNumSupportedArchs)(&mut count),
+            )?;
         }
         load_builtins(functions.nvrtcVersion as *const c_void, (major, minor));
         let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: it writes as many ints as it said there are.
+        // SAFETY: the buffer has room for as many ints as it said there are.
         functions.check("nvrtcGetSupportedArchs", unsafe {
             (functions.nvrtcGetSupportedArchs)(architectures.as_mut_ptr())
         })?;
-        let mut architectures: Vec<u32> =
-            architectures.into_iter().filter_map(|number| number.try_into().ok()).collect();
+        let mut architectures: Vec<u32> = architectures
+            .into_iter()
+            .filter_map(|number| number.try_into().ok())
+            .collect();
         architectures.sort_unstable();
-        let mut options: Vec<String> = OPTIONS.map(str::to_string).into();
-        // No kernel of this release includes a CUDA header. Where they are, the kernels of a later one may.
-        if let (Some(folder), true) = (&discovery.nvrtc_headers.found, discovery.nvrtc_headers.is_sound()) {
-            options.extend(folder.to_str().map(|folder| format!("--include-path={folder}")));
-        }
         let file = file_identity(functions.nvrtcVersion as *const c_void);
-        Ok(Compiler { functions, version: (major, minor), file, architectures, options })
+        Ok(Compiler {
+            functions,
+            version: (major, minor),
+            file,
+            architectures,
+        })
     }
 
     /// What to compile for a GPU of this compute capability.
     pub(super) fn target(&self, (major, minor): (u32, u32)) -> Result<Target, String> {
         let wanted = major * 10 + minor;
-        match self.architectures.iter().rev().find(|known| **known <= wanted) {
+        match self
+            .architectures
+            .iter()
+            .rev()
+            .find(|known| **known <= wanted)
+        {
             Some(known) if *known == wanted => Ok(Target::Cubin(wanted)),
             Some(older) => Ok(Target::Ptx(*older)),
             None => Err(format!(
-                "{self} compiles for sm_{} and later, and this GPU is sm_{wanted}. Install an older NVRTC, or use a newer GPU",
+                "{self} compiles for sm_{} and later, and this GPU is sm_{wanted}; help: install an older NVRTC, or use a newer GPU",
                 self.architectures.first().copied().unwrap_or(0)
             )),
         }
     }
 
-    /// All options of a compilation for `target`.
-    pub(super) fn options(&self, target: Target) -> Vec<String> {
-        let mut options = vec![format!("--gpu-architecture={target}")];
-        options.extend_from_slice(&self.options);
-        options
-    }
-
     /// Compiles `text`, called `name` in messages. The error is the compiler's log.
-    pub(super) fn compile(&self, name: &str, text: &str, target: Target) -> Result<Vec<u8>, String> {
+    pub(super) fn compile(
+        &self,
+        name: &str,
+        text: &str,
+        target: Target,
+    ) -> Result<Vec<u8>, String> {
         let functions = &self.functions;
         let zero_byte = |_| format!("{name} has a zero byte in it");
-        let (c_name, c_text) = (CString::new(name).map_err(zero_byte)?, CString::new(text).map_err(zero_byte)?);
+        let (c_name, c_text) = (
+            CString::new(name).map_err(zero_byte)?,
+            CString::new(text).map_err(zero_byte)?,
+        );
         let header = CString::new(HEADER.1).map_err(zero_byte)?;
         let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
-        let options =
-            self.options(target).into_iter().map(CString::new).collect::<Result<Vec<_>, _>>().map_err(zero_byte)?;
+        let options = target
+            .options()
+            .into_iter()
+            .map(CString::new)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(zero_byte)?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let mut program = Made { functions, program: std::ptr::null_mut() };
-        // SAFETY: strings and arrays live to the end of this function, the one header has one name, and the program
-        // is destroyed once, when `program` is dropped.
+        let mut program = Made {
+            functions,
+            program: std::ptr::null_mut(),
+        };
+        // SAFETY: strings and arrays live to the end of this function. There is one header with one
+        // name. The program is destroyed once, when `program` is dropped.
         let code = unsafe {
             let made = (functions.nvrtcCreateProgram)(
                 &mut program.program,
@@ -148,13 +179,25 @@ impl Compiler {
                 header_names.as_ptr(),
             );
             functions.check("nvrtcCreateProgram", made)?;
-            (functions.nvrtcCompileProgram)(program.program, options.len() as c_int, options.as_ptr())
+            (functions.nvrtcCompileProgram)(
+                program.program,
+                options.len() as c_int,
+                options.as_ptr(),
+            )
         };
         if code != 0 {
-            let log = program.read(functions.nvrtcGetProgramLogSize, functions.nvrtcGetProgramLog).unwrap_or_default();
+            let log = program
+                .read(
+                    functions.nvrtcGetProgramLogSize,
+                    functions.nvrtcGetProgramLog,
+                )
+                .unwrap_or_default();
             let log = String::from_utf8_lossy(&log);
             let log = log.trim_end_matches(['\0', '\n']);
-            return Err(format!("{self} says {} for {target}:\n{log}", functions.meaning(code)));
+            return Err(format!(
+                "{self} says {} for {target}:\n{log}",
+                functions.meaning(code)
+            ));
         }
         match target {
             Target::Cubin(_) => program.read(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN),
@@ -176,18 +219,22 @@ struct Made<'a> {
 }
 
 impl Made<'_> {
-    /// What one pair of functions gives: a size, then as many bytes.
+    /// The output of a pair of functions: one gives the size, the other the bytes.
     fn read(
         &self,
         size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
         bytes: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
     ) -> Result<Vec<u8>, String> {
         let mut length = 0;
-        // SAFETY: the program is alive, and the size goes to a variable of ours.
-        self.functions.check("asking for a size", unsafe { size(self.program, &mut length) })?;
+        // SAFETY: the program is alive, and the size goes to a local variable.
+        self.functions.check("asking for a size", unsafe {
+            size(self.program, &mut length)
+        })?;
         let mut read = vec![0u8; length];
-        // SAFETY: the program is alive, and the buffer has the size just asked for, which does not change.
-        self.functions.check("asking for the result", unsafe { bytes(self.program, read.as_mut_ptr().cast()) })?;
+        // SAFETY: the program is alive, and the buffer has the size that NVRTC just gave.
+        self.functions.check("asking for the result", unsafe {
+            bytes(self.program, read.as_mut_ptr().cast())
+        })?;
         Ok(read)
     }
 }
@@ -195,7 +242,7 @@ impl Made<'_> {
 impl Drop for Made<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
-            // SAFETY: made by nvrtcCreateProgram and destroyed here alone.
+            // SAFETY: made by nvrtcCreateProgram and destroyed only here.
             unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.program) };
         }
     }
@@ -203,41 +250,53 @@ impl Drop for Made<'_> {
 
 impl Functions {
     fn check(&self, doing: &str, code: c_int) -> Result<(), String> {
-        if code == 0 { Ok(()) } else { Err(format!("NVRTC: {doing} failed: {}", self.meaning(code))) }
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(format!("NVRTC: {doing} failed: {}", self.meaning(code)))
+        }
     }
 
     fn meaning(&self, code: c_int) -> String {
-        // SAFETY: takes any number, and gives a string that lives as long as the library, or null.
+        // SAFETY: takes any code, and returns null or a static C string.
         let text = unsafe { (self.nvrtcGetErrorString)(code) };
         if text.is_null() {
             return format!("error {code}");
         }
-        // SAFETY: a C string of the library's, as above.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        // SAFETY: a static C string, as above.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
-/// NVRTC loads a second library by its name when it first compiles. The one of a pip wheel does not look in its own folder
-/// for it: where it is there, it is loaded first, and then found by name.
+/// NVRTC loads a second library, by name, at its first compilation. In a pip wheel it does not
+/// search its own folder, so the library is loaded here first if it lies there.
 fn load_builtins(function: *const c_void, (major, minor): (i32, i32)) {
-    // Where it really is: the loader knows it by the link that it went through.
-    let Some(file) = library::file_of(function).and_then(|file| file.canonicalize().ok()) else { return };
+    // Its real folder: the loader knows NVRTC by the link that it followed.
+    let Some(file) = library::file_of(function).and_then(|file| file.canonicalize().ok()) else {
+        return;
+    };
     let builtins = file.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
     if builtins.is_file() {
-        // SAFETY: loading runs the library's initialisers. It lies beside NVRTC, which would load it in the same way.
+        // SAFETY: loading runs the library's initialisers. It is the library beside NVRTC that
+        // NVRTC would load in the same way.
         match unsafe { libloading::Library::new(&builtins) } {
             Ok(loaded) => std::mem::forget(loaded),
-            // NVRTC will say so, too, if it cannot do without.
+            // If NVRTC cannot do without, it reports that itself.
             Err(error) => tracing::debug!("{}: {error}", builtins.display()),
         }
     }
 }
 
-/// Length and time of last change of the file that holds `function`; zeroes where the system does not say.
+/// Length and modification time of the file that contains `function`; zeros if unknown.
 fn file_identity(function: *const c_void) -> (u64, u128) {
     let metadata = library::file_of(function).and_then(|path| fs::metadata(path).ok());
     metadata.map_or((0, 0), |metadata| {
-        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let changed = metadata
+            .modified()
+            .ok()
+            .and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         (metadata.len(), changed.map_or(0, |time| time.as_nanos()))
     })
 }

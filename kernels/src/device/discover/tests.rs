@@ -5,6 +5,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use std::path::PathBuf;
+
 use super::*;
 
 /// A file system root of a test's own, removed at the end.
@@ -16,7 +18,8 @@ impl Machine {
     fn new() -> Machine {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let root = std::env::temp_dir().join(format!("ddp-discover-{}-{count}", std::process::id()));
+        let root =
+            std::env::temp_dir().join(format!("ddp-discover-{}-{count}", std::process::id()));
         fs::create_dir_all(&root).unwrap();
         Machine { root }
     }
@@ -34,12 +37,14 @@ impl Machine {
 
     /// As much of a library as a search reads.
     fn library(&self, path: &str) -> PathBuf {
-        self.file(path, &elf(if cfg!(target_arch = "aarch64") { 183 } else { 62 }))
-    }
-
-    fn headers(&self, folder: &str) -> PathBuf {
-        self.file(&format!("{folder}/cuda_fp16.h"), b"");
-        self.file(&format!("{folder}/cuda_bf16.h"), b"").parent().unwrap().to_owned()
+        self.file(
+            path,
+            &elf(if cfg!(target_arch = "aarch64") {
+                183
+            } else {
+                62
+            }),
+        )
     }
 
     fn look(&self, variables: &[(&str, &Path)]) -> Discovery {
@@ -47,8 +52,17 @@ impl Machine {
     }
 
     fn look_with_driver(&self, variables: &[(&str, &Path)], driver: OsString) -> Discovery {
-        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, path)| path.into());
-        Discovery::look(&SearchEnvironment::reading(variable, &self.root, vec![driver]))
+        let variable = |name: &str| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, path)| path.into())
+        };
+        Discovery::look(&SearchEnvironment::reading(
+            variable,
+            &self.root,
+            vec![driver],
+        ))
     }
 }
 
@@ -66,8 +80,13 @@ fn elf(machine: u16) -> Vec<u8> {
     header
 }
 
-fn parts(discovery: &Discovery) -> [&Library; 5] {
-    [&discovery.driver, &discovery.cublaslt, &discovery.nvrtc, &discovery.nvrtc_headers, &discovery.nccl]
+fn parts(discovery: &Discovery) -> [&Library; 4] {
+    [
+        &discovery.driver,
+        &discovery.cublaslt,
+        &discovery.nvrtc,
+        &discovery.nccl,
+    ]
 }
 
 #[test]
@@ -75,15 +94,22 @@ fn a_versioned_nccl_is_found_without_a_link() {
     let machine = Machine::new();
     let path = machine.library("usr/lib/x86_64-linux-gnu/libnccl.so.2.27.3");
     let nccl = machine.look(&[]).nccl;
-    assert_eq!((&nccl.found, nccl.version.as_deref()), (&Some(path.clone()), Some("2.27.3")));
+    assert_eq!(
+        (&nccl.found, nccl.version.as_deref()),
+        (&Some(path.clone()), Some("2.27.3"))
+    );
     assert!(nccl.is_sound());
-    // With the links that packages make, the soname is the one to load, and the version is the real file's.
+    // With the links that packages make, the soname is the one to load, and the version is the real
+    // file's.
     let folder = path.parent().unwrap();
     symlink("libnccl.so.2.27.3", folder.join("libnccl.so.2")).unwrap();
     symlink("libnccl.so.2", folder.join("libnccl.so")).unwrap();
     symlink("libnccl.so.3.0.0", folder.join("libnccl.so.3")).unwrap(); // dangles
     let nccl = machine.look(&[]).nccl;
-    assert_eq!((nccl.found, nccl.version.as_deref()), (Some(folder.join("libnccl.so.2")), Some("2.27.3")));
+    assert_eq!(
+        (nccl.found, nccl.version.as_deref()),
+        (Some(folder.join("libnccl.so.2")), Some("2.27.3"))
+    );
 }
 
 #[test]
@@ -92,15 +118,22 @@ fn a_bare_soname_of_a_wheel_is_found_with_the_version_it_has() {
     let venv = machine.path("venv");
     let path = machine.library("venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
     let nccl = machine.look(&[("VIRTUAL_ENV", &venv)]).nccl;
-    assert_eq!((nccl.found, nccl.version.as_deref()), (Some(path), Some("2")));
-    assert!(!machine.look(&[]).nccl.is_sound(), "found in a Python environment that nothing names");
+    assert_eq!(
+        (nccl.found, nccl.version.as_deref()),
+        (Some(path), Some("2"))
+    );
+    assert!(
+        !machine.look(&[]).nccl.is_sound(),
+        "found in a Python environment that nothing names"
+    );
 }
 
 #[test]
 fn a_python_on_the_path_is_searched_though_no_variable_names_it() {
     let machine = Machine::new();
     machine.file("opt/conda/bin/python3", b"");
-    let path = machine.library("opt/conda/lib/python3.11/site-packages/nvidia/cu13/lib/libcublasLt.so.13");
+    let path =
+        machine.library("opt/conda/lib/python3.11/site-packages/nvidia/cu13/lib/libcublasLt.so.13");
     let discovery = machine.look(&[("PATH", &machine.path("opt/conda/bin"))]);
     assert_eq!(discovery.cublaslt.found, Some(path));
 }
@@ -111,17 +144,27 @@ fn the_newest_toolkit_wins_by_numbers_not_letters() {
     for toolkit in ["cuda-12.9", "cuda-12.10", "cuda-9.2"] {
         machine.library(&format!("usr/local/{toolkit}/lib64/libnvrtc.so.12"));
     }
-    assert_eq!(machine.look(&[]).nvrtc.found, Some(machine.path("usr/local/cuda-12.10/lib64/libnvrtc.so.12")));
-    let newest = machine.library("usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13.0.88");
+    assert_eq!(
+        machine.look(&[]).nvrtc.found,
+        Some(machine.path("usr/local/cuda-12.10/lib64/libnvrtc.so.12"))
+    );
+    let newest =
+        machine.library("usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc.so.13.0.88");
     machine.library("usr/local/cuda-13.0/targets/x86_64-linux/lib/libnvrtc-builtins.so.13.9");
     let nvrtc = machine.look(&[]).nvrtc;
-    assert_eq!((nvrtc.found, nvrtc.version.as_deref()), (Some(newest), Some("13.0.88")));
+    assert_eq!(
+        (nvrtc.found, nvrtc.version.as_deref()),
+        (Some(newest), Some("13.0.88"))
+    );
     // What the user names goes before what is newest, and LD_LIBRARY_PATH before CUDA_HOME.
     let older = machine.path("usr/local/cuda-12.9");
     let found = machine.look(&[("CUDA_HOME", &older)]).nvrtc.found;
     assert_eq!(found, Some(older.join("lib64/libnvrtc.so.12")));
     let oldest = machine.path("usr/local/cuda-9.2/lib64");
-    let found = machine.look(&[("CUDA_HOME", &older), ("LD_LIBRARY_PATH", &oldest)]).nvrtc.found;
+    let found = machine
+        .look(&[("CUDA_HOME", &older), ("LD_LIBRARY_PATH", &oldest)])
+        .nvrtc
+        .found;
     assert_eq!(found, Some(oldest.join("libnvrtc.so.12")));
 }
 
@@ -134,54 +177,28 @@ fn stand_ins_for_linking_are_passed_over() {
 }
 
 #[test]
-fn headers_are_found_in_a_wheel_and_those_of_the_found_nvrtc_come_first() {
-    let machine = Machine::new();
-    let site = "home/.local/lib/python3.12/site-packages/nvidia";
-    let wheel = machine.headers(&format!("{site}/cuda_runtime/include"));
-    machine.file(&format!("{site}/cuda_runtime/include/cuda_runtime_api.h"), b"//\n#define CUDART_VERSION  12040\n");
-    let home = machine.path("home");
-    let headers = machine.look(&[("HOME", &home)]).nvrtc_headers;
-    assert_eq!((headers.found, headers.version.as_deref()), (Some(wheel), Some("12.4")));
-    // A folder with one of the two is no use; the folder beside NVRTC is of NVRTC's version.
-    machine.file("usr/local/cuda/include/cuda_fp16.h", b"");
-    machine.library(&format!("{site}/cu13/lib/libnvrtc.so.13"));
-    let beside = machine.headers(&format!("{site}/cu13/include"));
-    assert_eq!(machine.look(&[("HOME", &home)]).nvrtc_headers.found, Some(beside));
-}
-
-#[test]
-fn a_folder_of_headers_asked_for_is_used_or_complained_of() {
-    let machine = Machine::new();
-    machine.headers("usr/include");
-    let asked = machine.headers("asked");
-    assert_eq!(machine.look(&[("DDP_CUDA_INCLUDE", &asked)]).nvrtc_headers.found, Some(asked));
-    let empty = machine.path("empty");
-    let headers = machine.look(&[("DDP_CUDA_INCLUDE", &empty)]).nvrtc_headers;
-    let advice = headers.advice.unwrap();
-    assert!(
-        headers.found.is_none() && advice.contains(&format!("DDP_CUDA_INCLUDE is {}", empty.display())),
-        "{advice}"
-    );
-}
-
-#[test]
 fn an_empty_machine_gets_every_advice() {
     let discovery = Machine::new().look(&[]);
     for (part, word) in parts(&discovery).into_iter().zip([
         "libcuda.so.1",
         "nvidia-cublas",
         "nvidia-cuda-nvrtc",
-        "nvidia-cuda-runtime",
         "nvidia-nccl-cu13",
     ]) {
         let advice = part.advice.as_deref().unwrap();
-        assert!(part.found.is_none() && advice.contains("needed for") && advice.contains(word), "{part}");
+        assert!(
+            part.found.is_none() && advice.contains("needed for") && advice.contains(word),
+            "{part}"
+        );
     }
     assert!(discovery.gpus.is_empty() && discovery.driver_version.is_none());
     let table = discovery.to_string();
-    assert_eq!(table.matches("not found: ").count(), 5, "{table}");
+    assert_eq!(table.matches("not found: ").count(), 4, "{table}");
     let last = table.lines().last().unwrap();
-    assert!(last.starts_with("no CUDA device: ") && last.contains("--gpus all"), "{table}");
+    assert!(
+        last.starts_with("no CUDA device: ") && last.contains("--gpus all"),
+        "{table}"
+    );
 }
 
 #[test]
@@ -196,22 +213,34 @@ fn a_text_file_named_like_the_driver_is_reported_with_the_loaders_message() {
         assert_eq!(discovery.driver.found, Some(text));
     }
     let why = discovery.why_no_gpu.unwrap();
-    assert!(why.starts_with("the CUDA driver's library is broken: the loader says"), "{why}");
+    assert!(
+        why.starts_with("the CUDA driver's library is broken: the loader says"),
+        "{why}"
+    );
 }
 
 #[test]
 #[cfg(target_env = "gnu")]
 fn a_library_that_is_no_driver_is_reported_by_what_it_lacks() {
     let discovery = Machine::new().look_with_driver(&[], "libc.so.6".into());
-    let (advice, why) = (discovery.driver.advice.unwrap(), discovery.why_no_gpu.unwrap());
-    assert!(advice.contains("lacks cuInit") && why.contains("lacks cuInit"), "{advice}\n{why}");
+    let (advice, why) = (
+        discovery.driver.advice.unwrap(),
+        discovery.why_no_gpu.unwrap(),
+    );
+    assert!(
+        advice.contains("lacks cuInit") && why.contains("lacks cuInit"),
+        "{advice}\n{why}"
+    );
     assert!(discovery.gpus.is_empty() && discovery.driver_version.is_none());
 }
 
 #[test]
 fn broken_files_are_skipped_where_a_sound_one_is_and_named_where_none_is() {
     let machine = Machine::new();
-    let text = machine.file("bad/libnccl.so.2", b"INPUT(libnccl.so.2.27.3) and more text");
+    let text = machine.file(
+        "bad/libnccl.so.2",
+        b"INPUT(libnccl.so.2.27.3) and more text",
+    );
     let foreign = machine.file("foreign/libcublasLt.so.13", &elf(8));
     machine.file("foreign/libnvrtc.so.13", b"");
     let path = std::env::join_paths([machine.path("bad"), machine.path("foreign")]).unwrap();
@@ -219,30 +248,67 @@ fn broken_files_are_skipped_where_a_sound_one_is_and_named_where_none_is() {
     for (part, file, word) in [
         (&discovery.nccl, text, "no ELF header"),
         (&discovery.cublaslt, foreign, "another processor"),
-        (&discovery.nvrtc, machine.path("foreign/libnvrtc.so.13"), "too short"),
+        (
+            &discovery.nvrtc,
+            machine.path("foreign/libnvrtc.so.13"),
+            "too short",
+        ),
     ] {
         let advice = part.advice.as_deref().unwrap();
-        assert!(part.found == Some(file) && advice.starts_with("broken: ") && advice.contains(word), "{part}");
+        assert!(
+            part.found == Some(file) && advice.starts_with("broken: ") && advice.contains(word),
+            "{part}"
+        );
         assert!(!part.is_sound());
     }
     let sound = machine.library("usr/lib64/libnccl.so.2");
-    assert_eq!(machine.look(&[("LD_LIBRARY_PATH", Path::new(&path))]).nccl.found, Some(sound));
+    assert_eq!(
+        machine
+            .look(&[("LD_LIBRARY_PATH", Path::new(&path))])
+            .nccl
+            .found,
+        Some(sound)
+    );
 }
 
 #[test]
 fn variables_that_are_no_utf8_and_names_with_zeroes_do_no_harm() {
     let machine = Machine::new();
     let odd = PathBuf::from(OsString::from_vec(b"\xff\xfe:/\x80".to_vec()));
-    let names = ["LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "HOME", "PATH", "CUDA_VISIBLE_DEVICES"];
+    let names = [
+        "LD_LIBRARY_PATH",
+        "CUDA_HOME",
+        "VIRTUAL_ENV",
+        "HOME",
+        "PATH",
+        "CUDA_VISIBLE_DEVICES",
+    ];
     let variables: Vec<(&str, &Path)> = names.iter().map(|name| (*name, odd.as_path())).collect();
     for driver in [b"\xff\xfe".to_vec(), b"lib\0cuda".to_vec(), Vec::new()] {
         let discovery = machine.look_with_driver(&variables, OsString::from_vec(driver));
-        assert!(discovery.gpus.is_empty() && discovery.why_no_gpu.is_some(), "{discovery}");
+        assert!(
+            discovery.gpus.is_empty() && discovery.why_no_gpu.is_some(),
+            "{discovery}"
+        );
     }
-    let odd_folder = machine.path("odd").join(OsString::from_vec(b"\xff".to_vec()));
+    let odd_folder = machine
+        .path("odd")
+        .join(OsString::from_vec(b"\xff".to_vec()));
     fs::create_dir_all(&odd_folder).unwrap();
-    fs::write(odd_folder.join("libnccl.so.2"), elf(if cfg!(target_arch = "aarch64") { 183 } else { 62 })).unwrap();
-    fs::write(odd_folder.join(OsString::from_vec(b"libnccl.so.\xff".to_vec())), b"").unwrap();
+    fs::write(
+        odd_folder.join("libnccl.so.2"),
+        elf(if cfg!(target_arch = "aarch64") {
+            183
+        } else {
+            62
+        }),
+    )
+    .unwrap();
+    fs::write(
+        odd_folder.join(OsString::from_vec(b"libnccl.so.\xff".to_vec())),
+        b"",
+    )
+    .unwrap();
     let nccl = machine.look(&[("LD_LIBRARY_PATH", &odd_folder)]).nccl;
     assert_eq!(nccl.found, Some(odd_folder.join("libnccl.so.2")));
 }
@@ -257,13 +323,21 @@ fn this_machine_is_described_without_a_panic_and_once() {
     }
     for (index, gpu) in discovery.gpus.iter().enumerate() {
         assert_eq!(gpu.index, index);
-        assert!(gpu.memory_bytes > 0 && gpu.compute_capability.0 > 0 && gpu.uuid.len() == 40, "{gpu:?}");
+        assert!(
+            gpu.memory_bytes > 0 && gpu.compute_capability.0 > 0 && gpu.uuid.len() == 40,
+            "{gpu:?}"
+        );
     }
 }
 
 #[test]
 fn the_table_shows_what_a_person_needs() {
-    let library = |what, path: &str| Library { what, found: Some(path.into()), version: None, advice: None };
+    let library = |what, path: &str| Library {
+        what,
+        found: Some(path.into()),
+        version: None,
+        advice: None,
+    };
     let gpu = Gpu {
         index: 0,
         name: "NVIDIA H200".to_string(),
@@ -272,11 +346,17 @@ fn the_table_shows_what_a_person_needs() {
         uuid: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f".to_string(),
     };
     let discovery = Discovery {
-        driver: Library { version: Some("580.65.06".to_string()), ..library("CUDA driver", "/lib/libcuda.so.1") },
+        driver: Library {
+            version: Some("580.65.06".to_string()),
+            ..library("CUDA driver", "/lib/libcuda.so.1")
+        },
         cublaslt: library("cuBLASLt", "/lib/libcublasLt.so.13"),
         nvrtc: library("NVRTC", "/lib/libnvrtc.so.13"),
-        nvrtc_headers: library("NVRTC headers", "/include"),
-        nccl: Library { found: None, advice: Some("get it".to_string()), ..library("NCCL", "") },
+        nccl: Library {
+            found: None,
+            advice: Some("get it".to_string()),
+            ..library("NCCL", "")
+        },
         driver_version: Some((13, 0)),
         gpus: vec![gpu.clone(), Gpu { index: 1, ..gpu }],
         why_no_gpu: None,
@@ -285,7 +365,6 @@ fn the_table_shows_what_a_person_needs() {
 CUDA driver    /lib/libcuda.so.1 (580.65.06)
 cuBLASLt       /lib/libcublasLt.so.13
 NVRTC          /lib/libnvrtc.so.13
-NVRTC headers  /include
 NCCL           not found: get it
 driver's CUDA  13.0 at most
 cuda:0 NVIDIA H200, 139.8 GiB, sm_90, GPU-00010203-0405-0607-0809-0a0b0c0d0e0f

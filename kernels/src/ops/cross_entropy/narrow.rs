@@ -1,18 +1,19 @@
-//! Few classes: a group of rows at a time, so that what costs most fills SIMD lanes although a row does not: the
-//! exponentials of all their logits in one loop, then the logarithms of all their sums. Maxima and sums are by row,
-//! class by class, so a row's result is the same in any place of any group.
+//! Few classes: several rows at a time, so that SIMD lanes are filled although a row has fewer
+//! elements: the exponentials of all their logits in one loop, then the logarithms of all their
+//! sums. Maxima and sums are by row, class by class, so a row's result does not depend on its
+//! neighbours.
 
-use super::{Problem, Rows};
+use super::problem::{Factors, Problem, Rows};
 use crate::ops::float::Float;
 use crate::simd::multiversion;
 
 /// Rows at a time: the lanes of the widest SIMD registers.
 pub(super) const GROUP: usize = 16;
 
-/// Up to this many classes; beyond, a row fills lanes by itself.
+/// The most classes for this way; rows of more fill the lanes by themselves.
 pub(super) const CLASSES_MAX: usize = 64;
 
-/// One number a row.
+/// One number per row.
 type ByRow<T> = [T; GROUP];
 
 multiversion! {
@@ -27,7 +28,13 @@ multiversion! {
 
 /// `count` rows from `start` on.
 #[inline(always)]
-fn group<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, start: usize, count: usize, buffer: &mut [T]) {
+fn group<T: Float>(
+    problem: &Problem<'_, T>,
+    rows: &mut Rows<'_, T>,
+    start: usize,
+    count: usize,
+    buffer: &mut [T],
+) {
     let classes = problem.classes;
     let first_row = rows.first + start;
     let has_gradient = rows.dlogits.is_some();
@@ -36,8 +43,12 @@ fn group<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, start: usiz
         Some(dlogits) => &mut dlogits[start * classes..(start + count) * classes],
         None => &mut buffer[..count * classes],
     };
-    let (mut sum, mut target_z, mut weight, mut weighted_z) =
-        ([T::ONE; GROUP], [T::ZERO; GROUP], [T::ZERO; GROUP], [T::ZERO; GROUP]);
+    let (mut sum, mut target_z, mut weight, mut weighted_z) = (
+        [T::ONE; GROUP],
+        [T::ZERO; GROUP],
+        [T::ZERO; GROUP],
+        [T::ZERO; GROUP],
+    );
     let mut targets = [None; GROUP];
     for (lane, values) in values.chunks_exact_mut(classes).enumerate() {
         let row = first_row + lane;
@@ -60,7 +71,12 @@ fn group<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, start: usiz
     for (sum, values) in sum.iter_mut().zip(values.chunks_exact(classes)) {
         *sum = values.iter().fold(T::ZERO, |sum, &e| sum + e);
     }
-    write_losses(problem, &mut rows.losses[start..start + count], &targets, [&sum, &target_z, &weight, &weighted_z]);
+    write_losses(
+        problem,
+        &mut rows.losses[start..start + count],
+        &targets,
+        [&sum, &target_z, &weight, &weighted_z],
+    );
     if let Some(weights) = &mut rows.weights {
         weights[start..start + count].copy_from_slice(&weight[..count]);
     }
@@ -69,7 +85,7 @@ fn group<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, start: usiz
     }
 }
 
-/// x becomes z = x − max x. NaN counts for nothing in the maximum (eᴺᵃᴺ will tell).
+/// x becomes z = x − max x. The maximum ignores NaN, which eᶻ then propagates.
 #[inline(always)]
 fn shift<T: Float>(values: &mut [T]) {
     let largest = maximum(values);
@@ -84,14 +100,20 @@ fn shift_apart<T: Float>(z: &mut [T], x: &[T]) {
 
 #[inline(always)]
 fn maximum<T: Float>(x: &[T]) -> T {
-    x.iter().fold(T::NEG_INFINITY, |largest, &x| if x > largest { x } else { largest })
+    x.iter().fold(
+        T::NEG_INFINITY,
+        |largest, &x| if x > largest { x } else { largest },
+    )
 }
 
 /// Σ w z
 #[inline(always)]
 fn weighted_sum<T: Float>(problem: &Problem<'_, T>, z: &[T]) -> T {
     match problem.class_weights {
-        Some(weights) => z.iter().zip(weights).fold(T::ZERO, |sum, (&z, &weight)| weight.fused(z, sum)),
+        Some(weights) => z
+            .iter()
+            .zip(weights)
+            .fold(T::ZERO, |sum, (&z, &weight)| weight.fused(z, sum)),
         None => z.iter().fold(T::ZERO, |sum, &z| sum + z),
     }
 }
@@ -105,7 +127,12 @@ fn write_losses<T: Float>(
 ) {
     let mut losses = [T::ZERO; GROUP];
     for lane in 0..GROUP {
-        losses[lane] = problem.loss(sum[lane].logarithm(), target_z[lane], weight[lane], weighted_z[lane]);
+        losses[lane] = problem.loss(
+            sum[lane].logarithm(),
+            target_z[lane],
+            weight[lane],
+            weighted_z[lane],
+        );
     }
     for ((out, loss), target) in out.iter_mut().zip(losses).zip(targets) {
         *out = if target.is_some() { loss } else { T::ZERO };
@@ -131,6 +158,13 @@ fn gradients<T: Float>(
             continue;
         };
         let factors = problem.factors(T::ONE, weight[lane]);
-        problem.finish_gradient(row, class, super::Factors { softmax: softmax[lane], ..factors });
+        problem.finish_gradient(
+            row,
+            class,
+            Factors {
+                softmax: softmax[lane],
+                ..factors
+            },
+        );
     }
 }

@@ -1,11 +1,12 @@
-//! Many classes: row by row, SIMD lanes are classes. A row is worked on in blocks that stay in the first cache; sums
-//! within a block are kept in lanes, and the blocks' sums are added in f64.
+//! Many classes: row by row, with classes in SIMD lanes. A row is processed in blocks that fit the
+//! L1 cache; sums within a block are kept in lanes, and the blocks' sums are added in f64.
 
-use super::{Problem, Rows};
+use super::problem::{Problem, Rows};
 use crate::ops::float::{Float, LANES, lane_sum, tree_sum};
 use crate::simd::multiversion;
 
-/// Classes at a time. With LANES partial sums, a block's sum has 512 / 32 + 5 = 21 roundings, and so has a row's.
+/// Classes at a time. With LANES partial sums, the sum of a block, and so of a row, has 512 / 32 +
+/// 5 = 21 roundings.
 pub(super) const BLOCK: usize = 512;
 
 multiversion! {
@@ -18,10 +19,18 @@ multiversion! {
 }
 
 #[inline(always)]
-fn row<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, index: usize, buffer: &mut [T; BLOCK]) {
+fn row<T: Float>(
+    problem: &Problem<'_, T>,
+    rows: &mut Rows<'_, T>,
+    index: usize,
+    buffer: &mut [T; BLOCK],
+) {
     let classes = problem.classes;
     let row = rows.first + index;
-    let mut gradient = rows.dlogits.as_mut().map(|all| &mut all[index * classes..(index + 1) * classes]);
+    let mut gradient = rows
+        .dlogits
+        .as_mut()
+        .map(|all| &mut all[index * classes..(index + 1) * classes]);
     let class = problem.class(row);
     if let Some(weights) = &mut rows.weights {
         weights[index] = class.map_or(T::ZERO, |class| problem.weight(class));
@@ -33,7 +42,9 @@ fn row<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, index: usize,
         }
         return;
     };
-    let logits = problem.logits.map(|all| &all[row * classes..(row + 1) * classes]);
+    let logits = problem
+        .logits
+        .map(|all| &all[row * classes..(row + 1) * classes]);
     let source = logits.or(gradient.as_deref()).unwrap_or_default();
     let largest = maximum(source);
     let target_z = source[class] - largest;
@@ -46,11 +57,15 @@ fn row<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, index: usize,
             None => &mut buffer[..range.len()],
         };
         match logits {
-            Some(logits) => z.iter_mut().zip(&logits[range.clone()]).for_each(|(z, &x)| *z = x - largest),
+            Some(logits) => z
+                .iter_mut()
+                .zip(&logits[range.clone()])
+                .for_each(|(z, &x)| *z = x - largest),
             None => z.iter_mut().for_each(|z| *z = *z - largest),
         }
         if problem.smooths {
-            weighted_z += weighted_sum(z, problem.class_weights.map(|weights| &weights[range])).widened();
+            weighted_z +=
+                weighted_sum(z, problem.class_weights.map(|weights| &weights[range])).widened();
         }
         for z in z.iter_mut() {
             *z = z.exponential();
@@ -64,7 +79,7 @@ fn row<T: Float>(problem: &Problem<'_, T>, rows: &mut Rows<'_, T>, index: usize,
     }
 }
 
-/// The largest; NaN counts for nothing here (eᴺᵃᴺ will tell).
+/// The largest, ignoring NaN, which eᶻ then propagates.
 #[inline(always)]
 fn maximum<T: Float>(x: &[T]) -> T {
     let larger = |a: T, b: T| if b > a { b } else { a };
@@ -75,13 +90,18 @@ fn maximum<T: Float>(x: &[T]) -> T {
             *lane = larger(*lane, x);
         }
     }
-    lanes.into_iter().chain(tail.iter().copied()).fold(T::NEG_INFINITY, larger)
+    lanes
+        .into_iter()
+        .chain(tail.iter().copied())
+        .fold(T::NEG_INFINITY, larger)
 }
 
 /// Σ w z in lanes, or Σ z without weights.
 #[inline(always)]
 fn weighted_sum<T: Float>(z: &[T], weights: Option<&[T]>) -> T {
-    let Some(weights) = weights else { return lane_sum(z) };
+    let Some(weights) = weights else {
+        return lane_sum(z);
+    };
     let mut lanes = [T::ZERO; LANES];
     for (z, weights) in z.chunks(LANES).zip(weights.chunks(LANES)) {
         for ((lane, &z), &weight) in lanes.iter_mut().zip(z).zip(weights) {

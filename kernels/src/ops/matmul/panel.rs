@@ -1,18 +1,19 @@
-//! Products whose right operand is transposed: panels of it are turned round block by block, then multiplied.
+//! Products whose right operand is transposed: its panels are transposed block by block, then
+//! multiplied.
 
 use std::cell::RefCell;
 
-use super::{Finish, Product, Real};
+use super::parts::{Finish, Product, Real};
 use crate::threads;
 
 /// Columns of a panel: whole micro-tiles of `gemm` at every SIMD width.
 const PANEL_COLUMNS: usize = 64;
-/// The most elements along k at a time: with the panel's columns, 128 KiB of f32 in the second cache.
+/// The most elements along k at a time: 128 KiB of f32 per panel, in the L2 cache.
 const ALONG_MAX: usize = 512;
-/// Rows that a piece has at least: below, turning the panel round for each piece costs too much.
+/// The fewest rows of a piece: with fewer, transposing the panel for each piece costs too much.
 const PIECE_ROWS_MIN: usize = 48;
 
-/// Computes the product in pieces of one panel by all rows, or by a share of the rows where panels are few.
+/// Computes the product in pieces: one panel and all rows, or a part of the rows if panels are few.
 pub(super) fn in_panels<T: Real>(
     work: &Product<'_, T>,
     m: usize,
@@ -22,8 +23,12 @@ pub(super) fn in_panels<T: Real>(
     finish: &impl Finish<T>,
 ) {
     let panels = n.div_ceil(PANEL_COLUMNS);
-    // A row cut never leaves a single row, for which `gemm` would take another path.
-    let row_pieces = if threads <= 1 { 1 } else { threads.div_ceil(panels).min(m / PIECE_ROWS_MIN).max(1) };
+    // A piece never has a single row, for which `gemm` would take another path.
+    let row_pieces = if threads <= 1 {
+        1
+    } else {
+        threads.div_ceil(panels).min(m / PIECE_ROWS_MIN).max(1)
+    };
     let along_pieces = k.div_ceil(ALONG_MAX);
     let body = |piece: usize| {
         let (panel, row_piece) = (piece / row_pieces, piece % row_pieces);
@@ -32,13 +37,18 @@ pub(super) fn in_panels<T: Real>(
         T::with_panel(PANEL_COLUMNS * ALONG_MAX, |buffer| {
             for along_piece in 0..along_pieces {
                 let along = threads::cut(k, 1, along_pieces, along_piece);
-                // The transposed operand's column lies in memory as a row of k elements.
+                // A column of the transposed operand is a row of k elements in memory.
                 let source = &work.b.elements[columns.start * k + along.start..];
                 T::turn(source, k, columns.len(), along.len(), buffer, PANEL_COLUMNS);
                 let turned = (buffer.as_ptr(), PANEL_COLUMNS as isize, 1);
-                let existing_scale = if along_piece == 0 { work.existing_scale } else { T::ONE };
-                // SAFETY: pieces differ in their columns or in their rows and lie within the output; the buffer
-                // holds `along.len()` rows of PANEL_COLUMNS, of which `columns.len()` are filled.
+                let existing_scale = if along_piece == 0 {
+                    work.existing_scale
+                } else {
+                    T::ONE
+                };
+                // SAFETY: pieces differ in their columns or in their rows and lie within the
+                // output. The buffer holds `along.len()` rows of PANEL_COLUMNS, of which
+                // `columns.len()` are filled.
                 unsafe { work.multiply(&rows, &columns, &along, turned, existing_scale) };
             }
         });
@@ -57,7 +67,8 @@ thread_local! {
     static PANEL_F64: RefCell<Vec<f64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Turns round element by element: what the blocks leave over, and types without a vector version.
+/// Transposes element by element: what remains outside of blocks, and types without a vector
+/// version.
 fn turn_plain<T: Copy>(
     source: &[T],
     source_stride: usize,
@@ -104,8 +115,10 @@ impl Real for f32 {
     ) {
         #[cfg(target_arch = "x86_64")]
         if crate::simd::level() >= crate::simd::Level::Avx2 {
-            // SAFETY: the level was found on this processor; the bounds are asserted inside.
-            return unsafe { x86::turn(source, source_stride, rows, columns, target, target_stride) };
+            // SAFETY: this processor has that level; the function asserts its bounds.
+            return unsafe {
+                x86::turn(source, source_stride, rows, columns, target, target_stride)
+            };
         }
         turn_plain(source, source_stride, rows, columns, target, target_stride);
     }
@@ -121,15 +134,15 @@ impl Real for f32 {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps,
-        _mm256_unpacklo_ps,
+        __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_shuffle_ps, _mm256_storeu_ps,
+        _mm256_unpackhi_ps, _mm256_unpacklo_ps,
     };
 
     use super::turn_plain;
 
     const SIDE: usize = 8;
 
-    /// Turns round in squares of 8 × 8, eight source rows at a time so that every line read is used whole.
+    /// Transposes squares of 8 × 8, eight source rows at a time, so that cache lines are read once.
     #[target_feature(enable = "avx2")]
     pub(super) fn turn(
         source: &[f32],
@@ -158,11 +171,25 @@ mod x86 {
         let rest = |row: usize, column: usize| &source[row * source_stride + column..];
         if full_columns < columns && full_rows > 0 {
             let target = &mut target[full_columns * target_stride..];
-            turn_plain(rest(0, full_columns), source_stride, full_rows, columns - full_columns, target, target_stride);
+            turn_plain(
+                rest(0, full_columns),
+                source_stride,
+                full_rows,
+                columns - full_columns,
+                target,
+                target_stride,
+            );
         }
         if full_rows < rows {
             let target = &mut target[full_rows..];
-            turn_plain(rest(full_rows, 0), source_stride, rows - full_rows, columns, target, target_stride);
+            turn_plain(
+                rest(full_rows, 0),
+                source_stride,
+                rows - full_rows,
+                columns,
+                target,
+                target_stride,
+            );
         }
     }
 
@@ -172,16 +199,41 @@ mod x86 {
     #[inline]
     unsafe fn square(from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
         // SAFETY: readable by the caller's promise.
-        let row: [__m256; SIDE] = std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * from_stride)) });
-        // Pairs of rows interleaved, then fours, then the halves put together.
-        let (a0, a1) = (_mm256_unpacklo_ps(row[0], row[1]), _mm256_unpackhi_ps(row[0], row[1]));
-        let (a2, a3) = (_mm256_unpacklo_ps(row[2], row[3]), _mm256_unpackhi_ps(row[2], row[3]));
-        let (a4, a5) = (_mm256_unpacklo_ps(row[4], row[5]), _mm256_unpackhi_ps(row[4], row[5]));
-        let (a6, a7) = (_mm256_unpacklo_ps(row[6], row[7]), _mm256_unpackhi_ps(row[6], row[7]));
-        let (b0, b1) = (_mm256_shuffle_ps::<0x44>(a0, a2), _mm256_shuffle_ps::<0xee>(a0, a2));
-        let (b2, b3) = (_mm256_shuffle_ps::<0x44>(a1, a3), _mm256_shuffle_ps::<0xee>(a1, a3));
-        let (b4, b5) = (_mm256_shuffle_ps::<0x44>(a4, a6), _mm256_shuffle_ps::<0xee>(a4, a6));
-        let (b6, b7) = (_mm256_shuffle_ps::<0x44>(a5, a7), _mm256_shuffle_ps::<0xee>(a5, a7));
+        let row: [__m256; SIDE] =
+            std::array::from_fn(|i| unsafe { _mm256_loadu_ps(from.add(i * from_stride)) });
+        // Interleaves pairs of rows, then fours, then joins the halves.
+        let (a0, a1) = (
+            _mm256_unpacklo_ps(row[0], row[1]),
+            _mm256_unpackhi_ps(row[0], row[1]),
+        );
+        let (a2, a3) = (
+            _mm256_unpacklo_ps(row[2], row[3]),
+            _mm256_unpackhi_ps(row[2], row[3]),
+        );
+        let (a4, a5) = (
+            _mm256_unpacklo_ps(row[4], row[5]),
+            _mm256_unpackhi_ps(row[4], row[5]),
+        );
+        let (a6, a7) = (
+            _mm256_unpacklo_ps(row[6], row[7]),
+            _mm256_unpackhi_ps(row[6], row[7]),
+        );
+        let (b0, b1) = (
+            _mm256_shuffle_ps::<0x44>(a0, a2),
+            _mm256_shuffle_ps::<0xee>(a0, a2),
+        );
+        let (b2, b3) = (
+            _mm256_shuffle_ps::<0x44>(a1, a3),
+            _mm256_shuffle_ps::<0xee>(a1, a3),
+        );
+        let (b4, b5) = (
+            _mm256_shuffle_ps::<0x44>(a4, a6),
+            _mm256_shuffle_ps::<0xee>(a4, a6),
+        );
+        let (b6, b7) = (
+            _mm256_shuffle_ps::<0x44>(a5, a7),
+            _mm256_shuffle_ps::<0xee>(a5, a7),
+        );
         let turned = [
             _mm256_permute2f128_ps::<0x20>(b0, b4),
             _mm256_permute2f128_ps::<0x20>(b1, b5),

@@ -1,10 +1,13 @@
-//! Claims about the books of collectives, and of what graphs hold. Other claims about the ledger: tests/transfers.rs.
+//! Collectives and graphs in the ledger. Other claims about the ledger: tests/transfers.rs.
 
 use crate::stream::{Graph, Stream};
-use crate::transfer::{Policy, announced, book_collective, forbid_transfers, in_phase, with_ledger, with_policy};
+use crate::transfer::{
+    Policy, announced, book_collective, forbid_transfers, in_phase, with_ledger, with_policy,
+};
 use crate::{DType, Device, Error, Tensor, ops};
 
 use super::*;
+use serde_json::json;
 
 #[track_caller]
 fn here() -> Site {
@@ -13,7 +16,11 @@ fn here() -> Site {
 
 /// Phase, kind, count and bytes of each row.
 fn seen(ledger: &Ledger) -> Vec<(Phase, Kind, u64, u64)> {
-    ledger.rows().iter().map(|row| (row.phase, row.kind, row.count, row.bytes)).collect()
+    ledger
+        .rows()
+        .iter()
+        .map(|row| (row.phase, row.kind, row.count, row.bytes))
+        .collect()
 }
 
 #[test]
@@ -31,13 +38,25 @@ fn collectives_are_booked_by_line_and_phase_and_cross_nothing() {
     });
     let kind = Kind::Collective;
     let expected = [(Phase::Setup, kind, 1, 40), (Phase::Step, kind, 3, 120)];
-    assert_eq!(seen(&ledger), [&expected[..], &[(Phase::Step, kind, 1, 8)]].concat());
+    assert_eq!(
+        seen(&ledger),
+        [&expected[..], &[(Phase::Step, kind, 1, 8)]].concat()
+    );
     assert_eq!(ledger.crossed(), (0, 0));
     let json = ledger.to_json();
-    assert_eq!((&json["rows"][1]["kind"], &json["rows"][1]["from"]), (&json!("between ranks"), &json!("cpu")));
+    assert_eq!(
+        (&json["rows"][1]["kind"], &json["rows"][1]["from"]),
+        (&json!("between ranks"), &json!("cpu"))
+    );
     assert_eq!(json["rows"][1]["to"], "ranks");
     let table = ledger.to_string();
-    assert!(table.lines().nth(2).is_some_and(|line| line.contains("ranks") && line.contains("120 B")), "{table}");
+    assert!(
+        table
+            .lines()
+            .nth(2)
+            .is_some_and(|line| line.contains("ranks") && line.contains("120 B")),
+        "{table}"
+    );
 }
 
 #[test]
@@ -47,10 +66,17 @@ fn no_rule_refuses_a_collective_and_no_hint_is_made_of_it() {
     let site = here();
     with_ledger(&ledger, || {
         with_policy(Policy::Forbid, || {
-            forbid_transfers(|| in_phase(Phase::Step, || (0..1_000).for_each(|_| book_collective(&given, site))));
+            forbid_transfers(|| {
+                in_phase(Phase::Step, || {
+                    (0..1_000).for_each(|_| book_collective(&given, site))
+                })
+            });
         });
     });
-    assert_eq!(seen(&ledger), [(Phase::Step, Kind::Collective, 1_000, 4_000)]);
+    assert_eq!(
+        seen(&ledger),
+        [(Phase::Step, Kind::Collective, 1_000, 4_000)]
+    );
     assert!(ledger.hints().is_empty(), "{:?}", ledger.hints());
 }
 
@@ -59,9 +85,16 @@ fn what_is_held_is_booked_at_each_launch_under_its_phase() {
     let site = here();
     let key = |kind: Kind, phase: Phase| {
         let (source, target) = (Device::Cuda(0), Device::Cuda(1));
-        Key { kind, phase, source, target, implicit: false, site }
+        Key {
+            kind,
+            phase,
+            source,
+            target,
+            implicit: false,
+            site,
+        }
     };
-    let bytes = |bytes: usize| Circumstances { bytes, announced: Some("why"), ..Circumstances::default() };
+    let bytes = |bytes: usize| Sums::one(bytes, Some("why"));
     let mut held = Held::default();
     held.hold(key(Kind::Collective, Phase::Setup), bytes(100));
     held.hold(key(Kind::Collective, Phase::Setup), bytes(20));
@@ -83,7 +116,10 @@ fn what_is_held_is_booked_at_each_launch_under_its_phase() {
 
 #[test]
 fn a_capture_books_nothing_and_each_launch_what_was_captured() {
-    let Some(device) = Device::usable().into_iter().find(|device| device.is_accelerator()) else {
+    let Some(device) = Device::usable()
+        .into_iter()
+        .find(|device| device.is_accelerator())
+    else {
         eprintln!("skipped: no CUDA device");
         return;
     };
@@ -101,9 +137,16 @@ fn a_capture_books_nothing_and_each_launch_what_was_captured() {
         stream.scope(body).unwrap();
         assert_eq!(seen(&ledger), [(Phase::Setup, Kind::Collective, 2, 440)]);
         let graph = Graph::capture(&stream, body).unwrap();
-        assert_eq!(seen(&ledger), [(Phase::Setup, Kind::Collective, 2, 440)], "capturing moves nothing");
+        assert_eq!(
+            seen(&ledger),
+            [(Phase::Setup, Kind::Collective, 2, 440)],
+            "capturing moves nothing"
+        );
         in_phase(Phase::Step, || (0..3).for_each(|_| graph.launch().unwrap()));
-        let expected = [(Phase::Setup, Kind::Collective, 2, 440), (Phase::Step, Kind::Collective, 6, 1_320)];
+        let expected = [
+            (Phase::Setup, Kind::Collective, 2, 440),
+            (Phase::Step, Kind::Collective, 6, 1_320),
+        ];
         assert_eq!(seen(&ledger), expected);
         // After a capture the thread books at once again, also where the capture failed.
         let fails = || {

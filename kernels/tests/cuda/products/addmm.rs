@@ -4,7 +4,8 @@ use ddp_kernels::ops::{self, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    EXACT, KINDS, SHAPES, assert_within, integers, normals, placed, reference, stored_bound, sum_bound, values,
+    EXACT, KINDS, SHAPES, assert_within, integers, normals, placed, reference, stored_bound,
+    sum_bound, values,
 };
 use crate::{assert_same_bits, devices};
 
@@ -37,14 +38,23 @@ fn matrix(
     device: Device,
 ) -> Tensor {
     if transposed {
-        placed(&normals(&[columns, rows], dtype, seed), skip, device).t().unwrap()
+        placed(&normals(&[columns, rows], dtype, seed), skip, device)
+            .t()
+            .unwrap()
     } else {
         placed(&normals(&[rows, columns], dtype, seed), skip, device)
     }
 }
 
 fn check_addmm(case: &Case, device: Device) {
-    let Case { mnk: [m, n, k], kind, transposed, accumulator, factors: [alpha, beta], skip } = *case;
+    let Case {
+        mnk: [m, n, k],
+        kind,
+        transposed,
+        accumulator,
+        factors: [alpha, beta],
+        skip,
+    } = *case;
     let (dtype, math) = kind;
     let seed = (m * 1000 + n * 100 + k) as u64;
     let mat1 = matrix(m, k, transposed[0], dtype, seed, skip, device);
@@ -55,7 +65,9 @@ fn check_addmm(case: &Case, device: Device) {
     let acc_values = values(&acc);
     let sums = reference(&values(&mat1), &values(&mat2), [m, n, k]);
     let added = |index: usize| beta * acc_values[if broadcast { index % n } else { index }];
-    let expected: Vec<f64> = (0..m * n).map(|index| alpha * sums[index].0 + added(index)).collect();
+    let expected: Vec<f64> = (0..m * n)
+        .map(|index| alpha * sums[index].0 + added(index))
+        .collect();
     let got = with_f32_math(math, || {
         if accumulator == Accumulator::InPlace {
             ops::addmm_into(&acc, &acc, &mat1, &mat2, alpha, beta).unwrap();
@@ -74,11 +86,24 @@ fn check_addmm(case: &Case, device: Device) {
 #[test]
 fn addmm_of_every_transposition_accumulator_factor_and_dtype_is_within_its_bound() {
     for device in devices() {
-        for (mnk, kind) in SHAPES.into_iter().flat_map(|mnk| KINDS.map(|kind| (mnk, kind))) {
+        for (mnk, kind) in SHAPES
+            .into_iter()
+            .flat_map(|mnk| KINDS.map(|kind| (mnk, kind)))
+        {
             for transposed in [[false, false], [false, true], [true, false], [true, true]] {
                 for accumulator in [Accumulator::Full, Accumulator::Row, Accumulator::InPlace] {
                     for factors in [[1.0, 1.0], [0.5, -2.0], [1.0, 0.0], [0.0, 1.5], [2.0, 1.0]] {
-                        check_addmm(&Case { mnk, kind, transposed, accumulator, factors, skip: 0 }, device);
+                        check_addmm(
+                            &Case {
+                                mnk,
+                                kind,
+                                transposed,
+                                accumulator,
+                                factors,
+                                skip: 0,
+                            },
+                            device,
+                        );
                     }
                 }
             }
@@ -89,10 +114,23 @@ fn addmm_of_every_transposition_accumulator_factor_and_dtype_is_within_its_bound
 #[test]
 fn addmm_reads_and_writes_at_odd_addresses_too() {
     for device in devices() {
-        for (kind, skip) in KINDS.into_iter().flat_map(|kind| [1, 3, 4, 8].map(|skip| (kind, skip))) {
+        for (kind, skip) in KINDS
+            .into_iter()
+            .flat_map(|kind| [1, 3, 4, 8].map(|skip| (kind, skip)))
+        {
             for accumulator in [Accumulator::Full, Accumulator::Row, Accumulator::InPlace] {
                 let (mnk, transposed) = ([33, 20, 47], [false, true]);
-                check_addmm(&Case { mnk, kind, transposed, accumulator, factors: [1.0, 1.0], skip }, device);
+                check_addmm(
+                    &Case {
+                        mnk,
+                        kind,
+                        transposed,
+                        accumulator,
+                        factors: [1.0, 1.0],
+                        skip,
+                    },
+                    device,
+                );
             }
         }
     }
@@ -105,7 +143,17 @@ fn addmm_of_empty_sides_is_the_scaled_accumulator_or_nothing() {
             for accumulator in [Accumulator::Full, Accumulator::Row, Accumulator::InPlace] {
                 for factors in [[1.5, 0.5], [1.0, 0.0]] {
                     let kind = (DType::F32, F32Math::Strict);
-                    check_addmm(&Case { mnk, kind, transposed: [false, true], accumulator, factors, skip: 0 }, device);
+                    check_addmm(
+                        &Case {
+                            mnk,
+                            kind,
+                            transposed: [false, true],
+                            accumulator,
+                            factors,
+                            skip: 0,
+                        },
+                        device,
+                    );
                 }
             }
         }
@@ -117,8 +165,14 @@ fn addmm_does_not_read_the_operand_of_a_factor_of_zero() {
     for device in devices() {
         let full = |value: f64| Tensor::full(&[4, 4], value, DType::F32, device).unwrap();
         let (nan, one) = (full(f64::NAN), full(1.0));
-        assert_eq!(values(&ops::addmm(&nan, &one, &one, 1.0, 0.0).unwrap()), [4.0; 16]);
-        assert_eq!(values(&ops::addmm(&one, &nan, &one, 0.0, 3.0).unwrap()), [3.0; 16]);
+        assert_eq!(
+            values(&ops::addmm(&nan, &one, &one, 1.0, 0.0).unwrap()),
+            [4.0; 16]
+        );
+        assert_eq!(
+            values(&ops::addmm(&one, &nan, &one, 0.0, 3.0).unwrap()),
+            [3.0; 16]
+        );
         ops::addmm_into(&nan, &nan, &one, &one, 1.0, 0.0).unwrap();
         assert_eq!(values(&nan), [4.0; 16]);
     }
@@ -129,7 +183,8 @@ fn a_row_that_is_the_output_itself_is_an_accumulator_in_place() {
     for device in devices() {
         let out = Tensor::from_slice(&[1f32, 2.0, 3.0], &[1, 3], device).unwrap();
         let x = Tensor::from_slice(&[2f32, 5.0], &[1, 2], device).unwrap();
-        let w = Tensor::from_slice(&[1f32, 10.0, 100.0, 2.0, 20.0, 200.0], &[2, 3], device).unwrap();
+        let w =
+            Tensor::from_slice(&[1f32, 10.0, 100.0, 2.0, 20.0, 200.0], &[2, 3], device).unwrap();
         ops::addmm_into(&out, &out.reshape(&[3]).unwrap(), &x, &w, 1.0, 1.0).unwrap();
         assert_eq!(values(&out), [13.0, 122.0, 1203.0]);
     }
@@ -138,13 +193,22 @@ fn a_row_that_is_the_output_itself_is_an_accumulator_in_place() {
 #[test]
 fn addmm_of_whole_numbers_is_exact_in_every_dtype() {
     let [m, n, k] = EXACT;
-    let (mat1, mat2, acc) = (integers(&[m, k], 1), integers(&[k, n], 2), integers(&[n], 3));
+    let (mat1, mat2, acc) = (
+        integers(&[m, k], 1),
+        integers(&[k, n], 2),
+        integers(&[n], 3),
+    );
     let expected = ops::addmm(&acc, &mat1, &mat2, 1.0, 1.0).unwrap();
     for device in devices() {
         for (dtype, math) in KINDS {
-            let [acc, mat1, mat2] = [&acc, &mat1, &mat2].map(|x| x.to_dtype(dtype).unwrap().to(device).unwrap());
+            let [acc, mat1, mat2] =
+                [&acc, &mat1, &mat2].map(|x| x.to_dtype(dtype).unwrap().to(device).unwrap());
             let got = with_f32_math(math, || ops::addmm(&acc, &mat1, &mat2, 1.0, 1.0).unwrap());
-            assert_same_bits(&got, &expected.to_dtype(dtype).unwrap(), &format!("{dtype} {math:?}"));
+            assert_same_bits(
+                &got,
+                &expected.to_dtype(dtype).unwrap(),
+                &format!("{dtype} {math:?}"),
+            );
         }
     }
 }

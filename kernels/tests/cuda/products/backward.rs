@@ -4,8 +4,8 @@ use ddp_kernels::ops::{self, Activation, Below, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    ACTIVATIONS, KINDS, NARROW, SHAPES, activation_bound, assert_within, normals, placed, reference, stored_bound,
-    sum_bound, transpose, values,
+    ACTIVATIONS, KINDS, SHAPES, activation_bound, assert_within, normals, placed, reference,
+    stored_bound, sum_bound, transpose, values,
 };
 use crate::{assert_same_bits, devices};
 
@@ -29,35 +29,61 @@ fn derivative(saved: &[f64], activation: Activation) -> Vec<f64> {
     one.to_vec().unwrap()
 }
 
-fn check_backward_input(mnk: [usize; 3], kind: (DType, F32Math), activation: Activation, skip: usize, device: Device) {
+fn check_backward_input(
+    mnk: [usize; 3],
+    kind: (DType, F32Math),
+    activation: Activation,
+    skip: usize,
+    device: Device,
+) {
     let ([m, n, k], (dtype, math)) = (mnk, kind);
     let dy = placed(&normals(&[m, k], dtype, 21), skip, device);
     let weight = placed(&normals(&[k, n], dtype, 22), skip, device);
     // With zeros of both signs, where relu's derivative is 0.
     let saved = normals(&[m, n], DType::F32, 23);
     let mut with_zeros = saved.to_vec::<f32>().unwrap();
-    with_zeros.iter_mut().step_by(3).for_each(|value| *value *= 0.0);
-    let saved = Tensor::from_slice(&with_zeros, &[m, n], Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+    with_zeros
+        .iter_mut()
+        .step_by(3)
+        .for_each(|value| *value *= 0.0);
+    let saved = Tensor::from_slice(&with_zeros, &[m, n], Device::Cpu)
+        .unwrap()
+        .to_dtype(dtype)
+        .unwrap();
     let saved = placed(&saved, skip, device);
     let run = |below: Below<'_>| {
         let dx = placed(&normals(&[m, n], dtype, 24), skip, device);
-        with_f32_math(math, || ops::linear_backward_input_into(&dx, &dy, &weight, below)).unwrap();
+        with_f32_math(math, || {
+            ops::linear_backward_input_into(&dx, &dy, &weight, below)
+        })
+        .unwrap();
         dx
     };
     let dx = run(below_of(activation, &saved));
     let sums = reference(&values(&dy), &values(&weight), mnk);
-    let (saved_values, what) = (values(&saved), format!("{mnk:?} {kind:?} {activation:?} skip {skip}"));
+    let (saved_values, what) = (
+        values(&saved),
+        format!("{mnk:?} {kind:?} {activation:?} skip {skip}"),
+    );
     let slopes = derivative(&saved_values, activation);
-    let expected: Vec<f64> = sums.iter().zip(&slopes).map(|(&(sum, _), slope)| sum * slope).collect();
+    let expected: Vec<f64> = sums
+        .iter()
+        .zip(&slopes)
+        .map(|(&(sum, _), slope)| sum * slope)
+        .collect();
     let bound = |index: usize| {
         let (sum, magnitudes) = sums[index];
         let before = stored_bound(sum_bound(k, magnitudes, kind), sum, dtype);
-        let bound = 1.13 * before + activation_bound(activation, saved_values[index], kind) * (sum.abs() + before);
+        let bound = 1.13 * before
+            + activation_bound(activation, saved_values[index], kind) * (sum.abs() + before);
         stored_bound(bound, expected[index], dtype)
     };
     assert_within(&dx, &expected, bound, &what);
     if activation == Activation::Relu {
-        let zero = values(&dx).into_iter().zip(&saved_values).all(|(dx, &saved)| saved > 0.0 || dx == 0.0);
+        let zero = values(&dx)
+            .into_iter()
+            .zip(&saved_values)
+            .all(|(dx, &saved)| saved > 0.0 || dx == 0.0);
         assert!(zero, "{what}: the mask is z > 0");
     }
     if kind == (DType::F32, F32Math::Strict) {
@@ -66,7 +92,9 @@ fn check_backward_input(mnk: [usize; 3], kind: (DType, F32Math), activation: Act
         match activation {
             Activation::Identity => {}
             Activation::Relu => ops::relu_backward_into(&unfolded, &unfolded, &saved).unwrap(),
-            Activation::Gelu(form) => ops::gelu_backward_into(&unfolded, &unfolded, &saved, form).unwrap(),
+            Activation::Gelu(form) => {
+                ops::gelu_backward_into(&unfolded, &unfolded, &saved, form).unwrap()
+            }
         }
         assert_same_bits(&dx, &unfolded, &what);
     }
@@ -81,7 +109,10 @@ fn the_gradient_of_the_input_with_every_activation_below_is_within_its_bound() {
                 check_backward_input(mnk, kind, activation, 0, device);
             }
         }
-        for (kind, skip) in KINDS.into_iter().flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip))) {
+        for (kind, skip) in KINDS
+            .into_iter()
+            .flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip)))
+        {
             for activation in ACTIVATIONS {
                 check_backward_input([18, 24, 40], kind, activation, skip, device);
             }
@@ -104,13 +135,25 @@ fn check_backward_weight(
     let dw = placed(&normals(&[outputs, inputs], dw_dtype, 33), skip, device);
     let db = placed(&normals(&[outputs], db_dtype, 34), skip, device);
     let (dw_before, db_before) = (values(&dw), db.to(Device::Cpu).unwrap());
-    with_f32_math(math, || ops::linear_backward_weight_into(&dw, Some(&db), &dy, &x, accumulate)).unwrap();
-    let what =
-        format!("rows {rows}, {inputs} to {outputs}, {kind:?} {gradients:?} accumulate {accumulate} skip {skip}");
+    with_f32_math(math, || {
+        ops::linear_backward_weight_into(&dw, Some(&db), &dy, &x, accumulate)
+    })
+    .unwrap();
+    let what = format!(
+        "rows {rows}, {inputs} to {outputs}, {kind:?} {gradients:?} accumulate {accumulate} skip {skip}"
+    );
 
     let there = if accumulate { 1.0 } else { 0.0 };
-    let sums = reference(&transpose(&values(&dy), rows, outputs), &values(&x), [outputs, inputs, rows]);
-    let expected: Vec<f64> = sums.iter().zip(&dw_before).map(|((sum, _), before)| sum + there * before).collect();
+    let sums = reference(
+        &transpose(&values(&dy), rows, outputs),
+        &values(&x),
+        [outputs, inputs, rows],
+    );
+    let expected: Vec<f64> = sums
+        .iter()
+        .zip(&dw_before)
+        .map(|((sum, _), before)| sum + there * before)
+        .collect();
     let bound = |index: usize| {
         let magnitudes = sums[index].1 + there * dw_before[index].abs();
         stored_bound(sum_bound(rows, magnitudes, kind), expected[index], dw_dtype)
@@ -119,10 +162,23 @@ fn check_backward_weight(
 
     // The CPU's sums of the same numbers, in f32, rounded once.
     let wide = |x: &Tensor| x.to(Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
-    let (db_expected, dw_unused) =
-        (wide(&db_before), Tensor::zeros(&[outputs, inputs], DType::F32, Device::Cpu).unwrap());
-    ops::linear_backward_weight_into(&dw_unused, Some(&db_expected), &wide(&dy), &wide(&x), accumulate).unwrap();
-    assert_same_bits(&db, &db_expected.to_dtype(db_dtype).unwrap(), &format!("db, {what}"));
+    let (db_expected, dw_unused) = (
+        wide(&db_before),
+        Tensor::zeros(&[outputs, inputs], DType::F32, Device::Cpu).unwrap(),
+    );
+    ops::linear_backward_weight_into(
+        &dw_unused,
+        Some(&db_expected),
+        &wide(&dy),
+        &wide(&x),
+        accumulate,
+    )
+    .unwrap();
+    assert_same_bits(
+        &db,
+        &db_expected.to_dtype(db_dtype).unwrap(),
+        &format!("db, {what}"),
+    );
 }
 
 #[test]
@@ -140,19 +196,34 @@ fn the_gradients_of_the_parameters_are_within_their_bounds_and_the_bias_has_the_
             [6, 0, 5],
             [6, 4, 0],
         ];
-        for (shape, accumulate) in
-            shapes.into_iter().flat_map(|shape| [false, true].map(|accumulate| (shape, accumulate)))
+        for (shape, accumulate) in shapes
+            .into_iter()
+            .flat_map(|shape| [false, true].map(|accumulate| (shape, accumulate)))
         {
             for (dtype, math) in KINDS {
                 check_backward_weight(shape, (dtype, math), [dtype, dtype], accumulate, 0, device);
             }
-            for dtype in NARROW {
-                for gradients in [[DType::F32, DType::F32], [DType::F32, dtype], [dtype, DType::F32]] {
-                    check_backward_weight(shape, (dtype, F32Math::Strict), gradients, accumulate, 0, device);
+            for dtype in [DType::BF16] {
+                for gradients in [
+                    [DType::F32, DType::F32],
+                    [DType::F32, dtype],
+                    [dtype, DType::F32],
+                ] {
+                    check_backward_weight(
+                        shape,
+                        (dtype, F32Math::Strict),
+                        gradients,
+                        accumulate,
+                        0,
+                        device,
+                    );
                 }
             }
         }
-        for (kind, skip) in KINDS.into_iter().flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip))) {
+        for (kind, skip) in KINDS
+            .into_iter()
+            .flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip)))
+        {
             check_backward_weight([70, 24, 40], kind, [kind.0; 2], true, skip, device);
         }
     }

@@ -4,8 +4,8 @@ use ddp_kernels::ops::{self, Activation, F32Math, with_f32_math};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::{
-    ACTIVATIONS, EXACT, KINDS, Layer, SHAPES, activation_bound, assert_within, integers, stored_bound, sum_bound, unit,
-    values,
+    ACTIVATIONS, EXACT, KINDS, Layer, SHAPES, activation_bound, assert_within, integers,
+    stored_bound, sum_bound, unit, values,
 };
 use crate::{assert_same_bits, devices};
 
@@ -37,7 +37,8 @@ fn check_forward(
     // Where the bias is added by a pass of its own, what was rounded before is up to |z| + |bias|.
     let bias = layer.bias.as_ref().map_or(vec![0.0; mnk[1]], values);
     let z_bound = |index: usize| {
-        let bound = sum_bound(mnk[2], sums[index].1, kind) + unit(dtype) * bias[index % mnk[1]].abs();
+        let bound =
+            sum_bound(mnk[2], sums[index].1, kind) + unit(dtype) * bias[index % mnk[1]].abs();
         stored_bound(bound, z[index], dtype)
     };
     if let Some(pre) = &layer.pre {
@@ -63,7 +64,10 @@ fn check_forward(
 #[test]
 fn linear_with_every_activation_bias_pre_activation_and_dtype_is_within_its_bound() {
     for device in devices() {
-        for (mnk, kind) in SHAPES.into_iter().flat_map(|mnk| KINDS.map(|kind| (mnk, kind))) {
+        for (mnk, kind) in SHAPES
+            .into_iter()
+            .flat_map(|mnk| KINDS.map(|kind| (mnk, kind)))
+        {
             for activation in ACTIVATIONS {
                 for parts in [[false, false], [false, true], [true, false], [true, true]] {
                     check_forward(mnk, kind, activation, parts, 0, device);
@@ -76,7 +80,10 @@ fn linear_with_every_activation_bias_pre_activation_and_dtype_is_within_its_boun
 #[test]
 fn linear_reads_and_writes_at_odd_addresses_too() {
     for device in devices() {
-        for (kind, skip) in KINDS.into_iter().flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip))) {
+        for (kind, skip) in KINDS
+            .into_iter()
+            .flat_map(|kind| [1, 2, 5].map(|skip| (kind, skip)))
+        {
             for activation in ACTIVATIONS {
                 check_forward([18, 24, 40], kind, activation, [true, true], skip, device);
                 check_forward([18, 24, 40], kind, activation, [true, false], skip, device);
@@ -88,7 +95,10 @@ fn linear_reads_and_writes_at_odd_addresses_too() {
 #[test]
 fn linear_of_nothing_is_the_activation_of_the_bias() {
     for device in devices() {
-        for (mnk, kind) in [[0, 3, 4], [3, 0, 4], [3, 5, 0]].into_iter().flat_map(|mnk| KINDS.map(|kind| (mnk, kind))) {
+        for (mnk, kind) in [[0, 3, 4], [3, 0, 4], [3, 5, 0]]
+            .into_iter()
+            .flat_map(|mnk| KINDS.map(|kind| (mnk, kind)))
+        {
             for activation in ACTIVATIONS {
                 check_forward(mnk, kind, activation, [true, true], 0, device);
                 check_forward(mnk, kind, activation, [false, false], 0, device);
@@ -100,31 +110,56 @@ fn linear_of_nothing_is_the_activation_of_the_bias() {
 #[test]
 fn linear_of_whole_numbers_is_exact_in_every_dtype() {
     let [m, n, k] = EXACT;
-    let (x, weight, bias) = (integers(&[m, k], 1), integers(&[n, k], 2), integers(&[n], 3));
+    let (x, weight, bias) = (
+        integers(&[m, k], 1),
+        integers(&[n, k], 2),
+        integers(&[n], 3),
+    );
     let expected = Tensor::zeros(&[m, n], DType::F32, Device::Cpu).unwrap();
     ops::linear_into(&expected, &x, &weight, Some(&bias), Activation::Relu, None).unwrap();
     for device in devices() {
         for (dtype, math) in KINDS {
-            let [x, weight, bias] = [&x, &weight, &bias].map(|x| x.to_dtype(dtype).unwrap().to(device).unwrap());
+            let [x, weight, bias] =
+                [&x, &weight, &bias].map(|x| x.to_dtype(dtype).unwrap().to(device).unwrap());
             let y = Tensor::empty(&[m, n], dtype, device).unwrap();
-            with_f32_math(math, || ops::linear_into(&y, &x, &weight, Some(&bias), Activation::Relu, None)).unwrap();
-            assert_same_bits(&y, &expected.to_dtype(dtype).unwrap(), &format!("{dtype} {math:?}"));
+            with_f32_math(math, || {
+                ops::linear_into(&y, &x, &weight, Some(&bias), Activation::Relu, None)
+            })
+            .unwrap();
+            assert_same_bits(
+                &y,
+                &expected.to_dtype(dtype).unwrap(),
+                &format!("{dtype} {math:?}"),
+            );
         }
     }
 }
 
 #[test]
 fn a_nan_gets_through_every_activation_in_every_dtype() {
-    for (device, (dtype, math)) in devices().into_iter().flat_map(|device| KINDS.map(|kind| (device, kind))) {
-        let x = Tensor::full(&[16, 16], f64::NAN, DType::F32, Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+    for (device, (dtype, math)) in devices()
+        .into_iter()
+        .flat_map(|device| KINDS.map(|kind| (device, kind)))
+    {
+        let x = Tensor::full(&[16, 16], f64::NAN, DType::F32, Device::Cpu)
+            .unwrap()
+            .to_dtype(dtype)
+            .unwrap();
         let x = x.to(device).unwrap();
         let y = Tensor::zeros(&[16, 16], dtype, device).unwrap();
-        for (activation, bias) in
-            ACTIVATIONS.into_iter().flat_map(|activation| [None, Some(())].map(|bias| (activation, bias)))
+        for (activation, bias) in ACTIVATIONS
+            .into_iter()
+            .flat_map(|activation| [None, Some(())].map(|bias| (activation, bias)))
         {
             let bias = bias.map(|()| Tensor::ones(&[16], dtype, device).unwrap());
-            with_f32_math(math, || ops::linear_into(&y, &x, &x, bias.as_ref(), activation, None)).unwrap();
-            assert!(values(&y).iter().all(|y| y.is_nan()), "{dtype} {math:?} {activation:?}");
+            with_f32_math(math, || {
+                ops::linear_into(&y, &x, &x, bias.as_ref(), activation, None)
+            })
+            .unwrap();
+            assert!(
+                values(&y).iter().all(|y| y.is_nan()),
+                "{dtype} {math:?} {activation:?}"
+            );
         }
     }
 }

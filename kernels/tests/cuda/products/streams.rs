@@ -12,11 +12,31 @@ fn step(device: Device, dtype: DType) -> (impl Fn() -> Result<(), Error>, Vec<Te
     let [m, n, k] = [96, 80, 72];
     let layer = Layer::new([m, n, k], dtype, true, true, 0, device);
     let dy = placed(&normals(&[m, n], dtype, 41), 0, device);
-    let [dw, db, dx] = [vec![n, k], vec![n], vec![m, k]].map(|shape| Tensor::zeros(&shape, dtype, device).unwrap());
-    let written = vec![layer.y.clone(), layer.pre.clone().unwrap(), dw.clone(), db.clone(), dx.clone()];
+    let [dw, db, dx] = [vec![n, k], vec![n], vec![m, k]]
+        .map(|shape| Tensor::zeros(&shape, dtype, device).unwrap());
+    let written = vec![
+        layer.y.clone(),
+        layer.pre.clone().unwrap(),
+        dw.clone(),
+        db.clone(),
+        dx.clone(),
+    ];
     let body = move || {
-        let Layer { x, weight, bias, pre, y } = &layer;
-        ops::linear_into(y, x, weight, bias.as_ref(), Activation::Gelu(Gelu::Tanh), pre.as_ref())?;
+        let Layer {
+            x,
+            weight,
+            bias,
+            pre,
+            y,
+        } = &layer;
+        ops::linear_into(
+            y,
+            x,
+            weight,
+            bias.as_ref(),
+            Activation::Gelu(Gelu::Tanh),
+            pre.as_ref(),
+        )?;
         ops::linear_backward_weight_into(&dw, Some(&db), &dy, x, false)?;
         ops::linear_backward_input_into(&dx, &dy, weight, Below::Relu(x))
     };
@@ -24,22 +44,32 @@ fn step(device: Device, dtype: DType) -> (impl Fn() -> Result<(), Error>, Vec<Te
 }
 
 fn copies(written: &[Tensor]) -> Vec<Tensor> {
-    written.iter().map(|tensor| tensor.to(Device::Cpu).unwrap()).collect()
+    written
+        .iter()
+        .map(|tensor| tensor.to(Device::Cpu).unwrap())
+        .collect()
 }
 
 #[test]
 fn a_captured_step_has_the_eager_steps_bits_at_every_launch() {
-    for (device, dtype) in
-        devices().into_iter().flat_map(|device| [DType::F32, DType::BF16].map(|dtype| (device, dtype)))
+    for (device, dtype) in devices()
+        .into_iter()
+        .flat_map(|device| [DType::F32, DType::BF16].map(|dtype| (device, dtype)))
     {
         let (body, written) = step(device, dtype);
         let stream = Stream::new(device).unwrap();
-        stream.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+        stream
+            .wait(&Stream::default_of(device).unwrap().record().unwrap())
+            .unwrap();
         stream.scope(&body).unwrap();
         let eager = stream.scope(|| copies(&written));
         let graph = Graph::capture(&stream, &body).unwrap();
         for _ in 0..3 {
-            stream.scope(|| written.iter().for_each(|tensor| ops::fill_into(tensor, 7.0).unwrap()));
+            stream.scope(|| {
+                written
+                    .iter()
+                    .for_each(|tensor| ops::fill_into(tensor, 7.0).unwrap())
+            });
             graph.launch().unwrap();
             for (got, eager) in stream.scope(|| copies(&written)).iter().zip(&eager) {
                 assert_same_bits(got, eager, &format!("{dtype}, captured"));
@@ -52,18 +82,25 @@ fn a_captured_step_has_the_eager_steps_bits_at_every_launch() {
 fn a_product_that_was_never_made_is_refused_in_a_capture_with_the_way_out() {
     for device in devices() {
         let stream = Stream::new(device).unwrap();
-        stream.wait(&Stream::default_of(device).unwrap().record().unwrap()).unwrap();
+        stream
+            .wait(&Stream::default_of(device).unwrap().record().unwrap())
+            .unwrap();
         // A shape that no other test has.
-        let [out, a, b] =
-            stream.scope(|| [[3, 1021], [3, 31], [31, 1021]].map(|s| Tensor::ones(&s, DType::F32, device).unwrap()));
-        let error = Graph::capture(&stream, || ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0)).unwrap_err();
+        let [out, a, b] = stream.scope(|| {
+            [[3, 1021], [3, 31], [31, 1021]].map(|s| Tensor::ones(&s, DType::F32, device).unwrap())
+        });
+        let error =
+            Graph::capture(&stream, || ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0)).unwrap_err();
         let message = error.to_string();
         assert!(
-            matches!(error, Error::Capture { .. }) && message.contains("Run the step once before capturing"),
+            matches!(error, Error::Capture { .. })
+                && message.contains("run the step once before you capture it"),
             "{message}"
         );
         // The stream is usable again.
-        stream.scope(|| ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0)).unwrap();
+        stream
+            .scope(|| ops::addmm_into(&out, &out, &a, &b, 1.0, 0.0))
+            .unwrap();
         assert_eq!(stream.scope(|| values(&out))[..2], [31.0, 31.0]);
     }
 }
@@ -82,9 +119,16 @@ fn streams_at_work_at_the_same_time_do_not_share_a_workspace() {
                 stream.scope(body).unwrap();
             }
         }
-        let results: Vec<_> =
-            streams.iter().zip(&steps).map(|(stream, (_, written))| stream.scope(|| copies(written))).collect();
-        for (first, other) in results[0].iter().zip(&results[1]).chain(results[0].iter().zip(&results[2])) {
+        let results: Vec<_> = streams
+            .iter()
+            .zip(&steps)
+            .map(|(stream, (_, written))| stream.scope(|| copies(written)))
+            .collect();
+        for (first, other) in results[0]
+            .iter()
+            .zip(&results[1])
+            .chain(results[0].iter().zip(&results[2]))
+        {
             assert_same_bits(other, first, "the same step on another stream");
         }
     }
@@ -101,7 +145,11 @@ fn threads_make_products_of_one_device_at_the_same_time() {
             copies(&written)
         };
         let results: Vec<Vec<Tensor>> = std::thread::scope(|scope| {
-            [(); 4].map(|()| scope.spawn(run)).into_iter().map(|thread| thread.join().unwrap()).collect()
+            [(); 4]
+                .map(|()| scope.spawn(run))
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         });
         for other in &results[1..] {
             for (got, expected) in other.iter().zip(&results[0]) {
@@ -116,28 +164,48 @@ fn dtypes_that_do_not_fit_are_refused_with_what_there_is() {
     for device in devices() {
         let ones = |shape: &[usize], dtype| Tensor::ones(shape, dtype, device).unwrap();
         let wide = ones(&[2, 2], DType::F64);
-        let error = ops::addmm(&wide, &wide, &wide, 1.0, 1.0).unwrap_err().to_string();
-        assert!(error.contains("there is no version for f64") && error.contains("f32, bf16, f16 on cuda"), "{error}");
-        let (half, other) = (ones(&[2, 2], DType::F16), ones(&[2, 2], DType::BF16));
-        let error = ops::linear_backward_weight_into(&other, None, &half, &half, false).unwrap_err().to_string();
-        assert!(error.contains("dw bf16[2, 2]") && error.contains("expected dtype f16"), "{error}");
+        let error = ops::addmm(&wide, &wide, &wide, 1.0, 1.0)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("there is no version for f64") && error.contains("f32, bf16 on cuda"),
+            "{error}"
+        );
+        let (half, other) = (ones(&[2, 2], DType::BF16), ones(&[2, 2], DType::F16));
+        let error = ops::linear_backward_weight_into(&other, None, &half, &half, false)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("dw f16[2, 2]") && error.contains("expected dtype bf16"),
+            "{error}"
+        );
         let single = ones(&[2, 2], DType::F32);
-        let error = ops::linear_into(&single, &half, &half, None, Activation::Identity, None).unwrap_err().to_string();
-        assert!(error.contains("y f32[2, 2]") && error.contains("expected dtype f16"), "{error}");
+        let error = ops::linear_into(&single, &half, &half, None, Activation::Identity, None)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("y f32[2, 2]") && error.contains("expected dtype bf16"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn an_environment_that_turns_f32_into_something_less_is_refused() {
     const CHILD: &str = "DDP_TEST_EMULATED";
-    let Some(&device) = devices().first() else { return };
+    let Some(&device) = devices().first() else {
+        return;
+    };
     let product = |math| {
         let one = Tensor::ones(&[4, 4], DType::F32, device).unwrap();
         with_f32_math(math, || ops::addmm(&one, &one, &one, 1.0, 0.0))
     };
     if std::env::var_os(CHILD).is_some() {
         let error = product(F32Math::Strict).unwrap_err().to_string();
-        assert!(error.contains("CUBLAS_EMULATE_SINGLE_PRECISION") && error.contains("Unset it"), "{error}");
+        assert!(
+            error.contains("CUBLAS_EMULATE_SINGLE_PRECISION") && error.contains("Unset it"),
+            "{error}"
+        );
         product(F32Math::Tf32).unwrap();
         return;
     }
@@ -152,5 +220,9 @@ fn an_environment_that_turns_f32_into_something_less_is_refused() {
         .env("CUBLAS_EMULATE_SINGLE_PRECISION", "1")
         .output()
         .unwrap();
-    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+    assert!(
+        child.status.success(),
+        "{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
 }

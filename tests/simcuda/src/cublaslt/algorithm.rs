@@ -1,14 +1,17 @@
-//! The search for an algorithm: there is one for all that is modelled, with a workspace where one is allowed.
+//! The search for an algorithm: one algorithm serves everything modelled, with a workspace where
+//! allowed.
 
 use std::ffi::c_int;
 
-use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status};
+use cudarc::cublaslt::sys::{
+    cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
+};
 
 use super::problem::{Problem, Refusal};
 use super::{Refused, call, invalid, objects, put};
 use crate::machine::Out;
 
-/// What the eight words of an algorithm mean here: everybody else's are not ours.
+/// The meaning of an algorithm's eight words here; other libraries' algorithms are refused.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Algorithm {
     pub(super) workspace_bytes: u64,
@@ -20,15 +23,19 @@ pub(super) struct Algorithm {
 
 /// Marks an algorithm as the simulator's.
 const MAGIC: u64 = 0x7369_6d63_7564_6121;
-/// What the one algorithm scribbles on where it may.
+/// The size of the workspace that the algorithm overwrites if allowed.
 const WORKSPACE_BYTES: u64 = 1 << 20;
-/// Wider accesses than this do not exist: no algorithm needs more alignment.
+/// No access is wider: no algorithm needs more alignment.
 pub(super) const WIDEST_BYTES: u64 = 16;
 
 impl Algorithm {
     pub(super) fn new(problem: &Problem, workspace_bytes_max: u64, alignments: [u64; 4]) -> Self {
         Self {
-            workspace_bytes: if workspace_bytes_max >= WORKSPACE_BYTES { WORKSPACE_BYTES } else { 0 },
+            workspace_bytes: if workspace_bytes_max >= WORKSPACE_BYTES {
+                WORKSPACE_BYTES
+            } else {
+                0
+            },
             key: problem.key(),
             alignments: alignments.map(|alignment| alignment.min(WIDEST_BYTES)),
         }
@@ -36,15 +43,23 @@ impl Algorithm {
 
     pub(super) fn raw(self) -> cublasLtMatmulAlgo_t {
         let [a, b, c, d] = self.alignments;
-        cublasLtMatmulAlgo_t { data: [MAGIC, self.workspace_bytes, self.key, a, b, c, d, 0] }
+        cublasLtMatmulAlgo_t {
+            data: [MAGIC, self.workspace_bytes, self.key, a, b, c, d, 0],
+        }
     }
 
     pub(super) fn from_raw(raw: &cublasLtMatmulAlgo_t) -> Result<Self, Refused> {
         let [magic, workspace_bytes, key, a, b, c, d, _] = raw.data;
         if magic != MAGIC {
-            return Err(invalid("the algorithm did not come from cublasLtMatmulAlgoGetHeuristic"));
+            return Err(invalid(
+                "the algorithm did not come from cublasLtMatmulAlgoGetHeuristic",
+            ));
         }
-        Ok(Self { workspace_bytes, key, alignments: [a, b, c, d] })
+        Ok(Self {
+            workspace_bytes,
+            key,
+            alignments: [a, b, c, d],
+        })
     }
 }
 
@@ -58,11 +73,22 @@ fn heuristic(
         return Err(invalid(format!("{requested} algorithms were asked for")));
     }
     let preference = objects::preference(preference_handle)?;
-    if let Some(wrong) = preference.alignments.iter().find(|alignment| !alignment.is_power_of_two()) {
-        return Err(invalid(format!("a minimal alignment of {wrong} bytes is no power of two")));
+    if let Some(wrong) = preference
+        .alignments
+        .iter()
+        .find(|alignment| !alignment.is_power_of_two())
+    {
+        return Err(invalid(format!(
+            "a minimal alignment of {wrong} bytes is no power of two"
+        )));
     }
     let problem = objects::problem(operation, layouts)?;
-    let kinds = [problem.a.kind, problem.b.kind, problem.c.kind, problem.d.kind];
+    let kinds = [
+        problem.a.kind,
+        problem.b.kind,
+        problem.c.kind,
+        problem.d.kind,
+    ];
     let alignments = preference.alignments.map(u64::from);
     for ((operand, kind), alignment) in ["A", "B", "C", "D"].iter().zip(kinds).zip(alignments) {
         if alignment < kind.bytes() {
@@ -87,7 +113,7 @@ fn heuristic_result(algorithm: Algorithm) -> cublasLtMatmulHeuristicResult_t {
     }
 }
 
-/// The algorithms for a product: here the only one, or none and CUBLAS_STATUS_NOT_SUPPORTED.
+/// The algorithms for a product: here exactly one, or CUBLAS_STATUS_NOT_SUPPORTED.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     handle: usize,
@@ -105,7 +131,10 @@ pub extern "C" fn cublasLtMatmulAlgoGetHeuristic(
         let count = count.ok_or_else(|| invalid("the place for the count is null"))?;
         count.write(0);
         let results = results.ok_or_else(|| invalid("the place for the results is null"))?;
-        results.write(heuristic((handle, operation, [a, b, c, d], preference), requested)?);
+        results.write(heuristic(
+            (handle, operation, [a, b, c, d], preference),
+            requested,
+        )?);
         count.write(1);
         Ok(())
     })
@@ -126,7 +155,8 @@ pub extern "C" fn cublasLtMatmulAlgoCheck(
     call("cublasLtMatmulAlgoCheck", |_| {
         objects::library(handle)?;
         let problem = objects::problem(operation, [a, b, c, d])?;
-        let algorithm = Algorithm::from_raw(algorithm.ok_or_else(|| invalid("the algorithm is null"))?)?;
+        let algorithm =
+            Algorithm::from_raw(algorithm.ok_or_else(|| invalid("the algorithm is null"))?)?;
         fits(&problem, algorithm)?;
         put(result, heuristic_result(algorithm))
     })
@@ -137,5 +167,8 @@ pub(super) fn fits(problem: &Problem, algorithm: Algorithm) -> Result<(), Refuse
     if algorithm.key == problem.key() {
         return Ok(());
     }
-    Err(Refusal::Unsupported("the algorithm is for other types, transposes, orders or another epilogue".into()).into())
+    Err(Refusal::Unsupported(
+        "the algorithm is for other types, transposes, orders or another epilogue".into(),
+    )
+    .into())
 }

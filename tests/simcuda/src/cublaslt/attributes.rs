@@ -1,5 +1,6 @@
-//! Descriptors: what the caller sets attribute by attribute, with the sizes and defaults of the cuBLASLt documentation
-//! (cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t).
+//! Descriptors, set attribute by attribute, with the sizes and defaults of the cuBLASLt
+//! documentation (cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t,
+//! cublasLtMatmulPreferenceAttributes_t).
 
 /// A field of a descriptor, as bytes of its documented size.
 pub(super) enum Field<'a> {
@@ -47,13 +48,13 @@ impl Field<'_> {
     }
 }
 
-/// Something whose fields are numbered as its attributes are.
+/// A struct whose fields are numbered by attribute.
 pub(super) trait Attributes {
-    /// The field of `attribute`; none where the simulator does not model it.
+    /// The field of `attribute`; None if it is not modelled.
     fn field(&mut self, attribute: u32) -> Option<Field<'_>>;
 }
 
-/// `cublasLtMatmulDesc_t`. Raw values are judged when they are used, as the library does.
+/// `cublasLtMatmulDesc_t`. Raw values are checked on use, as the library does.
 #[derive(Clone, Debug)]
 pub(super) struct Operation {
     pub(super) compute: u32,
@@ -136,7 +137,15 @@ pub(super) struct Layout {
 
 impl Layout {
     pub(super) fn new(kind: u32, rows: u64, columns: u64, ld: i64) -> Self {
-        Self { kind, order: 0, rows, columns, ld, batch: 1, batch_stride: 0 }
+        Self {
+            kind,
+            order: 0,
+            rows,
+            columns,
+            ld,
+            batch: 1,
+            batch_stride: 0,
+        }
     }
 }
 

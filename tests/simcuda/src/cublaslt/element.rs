@@ -1,4 +1,4 @@
-//! Number formats: how an element is stored, and the two precisions that products are computed in.
+//! Number formats: how an element is stored, and the two precisions of products.
 
 use std::ops::{Add, Mul};
 
@@ -14,7 +14,7 @@ pub(super) enum Type {
 }
 
 impl Type {
-    /// From a `cudaDataType_t`; none for those that are not modelled.
+    /// From a `cudaDataType_t`; None for those that are not modelled.
     pub(super) fn from_raw(raw: u32) -> Option<Self> {
         match raw {
             0 => Some(Self::F32),
@@ -52,7 +52,7 @@ impl Type {
     }
 }
 
-/// What sums are accumulated in: `f32`, or `f64` for COMPUTE_64F.
+/// The accumulator: `f32`, or `f64` for COMPUTE_64F.
 pub(super) trait Real:
     Copy + Default + PartialEq + Add<Output = Self> + Mul<Output = Self> + Send + Sync + 'static
 {
@@ -60,20 +60,21 @@ pub(super) trait Real:
 
     fn from_f64(value: f64) -> Self;
 
-    /// What the tensor cores see of it in TF32, which is a format of f32 only.
+    /// What tensor cores see of it in TF32, which applies to f32 only.
     fn to_tf32(self) -> Self;
 
-    /// Appends `count` elements that lie one behind the other.
+    /// Appends `count` consecutive elements.
     ///
     /// # Safety
-    /// `from` holds `count` elements of type `kind`, readable and not written meanwhile. They need not be aligned.
+    /// `from` holds `count` readable elements of type `kind` that nothing writes meanwhile. They
+    /// need not be aligned.
     unsafe fn load_run(kind: Type, from: *const u8, count: usize, into: &mut Vec<Self>);
 
-    /// Writes elements one behind the other, each rounded once, to nearest even.
+    /// Writes consecutive elements, each rounded once, to nearest even.
     ///
     /// # Safety
-    /// `to` has room for as many elements of type `kind` as there are values, and nobody else touches it meanwhile. It need not be
-    /// aligned.
+    /// `to` has room for as many elements of type `kind` as there are values, and nothing else
+    /// touches it meanwhile. It need not be aligned.
     unsafe fn store_run(values: &[Self], kind: Type, to: *mut u8);
 
     /// One element.
@@ -89,7 +90,8 @@ pub(super) trait Real:
 }
 
 /// # Safety
-/// `from` holds `count` values of `E`, and does as long as the iterator lives. They need not be aligned.
+/// `from` holds `count` values of `E`, and does as long as the iterator lives. They need not be
+/// aligned.
 unsafe fn run<E: Copy>(from: *const u8, count: usize) -> impl Iterator<Item = E> {
     // SAFETY: the caller vouches for `count` values; unaligned reads need no more.
     (0..count).map(move |index| unsafe { from.cast::<E>().add(index).read_unaligned() })
@@ -118,11 +120,16 @@ macro_rules! real {
             }
 
             unsafe fn load_run(kind: Type, from: *const u8, count: usize, into: &mut Vec<Self>) {
-                // SAFETY: the caller vouches for `count` elements of `kind` at `from`; unaligned reads need no more.
+                // SAFETY: the caller vouches for `count` elements of `kind` at `from`; unaligned
+                // reads need no more.
                 unsafe {
                     match kind {
-                        Type::F32 => into.extend(run::<f32>(from, count).map(|value| value as Self)),
-                        Type::F64 => into.extend(run::<f64>(from, count).map(|value| value as Self)),
+                        Type::F32 => {
+                            into.extend(run::<f32>(from, count).map(|value| value as Self))
+                        }
+                        Type::F64 => {
+                            into.extend(run::<f64>(from, count).map(|value| value as Self))
+                        }
                         Type::F16 => into.extend(run::<f16>(from, count).map(f16::$to_half)),
                         Type::Bf16 => into.extend(run::<bf16>(from, count).map(bf16::$to_half)),
                     }
@@ -130,13 +137,18 @@ macro_rules! real {
             }
 
             unsafe fn store_run(values: &[Self], kind: Type, to: *mut u8) {
-                // SAFETY: the caller vouches for room for as many elements of `kind` as there are values.
+                // SAFETY: the caller vouches for room for as many elements of `kind` as there are
+                // values.
                 unsafe {
                     match kind {
                         Type::F32 => write_run(to, values.iter().map(|&value| value as f32)),
                         Type::F64 => write_run(to, values.iter().map(|&value| value as f64)),
-                        Type::F16 => write_run(to, values.iter().map(|&value| f16::$from_half(value))),
-                        Type::Bf16 => write_run(to, values.iter().map(|&value| bf16::$from_half(value))),
+                        Type::F16 => {
+                            write_run(to, values.iter().map(|&value| f16::$from_half(value)))
+                        }
+                        Type::Bf16 => {
+                            write_run(to, values.iter().map(|&value| bf16::$from_half(value)))
+                        }
                     }
                 }
             }
@@ -147,7 +159,12 @@ macro_rules! real {
 real!(f32, from_f32, to_f32);
 real!(f64, from_f64, to_f64);
 
-/// What the tensor cores see of an f32 in TF32: 10 bits of mantissa, to nearest, ties away from zero (as `cvt.rna.tf32.f32`).
+/// What tensor cores see of an f32 in TF32: 10 bits of mantissa, to nearest, ties away from zero
+/// (as `cvt.rna.tf32.f32`).
 fn to_tf32(value: f32) -> f32 {
-    if value.is_finite() { f32::from_bits(value.to_bits().wrapping_add(0x1000) & !0x1fff) } else { value }
+    if value.is_finite() {
+        f32::from_bits(value.to_bits().wrapping_add(0x1000) & !0x1fff)
+    } else {
+        value
+    }
 }

@@ -1,19 +1,21 @@
-//! What follows the product: bias, activation, its auxiliary output, and the gradients of all of them. Pure arithmetic in f32.
+//! What follows the product: bias, activation, auxiliary output, and their gradients. Pure f32
+//! arithmetic.
 
 /// The activation that an epilogue applies, or whose derivative it applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {
-    /// Its auxiliary matrix is a bit an element: z >= 0, also at zero, where other libraries say z > 0.
+    /// Its auxiliary matrix has one bit per element: z >= 0, including zero, where other libraries
+    /// have z > 0.
     Relu,
     /// By tanh; its auxiliary matrix is z.
     Gelu,
 }
 
-/// What the bias pointer is for.
+/// The use of the bias pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bias {
     None,
-    /// Read: one element a row of D, added to every column.
+    /// Read: one element per row of D, added to every column.
     Add,
     /// Written: the sums of D's rows.
     GradientOfOutput,
@@ -28,19 +30,31 @@ pub(super) enum Bias {
 pub(super) struct Epilogue {
     pub(super) name: &'static str,
     pub(super) activation: Option<Activation>,
-    /// Whether the activation's derivative is applied (aux is read) and not the activation (aux, if any, is written).
+    /// Whether the activation's derivative is applied (aux is read) rather than the activation
+    /// (aux, if any, is written).
     pub(super) backward: bool,
     pub(super) aux: bool,
     pub(super) bias: Bias,
 }
 
 impl Epilogue {
-    /// From the value of CUBLASLT_MATMUL_DESC_EPILOGUE; none where there is no such epilogue.
+    /// From the value of CUBLASLT_MATMUL_DESC_EPILOGUE; None if there is no such epilogue.
     pub(super) fn from_raw(raw: u32) -> Option<Self> {
         use Activation::{Gelu, Relu};
-        let forward = |name, activation, aux, bias| Self { name, activation, backward: false, aux, bias };
-        let backward =
-            |name, activation, bias| Self { name, activation: Some(activation), backward: true, aux: true, bias };
+        let forward = |name, activation, aux, bias| Self {
+            name,
+            activation,
+            backward: false,
+            aux,
+            bias,
+        };
+        let backward = |name, activation, bias| Self {
+            name,
+            activation: Some(activation),
+            backward: true,
+            aux: true,
+            bias,
+        };
         Some(match raw {
             1 => forward("DEFAULT", None, false, Bias::None),
             2 => forward("RELU", Some(Relu), false, Bias::None),
@@ -63,12 +77,12 @@ impl Epilogue {
     }
 }
 
-/// sqrt(2 / pi), and the cubic's coefficient, of the approximation by tanh.
+/// sqrt(2 / pi), and the coefficient of the cubic term, in the tanh approximation.
 const SCALE: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 
 pub(super) fn relu(z: f32) -> f32 {
-    // A NaN stays one: new memory is filled with them, so that its use shows.
+    // NaN stays NaN: new memory is filled with NaN so that its use shows.
     if z < 0.0 { 0.0 } else { z }
 }
 

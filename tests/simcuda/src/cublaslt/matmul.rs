@@ -1,8 +1,8 @@
-//! The product itself, as work of a stream: which bytes it touches, and the numbers.
+//! The product itself as stream work: which bytes it touches, and the arithmetic.
 //!
-//! One rounding at the end: sums are accumulated in f32 (f64 for COMPUTE_64F), alpha, beta C, bias and activation follow in the same
-//! precision, and only what is stored is rounded to D's type. The order of a sum is that of the crate `gemm` on one thread: the
-//! same in every run, and not that of a GPU.
+//! One rounding at the end: sums accumulate in f32 (f64 for COMPUTE_64F); alpha, beta C, bias and
+//! activation follow in the same precision; only the stored value is rounded to D's type. The order
+//! of a sum is that of the crate `gemm` on one thread: the same in every run, but not a GPU's.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::work::{Address, Failure, Memory, Touched, Work};
 /// alpha or beta.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scalar {
-    /// Read from the host when the product was asked for.
+    /// Read from the host when the product was queued.
     Value(f64),
     /// Read from the device when it runs.
     At(Address),
@@ -33,16 +33,20 @@ pub(super) struct Matmul {
     pub(super) b: Address,
     pub(super) c: Address,
     pub(super) d: Address,
-    /// What the algorithm scribbles on.
+    /// The workspace that the algorithm overwrites.
     pub(super) workspace: Range<Address>,
 }
 
 impl Matmul {
     fn scalar_bytes(&self) -> u64 {
-        if self.problem.compute == Compute::F64 { 8 } else { 4 }
+        if self.problem.compute == Compute::F64 {
+            8
+        } else {
+            4
+        }
     }
 
-    /// What it touches, C being read or not.
+    /// What it touches, whether C is read or not.
     fn touches(&self, reads_c: bool) -> Touched {
         let problem = &self.problem;
         let mut touched = Touched::default();
@@ -80,27 +84,43 @@ impl Matmul {
             Scalar::Value(value) => return Ok(T::from_f64(value)),
             Scalar::At(address) => address,
         };
-        let kind = if self.problem.compute == Compute::F64 { Type::F64 } else { Type::F32 };
+        let kind = if self.problem.compute == Compute::F64 {
+            Type::F64
+        } else {
+            Type::F32
+        };
         let pointer = place.pointer("alpha or beta", address..address + self.scalar_bytes())?;
-        // SAFETY: `pointer` has checked that these bytes are live memory; work runs one piece at a time, so nobody writes them.
+        // SAFETY: `pointer` has checked that these bytes are live memory. Work runs one piece at a
+        // time, so nothing writes them.
         Ok(unsafe { T::load(kind, pointer) })
     }
 
     /// alpha op(A) op(B) + beta C of one member of the batch, column by column.
-    fn product<T: Real>(&self, place: &Place<'_>, member: u64, alpha: T, beta: T) -> Result<Vec<T>, Failure> {
+    fn product<T: Real>(
+        &self,
+        place: &Place<'_>,
+        member: u64,
+        alpha: T,
+        beta: T,
+    ) -> Result<Vec<T>, Failure> {
         let problem = &self.problem;
         let mut a = place.load_dense::<T>("A", &problem.a, self.a, member)?;
         let mut b = place.load_dense::<T>("B", &problem.b, self.b, member)?;
         if problem.compute == Compute::Tf32 {
-            a.values.iter_mut().chain(&mut b.values).for_each(|value| *value = value.to_tf32());
+            a.values
+                .iter_mut()
+                .chain(&mut b.values)
+                .for_each(|value| *value = value.to_tf32());
         }
         let mut sums = multiply(problem, &a, &b);
         if beta == T::default() {
-            // C is not read at all, also where it holds NaN.
+            // C is not read at all, even if it holds NaN.
             sums.iter_mut().for_each(|sum| *sum = alpha * *sum);
         } else {
             let c = place.load::<T>("C", &problem.c, self.c, member)?;
-            sums.iter_mut().zip(c).for_each(|(sum, c)| *sum = alpha * *sum + beta * c);
+            sums.iter_mut()
+                .zip(c)
+                .for_each(|(sum, c)| *sum = alpha * *sum + beta * c);
         }
         Ok(sums)
     }
@@ -111,7 +131,10 @@ impl Matmul {
         touched: &mut Touched,
         epilogue: impl Fn(&Self, &Place<'_>, u64, &mut [T]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let (alpha, beta) = (self.scalar::<T>(place, self.alpha)?, self.scalar::<T>(place, self.beta)?);
+        let (alpha, beta) = (
+            self.scalar::<T>(place, self.alpha)?,
+            self.scalar::<T>(place, self.beta)?,
+        );
         *touched = self.touches(beta != T::default());
         for member in 0..self.problem.d.batch {
             let mut sums = self.product(place, member, alpha, beta)?;
@@ -127,7 +150,12 @@ impl Matmul {
         let rows = problem.d.rows as usize;
         if problem.epilogue.bias == Bias::Add {
             let bias = self.bias(place, member, None)?;
-            z.chunks_exact_mut(rows).for_each(|column| column.iter_mut().zip(&bias).for_each(|(z, bias)| *z += bias));
+            z.chunks_exact_mut(rows).for_each(|column| {
+                column
+                    .iter_mut()
+                    .zip(&bias)
+                    .for_each(|(z, bias)| *z += bias)
+            });
         }
         match (problem.epilogue.activation, problem.epilogue.backward) {
             (Some(Activation::Relu), false) => {
@@ -144,7 +172,9 @@ impl Matmul {
             (Some(Activation::Gelu), true) => {
                 if let Some((matrix, address)) = self.aux_matrix() {
                     let aux = place.load::<f32>("the aux matrix", &matrix, address, member)?;
-                    z.iter_mut().zip(aux).for_each(|(z, aux)| *z *= gelu_derivative(aux));
+                    z.iter_mut()
+                        .zip(aux)
+                        .for_each(|(z, aux)| *z *= gelu_derivative(aux));
                 }
             }
             (None, _) => {}
@@ -155,23 +185,42 @@ impl Matmul {
         Ok(())
     }
 
-    fn bias_gradient(&self, place: &Place<'_>, member: u64, d: &[f32]) -> Result<Option<Vec<f32>>, Failure> {
+    fn bias_gradient(
+        &self,
+        place: &Place<'_>,
+        member: u64,
+        d: &[f32],
+    ) -> Result<Option<Vec<f32>>, Failure> {
         let problem = &self.problem;
         let operand = |name, matrix, address| place.load::<f32>(name, matrix, address, member);
         Ok(match problem.epilogue.bias {
             Bias::None | Bias::Add => None,
             Bias::GradientOfOutput => Some(row_sums(d, problem.d.rows as usize)),
-            Bias::GradientOfA => Some(row_sums(&operand("A", &problem.a, self.a)?, problem.a.rows as usize)),
+            Bias::GradientOfA => Some(row_sums(
+                &operand("A", &problem.a, self.a)?,
+                problem.a.rows as usize,
+            )),
             Bias::GradientOfB => {
                 let b = operand("B", &problem.b, self.b)?;
-                Some(b.chunks_exact(problem.b.rows as usize).map(|column| column.iter().sum()).collect())
+                Some(
+                    b.chunks_exact(problem.b.rows as usize)
+                        .map(|column| column.iter().sum())
+                        .collect(),
+                )
             }
         })
     }
 
     /// Reads the bias, or writes it.
-    fn bias(&self, place: &Place<'_>, member: u64, values: Option<&[f32]>) -> Result<Vec<f32>, Failure> {
-        let Some(bias) = self.problem.bias else { return Ok(Vec::new()) };
+    fn bias(
+        &self,
+        place: &Place<'_>,
+        member: u64,
+        values: Option<&[f32]>,
+    ) -> Result<Vec<f32>, Failure> {
+        let Some(bias) = self.problem.bias else {
+            return Ok(Vec::new());
+        };
         let vector = Matrix {
             kind: self.problem.d.kind,
             rows: bias.elements,
@@ -183,14 +232,21 @@ impl Matmul {
         };
         match values {
             None => place.load("the bias", &vector, bias.address, member),
-            Some(values) => place.store("the bias", &vector, bias.address, member, values).map(|()| Vec::new()),
+            Some(values) => place
+                .store("the bias", &vector, bias.address, member, values)
+                .map(|()| Vec::new()),
         }
     }
 
     /// GELU's auxiliary matrix.
     fn aux_matrix(&self) -> Option<(Matrix, Address)> {
         let aux = self.problem.aux?;
-        let matrix = Matrix { row_stride: 1, column_stride: aux.ld, batch_stride: aux.batch_stride, ..self.problem.d };
+        let matrix = Matrix {
+            row_stride: 1,
+            column_stride: aux.ld,
+            batch_stride: aux.batch_stride,
+            ..self.problem.d
+        };
         Some((matrix, aux.address))
     }
 
@@ -207,11 +263,18 @@ impl Matmul {
     }
 
     fn write_mask(&self, place: &Place<'_>, member: u64, z: &[f32]) -> Result<(), Failure> {
-        for (range, column) in self.mask_columns(member).zip(z.chunks_exact(self.problem.d.rows as usize)) {
+        for (range, column) in self
+            .mask_columns(member)
+            .zip(z.chunks_exact(self.problem.d.rows as usize))
+        {
             let pointer = place.pointer("the aux matrix", range)?;
             for (at, eight) in column.chunks(8).enumerate() {
-                let bits = eight.iter().enumerate().fold(0, |bits, (bit, &z)| bits | (u8::from(z >= 0.0) << bit));
-                // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just checked.
+                let bits = eight
+                    .iter()
+                    .enumerate()
+                    .fold(0, |bits, (bit, &z)| bits | (u8::from(z >= 0.0) << bit));
+                // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just
+                // checked.
                 unsafe { pointer.add(at).write(bits) };
             }
         }
@@ -219,12 +282,20 @@ impl Matmul {
     }
 
     fn apply_mask(&self, place: &Place<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
-        for (range, column) in self.mask_columns(member).zip(z.chunks_exact_mut(self.problem.d.rows as usize)) {
+        for (range, column) in self
+            .mask_columns(member)
+            .zip(z.chunks_exact_mut(self.problem.d.rows as usize))
+        {
             let pointer = place.pointer("the aux matrix", range)?;
             for (at, eight) in column.chunks_mut(8).enumerate() {
-                // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just checked.
+                // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just
+                // checked.
                 let bits = unsafe { pointer.add(at).read() };
-                eight.iter_mut().enumerate().filter(|(bit, _)| bits >> bit & 1 == 0).for_each(|(_, z)| *z = 0.0);
+                eight
+                    .iter_mut()
+                    .enumerate()
+                    .filter(|(bit, _)| bits >> bit & 1 == 0)
+                    .for_each(|(_, z)| *z = 0.0);
             }
         }
         Ok(())
@@ -235,7 +306,11 @@ impl Work for Matmul {
     fn describe(&self) -> String {
         let problem = &self.problem;
         let operation = |transposed| if transposed { 'T' } else { 'N' };
-        let batch = if problem.d.batch == 1 { String::new() } else { format!(", batch {}", problem.d.batch) };
+        let batch = if problem.d.batch == 1 {
+            String::new()
+        } else {
+            format!(", batch {}", problem.d.batch)
+        };
         format!(
             "cublasLtMatmul {}x{}x{} {}{} {} to {}, {}{batch}",
             problem.d.rows,
@@ -253,14 +328,23 @@ impl Work for Matmul {
         self.touches(matches!(self.beta, Scalar::Value(beta) if beta != 0.0))
     }
 
-    fn run(&self, device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
-        let place = Place { device, memory, work: self };
+    fn run(
+        &self,
+        device: usize,
+        memory: &dyn Memory,
+        touched: &mut Touched,
+    ) -> Result<(), Failure> {
+        let place = Place {
+            device,
+            memory,
+            work: self,
+        };
         *touched = self.known_ranges();
         if !self.workspace.is_empty() {
             let pointer = place.pointer("the workspace", self.workspace.clone())?;
             let bytes = (self.workspace.end - self.workspace.start) as usize;
-            // Whoever keeps something there loses it, as with an algorithm that does use its workspace.
-            // SAFETY: the range was just checked to be live memory, and nothing else runs at the same time.
+            // The caller's data in the workspace is lost, as with a real algorithm.
+            // SAFETY: the range was just checked to be live memory, and nothing else runs now.
             unsafe { pointer.write_bytes(0xff, bytes) };
         }
         match self.problem.compute {
@@ -271,8 +355,13 @@ impl Work for Matmul {
 
     fn duration_ns(&self) -> u64 {
         let Problem { a, d, .. } = &self.problem;
-        // Any rate would do: it is the same for all, and is never shown.
-        2000 + d.batch.saturating_mul(d.rows).saturating_mul(d.columns).saturating_mul(a.columns) / 25_000
+        // The rate is arbitrary: it is the same for all, and never shown.
+        2000 + d
+            .batch
+            .saturating_mul(d.rows)
+            .saturating_mul(d.columns)
+            .saturating_mul(a.columns)
+            / 25_000
     }
 }
 
@@ -284,16 +373,18 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Where the bytes of `range` are, once it is known that the device may touch them all.
+    /// Where the bytes of `range` are, after a check that the device may access all of them.
     fn pointer(&self, what: &str, range: Range<Address>) -> Result<*mut u8, Failure> {
-        self.memory.check(self.device, range.clone()).map_err(|why| Failure {
-            code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
-            message: format!("{}: {what}: {why}", self.work.describe()),
-        })?;
+        self.memory
+            .check(self.device, range.clone())
+            .map_err(|why| Failure {
+                code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
+                message: format!("{}: {what}: {why}", self.work.describe()),
+            })?;
         Ok(self.memory.host_pointer(range.start))
     }
 
-    /// One member of the batch as it is stored, without the gaps.
+    /// One matrix of the batch as stored, without gaps.
     fn load_dense<T: Real>(
         &self,
         what: &str,
@@ -306,21 +397,45 @@ impl Place<'_> {
         let lines = Lines::of(matrix);
         for line in 0..lines.count {
             let at = (member * matrix.batch_stride + line * lines.stride) * matrix.kind.bytes();
-            // SAFETY: the line lies in the span that was just checked, and nothing runs that could write it.
-            unsafe { T::load_run(matrix.kind, base.add(at as usize), lines.elements, &mut values) };
+            // SAFETY: the line lies in the span that was just checked, and nothing runs that could
+            // write it.
+            unsafe {
+                T::load_run(
+                    matrix.kind,
+                    base.add(at as usize),
+                    lines.elements,
+                    &mut values,
+                )
+            };
         }
-        let (row_stride, column_stride) = if lines.are_columns { (1, lines.elements) } else { (lines.elements, 1) };
-        Ok(Dense { values, row_stride, column_stride })
+        let (row_stride, column_stride) = if lines.are_columns {
+            (1, lines.elements)
+        } else {
+            (lines.elements, 1)
+        };
+        Ok(Dense {
+            values,
+            row_stride,
+            column_stride,
+        })
     }
 
-    /// One member of the batch, column by column without gaps.
-    fn load<T: Real>(&self, what: &str, matrix: &Matrix, address: Address, member: u64) -> Result<Vec<T>, Failure> {
+    /// One matrix of the batch, column by column without gaps.
+    fn load<T: Real>(
+        &self,
+        what: &str,
+        matrix: &Matrix,
+        address: Address,
+        member: u64,
+    ) -> Result<Vec<T>, Failure> {
         let dense = self.load_dense(what, matrix, address, member)?;
         if dense.row_stride == 1 {
             return Ok(dense.values);
         }
         let (rows, columns) = (matrix.rows as usize, matrix.columns as usize);
-        Ok((0..rows * columns).map(|at| dense.values[at % rows * dense.row_stride + at / rows]).collect())
+        Ok((0..rows * columns)
+            .map(|at| dense.values[at % rows * dense.row_stride + at / rows])
+            .collect())
     }
 
     /// The opposite of `load`.
@@ -334,10 +449,15 @@ impl Place<'_> {
     ) -> Result<(), Failure> {
         let base = self.pointer(what, matrix.span(address))?;
         let (lines, rows) = (Lines::of(matrix), matrix.rows as usize);
-        assert_eq!(values.len() as u64, matrix.rows * matrix.columns, "as many values as the matrix has elements");
+        assert_eq!(
+            values.len() as u64,
+            matrix.rows * matrix.columns,
+            "as many values as the matrix has elements"
+        );
         let mut row = Vec::new();
         for line in 0..lines.count as usize {
-            let at = (member * matrix.batch_stride + line as u64 * lines.stride) * matrix.kind.bytes();
+            let at =
+                (member * matrix.batch_stride + line as u64 * lines.stride) * matrix.kind.bytes();
             let values = if lines.are_columns {
                 &values[line * rows..(line + 1) * rows]
             } else {
@@ -345,14 +465,15 @@ impl Place<'_> {
                 row.extend(values.iter().skip(line).step_by(rows));
                 &row
             };
-            // SAFETY: the line lies in the span that was just checked, and nothing else runs meanwhile.
+            // SAFETY: the line lies in the span that was just checked, and nothing else runs
+            // meanwhile.
             unsafe { T::store_run(values, matrix.kind, base.add(at as usize)) };
         }
         Ok(())
     }
 }
 
-/// How the elements of a matrix lie in memory: stretches without gaps, which are its columns or its rows.
+/// The lines of a matrix in memory: its columns or rows, each without gaps.
 struct Lines {
     are_columns: bool,
     count: u64,
@@ -390,13 +511,21 @@ struct Dense<T> {
 
 /// op(A) op(B), column by column without gaps.
 fn multiply<T: Real>(problem: &Problem, a: &Dense<T>, b: &Dense<T>) -> Vec<T> {
-    let (m, n, k) = (problem.d.rows as usize, problem.d.columns as usize, problem.a.columns as usize);
+    let (m, n, k) = (
+        problem.d.rows as usize,
+        problem.d.columns as usize,
+        problem.a.columns as usize,
+    );
     let mut sums = vec![T::default(); m * n];
-    assert!(a.values.len() == m * k && b.values.len() == k * n, "the operands are {m}x{k} and {k}x{n}");
+    assert!(
+        a.values.len() == m * k && b.values.len() == k * n,
+        "the operands are {m}x{k} and {k}x{n}"
+    );
     let strides = |dense: &Dense<T>| (dense.column_stride as isize, dense.row_stride as isize);
     let (a_strides, b_strides) = (strides(a), strides(b));
-    // SAFETY: the three vectors have just been seen to hold m x k, k x n and m x n elements without gaps, by the strides that they
-    // are given with (column first, then row); `sums` is ours alone. With `read_dst` false alpha is not used.
+    // SAFETY: the three vectors have just been seen to hold m x k, k x n and m x n elements without
+    // gaps, by the strides that they are given with (column first, then row); `sums` is ours alone.
+    // With `read_dst` false alpha is not used.
     unsafe {
         gemm::gemm(
             m,
@@ -425,6 +554,10 @@ fn multiply<T: Real>(problem: &Problem, a: &Dense<T>, b: &Dense<T>) -> Vec<T> {
 
 fn row_sums(matrix: &[f32], rows: usize) -> Vec<f32> {
     let mut sums = vec![0.0; rows];
-    matrix.chunks_exact(rows).for_each(|column| sums.iter_mut().zip(column).for_each(|(sum, value)| *sum += value));
+    matrix.chunks_exact(rows).for_each(|column| {
+        sums.iter_mut()
+            .zip(column)
+            .for_each(|(sum, value)| *sum += value)
+    });
     sums
 }

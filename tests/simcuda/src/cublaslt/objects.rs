@@ -1,6 +1,7 @@
-//! Handles and descriptors: the table of live objects, and the entry points that make, change and destroy them.
+//! Handles and descriptors: the table of live objects, and the entry points that create, change and
+//! destroy them.
 //!
-//! Handles are numbers of this table and no pointers, so that a stale or foreign one is told from a live one.
+//! Handles are table numbers, not pointers, so that stale and foreign handles are recognised.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -13,7 +14,7 @@ use super::problem::{Problem, Refusal};
 use super::{Refused, call, invalid, put};
 use crate::machine::Out;
 
-/// What stands behind a handle.
+/// The object of a handle.
 #[derive(Clone, Debug)]
 pub(super) enum Object {
     /// Of a device.
@@ -23,14 +24,17 @@ pub(super) enum Object {
     Preference(Preference),
 }
 
-/// All handles that are live. Numbers are not given out twice; they are multiples of 16 that no allocator gives out.
+/// All live handles. Numbers are not reused; they are multiples of 16 that no allocator returns.
 #[derive(Debug)]
 struct Objects {
     next: usize,
     live: BTreeMap<usize, Object>,
 }
 
-static OBJECTS: Mutex<Objects> = Mutex::new(Objects { next: 0x10, live: BTreeMap::new() });
+static OBJECTS: Mutex<Objects> = Mutex::new(Objects {
+    next: 0x10,
+    live: BTreeMap::new(),
+});
 
 fn objects() -> MutexGuard<'static, Objects> {
     OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,7 +56,9 @@ pub(super) fn destroy(handle: usize, is_kind: impl Fn(&Object) -> bool) -> Resul
             objects.live.remove(&handle);
             Ok(())
         }
-        _ => Err(invalid(format!("{handle:#x} is no such handle, or was destroyed already"))),
+        _ => Err(invalid(format!(
+            "{handle:#x} is no such handle, or was destroyed already"
+        ))),
     }
 }
 
@@ -61,7 +67,10 @@ macro_rules! getter {
         pub(super) fn $name(handle: usize) -> Result<$kind, Refused> {
             match objects().live.get(&handle) {
                 Some(Object::$variant(object)) => Ok(object.clone()),
-                other => Err(invalid(format!("{handle:#x} is no {} but {other:?}", stringify!($variant)))),
+                other => Err(invalid(format!(
+                    "{handle:#x} is no {} but {other:?}",
+                    stringify!($variant)
+                ))),
             }
         }
     };
@@ -73,14 +82,22 @@ getter!(preference, Preference, Preference);
 
 /// Creates an operation's descriptor.
 #[unsafe(no_mangle)]
-pub extern "C" fn cublasLtMatmulDescCreate(handle: Out<'_, usize>, compute: u32, scale: u32) -> Status {
-    call("cublasLtMatmulDescCreate", |_| create(handle, Object::Operation(Operation::new(compute, scale))))
+pub extern "C" fn cublasLtMatmulDescCreate(
+    handle: Out<'_, usize>,
+    compute: u32,
+    scale: u32,
+) -> Status {
+    call("cublasLtMatmulDescCreate", |_| {
+        create(handle, Object::Operation(Operation::new(compute, scale)))
+    })
 }
 
 /// Destroys an operation's descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmulDescDestroy(handle: usize) -> Status {
-    call("cublasLtMatmulDescDestroy", |_| destroy(handle, |object| matches!(object, Object::Operation(_))))
+    call("cublasLtMatmulDescDestroy", |_| {
+        destroy(handle, |object| matches!(object, Object::Operation(_)))
+    })
 }
 
 /// Creates a matrix's descriptor: columns are contiguous, `ld` elements apart.
@@ -92,25 +109,33 @@ pub extern "C" fn cublasLtMatrixLayoutCreate(
     columns: u64,
     ld: i64,
 ) -> Status {
-    call("cublasLtMatrixLayoutCreate", |_| create(handle, Object::Layout(Layout::new(kind, rows, columns, ld))))
+    call("cublasLtMatrixLayoutCreate", |_| {
+        create(handle, Object::Layout(Layout::new(kind, rows, columns, ld)))
+    })
 }
 
 /// Destroys a matrix's descriptor.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatrixLayoutDestroy(handle: usize) -> Status {
-    call("cublasLtMatrixLayoutDestroy", |_| destroy(handle, |object| matches!(object, Object::Layout(_))))
+    call("cublasLtMatrixLayoutDestroy", |_| {
+        destroy(handle, |object| matches!(object, Object::Layout(_)))
+    })
 }
 
 /// Creates the preferences of a search.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmulPreferenceCreate(handle: Out<'_, usize>) -> Status {
-    call("cublasLtMatmulPreferenceCreate", |_| create(handle, Object::Preference(Preference::default())))
+    call("cublasLtMatmulPreferenceCreate", |_| {
+        create(handle, Object::Preference(Preference::default()))
+    })
 }
 
 /// Destroys the preferences of a search.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmulPreferenceDestroy(handle: usize) -> Status {
-    call("cublasLtMatmulPreferenceDestroy", |_| destroy(handle, |object| matches!(object, Object::Preference(_))))
+    call("cublasLtMatmulPreferenceDestroy", |_| {
+        destroy(handle, |object| matches!(object, Object::Preference(_)))
+    })
 }
 
 /// Runs `body` on the attributes of a live object.
@@ -122,7 +147,9 @@ fn with_attributes(
         Some(Object::Operation(object)) => body(object),
         Some(Object::Layout(object)) => body(object),
         Some(Object::Preference(object)) => body(object),
-        _ => Err(invalid(format!("{handle:#x} is no descriptor, or was destroyed"))),
+        _ => Err(invalid(format!(
+            "{handle:#x} is no descriptor, or was destroyed"
+        ))),
     }
 }
 
@@ -137,9 +164,14 @@ unsafe fn set_attribute(
 ) -> Status {
     call(name, |_| {
         with_attributes(handle, |object| {
-            let mut field = object.field(attribute).ok_or_else(|| not_modelled(attribute))?;
+            let mut field = object
+                .field(attribute)
+                .ok_or_else(|| not_modelled(attribute))?;
             if from.is_null() || bytes != field.bytes() {
-                return Err(invalid(format!("attribute {attribute} has {} bytes, got {bytes}", field.bytes())));
+                return Err(invalid(format!(
+                    "attribute {attribute} has {} bytes, got {bytes}",
+                    field.bytes()
+                )));
             }
             // SAFETY: the caller vouches for `bytes` bytes there, and bytes need no alignment.
             field.set(unsafe { std::slice::from_raw_parts(from.cast(), bytes) });
@@ -160,16 +192,25 @@ unsafe fn get_attribute(
 ) -> Status {
     call(name, |_| {
         with_attributes(handle, |object| {
-            let value = object.field(attribute).ok_or_else(|| not_modelled(attribute))?.get();
-            // Documented: with no room asked for, only the size is told.
+            let value = object
+                .field(attribute)
+                .ok_or_else(|| not_modelled(attribute))?
+                .get();
+            // Documented: without room, only the size is returned.
             if bytes == 0 {
                 return put(written, value.len());
             }
             if to.is_null() || bytes < value.len() {
-                return Err(invalid(format!("attribute {attribute} has {} bytes, room for {bytes}", value.len())));
+                return Err(invalid(format!(
+                    "attribute {attribute} has {} bytes, room for {bytes}",
+                    value.len()
+                )));
             }
             // SAFETY: the caller vouches for room for `bytes` bytes, and the value has no more.
-            unsafe { to.cast::<u8>().copy_from_nonoverlapping(value.as_ptr(), value.len()) };
+            unsafe {
+                to.cast::<u8>()
+                    .copy_from_nonoverlapping(value.as_ptr(), value.len())
+            };
             if let Some(written) = written {
                 written.write(value.len());
             }
@@ -194,7 +235,15 @@ pub unsafe extern "C" fn cublasLtMatmulDescSetAttribute(
     bytes: usize,
 ) -> Status {
     // SAFETY: this function's contract is that one's.
-    unsafe { set_attribute("cublasLtMatmulDescSetAttribute", handle, attribute, from, bytes) }
+    unsafe {
+        set_attribute(
+            "cublasLtMatmulDescSetAttribute",
+            handle,
+            attribute,
+            from,
+            bytes,
+        )
+    }
 }
 
 /// Reads an attribute of an operation.
@@ -210,7 +259,16 @@ pub unsafe extern "C" fn cublasLtMatmulDescGetAttribute(
     written: Out<'_, usize>,
 ) -> Status {
     // SAFETY: this function's contract is that one's.
-    unsafe { get_attribute("cublasLtMatmulDescGetAttribute", handle, attribute, to, bytes, written) }
+    unsafe {
+        get_attribute(
+            "cublasLtMatmulDescGetAttribute",
+            handle,
+            attribute,
+            to,
+            bytes,
+            written,
+        )
+    }
 }
 
 /// Sets an attribute of a matrix.
@@ -225,7 +283,15 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutSetAttribute(
     bytes: usize,
 ) -> Status {
     // SAFETY: this function's contract is that one's.
-    unsafe { set_attribute("cublasLtMatrixLayoutSetAttribute", handle, attribute, from, bytes) }
+    unsafe {
+        set_attribute(
+            "cublasLtMatrixLayoutSetAttribute",
+            handle,
+            attribute,
+            from,
+            bytes,
+        )
+    }
 }
 
 /// Reads an attribute of a matrix.
@@ -241,7 +307,16 @@ pub unsafe extern "C" fn cublasLtMatrixLayoutGetAttribute(
     written: Out<'_, usize>,
 ) -> Status {
     // SAFETY: this function's contract is that one's.
-    unsafe { get_attribute("cublasLtMatrixLayoutGetAttribute", handle, attribute, to, bytes, written) }
+    unsafe {
+        get_attribute(
+            "cublasLtMatrixLayoutGetAttribute",
+            handle,
+            attribute,
+            to,
+            bytes,
+            written,
+        )
+    }
 }
 
 /// Sets an attribute of a search.
@@ -256,7 +331,15 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceSetAttribute(
     bytes: usize,
 ) -> Status {
     // SAFETY: this function's contract is that one's.
-    unsafe { set_attribute("cublasLtMatmulPreferenceSetAttribute", handle, attribute, from, bytes) }
+    unsafe {
+        set_attribute(
+            "cublasLtMatmulPreferenceSetAttribute",
+            handle,
+            attribute,
+            from,
+            bytes,
+        )
+    }
 }
 
 /// Reads an attribute of a search.
@@ -272,7 +355,16 @@ pub unsafe extern "C" fn cublasLtMatmulPreferenceGetAttribute(
     written: Out<'_, usize>,
 ) -> Status {
     // SAFETY: this function's contract is that one's.
-    unsafe { get_attribute("cublasLtMatmulPreferenceGetAttribute", handle, attribute, to, bytes, written) }
+    unsafe {
+        get_attribute(
+            "cublasLtMatmulPreferenceGetAttribute",
+            handle,
+            attribute,
+            to,
+            bytes,
+            written,
+        )
+    }
 }
 
 /// The product that descriptors describe, checked.

@@ -1,6 +1,7 @@
-//! Whether a product can be asked for: descriptors in, a checked [`Problem`] or a [`Refusal`] out. The rules are those of the cuBLASLt
-//! documentation (cublasLtMatmul: supported types; cublasLtEpilogue_t) and what trying has shown not to exist (BGRADA with a
-//! transposed A, BGRADB with a B that is not).
+//! Whether a product is valid: descriptors in, a checked [`Problem`] or a [`Refusal`] out. The
+//! rules are those of the cuBLASLt documentation (cublasLtMatmul: supported types;
+//! cublasLtEpilogue_t) plus two epilogues known not to exist (BGRADA with a transposed A, BGRADB
+//! with a B that is not).
 
 use std::ops::Range;
 
@@ -9,16 +10,16 @@ use super::element::Type;
 use super::epilogue::{Activation, Bias, Epilogue};
 use crate::work::Address;
 
-/// Why not, in the library's two words, and in ours.
+/// The reason, as the library's status and in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// CUBLAS_STATUS_INVALID_VALUE: it contradicts itself.
+    /// CUBLAS_STATUS_INVALID_VALUE: contradictory.
     Invalid(String),
-    /// CUBLAS_STATUS_NOT_SUPPORTED: it makes sense and is not there.
+    /// CUBLAS_STATUS_NOT_SUPPORTED: meaningful but not available.
     Unsupported(String),
 }
 
-/// How products are computed.
+/// The precision of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compute {
     F32,
@@ -40,17 +41,33 @@ pub(super) struct Matrix {
 
 impl Matrix {
     fn new(operand: char, layout: &Layout) -> Result<Self, Refusal> {
-        let Layout { kind, order, rows, columns, ld, batch, batch_stride } = *layout;
+        let Layout {
+            kind,
+            order,
+            rows,
+            columns,
+            ld,
+            batch,
+            batch_stride,
+        } = *layout;
         let kind = Type::from_raw(kind).ok_or_else(|| {
-            Refusal::Unsupported(format!("{operand} has the data type {kind}; modelled: f32, f64, f16, bf16"))
+            Refusal::Unsupported(format!(
+                "{operand} has the data type {kind}; modelled: f32, f64, f16, bf16"
+            ))
         })?;
         if rows == 0 || columns == 0 {
-            return Err(Refusal::Invalid(format!("{operand} is {rows}x{columns}: a dimension is zero")));
+            return Err(Refusal::Invalid(format!(
+                "{operand} is {rows}x{columns}: a dimension is zero"
+            )));
         }
         let contiguous = match order {
             0 => rows,
             1 => columns,
-            _ => return Err(Refusal::Unsupported(format!("{operand} has the order {order}; modelled: COL, ROW"))),
+            _ => {
+                return Err(Refusal::Unsupported(format!(
+                    "{operand} has the order {order}; modelled: COL, ROW"
+                )));
+            }
         };
         let ld = u64::try_from(ld).ok().filter(|&ld| ld >= contiguous);
         let Some(ld) = ld else {
@@ -59,16 +76,29 @@ impl Matrix {
                 layout.ld
             )));
         };
-        let (Ok(batch), Ok(batch_stride)) = (u64::try_from(batch.max(0)), u64::try_from(batch_stride)) else {
+        let (Ok(batch), Ok(batch_stride)) =
+            (u64::try_from(batch.max(0)), u64::try_from(batch_stride))
+        else {
             return Err(Refusal::Unsupported(format!(
                 "{operand} has a negative batch stride of {batch_stride} elements"
             )));
         };
         if batch == 0 {
-            return Err(Refusal::Invalid(format!("{operand} has a batch count of {}", layout.batch)));
+            return Err(Refusal::Invalid(format!(
+                "{operand} has a batch count of {}",
+                layout.batch
+            )));
         }
         let (row_stride, column_stride) = if order == 0 { (1, ld) } else { (ld, 1) };
-        Ok(Self { kind, rows, columns, row_stride, column_stride, batch, batch_stride })
+        Ok(Self {
+            kind,
+            rows,
+            columns,
+            row_stride,
+            column_stride,
+            batch,
+            batch_stride,
+        })
     }
 
     fn transposed(self) -> Self {
@@ -81,17 +111,27 @@ impl Matrix {
         }
     }
 
-    /// The bytes of all elements at `address`: one range where there are no gaps between columns (or rows), else one a column.
+    /// The bytes of all elements at `address`: one range without gaps, else one range per line.
     pub(super) fn ranges(&self, address: Address) -> Vec<Range<Address>> {
-        let (contiguous, lines, stride) = if self.row_stride == 1 && (self.column_stride != 1 || self.rows > 1) {
-            (self.rows, self.columns, self.column_stride)
-        } else {
-            (self.columns, self.rows, self.row_stride)
-        };
-        lines_of(address, self.kind.bytes(), contiguous, lines, stride, self.batch, self.batch_stride)
+        let (contiguous, lines, stride) =
+            if self.row_stride == 1 && (self.column_stride != 1 || self.rows > 1) {
+                (self.rows, self.columns, self.column_stride)
+            } else {
+                (self.columns, self.rows, self.row_stride)
+            };
+        lines_of(
+            address,
+            self.kind.bytes(),
+            contiguous,
+            lines,
+            stride,
+            self.batch,
+            self.batch_stride,
+        )
     }
 
-    /// The bytes between the first and the last element, gaps included: they must lie in one allocation.
+    /// The bytes from the first to the last element, gaps included: they must lie in one
+    /// allocation.
     pub(super) fn span(&self, address: Address) -> Range<Address> {
         let last = (self.rows - 1) * self.row_stride
             + (self.columns - 1) * self.column_stride
@@ -100,7 +140,8 @@ impl Matrix {
     }
 }
 
-/// `lines` stretches of `contiguous` elements, `stride` elements apart, for each member of a batch; joined where they meet.
+/// `lines` runs of `contiguous` elements, `stride` elements apart, for each matrix of a batch;
+/// merged where they touch.
 fn lines_of(
     address: Address,
     bytes: u64,
@@ -112,7 +153,7 @@ fn lines_of(
 ) -> Vec<Range<Address>> {
     let mut ranges: Vec<Range<Address>> = Vec::new();
     for member in 0..batch {
-        // A batch may share one matrix: then its members are the same bytes.
+        // A batch may share one matrix.
         if member > 0 && batch_stride == 0 {
             break;
         }
@@ -165,13 +206,21 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Checks the descriptors against one another. Pointers of bias and aux may still be null: asking for an algorithm needs none.
+    /// Checks the descriptors against each other. Bias and aux pointers may still be null: the
+    /// search does not need them.
     pub(super) fn new(operation: &Operation, [a, b, c, d]: [&Layout; 4]) -> Result<Self, Refusal> {
-        let (a, b, c, d) = (Matrix::new('A', a)?, Matrix::new('B', b)?, Matrix::new('C', c)?, Matrix::new('D', d)?);
+        let (a, b, c, d) = (
+            Matrix::new('A', a)?,
+            Matrix::new('B', b)?,
+            Matrix::new('C', c)?,
+            Matrix::new('D', d)?,
+        );
         let transpose_a = transposes('A', operation.transpose[0])?;
         let transpose_b = transposes('B', operation.transpose[1])?;
         if operation.transpose[2] != 0 {
-            return Err(Refusal::Unsupported("C is transposed, which the library does not support".into()));
+            return Err(Refusal::Unsupported(
+                "C is transposed, which the library does not support".into(),
+            ));
         }
         let a = if transpose_a { a.transposed() } else { a };
         let b = if transpose_b { b.transposed() } else { b };
@@ -191,18 +240,37 @@ impl Problem {
             )));
         }
         if operation.fill_mode != 2 {
-            return Err(Refusal::Unsupported(format!("the fill mode {} is not FULL", operation.fill_mode)));
+            return Err(Refusal::Unsupported(format!(
+                "the fill mode {} is not FULL",
+                operation.fill_mode
+            )));
         }
         let compute = compute(operation, a.kind, b.kind, c.kind, d.kind)?;
         let scalars_on_device = match operation.pointer_mode {
             0 => false,
             1 => true,
-            mode => return Err(Refusal::Unsupported(format!("the pointer mode {mode}; modelled: HOST, DEVICE"))),
+            mode => {
+                return Err(Refusal::Unsupported(format!(
+                    "the pointer mode {mode}; modelled: HOST, DEVICE"
+                )));
+            }
         };
-        let epilogue = Epilogue::from_raw(operation.epilogue)
-            .ok_or_else(|| Refusal::Invalid(format!("there is no epilogue {}", operation.epilogue)))?;
-        let mut problem =
-            Self { compute, epilogue, scalars_on_device, transpose_a, transpose_b, a, b, c, d, bias: None, aux: None };
+        let epilogue = Epilogue::from_raw(operation.epilogue).ok_or_else(|| {
+            Refusal::Invalid(format!("there is no epilogue {}", operation.epilogue))
+        })?;
+        let mut problem = Self {
+            compute,
+            epilogue,
+            scalars_on_device,
+            transpose_a,
+            transpose_b,
+            a,
+            b,
+            c,
+            d,
+            bias: None,
+            aux: None,
+        };
         problem.check_epilogue()?;
         problem.bias = problem.bias_vector(operation)?;
         problem.aux = problem.auxiliary(operation)?;
@@ -210,7 +278,12 @@ impl Problem {
     }
 
     fn check_epilogue(&self) -> Result<(), Refusal> {
-        let unsupported = |why: &str| Err(Refusal::Unsupported(format!("the epilogue {} {why}", self.epilogue.name)));
+        let unsupported = |why: &str| {
+            Err(Refusal::Unsupported(format!(
+                "the epilogue {} {why}",
+                self.epilogue.name
+            )))
+        };
         if self.epilogue.name == "DEFAULT" {
             return Ok(());
         }
@@ -242,7 +315,9 @@ impl Problem {
     }
 
     fn auxiliary(&self, operation: &Operation) -> Result<Option<Aux>, Refusal> {
-        let (Some(activation), true) = (self.epilogue.activation, self.epilogue.aux) else { return Ok(None) };
+        let (Some(activation), true) = (self.epilogue.activation, self.epilogue.aux) else {
+            return Ok(None);
+        };
         let multiple = match activation {
             Activation::Relu => 128,
             Activation::Gelu => {
@@ -263,39 +338,74 @@ impl Problem {
                 "the aux batch stride of {batch_stride} bits is no whole number of bytes"
             )));
         }
-        Ok(Some(Aux { address: operation.aux, ld, batch_stride }))
+        Ok(Some(Aux {
+            address: operation.aux,
+            ld,
+            batch_stride,
+        }))
     }
 
     fn same_type_as_d(&self, what: &str, raw: i32) -> Result<(), Refusal> {
         if raw == -1 || u32::try_from(raw) == Ok(self.d.kind.raw()) {
             return Ok(());
         }
-        Err(Refusal::Unsupported(format!("the {what} data type {raw} is not that of D, {}", self.d.kind.name())))
+        Err(Refusal::Unsupported(format!(
+            "the {what} data type {raw} is not that of D, {}",
+            self.d.kind.name()
+        )))
     }
 
     /// The bytes of the auxiliary matrix: whole bytes of the mask, or elements.
     pub(super) fn aux_ranges(&self) -> Vec<Range<Address>> {
-        let (Some(aux), Some(activation)) = (self.aux, self.epilogue.activation) else { return Vec::new() };
-        let Matrix { rows, columns, batch, .. } = self.d;
+        let (Some(aux), Some(activation)) = (self.aux, self.epilogue.activation) else {
+            return Vec::new();
+        };
+        let Matrix {
+            rows,
+            columns,
+            batch,
+            ..
+        } = self.d;
         match activation {
-            Activation::Relu => {
-                lines_of(aux.address, 1, rows.div_ceil(8), columns, aux.ld / 8, batch, aux.batch_stride / 8)
-            }
-            Activation::Gelu => {
-                lines_of(aux.address, self.d.kind.bytes(), rows, columns, aux.ld, batch, aux.batch_stride)
-            }
+            Activation::Relu => lines_of(
+                aux.address,
+                1,
+                rows.div_ceil(8),
+                columns,
+                aux.ld / 8,
+                batch,
+                aux.batch_stride / 8,
+            ),
+            Activation::Gelu => lines_of(
+                aux.address,
+                self.d.kind.bytes(),
+                rows,
+                columns,
+                aux.ld,
+                batch,
+                aux.batch_stride,
+            ),
         }
     }
 
     pub(super) fn bias_ranges(&self) -> Vec<Range<Address>> {
         self.bias.map_or_else(Vec::new, |bias| {
-            lines_of(bias.address, self.d.kind.bytes(), bias.elements, 1, 0, self.d.batch, bias.batch_stride)
+            lines_of(
+                bias.address,
+                self.d.kind.bytes(),
+                bias.elements,
+                1,
+                0,
+                self.d.batch,
+                bias.batch_stride,
+            )
         })
     }
 
-    /// What an algorithm is for: the same for problems that differ only in their sizes and pointers.
+    /// What an algorithm is valid for: problems that differ only in sizes and pointers share it.
     pub(super) fn key(&self) -> u64 {
-        let order = |matrix: &Matrix, transposed: bool| u64::from((matrix.row_stride == 1) != transposed);
+        let order =
+            |matrix: &Matrix, transposed: bool| u64::from((matrix.row_stride == 1) != transposed);
         [
             self.compute as u64,
             self.a.kind as u64,
@@ -306,7 +416,9 @@ impl Problem {
             u64::from(self.transpose_b),
             order(&self.c, false),
             order(&self.d, false),
-            self.epilogue.activation.map_or(0, |activation| 1 + activation as u64),
+            self.epilogue
+                .activation
+                .map_or(0, |activation| 1 + activation as u64),
             u64::from(self.epilogue.backward),
             u64::from(self.epilogue.aux),
             self.epilogue.bias as u64,
@@ -321,12 +433,15 @@ fn transposes(operand: char, raw: u32) -> Result<bool, Refusal> {
         0 => Ok(false),
         // Conjugated (2): the same for real numbers.
         1 | 2 => Ok(true),
-        _ => Err(Refusal::Invalid(format!("there is no operation {raw} for {operand}"))),
+        _ => Err(Refusal::Invalid(format!(
+            "there is no operation {raw} for {operand}"
+        ))),
     }
 }
 
 fn batch_stride(what: &str, raw: i64) -> Result<u64, Refusal> {
-    u64::try_from(raw).map_err(|_| Refusal::Unsupported(format!("the {what} batch stride of {raw} is negative")))
+    u64::try_from(raw)
+        .map_err(|_| Refusal::Unsupported(format!("the {what} batch stride of {raw} is negative")))
 }
 
 /// The table of supported types.
@@ -336,7 +451,9 @@ fn compute(operation: &Operation, a: Type, b: Type, c: Type, d: Type) -> Result<
         77 => (Compute::Tf32, Type::F32),
         70 | 71 => (Compute::F64, Type::F64),
         other => {
-            return Err(Refusal::Unsupported(format!("the compute type {other}; modelled: 32F, 32F_FAST_TF32, 64F")));
+            return Err(Refusal::Unsupported(format!(
+                "the compute type {other}; modelled: 32F, 32F_FAST_TF32, 64F"
+            )));
         }
     };
     let fits = match compute {

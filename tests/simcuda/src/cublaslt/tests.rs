@@ -1,4 +1,4 @@
-//! Products against sums written out, on memory that is a plain vector.
+//! Products compared with explicit sums, on memory that is a plain vector.
 
 mod calls;
 
@@ -12,7 +12,7 @@ use super::problem::{Matrix, Problem, Refusal};
 use super::*;
 use crate::work::{Memory, Touched, Work};
 
-/// Device memory: 64 KiB whose addresses begin at `BASE`, all live.
+/// Device memory: 64 KiB of live addresses from `BASE` on.
 struct Fake(Vec<std::cell::UnsafeCell<u64>>);
 
 const BASE: Address = 0x10000;
@@ -24,13 +24,18 @@ unsafe impl Sync for Fake {}
 impl Fake {
     /// Filled with NaN, as new memory is.
     fn new() -> Self {
-        Self((0..BYTES / 8).map(|_| std::cell::UnsafeCell::new(u64::MAX)).collect())
+        Self(
+            (0..BYTES / 8)
+                .map(|_| std::cell::UnsafeCell::new(u64::MAX))
+                .collect(),
+        )
     }
 
     fn put(&self, address: Address, values: &[f32], kind: Type) {
         for (at, &value) in values.iter().enumerate() {
             let to = self.host_pointer(address + at as u64 * kind.bytes());
-            // SAFETY: the tests' matrices lie within the memory, which the assert of host_pointer begins to check.
+            // SAFETY: the tests' matrices lie within the memory, which the assert of host_pointer
+            // begins to check.
             unsafe { element::Real::store_run(&[value], kind, to) };
         }
     }
@@ -38,19 +43,24 @@ impl Fake {
     fn get(&self, address: Address, count: usize, kind: Type) -> Vec<f32> {
         let at = |at: usize| self.host_pointer(address + at as u64 * kind.bytes());
         // SAFETY: as in `put`.
-        (0..count).map(|index| unsafe { element::Real::load(kind, at(index)) }).collect()
+        (0..count)
+            .map(|index| unsafe { element::Real::load(kind, at(index)) })
+            .collect()
     }
 
     fn bytes(&self, address: Address, count: usize) -> Vec<u8> {
         // SAFETY: as in `put`.
-        (0..count).map(|at| unsafe { self.host_pointer(address).add(at).read() }).collect()
+        (0..count)
+            .map(|at| unsafe { self.host_pointer(address).add(at).read() })
+            .collect()
     }
 }
 
 impl Memory for Fake {
     fn check(&self, _: usize, range: std::ops::Range<Address>) -> Result<(), String> {
         let fits = range.start >= BASE && range.end <= BASE + BYTES;
-        fits.then_some(()).ok_or_else(|| format!("{range:x?} is out of bounds"))
+        fits.then_some(())
+            .ok_or_else(|| format!("{range:x?} is out of bounds"))
     }
 
     fn allocation(&self, _: usize, _: Address) -> Result<std::ops::Range<Address>, String> {
@@ -60,7 +70,13 @@ impl Memory for Fake {
     fn host_pointer(&self, address: Address) -> *mut u8 {
         assert!((BASE..BASE + BYTES).contains(&address));
         // SAFETY: the address was just seen to lie within the vector.
-        unsafe { self.0.as_ptr().cast_mut().cast::<u8>().add((address - BASE) as usize) }
+        unsafe {
+            self.0
+                .as_ptr()
+                .cast_mut()
+                .cast::<u8>()
+                .add((address - BASE) as usize)
+        }
     }
 }
 
@@ -88,12 +104,21 @@ fn operation(epilogue: u32, transpose: [u32; 2]) -> Operation {
 
 fn layouts(kinds: [u32; 2], m: u64, n: u64, k: u64, transpose: [u32; 2]) -> [Layout; 4] {
     let stored = |kind, rows, columns, transposed| {
-        let (rows, columns) = if transposed == 1 { (columns, rows) } else { (rows, columns) };
+        let (rows, columns) = if transposed == 1 {
+            (columns, rows)
+        } else {
+            (rows, columns)
+        };
         // Two elements of padding after each column.
         Layout::new(kind, rows, columns, rows as i64 + 2)
     };
     let output = Layout::new(kinds[1], m, n, m as i64 + 2);
-    [stored(kinds[0], m, k, transpose[0]), stored(kinds[0], k, n, transpose[1]), output.clone(), output]
+    [
+        stored(kinds[0], m, k, transpose[0]),
+        stored(kinds[0], k, n, transpose[1]),
+        output.clone(),
+        output,
+    ]
 }
 
 fn problem_of(operation: &Operation, layouts: &[Layout; 4]) -> Result<Problem, Refusal> {
@@ -101,16 +126,28 @@ fn problem_of(operation: &Operation, layouts: &[Layout; 4]) -> Result<Problem, R
 }
 
 fn matmul(problem: Problem, alpha: f64, beta: f64) -> Matmul {
-    Matmul { problem, alpha: Scalar::Value(alpha), beta: Scalar::Value(beta), a: A, b: B, c: C, d: D, workspace: 0..0 }
+    Matmul {
+        problem,
+        alpha: Scalar::Value(alpha),
+        beta: Scalar::Value(beta),
+        a: A,
+        b: B,
+        c: C,
+        d: D,
+        workspace: 0..0,
+    }
 }
 
 fn run(matmul: &Matmul, memory: &Fake) -> Touched {
     let mut touched = Touched::default();
-    matmul.run(0, memory, &mut touched).expect("all of it lies in memory");
+    matmul
+        .run(0, memory, &mut touched)
+        .expect("all of it lies in memory");
     touched
 }
 
-/// Small integers: every sum is exact in f32 (and in bf16 what is at most 256), so results are compared to the bit.
+/// Small integers: every sum is exact in f32 (and in bf16 what is at most 256), so results are
+/// compared to the bit.
 fn integer(seed: u64, row: u64, column: u64) -> f32 {
     ((row * 7 + column * 5 + seed * 3) % 5) as f32 - 2.0
 }
@@ -122,7 +159,11 @@ fn place_of(matrix: &Matrix, row: u64, column: u64) -> u64 {
 fn fill(memory: &Fake, matrix: &Matrix, address: Address, seed: u64) {
     for row in 0..matrix.rows {
         for column in 0..matrix.columns {
-            memory.put(address + place_of(matrix, row, column), &[integer(seed, row, column)], matrix.kind);
+            memory.put(
+                address + place_of(matrix, row, column),
+                &[integer(seed, row, column)],
+                matrix.kind,
+            );
         }
     }
 }
@@ -133,8 +174,15 @@ fn element_of(memory: &Fake, matrix: &Matrix, address: Address, row: u64, column
 
 /// alpha op(A) op(B) + beta C of the integers that `fill` writes with the seeds 1, 2, 3.
 fn expected(problem: &Problem, alpha: f32, beta: f32, row: u64, column: u64) -> f32 {
-    let sum: f32 = (0..problem.a.columns).map(|k| integer(1, row, k) * integer(2, k, column)).sum();
-    alpha * sum + if beta == 0.0 { 0.0 } else { beta * integer(3, row, column) }
+    let sum: f32 = (0..problem.a.columns)
+        .map(|k| integer(1, row, k) * integer(2, k, column))
+        .sum();
+    alpha * sum
+        + if beta == 0.0 {
+            0.0
+        } else {
+            beta * integer(3, row, column)
+        }
 }
 
 fn filled(problem: &Problem) -> Fake {
@@ -150,17 +198,30 @@ fn every_transpose_order_and_type_gives_the_sum_written_out() {
         for kinds in [[F32, F32], [BF16, BF16], [BF16, F32], [2, 2]] {
             for order in [0, 1] {
                 let mut layouts = layouts(kinds, 5, 4, 3, transpose);
-                layouts.iter_mut().filter(|_| order == 1).for_each(|layout| {
-                    *layout = Layout { order, ld: layout.columns as i64 + 1, ..layout.clone() };
-                });
+                layouts
+                    .iter_mut()
+                    .filter(|_| order == 1)
+                    .for_each(|layout| {
+                        *layout = Layout {
+                            order,
+                            ld: layout.columns as i64 + 1,
+                            ..layout.clone()
+                        };
+                    });
                 let problem = problem_of(&operation(1, transpose), &layouts).unwrap();
                 let memory = filled(&problem);
                 fill(&memory, &problem.c, C, 3);
                 let work = matmul(problem.clone(), 2.0, 3.0);
                 run(&work, &memory);
-                for (row, column) in (0..5).flat_map(|row| (0..4).map(move |column| (row, column))) {
+                for (row, column) in (0..5).flat_map(|row| (0..4).map(move |column| (row, column)))
+                {
                     let got = element_of(&memory, &problem.d, D, row, column);
-                    assert_eq!(got, expected(&problem, 2.0, 3.0, row, column), "{} ({row}, {column})", work.describe());
+                    assert_eq!(
+                        got,
+                        expected(&problem, 2.0, 3.0, row, column),
+                        "{} ({row}, {column})",
+                        work.describe()
+                    );
                 }
             }
         }
@@ -173,28 +234,53 @@ fn with_beta_zero_c_is_not_read_and_ranges_are_exact_by_column() {
     let memory = filled(&problem);
     let touched = run(&matmul(problem.clone(), 1.0, 0.0), &memory);
     // C is NaN all over.
-    assert_eq!(element_of(&memory, &problem.d, D, 4, 3), expected(&problem, 1.0, 0.0, 4, 3));
-    assert!(touched.reads.iter().all(|range| !(C..D).contains(&range.start)));
-    let columns: Vec<_> = (0..4).map(|column| D + column * 28..D + column * 28 + 20).collect();
+    assert_eq!(
+        element_of(&memory, &problem.d, D, 4, 3),
+        expected(&problem, 1.0, 0.0, 4, 3)
+    );
+    assert!(
+        touched
+            .reads
+            .iter()
+            .all(|range| !(C..D).contains(&range.start))
+    );
+    let columns: Vec<_> = (0..4)
+        .map(|column| D + column * 28..D + column * 28 + 20)
+        .collect();
     assert_eq!(touched.writes, columns);
     assert_eq!(touched.reads.len(), 3 + 4);
     // The padding between D's columns stays as it was.
-    assert!(memory.get(D + 20, 2, Type::F32).iter().all(|value| value.is_nan()));
+    assert!(
+        memory
+            .get(D + 20, 2, Type::F32)
+            .iter()
+            .all(|value| value.is_nan())
+    );
 }
 
 #[test]
 fn matrices_without_gaps_are_one_range() {
     let dense = Layout::new(F32, 6, 8, 6);
     let square = |rows, columns| Layout::new(F32, rows, columns, rows as i64);
-    let problem = problem_of(&operation(1, [0, 0]), &[dense, square(8, 5), square(6, 5), square(6, 5)]).unwrap();
+    let problem = problem_of(
+        &operation(1, [0, 0]),
+        &[dense, square(8, 5), square(6, 5), square(6, 5)],
+    )
+    .unwrap();
     let touched = matmul(problem, 1.0, 1.0).known_ranges();
     assert_eq!(touched.reads, [A..A + 192, B..B + 160, C..C + 120]);
-    assert_eq!((touched.writes.len(), &touched.writes[0]), (1, &(D..D + 120)));
+    assert_eq!(
+        (touched.writes.len(), &touched.writes[0]),
+        (1, &(D..D + 120))
+    );
 }
 
 #[test]
 fn scalars_on_the_device_are_read_when_it_runs() {
-    let operation = Operation { pointer_mode: 1, ..operation(1, [0, 0]) };
+    let operation = Operation {
+        pointer_mode: 1,
+        ..operation(1, [0, 0])
+    };
     let problem = problem_of(&operation, &layouts([F32, F32], 5, 4, 3, [0, 0])).unwrap();
     let memory = filled(&problem);
     fill(&memory, &problem.c, C, 3);
@@ -202,20 +288,38 @@ fn scalars_on_the_device_are_read_when_it_runs() {
     let mut work = matmul(problem.clone(), 0.0, 0.0);
     (work.alpha, work.beta) = (Scalar::At(BIAS), Scalar::At(BIAS + 4));
     let touched = run(&work, &memory);
-    assert_eq!(element_of(&memory, &problem.d, D, 1, 2), expected(&problem, 2.0, 0.0, 1, 2));
-    assert!(touched.reads.contains(&(BIAS..BIAS + 4)) && touched.reads.iter().all(|range| range.start != C));
+    assert_eq!(
+        element_of(&memory, &problem.d, D, 1, 2),
+        expected(&problem, 2.0, 0.0, 1, 2)
+    );
+    assert!(
+        touched.reads.contains(&(BIAS..BIAS + 4))
+            && touched.reads.iter().all(|range| range.start != C)
+    );
     work.beta = Scalar::At(BIAS + 8);
-    assert!(run(&work, &memory).reads.iter().any(|range| range.start == C));
-    assert_eq!(element_of(&memory, &problem.d, D, 1, 2), expected(&problem, 2.0, 1.0, 1, 2));
+    assert!(
+        run(&work, &memory)
+            .reads
+            .iter()
+            .any(|range| range.start == C)
+    );
+    assert_eq!(
+        element_of(&memory, &problem.d, D, 1, 2),
+        expected(&problem, 2.0, 1.0, 1, 2)
+    );
 }
 
 #[test]
 fn tf32_drops_thirteen_bits_of_the_inputs_and_f32_does_not() {
     let (value, rounded) = (1.0 + 2f32.powi(-11), 1.0 + 2f32.powi(-10));
     for (compute, expected) in [(77, rounded), (COMPUTE_32F, value)] {
-        let operation = Operation { compute, ..operation(1, [0, 0]) };
+        let operation = Operation {
+            compute,
+            ..operation(1, [0, 0])
+        };
         let one = Layout::new(F32, 1, 1, 1);
-        let problem = problem_of(&operation, &[one.clone(), one.clone(), one.clone(), one]).unwrap();
+        let problem =
+            problem_of(&operation, &[one.clone(), one.clone(), one.clone(), one]).unwrap();
         let memory = Fake::new();
         memory.put(A, &[value], Type::F32);
         memory.put(B, &[1.0], Type::F32);
@@ -247,7 +351,10 @@ fn relu_with_bias_writes_a_bit_where_z_is_at_least_zero_and_its_derivative_reads
     let bias = -expected(&forward, 1.0, 0.0, 3, 1);
     memory.put(BIAS, &[bias; 10], Type::F32);
     let touched = run(&matmul(forward.clone(), 1.0, 0.0), &memory);
-    assert!(touched.writes.contains(&(AUX + 16..AUX + 18)) && touched.reads.contains(&(BIAS..BIAS + 40)));
+    assert!(
+        touched.writes.contains(&(AUX + 16..AUX + 18))
+            && touched.reads.contains(&(BIAS..BIAS + 40))
+    );
     let mut zeros = 0;
     for (row, column) in (0..10).flat_map(|row| (0..3).map(move |column| (row, column))) {
         let z = expected(&forward, 1.0, 0.0, row, column) + bias;
@@ -256,7 +363,10 @@ fn relu_with_bias_writes_a_bit_where_z_is_at_least_zero_and_its_derivative_reads
         let bit = memory.bytes(AUX + column * 16 + row / 8, 1)[0] >> (row % 8) & 1;
         assert_eq!(bit == 1, z >= 0.0);
     }
-    assert!(zeros > 0, "no element is zero: the test does not show what happens there");
+    assert!(
+        zeros > 0,
+        "no element is zero: the test does not show what happens there"
+    );
     let backward = problem_of(&operation(152, [0, 0]), &layouts).unwrap();
     let mut work = matmul(backward.clone(), 1.0, 0.0);
     work.d = C;
@@ -284,34 +394,55 @@ fn gelu_keeps_z_and_its_derivative_is_that_of_the_function() {
     let backward = problem_of(&operation(192, [0, 0]), &layouts).unwrap();
     run(&matmul(backward, 1.0, 0.0), &memory);
     let got = element_of(&memory, &problem.d, D, 2, 1);
-    assert_eq!(got, expected(&problem, 1.0, 0.0, 2, 1) * epilogue::gelu_derivative(z));
+    assert_eq!(
+        got,
+        expected(&problem, 1.0, 0.0, 2, 1) * epilogue::gelu_derivative(z)
+    );
     for z in [-3.0f32, -0.7, 0.0, 0.4, 2.5] {
-        // Central difference: its error is h² |f'''| / 6 < 2e-5 for h = 1e-2 (|f'''| < 1.2), plus rounding 2 eps |f| / 2h < 4e-5.
+        // Central difference: its error is h² |f'''| / 6 < 2e-5 for h = 1e-2 (|f'''| < 1.2), plus
+        // rounding 2 eps |f| / 2h < 4e-5.
         let difference = (epilogue::gelu(z + 0.01) - epilogue::gelu(z - 0.01)) / 0.02;
-        assert!((difference - epilogue::gelu_derivative(z)).abs() < 6e-5, "at {z}: {difference}");
+        assert!(
+            (difference - epilogue::gelu_derivative(z)).abs() < 6e-5,
+            "at {z}: {difference}"
+        );
     }
 }
 
 #[test]
 fn a_bias_gradient_is_the_sum_over_k_of_the_operand() {
     let transpose = [0, 1];
-    let problem = problem_of(&operation(512, transpose), &layouts([BF16, F32], 5, 4, 3, transpose)).unwrap();
+    let problem = problem_of(
+        &operation(512, transpose),
+        &layouts([BF16, F32], 5, 4, 3, transpose),
+    )
+    .unwrap();
     let memory = filled(&problem);
     let touched = run(&matmul(problem, 1.0, 0.0), &memory);
-    let sums: Vec<f32> = (0..4).map(|column| (0..3).map(|k| integer(2, k, column)).sum()).collect();
+    let sums: Vec<f32> = (0..4)
+        .map(|column| (0..3).map(|k| integer(2, k, column)).sum())
+        .collect();
     assert_eq!(memory.get(BIAS, 4, Type::F32), sums);
     assert!(touched.writes.contains(&(BIAS..BIAS + 16)));
-    let problem = problem_of(&operation(256, [0, 0]), &layouts([F32, F32], 5, 4, 3, [0, 0])).unwrap();
+    let problem = problem_of(
+        &operation(256, [0, 0]),
+        &layouts([F32, F32], 5, 4, 3, [0, 0]),
+    )
+    .unwrap();
     let memory = filled(&problem);
     run(&matmul(problem, 1.0, 0.0), &memory);
-    let sums: Vec<f32> = (0..5).map(|row| (0..3).map(|k| integer(1, row, k)).sum()).collect();
+    let sums: Vec<f32> = (0..5)
+        .map(|row| (0..3).map(|k| integer(1, row, k)).sum())
+        .collect();
     assert_eq!(memory.get(BIAS, 5, Type::F32), sums);
 }
 
 #[test]
 fn batches_are_strided() {
     let mut layouts = layouts([F32, F32], 2, 2, 2, [0, 0]);
-    layouts.iter_mut().for_each(|layout| (layout.batch, layout.batch_stride) = (3, 16));
+    layouts
+        .iter_mut()
+        .for_each(|layout| (layout.batch, layout.batch_stride) = (3, 16));
     // One B for all.
     layouts[1].batch_stride = 0;
     let problem = problem_of(&operation(1, [0, 0]), &layouts).unwrap();
@@ -322,7 +453,9 @@ fn batches_are_strided() {
     fill(&memory, &problem.b, B, 2);
     let touched = run(&matmul(problem.clone(), 1.0, 0.0), &memory);
     for member in 0..3 {
-        let sum: f32 = (0..2).map(|k| integer(1 + member, 1, k) * integer(2, k, 0)).sum();
+        let sum: f32 = (0..2)
+            .map(|k| integer(1 + member, 1, k) * integer(2, k, 0))
+            .sum();
         assert_eq!(element_of(&memory, &problem.d, D + member * 64, 1, 0), sum);
     }
     assert_eq!((touched.reads.len(), touched.writes.len()), (6 + 2, 6));
@@ -334,9 +467,18 @@ fn a_workspace_is_written_whether_it_is_needed_or_not() {
     let algorithm = Algorithm::new(&problem, 32 << 20, [256; 4]);
     assert_eq!(algorithm.workspace_bytes, 1 << 20);
     assert_eq!(Algorithm::new(&problem, 1000, [256; 4]).workspace_bytes, 0);
-    let work = |workspace| Matmul { workspace: workspace..workspace, ..matmul(problem.clone(), 1.0, 0.0) };
-    assert!(with_workspace(work(0x1000), algorithm, 1000).is_err(), "too small");
-    assert!(with_workspace(work(0x1010), algorithm, 1 << 20).is_err(), "not aligned");
+    let work = |workspace| Matmul {
+        workspace: workspace..workspace,
+        ..matmul(problem.clone(), 1.0, 0.0)
+    };
+    assert!(
+        with_workspace(work(0x1000), algorithm, 1000).is_err(),
+        "too small"
+    );
+    assert!(
+        with_workspace(work(0x1010), algorithm, 1 << 20).is_err(),
+        "not aligned"
+    );
     assert!(with_workspace(work(0), algorithm, 1 << 20).is_err(), "null");
     let work = with_workspace(work(0x1000), algorithm, 1 << 20).unwrap();
     assert!(work.known_ranges().writes.contains(&(0x1000..0x10_1000)));
@@ -351,39 +493,106 @@ fn what_the_library_lacks_is_unsupported_and_what_contradicts_itself_is_invalid(
     let invalid = |operation: &Operation, layouts: &[Layout; 4]| {
         matches!(problem_of(operation, layouts), Err(Refusal::Invalid(_)))
     };
-    assert!(unsupported(&operation(256, [1, 0]), &layouts([F32, F32], 5, 4, 3, [1, 0])), "BGRADA with op(A) = T");
-    assert!(unsupported(&operation(512, [0, 0]), &dense), "BGRADB with op(B) = N");
-    assert!(unsupported(&Operation { bias_type: 14, ..operation(4, [0, 0]) }, &dense), "a bf16 bias for an f32 D");
-    assert!(unsupported(&operation(1, [0, 0]), &layouts([1, 1], 5, 4, 3, [0, 0])), "f64 with COMPUTE_32F");
-    assert!(unsupported(&Operation { compute: 77, ..operation(1, [0, 0]) }, &layouts([BF16, F32], 5, 4, 3, [0, 0])));
-    let double = Operation { compute: 70, scale: 1, ..operation(4, [0, 0]) };
-    assert!(unsupported(&double, &layouts([1, 1], 5, 4, 3, [0, 0])), "an epilogue with COMPUTE_64F");
-    assert!(invalid(&operation(1, [0, 0]), &layouts([F32, F32], 5, 4, 0, [0, 0])), "a dimension of zero");
     assert!(
-        invalid(&Operation { aux_ld: 64, ..operation(130, [0, 0]) }, &dense),
+        unsupported(
+            &operation(256, [1, 0]),
+            &layouts([F32, F32], 5, 4, 3, [1, 0])
+        ),
+        "BGRADA with op(A) = T"
+    );
+    assert!(
+        unsupported(&operation(512, [0, 0]), &dense),
+        "BGRADB with op(B) = N"
+    );
+    assert!(
+        unsupported(
+            &Operation {
+                bias_type: 14,
+                ..operation(4, [0, 0])
+            },
+            &dense
+        ),
+        "a bf16 bias for an f32 D"
+    );
+    assert!(
+        unsupported(&operation(1, [0, 0]), &layouts([1, 1], 5, 4, 3, [0, 0])),
+        "f64 with COMPUTE_32F"
+    );
+    assert!(unsupported(
+        &Operation {
+            compute: 77,
+            ..operation(1, [0, 0])
+        },
+        &layouts([BF16, F32], 5, 4, 3, [0, 0])
+    ));
+    let double = Operation {
+        compute: 70,
+        scale: 1,
+        ..operation(4, [0, 0])
+    };
+    assert!(
+        unsupported(&double, &layouts([1, 1], 5, 4, 3, [0, 0])),
+        "an epilogue with COMPUTE_64F"
+    );
+    assert!(
+        invalid(&operation(1, [0, 0]), &layouts([F32, F32], 5, 4, 0, [0, 0])),
+        "a dimension of zero"
+    );
+    assert!(
+        invalid(
+            &Operation {
+                aux_ld: 64,
+                ..operation(130, [0, 0])
+            },
+            &dense
+        ),
         "a mask whose ld is no multiple of 128"
     );
     assert!(
-        invalid(&Operation { aux_ld: 12, ..operation(160, [0, 0]) }, &dense),
+        invalid(
+            &Operation {
+                aux_ld: 12,
+                ..operation(160, [0, 0])
+            },
+            &dense
+        ),
         "an aux whose ld is no multiple of 8"
     );
-    assert!(invalid(&operation(3, [0, 0]), &dense), "an epilogue that there is not");
+    assert!(
+        invalid(&operation(3, [0, 0]), &dense),
+        "an epilogue that there is not"
+    );
     let mut wrong = dense.clone();
     wrong[1].rows = 2;
-    assert!(invalid(&operation(1, [0, 0]), &wrong), "shapes that do not fit");
+    assert!(
+        invalid(&operation(1, [0, 0]), &wrong),
+        "shapes that do not fit"
+    );
     wrong = dense;
     wrong[0].ld = 4;
-    assert!(invalid(&operation(1, [0, 0]), &wrong), "columns that overlap");
+    assert!(
+        invalid(&operation(1, [0, 0]), &wrong),
+        "columns that overlap"
+    );
 }
 
 #[test]
 fn an_algorithm_holds_for_other_sizes_and_not_for_another_epilogue() {
-    let of = |epilogue, m| problem_of(&operation(epilogue, [0, 0]), &layouts([F32, F32], m, 4, 3, [0, 0])).unwrap();
+    let of = |epilogue, m| {
+        problem_of(
+            &operation(epilogue, [0, 0]),
+            &layouts([F32, F32], m, 4, 3, [0, 0]),
+        )
+        .unwrap()
+    };
     let algorithm = Algorithm::from_raw(&Algorithm::new(&of(1, 5), 0, [256; 4]).raw()).unwrap();
     assert!(fits(&of(1, 100), algorithm).is_ok());
     assert!(fits(&of(4, 5), algorithm).is_err());
     assert!(Algorithm::from_raw(&cublasLtMatmulAlgo_t { data: [0; 8] }).is_err());
-    let misaligned = Matmul { a: A + 4, ..matmul(of(1, 5), 1.0, 0.0) };
+    let misaligned = Matmul {
+        a: A + 4,
+        ..matmul(of(1, 5), 1.0, 0.0)
+    };
     assert!(check_pointers(&misaligned, algorithm).is_err());
     assert!(check_pointers(&misaligned, Algorithm::new(&of(1, 5), 0, [4; 4])).is_ok());
 }

@@ -12,21 +12,30 @@ use crate::stream::{self, Action, HandleKind, StreamId};
 
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
-/// CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL: a node of the graph instead of an edge in it.
+/// CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL: a node of the graph instead of an edge in
+/// it.
 const EXTERNAL: u32 = 1;
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> CUresult {
     call("cuEventCreate", |machine| {
-        // Blocking, without timing, between processes: the last only without timing.
+        // Blocking, no timing, interprocess; the last requires no timing.
         if flags > 7 || (flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0) {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let device = current_device(machine)?;
         let has_timing = flags & DISABLE_TIMING == 0;
-        machine.events.all.push(Event { device, has_timing, state: State::Never, destroyed: None });
-        put(event, stream::encode(HandleKind::Event, machine.events.all.len() - 1))
+        machine.events.all.push(Event {
+            device,
+            has_timing,
+            state: State::Never,
+            destroyed: None,
+        });
+        put(
+            event,
+            stream::encode(HandleKind::Event, machine.events.all.len() - 1),
+        )
     })
 }
 
@@ -36,7 +45,7 @@ pub extern "C" fn cuEventDestroy_v2(event: CUevent) -> CUresult {
     call("cuEventDestroy_v2", |machine| {
         let event = resolve(machine, event)?;
         let device = machine.events.all[event].device;
-        // Waits and records that stand in queues have all they need: CUDA lets go of the event once they are through.
+        // Queued waits and records have all they need; CUDA frees the event once they are done.
         let operation = stream::new_operation(machine, "cuEventDestroy", None, device, None);
         let event = &mut machine.events.all[event];
         event.destroyed = Some(operation);
@@ -54,10 +63,17 @@ pub extern "C" fn cuEventRecord(event: CUevent, stream: CUstream) -> CUresult {
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecordWithFlags(event: CUevent, stream: CUstream, flags: u32) -> CUresult {
-    call("cuEventRecordWithFlags", |machine| record(machine, event, stream, flags))
+    call("cuEventRecordWithFlags", |machine| {
+        record(machine, event, stream, flags)
+    })
 }
 
-fn record(machine: &mut Machine, event: CUevent, stream: CUstream, flags: u32) -> Result<(), CUresult> {
+fn record(
+    machine: &mut Machine,
+    event: CUevent,
+    stream: CUstream,
+    flags: u32,
+) -> Result<(), CUresult> {
     let event = resolve(machine, event)?;
     let stream = stream::resolve(machine, stream)?;
     if flags & !EXTERNAL != 0 {
@@ -70,7 +86,13 @@ fn record(machine: &mut Machine, event: CUevent, stream: CUstream, flags: u32) -
     stream::check_usable(machine, stream)?;
     if stream::is_capturing(machine, stream) {
         if flags & EXTERNAL != 0 {
-            return capture::add(machine, stream, "event record", capture::Captured::Record(event)).map(|_| ());
+            return capture::add(
+                machine,
+                stream,
+                "event record",
+                capture::Captured::Record(event),
+            )
+            .map(|_| ());
         }
         let (capture, nodes) = capture::place(machine, stream)?;
         machine.events.all[event].state = State::Captured(capture, nodes);
@@ -103,16 +125,25 @@ pub extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32
             if ignored {
                 return Ok(());
             }
-            return capture::add(machine, stream, "event wait", capture::Captured::Wait(event)).map(|_| ());
+            return capture::add(
+                machine,
+                stream,
+                "event wait",
+                capture::Captured::Wait(event),
+            )
+            .map(|_| ());
         }
         match machine.events.all[event].state.clone() {
-            State::Captured(capture, nodes) => capture::wait(machine, stream, capture, &nodes, ignored),
+            State::Captured(capture, nodes) => {
+                capture::wait(machine, stream, capture, &nodes, ignored)
+            }
             _ if stream::is_capturing(machine, stream) => Err(capture::isolation(machine, stream)),
             State::Never => Ok(()),
             State::Recorded(_) if ignored => Ok(()),
             State::Recorded(record) => {
                 let device = stream::device_of(machine, stream);
-                let operation = stream::new_operation(machine, "event wait", Some(stream), device, None);
+                let operation =
+                    stream::new_operation(machine, "event wait", Some(stream), device, None);
                 stream::give(machine, stream, operation, Action::Wait(record));
                 Ok(())
             }
@@ -157,17 +188,34 @@ pub extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventElapsedTime(milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> CUresult {
-    call("cuEventElapsedTime", |machine| elapsed(machine, milliseconds, start, end))
+pub extern "C" fn cuEventElapsedTime(
+    milliseconds: Out<'_, f32>,
+    start: CUevent,
+    end: CUevent,
+) -> CUresult {
+    call("cuEventElapsedTime", |machine| {
+        elapsed(machine, milliseconds, start, end)
+    })
 }
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventElapsedTime_v2(milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> CUresult {
-    call("cuEventElapsedTime_v2", |machine| elapsed(machine, milliseconds, start, end))
+pub extern "C" fn cuEventElapsedTime_v2(
+    milliseconds: Out<'_, f32>,
+    start: CUevent,
+    end: CUevent,
+) -> CUresult {
+    call("cuEventElapsedTime_v2", |machine| {
+        elapsed(machine, milliseconds, start, end)
+    })
 }
 
-fn elapsed(machine: &mut Machine, milliseconds: Out<'_, f32>, start: CUevent, end: CUevent) -> Result<(), CUresult> {
+fn elapsed(
+    machine: &mut Machine,
+    milliseconds: Out<'_, f32>,
+    start: CUevent,
+    end: CUevent,
+) -> Result<(), CUresult> {
     let mut times_ns = [0; 2];
     let [first, second] = [resolve(machine, start)?, resolve(machine, end)?];
     if machine.events.all[first].device != machine.events.all[second].device {
@@ -175,7 +223,9 @@ fn elapsed(machine: &mut Machine, milliseconds: Out<'_, f32>, start: CUevent, en
     }
     for (handle, time_ns) in [start, end].into_iter().zip(&mut times_ns) {
         let event = resolve(machine, handle)?;
-        let Event { has_timing, state, .. } = &machine.events.all[event];
+        let Event {
+            has_timing, state, ..
+        } = &machine.events.all[event];
         let record = match state {
             State::Recorded(record) if *has_timing => record.clone(),
             State::Captured(capture, _) => {
@@ -184,12 +234,17 @@ fn elapsed(machine: &mut Machine, milliseconds: Out<'_, f32>, start: CUevent, en
             }
             _ => return Err(CUresult::CUDA_ERROR_INVALID_HANDLE),
         };
-        let Some(completion) = record.completion() else { return Err(CUresult::CUDA_ERROR_NOT_READY) };
-        // An answer is as good as a query: the host has seen that the event is reached.
+        let Some(completion) = record.completion() else {
+            return Err(CUresult::CUDA_ERROR_NOT_READY);
+        };
+        // As good as a query: the host has seen that the event was reached.
         host_joins(machine, &completion.clock);
         *time_ns = completion.time_ns;
     }
     let [start_ns, end_ns] = times_ns;
-    // By way of f64: nanoseconds of a long run do not fit into f32.
-    put(milliseconds, ((end_ns as f64 - start_ns as f64) * 1e-6) as f32)
+    // Through f64: the nanoseconds of a long run do not fit into f32.
+    put(
+        milliseconds,
+        ((end_ns as f64 - start_ns as f64) * 1e-6) as f32,
+    )
 }

@@ -1,4 +1,4 @@
-//! Faults of operations: work that is wrapped so that it fails, flips a bit or takes long.
+//! Faults of operations: wrapped work that fails, flips a bit or takes long.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::work::{Failure, Memory, Touched, Work};
 /// How much longer a slow device takes.
 const SLOWDOWN: u64 = 100;
 
-/// What a stream is to queue in the place of a piece of work.
+/// What a stream queues in place of a piece of work.
 pub struct Injected {
     /// The work, or what wraps it.
     pub work: Arc<dyn Work>,
-    /// It never ends: nothing behind it runs.
+    /// It never ends: nothing after it runs.
     pub hangs: bool,
 }
 
@@ -34,18 +34,27 @@ impl Work for Faulty {
         self.inner.known_ranges()
     }
 
-    fn run(&self, device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+    fn run(
+        &self,
+        device: usize,
+        memory: &dyn Memory,
+        touched: &mut Touched,
+    ) -> Result<(), Failure> {
         if let Some(code) = self.fails_with {
             let message = format!("{}: fails by the plan of faults", self.inner.describe());
-            return Err(Failure { code: code as i32, message });
+            return Err(Failure {
+                code: code as i32,
+                message,
+            });
         }
         self.inner.run(device, memory, touched)?;
         if self.flips_bit
             && let Some(range) = touched.writes.first()
         {
-            // In the middle: not what a test of the first or last element alone would see.
+            // In the middle, so that a test of the first or last element alone misses it.
             let address = range.start + (range.end - range.start) / 2;
-            // SAFETY: the work has just written `range`, after it had been checked, and nothing else runs at the same time.
+            // SAFETY: the work has just written `range`, which was checked before, and nothing else
+            // runs now.
             unsafe { *memory.host_pointer(address) ^= 1 << 4 };
         }
         Ok(())
@@ -71,25 +80,42 @@ fn class_of(description: &str) -> Class {
 }
 
 impl Plan {
-    /// How many times as long everything on `device` takes.
+    /// By which factor everything on `device` is slower.
     pub(crate) fn slowdown(&self, device: usize) -> u64 {
-        if self.slow.contains(&device) { SLOWDOWN } else { 1 }
+        if self.slow.contains(&device) {
+            SLOWDOWN
+        } else {
+            1
+        }
     }
 
-    /// Counts work that is queued on `device`, and gives what is to be queued instead.
+    /// Counts work queued on `device`, and returns what to queue instead.
     pub fn inject(&mut self, device: usize, work: Arc<dyn Work>) -> Injected {
         if self.entries.is_empty() && self.slow.is_empty() {
             return Injected { work, hangs: false };
         }
         let class = class_of(&work.describe());
-        let by_class = if class == Class::Any { None } else { self.strikes(&Target::Operation(class), Some(device)) };
-        let effect = self.strikes(&Target::Operation(Class::Any), Some(device)).or(by_class);
+        let by_class = if class == Class::Any {
+            None
+        } else {
+            self.strikes(&Target::Operation(class), Some(device))
+        };
+        let effect = self
+            .strikes(&Target::Operation(Class::Any), Some(device))
+            .or(by_class);
         let faulty = Faulty {
             inner: work,
-            fails_with: if let Some(Effect::Code(code)) = effect { Some(code) } else { None },
+            fails_with: if let Some(Effect::Code(code)) = effect {
+                Some(code)
+            } else {
+                None
+            },
             flips_bit: effect == Some(Effect::FlipBit),
             slowdown: self.slowdown(device),
         };
-        Injected { work: Arc::new(faulty), hangs: effect == Some(Effect::Hang) }
+        Injected {
+            work: Arc::new(faulty),
+            hangs: effect == Some(Effect::Hang),
+        }
     }
 }

@@ -1,25 +1,25 @@
-//! Faults of NCCL: calls that fail, and calls that go wrong once their turn in the stream has come.
+//! NCCL faults: calls that fail, and calls that go wrong when their turn comes.
 
 use cudarc::driver::sys::CUresult;
 
 use super::{Class, Effect, Plan, Target, base};
 
-/// What a fault makes of a call of NCCL whose turn has come.
+/// The effect of a fault on an NCCL call whose turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NcclEffect {
-    /// It never gets to the others.
+    /// It never reaches the other ranks.
     Hang,
     /// The same, and this code of NCCL is the asynchronous error of the communicator.
     AsyncError(i32),
-    /// It comes so many nanoseconds late.
+    /// It is delayed by so many nanoseconds.
     Slow(u64),
-    /// One bit of what it brings is inverted: this one, or one in the middle.
+    /// This bit of the result is inverted, or one in the middle.
     Flip(Option<u64>),
     /// The device is lost.
     Lost,
 }
 
-/// What a fault of operations in general makes of a piece of NCCL's work.
+/// The effect of a fault of operations on a piece of NCCL work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Struck {
     Code(CUresult),
@@ -40,19 +40,39 @@ pub(super) fn rank_prefix(entry: &str) -> Result<(Option<u64>, &str), String> {
 
 /// A code of NCCL by name or number.
 pub(super) fn parse_code(text: &str) -> Result<i32, String> {
-    const NAMES: [&str; 6] =
-        ["unhandled_cuda_error", "system_error", "internal_error", "invalid_argument", "invalid_usage", "remote_error"];
-    let by_name = NAMES.iter().position(|name| *name == text).map(|at| at as i32 + 1);
+    const NAMES: [&str; 6] = [
+        "unhandled_cuda_error",
+        "system_error",
+        "internal_error",
+        "invalid_argument",
+        "invalid_usage",
+        "remote_error",
+    ];
+    let by_name = NAMES
+        .iter()
+        .position(|name| *name == text)
+        .map(|at| at as i32 + 1);
     let code = by_name.or_else(|| text.parse().ok().filter(|code| (1..=6).contains(code)));
-    code.ok_or_else(|| format!("`{text}` is no code of NCCL (1 to 6, or {})", NAMES.join(", ")))
+    code.ok_or_else(|| {
+        format!(
+            "`{text}` is no code of NCCL (1 to 6, or {})",
+            NAMES.join(", ")
+        )
+    })
 }
 
 pub(super) fn parse_effect(text: &str) -> Result<NcclEffect, String> {
     let (name, argument) = match text.split_once('(') {
         None => (text, None),
-        Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or("expected a `)`")?.trim())),
+        Some((name, rest)) => (
+            name,
+            Some(rest.strip_suffix(')').ok_or("expected a `)`")?.trim()),
+        ),
     };
-    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("`{text}` is not a whole number"));
+    let number = |text: &str| {
+        text.parse::<u64>()
+            .map_err(|_| format!("`{text}` is not a whole number"))
+    };
     Ok(match (name.trim(), argument) {
         ("hang", None) => NcclEffect::Hang,
         ("lost", None) => NcclEffect::Lost,
@@ -70,10 +90,14 @@ pub(super) fn parse_effect(text: &str) -> Result<NcclEffect, String> {
 }
 
 impl Plan {
-    /// Counts a call of a function of NCCL, and says which code it returns instead of being made.
-    pub(crate) fn before_nccl_call(&mut self, function: &str, device: Option<usize>) -> Option<i32> {
+    /// Counts a call of an NCCL function, and returns the code if it fails.
+    pub(crate) fn before_nccl_call(
+        &mut self,
+        function: &str,
+        device: Option<usize>,
+    ) -> Option<i32> {
         if self.is_missing(function) {
-            // ncclInternalError: a library without the function does not load in the first place.
+            // ncclInternalError: a library without the function would not load at all.
             return Some(3);
         }
         match self.strikes(&Target::Function(base(function).to_owned()), device)? {
@@ -82,7 +106,7 @@ impl Plan {
         }
     }
 
-    /// Counts a call of NCCL whose turn has come on `device`.
+    /// Counts an NCCL call whose turn has come on `device`.
     pub(crate) fn strike_nccl(&mut self, device: usize) -> Option<NcclEffect> {
         match self.strikes(&Target::Nccl, Some(device))? {
             Effect::Nccl(effect) => Some(effect),
@@ -90,7 +114,7 @@ impl Plan {
         }
     }
 
-    /// Counts a piece of NCCL's work that is queued, as one of all operations.
+    /// Counts a queued piece of NCCL work as an operation.
     pub(crate) fn strike_queued_nccl(&mut self, device: usize) -> Option<Struck> {
         match self.strikes(&Target::Operation(Class::Any), Some(device))? {
             Effect::Code(code) => Some(Struck::Code(code)),

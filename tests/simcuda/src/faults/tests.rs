@@ -1,4 +1,4 @@
-//! Plans: what is read, what is refused, and that the K-th is struck and no other.
+//! Plans: what is parsed, what is refused, and that exactly the K-th is hit.
 
 use std::sync::Arc;
 
@@ -10,9 +10,22 @@ use crate::work::{Address, Failure, Memory, Touched, Work};
 #[test]
 fn the_kth_call_of_a_function_is_refused_and_no_other() {
     let mut plan = Plan::parse("cuMemAllocFromPoolAsync@3=out_of_memory").unwrap();
-    let refused: Vec<_> =
-        (0..5).map(|_| plan.before_call("cuMemAllocFromPoolAsync", Some(0)).map(|it| it.code)).collect();
-    assert_eq!(refused, [None, None, Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY), None, None]);
+    let refused: Vec<_> = (0..5)
+        .map(|_| {
+            plan.before_call("cuMemAllocFromPoolAsync", Some(0))
+                .map(|it| it.code)
+        })
+        .collect();
+    assert_eq!(
+        refused,
+        [
+            None,
+            None,
+            Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+            None,
+            None
+        ]
+    );
     assert_eq!(plan.before_call("cuMemFreeAsync", Some(0)), None);
 }
 
@@ -20,7 +33,10 @@ fn the_kth_call_of_a_function_is_refused_and_no_other() {
 fn a_function_is_named_with_or_without_its_version() {
     for name in ["cuMemAlloc", "cuMemAlloc_v2"] {
         let mut plan = Plan::parse(&format!("{name}@1=2")).unwrap();
-        assert_eq!(plan.before_call("cuMemAlloc_v2", None).unwrap().code, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(
+            plan.before_call("cuMemAlloc_v2", None).unwrap().code,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY
+        );
     }
 }
 
@@ -31,7 +47,13 @@ fn calls_are_counted_for_the_device_that_is_named() {
     assert_eq!(plan.before_call("cuLaunchKernel", Some(1)), None);
     assert_eq!(plan.before_call("cuLaunchKernel", Some(0)), None);
     let refused = plan.before_call("cuLaunchKernel", Some(1)).unwrap();
-    assert_eq!(refused, Refused { code: CUresult::CUDA_ERROR_LAUNCH_FAILED, is_sticky: true });
+    assert_eq!(
+        refused,
+        Refused {
+            code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            is_sticky: true
+        }
+    );
 }
 
 #[test]
@@ -39,7 +61,10 @@ fn a_missing_symbol_is_missing_for_good_and_for_both_its_names() {
     let mut plan = Plan::parse("symbol=cuGraphExecUpdate_v2").unwrap();
     assert!(plan.is_missing("cuGraphExecUpdate") && plan.is_missing("cuGraphExecUpdate_v2"));
     for _ in 0..3 {
-        assert_eq!(plan.before_call("cuGraphExecUpdate_v2", None).unwrap().code, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!(
+            plan.before_call("cuGraphExecUpdate_v2", None).unwrap().code,
+            CUresult::CUDA_ERROR_NOT_SUPPORTED
+        );
     }
 }
 
@@ -57,7 +82,10 @@ fn what_cannot_be_read_says_which_entry_and_why() {
         ("device/0=fast", "can be `slow`"),
     ] {
         let message = Plan::parse(&format!("no_peer; {text}")).unwrap_err();
-        assert!(message.contains(reason) && message.contains(text), "{text}: {message}");
+        assert!(
+            message.contains(reason) && message.contains(text),
+            "{text}: {message}"
+        );
     }
 }
 
@@ -80,7 +108,12 @@ impl Work for Writes {
         self.1.to_owned()
     }
 
-    fn run(&self, _device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+    fn run(
+        &self,
+        _device: usize,
+        memory: &dyn Memory,
+        touched: &mut Touched,
+    ) -> Result<(), Failure> {
         // SAFETY: the tests give the address of eight bytes.
         unsafe { std::ptr::write_bytes(memory.host_pointer(self.0), 0, 8) };
         touched.writes.push(self.0..self.0 + 8);
@@ -100,7 +133,11 @@ impl Memory for Everything {
         Ok(())
     }
 
-    fn allocation(&self, _device: usize, address: Address) -> Result<std::ops::Range<Address>, String> {
+    fn allocation(
+        &self,
+        _device: usize,
+        address: Address,
+    ) -> Result<std::ops::Range<Address>, String> {
         Ok(address..address + 1)
     }
 
@@ -116,7 +153,13 @@ fn kernels_and_copies_are_counted_apart() {
     assert!(!inject("kernel a<<<1, 1>>>").hangs);
     let copy = inject("cuMemcpyHtoDAsync of 8 bytes");
     assert!(!copy.hangs);
-    assert_eq!(copy.work.run(0, &Everything, &mut Touched::default()).unwrap_err().code, 719);
+    assert_eq!(
+        copy.work
+            .run(0, &Everything, &mut Touched::default())
+            .unwrap_err()
+            .code,
+        719
+    );
     assert!(inject("kernel a<<<1, 1>>>").hangs);
     assert!(!inject("kernel a<<<1, 1>>>").hangs);
 }
@@ -127,16 +170,40 @@ fn a_flipped_bit_is_one_bit_of_what_was_written() {
     let mut bytes = [0xffu8; 24];
     let address = bytes.as_mut_ptr() as Address + 8;
     let injected = plan.inject(0, Arc::new(Writes(address, "cuMemcpyAsync of 8 bytes")));
-    injected.work.run(0, &Everything, &mut Touched::default()).unwrap();
-    assert_eq!(bytes[8..16].iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
-    assert!(bytes[..8].iter().chain(&bytes[16..]).all(|byte| *byte == 0xff));
+    injected
+        .work
+        .run(0, &Everything, &mut Touched::default())
+        .unwrap();
+    assert_eq!(
+        bytes[8..16]
+            .iter()
+            .map(|byte| byte.count_ones())
+            .sum::<u32>(),
+        1
+    );
+    assert!(
+        bytes[..8]
+            .iter()
+            .chain(&bytes[16..])
+            .all(|byte| *byte == 0xff)
+    );
 }
 
 #[test]
 fn a_slow_device_takes_longer_and_the_others_do_not() {
     let mut plan = Plan::parse("device/1=slow").unwrap();
-    assert_eq!(plan.inject(0, Arc::new(Writes(0, "kernel"))).work.duration_ns(), 7);
-    assert_eq!(plan.inject(1, Arc::new(Writes(0, "kernel"))).work.duration_ns(), 700);
+    assert_eq!(
+        plan.inject(0, Arc::new(Writes(0, "kernel")))
+            .work
+            .duration_ns(),
+        7
+    );
+    assert_eq!(
+        plan.inject(1, Arc::new(Writes(0, "kernel")))
+            .work
+            .duration_ns(),
+        700
+    );
 }
 
 #[test]
@@ -157,7 +224,10 @@ fn faults_of_nccl_are_read_and_strike_the_kth_call_whose_turn_comes() {
     assert_eq!(plan.before_nccl_call("ncclAllReduce", Some(0)), None);
     assert_eq!(plan.before_nccl_call("ncclBroadcast", Some(0)), None);
     assert_eq!(plan.before_nccl_call("ncclAllReduce", Some(0)), Some(6));
-    assert_eq!((plan.strike_queued_nccl(0), plan.strike_queued_nccl(0)), (Some(Struck::Hang), None));
+    assert_eq!(
+        (plan.strike_queued_nccl(0), plan.strike_queued_nccl(0)),
+        (Some(Struck::Hang), None)
+    );
 }
 
 #[test]
@@ -175,6 +245,9 @@ fn an_entry_with_a_rank_counts_only_there() {
         ("ncclSend@1=hang", "is no code of NCCL"),
     ] {
         let message = Plan::parse_for(text, Some(0)).unwrap_err();
-        assert!(message.contains(reason) && message.contains(text), "{text}: {message}");
+        assert!(
+            message.contains(reason) && message.contains(text),
+            "{text}: {message}"
+        );
     }
 }

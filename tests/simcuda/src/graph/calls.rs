@@ -4,22 +4,28 @@ use std::mem::MaybeUninit;
 
 use cudarc::driver::sys::{
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResult as UpdateResult,
-    CUgraphExecUpdateResultInfo, CUgraphInstantiateResult as InstantiateResult, CUgraphNode, CUgraphNodeType, CUresult,
-    CUstream,
+    CUgraphExecUpdateResultInfo, CUgraphInstantiateResult as InstantiateResult, CUgraphNode,
+    CUgraphNodeType, CUresult, CUstream,
 };
 
 use super::{
-    Difference, Plan, capture, launch, node_handle, node_type, resolve_executable, resolve_graph, resolve_node,
+    Difference, Plan, capture, launch, node_handle, node_type, resolve_executable, resolve_graph,
+    resolve_node,
 };
 use super::{difference, instantiate, retire_if_over};
 use crate::machine::{Machine, Out, call, current_device, put};
 use crate::stream;
 
-/// AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH and USE_NODE_PRIORITY; of these the third is not simulated.
+/// AUTO_FREE_ON_LAUNCH, UPLOAD, DEVICE_LAUNCH and USE_NODE_PRIORITY; of these the third is not
+/// simulated.
 const FLAGS_KNOWN: u64 = 1 | 2 | 4 | 8;
 const FLAG_DEVICE_LAUNCH: u64 = 4;
 
-fn checked_instantiate(machine: &mut Machine, graph: CUgraph, flags: u64) -> Result<CUgraphExec, CUresult> {
+fn checked_instantiate(
+    machine: &mut Machine,
+    graph: CUgraph,
+    flags: u64,
+) -> Result<CUgraphExec, CUresult> {
     let graph = resolve_graph(machine, graph)?;
     if flags & !FLAGS_KNOWN != 0 || machine.graphs.graphs[graph].is_being_captured {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -67,7 +73,7 @@ pub extern "C" fn cuGraphInstantiateWithParams(
 pub extern "C" fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult {
     call("cuGraphExecDestroy", |machine| {
         let executable = resolve_executable(machine, executable)?;
-        // Launches that are pending still run.
+        // Pending launches still run.
         let operation = stream::new_operation(machine, "cuGraphExecDestroy", None, 0, None);
         machine.graphs.executables[executable].destroyed = Some(operation);
         retire_if_over(machine, executable);
@@ -99,15 +105,19 @@ pub extern "C" fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CU
         let stream = stream::resolve(machine, stream)?;
         stream::check_usable(machine, stream)?;
         if stream::is_capturing(machine, stream) {
-            // CUDA makes a child graph of it; no part of the product does that, and a silent difference would be worse
-            // than a refusal.
-            return Err(capture::unsupported(machine, stream, "cuGraphLaunch (child graphs are not simulated)"));
+            // CUDA makes a child graph of it. The product does not use that, so it is refused
+            // rather than modelled differently.
+            return Err(capture::unsupported(
+                machine,
+                stream,
+                "cuGraphLaunch (child graphs are not simulated)",
+            ));
         }
         launch::give(machine, executable, stream)
     })
 }
 
-/// See the driver's documentation. What is uploaded is where it has to be already.
+/// See the driver's documentation. The graph is already where it would be uploaded to.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphUpload(executable: CUgraphExec, stream: CUstream) -> CUresult {
     call("cuGraphUpload", |machine| {
@@ -135,9 +145,18 @@ pub extern "C" fn cuGraphExecUpdate_v2(
         let differs = difference(&machine.graphs.executables[executable].plan.nodes, new);
         let (outcome, node) = match differs {
             None => (UpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS, None),
-            Some((Difference::Topology, node)) => (UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, node),
-            Some((Difference::NodeType, node)) => (UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, node),
-            Some((Difference::Parameters, node)) => (UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED, node),
+            Some((Difference::Topology, node)) => (
+                UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
+                node,
+            ),
+            Some((Difference::NodeType, node)) => (
+                UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED,
+                node,
+            ),
+            Some((Difference::Parameters, node)) => (
+                UpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED,
+                node,
+            ),
         };
         result.write(CUgraphExecUpdateResultInfo {
             result: outcome,
@@ -147,25 +166,31 @@ pub extern "C" fn cuGraphExecUpdate_v2(
         if differs.is_some() {
             return Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
         }
-        // The dependencies are the same, so the chains and their actors are.
+        // The dependencies are unchanged, and so are the chains and their actors.
         machine.graphs.executables[executable].plan = std::sync::Arc::new(Plan::new(new.clone()));
         Ok(())
     })
 }
 
-/// Tells a list in CUDA's way: without room only its length, otherwise as much as there is room for, and nulls behind
-/// it.
+/// Returns a list in CUDA's way: without room only its length, otherwise as many as fit, then
+/// nulls.
 ///
 /// # Safety
 /// `to` is null or has room for `*count` handles.
-unsafe fn tell<T>(to: *mut *mut T, count: Option<&mut usize>, all: &[*mut T]) -> Result<(), CUresult> {
+unsafe fn tell<T>(
+    to: *mut *mut T,
+    count: Option<&mut usize>,
+    all: &[*mut T],
+) -> Result<(), CUresult> {
     let count = count.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
     if to.is_null() {
         *count = all.len();
         return Ok(());
     }
-    // SAFETY: the caller vouches for room for `*count` handles; they may be uninitialised, and are only written.
-    let room: &mut [MaybeUninit<*mut T>] = unsafe { std::slice::from_raw_parts_mut(to.cast(), *count) };
+    // SAFETY: the caller vouches for room for `*count` handles; they may be uninitialised, and are
+    // only written.
+    let room: &mut [MaybeUninit<*mut T>] =
+        unsafe { std::slice::from_raw_parts_mut(to.cast(), *count) };
     for (index, place) in room.iter_mut().enumerate() {
         place.write(all.get(index).copied().unwrap_or(std::ptr::null_mut()));
     }
@@ -182,8 +207,10 @@ pub unsafe extern "C" fn cuGraphGetNodes(
 ) -> CUresult {
     call("cuGraphGetNodes", |machine| {
         let graph = resolve_graph(machine, graph)?;
-        let all: Vec<_> = (0..machine.graphs.graphs[graph].nodes.len()).map(|node| node_handle(graph, node)).collect();
-        // SAFETY: the driver's documentation asks the caller for room for as many nodes as `count` says.
+        let all: Vec<_> = (0..machine.graphs.graphs[graph].nodes.len())
+            .map(|node| node_handle(graph, node))
+            .collect();
+        // SAFETY: the driver's documentation requires room for `count` nodes.
         unsafe { tell(nodes, count, &all) }
     })
 }
@@ -200,21 +227,24 @@ pub unsafe extern "C" fn cuGraphGetRootNodes(
         let all = machine.graphs.graphs[graph].nodes.iter().enumerate();
         let roots = all.filter(|(_, node)| node.dependencies.is_empty());
         let roots: Vec<_> = roots.map(|(node, _)| node_handle(graph, node)).collect();
-        // SAFETY: the driver's documentation asks the caller for room for as many nodes as `count` says.
+        // SAFETY: the driver's documentation requires room for `count` nodes.
         unsafe { tell(nodes, count, &roots) }
     })
 }
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGraphNodeGetType(node: CUgraphNode, kind: Out<'_, CUgraphNodeType>) -> CUresult {
+pub extern "C" fn cuGraphNodeGetType(
+    node: CUgraphNode,
+    kind: Out<'_, CUgraphNodeType>,
+) -> CUresult {
     call("cuGraphNodeGetType", |machine| {
         let (graph, node) = resolve_node(machine, node)?;
         put(kind, node_type(&machine.graphs.graphs[graph].nodes[node]))
     })
 }
 
-/// See the driver's documentation. An empty graph has nothing to say; graphs are made by captures only.
+/// See the driver's documentation. Captured graphs have no empty nodes to describe.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGraphCreate(graph: Out<'_, CUgraph>, flags: u32) -> CUresult {
     call("cuGraphCreate", |machine| {
@@ -223,6 +253,9 @@ pub extern "C" fn cuGraphCreate(graph: Out<'_, CUgraph>, flags: u32) -> CUresult
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         machine.graphs.graphs.push(super::Graph::default());
-        put(graph, stream::encode(stream::HandleKind::Graph, machine.graphs.graphs.len() - 1))
+        put(
+            graph,
+            stream::encode(stream::HandleKind::Graph, machine.graphs.graphs.len() - 1),
+        )
     })
 }

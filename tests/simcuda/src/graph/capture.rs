@@ -1,8 +1,9 @@
-//! Captures: streams that put what they are given into a graph, and what CUDA forbids meanwhile.
+//! Captures: streams that record calls in a graph, and what CUDA forbids meanwhile.
 //!
-//! A capture begins in one stream; others join it by waiting for an event that was recorded in it. Each member knows
-//! its tail, the nodes that its next node depends on. An error that breaks the capture invalidates it: every use of its
-//! streams then fails with 901 until cuStreamEndCapture ends it, which fails with 901, too.
+//! A capture begins in one stream; others join it by waiting for an event recorded in it. Each
+//! member knows its tail: the nodes that its next node depends on. An error invalidates the
+//! capture: every use of its streams then fails with 901 until cuStreamEndCapture ends it, which
+//! also fails with 901.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::report::{self, Stack};
 use crate::stream::{self, HostFunction, Order, StreamId};
 use crate::work::Work;
 
-/// Given out in the order of beginning, from 1: cuStreamGetCaptureInfo tells them.
+/// Numbered from 1 in order of beginning, as cuStreamGetCaptureInfo reports.
 pub(crate) type CaptureId = u64;
 
 /// What a node does.
@@ -28,9 +29,9 @@ pub(crate) enum Captured {
     Work(Arc<dyn Work>),
     Nccl(Arc<Piece>),
     Host(HostFunction),
-    /// An external record: outside the graph the event is recorded by the launch.
+    /// An external record: the launch records the event outside the graph.
     Record(EventId),
-    /// An external wait: for the event as it is recorded when the graph is launched.
+    /// An external wait: for the event's record at launch time.
     Wait(EventId),
 }
 
@@ -39,11 +40,11 @@ pub(crate) struct StreamCapture {
     pub(crate) capture: CaptureId,
     /// In order, each once.
     pub(crate) tail: Vec<usize>,
-    /// What cuStreamGetCaptureInfo pointed its caller to: handles of nodes, valid until the next call.
+    /// Where cuStreamGetCaptureInfo pointed its caller: node handles, valid until the next call.
     pub(crate) told: Vec<u64>,
 }
 
-/// A capture that was begun and has not ended.
+/// A capture in progress.
 pub(crate) struct Capture {
     pub(crate) origin: StreamId,
     pub(crate) mode: CUstreamCaptureMode,
@@ -55,7 +56,7 @@ pub(crate) struct Capture {
     pub(crate) invalid: Option<String>,
 }
 
-/// All captures that go on, and the modes of threads.
+/// All captures in progress, and the modes of threads.
 #[derive(Default)]
 pub(crate) struct Captures {
     pub(crate) ongoing: BTreeMap<CaptureId, Capture>,
@@ -64,7 +65,11 @@ pub(crate) struct Captures {
 }
 
 /// Begins a capture in `stream`.
-pub(crate) fn begin(machine: &mut Machine, stream: StreamId, mode: CUstreamCaptureMode) -> Result<(), CUresult> {
+pub(crate) fn begin(
+    machine: &mut Machine,
+    stream: StreamId,
+    mode: CUstreamCaptureMode,
+) -> Result<(), CUresult> {
     let own = &machine.streams.all[stream];
     if own.order == Order::Legacy {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -76,7 +81,10 @@ pub(crate) fn begin(machine: &mut Machine, stream: StreamId, mode: CUstreamCaptu
         return Err(lost);
     }
     let graphs = &mut machine.graphs;
-    graphs.graphs.push(Graph { is_being_captured: true, ..Graph::default() });
+    graphs.graphs.push(Graph {
+        is_being_captured: true,
+        ..Graph::default()
+    });
     graphs.captures.begun += 1;
     let id = graphs.captures.begun;
     let capture = Capture {
@@ -89,25 +97,42 @@ pub(crate) fn begin(machine: &mut Machine, stream: StreamId, mode: CUstreamCaptu
         invalid: None,
     };
     graphs.captures.ongoing.insert(id, capture);
-    machine.streams.all[stream].capture = Some(StreamCapture { capture: id, tail: Vec::new(), told: Vec::new() });
+    machine.streams.all[stream].capture = Some(StreamCapture {
+        capture: id,
+        tail: Vec::new(),
+        told: Vec::new(),
+    });
     Ok(())
 }
 
-/// Ends the capture that was begun in `stream`, and gives its graph.
+/// Ends the capture that began in `stream`, and returns its graph.
 pub(crate) fn end(machine: &mut Machine, stream: StreamId) -> Result<GraphId, CUresult> {
-    let Some(own) = &machine.streams.all[stream].capture else { return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE) };
+    let Some(own) = &machine.streams.all[stream].capture else {
+        return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
+    };
     let (id, tail) = (own.capture, own.tail.clone());
     let capture = &machine.graphs.captures.ongoing[&id];
     if capture.origin != stream {
-        invalidate(machine, id, "cuStreamEndCapture in a stream that did not begin it");
+        invalidate(
+            machine,
+            id,
+            "cuStreamEndCapture in a stream that did not begin it",
+        );
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
-    if capture.mode != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED && capture.thread != thread::current().id() {
+    if capture.mode != CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED
+        && capture.thread != thread::current().id()
+    {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     }
     let graph = capture.graph;
     let is_joined = is_joined(&machine.graphs.graphs[graph].nodes, &tail);
-    let capture = machine.graphs.captures.ongoing.remove(&id).expect("it was there just now");
+    let capture = machine
+        .graphs
+        .captures
+        .ongoing
+        .remove(&id)
+        .expect("it was there just now");
     for member in capture.members {
         machine.streams.all[member].capture = None;
     }
@@ -137,14 +162,17 @@ fn is_joined(nodes: &[Node], tail: &[usize]) -> bool {
 
 /// The capture of a stream that is capturing, unless it is broken.
 fn valid(machine: &Machine, stream: StreamId) -> Result<CaptureId, CUresult> {
-    let own = machine.streams.all[stream].capture.as_ref().expect("the caller knows that it is capturing");
+    let own = machine.streams.all[stream]
+        .capture
+        .as_ref()
+        .expect("the caller knows that it is capturing");
     match machine.graphs.captures.ongoing[&own.capture].invalid {
         None => Ok(own.capture),
         Some(_) => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
     }
 }
 
-/// Adds a node behind all that `stream` has captured so far.
+/// Adds a node after everything that `stream` has captured so far.
 pub(crate) fn add(
     machine: &mut Machine,
     stream: StreamId,
@@ -157,34 +185,55 @@ pub(crate) fn add(
     let name = operation.id;
     let graph = machine.graphs.captures.ongoing[&id].graph;
     let nodes = &mut machine.graphs.graphs[graph].nodes;
-    let own = machine.streams.all[stream].capture.as_mut().expect("it is capturing");
+    let own = machine.streams.all[stream]
+        .capture
+        .as_mut()
+        .expect("it is capturing");
     let dependencies = std::mem::replace(&mut own.tail, vec![nodes.len()]);
-    nodes.push(Node { what, device, operation, dependencies });
+    nodes.push(Node {
+        what,
+        device,
+        operation,
+        dependencies,
+    });
     Ok(name)
 }
 
 /// The capture that a stream takes part in.
 pub(crate) fn of(machine: &Machine, stream: StreamId) -> Option<CaptureId> {
-    machine.streams.all[stream].capture.as_ref().map(|own| own.capture)
+    machine.streams.all[stream]
+        .capture
+        .as_ref()
+        .map(|own| own.capture)
 }
 
-/// The next node of `stream` depends on these, too: nodes that were captured before.
+/// The next node of `stream` depends on these earlier nodes too.
 pub(crate) fn follow(machine: &mut Machine, stream: StreamId, nodes: &[usize]) {
-    let tail = &mut machine.streams.all[stream].capture.as_mut().expect("it is capturing").tail;
+    let tail = &mut machine.streams.all[stream]
+        .capture
+        .as_mut()
+        .expect("it is capturing")
+        .tail;
     tail.extend(nodes);
     tail.sort_unstable();
     tail.dedup();
 }
 
 /// What an event recorded now in `stream` stands for.
-pub(crate) fn place(machine: &Machine, stream: StreamId) -> Result<(CaptureId, Vec<usize>), CUresult> {
+pub(crate) fn place(
+    machine: &Machine,
+    stream: StreamId,
+) -> Result<(CaptureId, Vec<usize>), CUresult> {
     let id = valid(machine, stream)?;
-    let own = machine.streams.all[stream].capture.as_ref().expect("it is capturing");
+    let own = machine.streams.all[stream]
+        .capture
+        .as_ref()
+        .expect("it is capturing");
     Ok((id, own.tail.clone()))
 }
 
-/// `stream` waits for an event that was recorded in a capture: it joins the capture if it is in none. With `ignored` it
-/// is a member that depends on nothing by this wait.
+/// `stream` waits for an event recorded in a capture, and joins the capture if it is in none. With
+/// `ignored` it joins without depending on the event.
 pub(crate) fn wait(
     machine: &mut Machine,
     stream: StreamId,
@@ -204,9 +253,20 @@ pub(crate) fn wait(
     }
     let nodes = if ignored { &[] } else { nodes };
     if machine.streams.all[stream].capture.is_none() {
-        let joins = StreamCapture { capture: of, tail: nodes.to_vec(), told: Vec::new() };
+        let joins = StreamCapture {
+            capture: of,
+            tail: nodes.to_vec(),
+            told: Vec::new(),
+        };
         machine.streams.all[stream].capture = Some(joins);
-        machine.graphs.captures.ongoing.get_mut(&of).expect("it is ongoing").members.insert(stream);
+        machine
+            .graphs
+            .captures
+            .ongoing
+            .get_mut(&of)
+            .expect("it is ongoing")
+            .members
+            .insert(stream);
         return Ok(());
     }
     let own = valid(machine, stream)?;
@@ -220,30 +280,45 @@ pub(crate) fn wait(
     Ok(())
 }
 
-/// A capturing stream was to wait for something outside its capture: breaks the capture, and says with which code.
+/// A capturing stream was told to wait for something outside of its capture: breaks the capture and
+/// returns the code.
 pub(crate) fn isolation(machine: &mut Machine, stream: StreamId) -> CUresult {
     match valid(machine, stream) {
         Err(code) => code,
         Ok(id) => {
-            invalidate(machine, id, "a wait for an event that was not recorded in it");
+            invalidate(
+                machine,
+                id,
+                "a wait for an event that was not recorded in it",
+            );
             CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
         }
     }
 }
 
-/// An event of a capture was queried or waited for by the host.
+/// The host queried or waited for an event of a capture.
 pub(crate) fn captured_event(machine: &mut Machine, of: CaptureId) -> CUresult {
     if machine.graphs.captures.ongoing.contains_key(&of) {
-        invalidate(machine, of, "a query or a synchronisation of one of its events");
+        invalidate(
+            machine,
+            of,
+            "a query or a synchronisation of one of its events",
+        );
     }
     CUresult::CUDA_ERROR_CAPTURED_EVENT
 }
 
-/// Something that no graph can hold was given to a capturing stream: a finding, and it breaks the capture.
+/// A capturing stream was given something that no graph can hold: a finding, and it breaks the
+/// capture.
 pub(crate) fn unsupported(machine: &mut Machine, stream: StreamId, describe: &str) -> CUresult {
     match valid(machine, stream) {
         Err(code) => code,
-        Ok(id) => refuse(machine, &[id], describe, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        Ok(id) => refuse(
+            machine,
+            &[id],
+            describe,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        ),
     }
 }
 
@@ -277,22 +352,33 @@ pub(crate) fn forbid(machine: &mut Machine, name: &'static str) -> Result<(), CU
     use CUstreamCaptureMode as Mode;
     let thread = thread::current().id();
     let own_mode = mode_of(machine, thread);
-    if machine.graphs.captures.ongoing.is_empty() || own_mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED {
+    if machine.graphs.captures.ongoing.is_empty()
+        || own_mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED
+    {
         return Ok(());
     }
     let forbids = |capture: &Capture| {
         if capture.thread == thread {
             capture.mode != Mode::CU_STREAM_CAPTURE_MODE_RELAXED
         } else {
-            capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL && own_mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL
+            capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL
+                && own_mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL
         }
     };
     let ongoing = machine.graphs.captures.ongoing.iter();
-    let captures: Vec<CaptureId> = ongoing.filter(|(_, capture)| forbids(capture)).map(|(id, _)| *id).collect();
+    let captures: Vec<CaptureId> = ongoing
+        .filter(|(_, capture)| forbids(capture))
+        .map(|(id, _)| *id)
+        .collect();
     if captures.is_empty() {
         return Ok(());
     }
-    Err(refuse(machine, &captures, name, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+    Err(refuse(
+        machine,
+        &captures,
+        name,
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    ))
 }
 
 fn mode_of(machine: &Machine, thread: ThreadId) -> CUstreamCaptureMode {
@@ -300,8 +386,11 @@ fn mode_of(machine: &Machine, thread: ThreadId) -> CUstreamCaptureMode {
     known.unwrap_or(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)
 }
 
-/// Sets the mode of the calling thread, and gives the one before.
-pub(crate) fn exchange_mode(machine: &mut Machine, mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+/// Sets the mode of the calling thread, and returns the old one.
+pub(crate) fn exchange_mode(
+    machine: &mut Machine,
+    mode: CUstreamCaptureMode,
+) -> CUstreamCaptureMode {
     let thread = thread::current().id();
     let before = mode_of(machine, thread);
     machine.graphs.captures.modes.insert(thread, mode);
@@ -315,31 +404,53 @@ fn of_streams(machine: &Machine, streams: impl Iterator<Item = StreamId>) -> Vec
     captures.into_iter().collect()
 }
 
-/// Whether a use of `stream` would be one of streams that capture: it is the null stream of their device.
+/// Whether a use of `stream` affects capturing streams: it is the null stream of their device.
 pub(crate) fn is_implicit(machine: &Machine, stream: StreamId) -> bool {
     !machine.graphs.captures.ongoing.is_empty()
-        && !of_streams(machine, stream::blocking_of_null(machine, stream).into_iter()).is_empty()
+        && !of_streams(
+            machine,
+            stream::blocking_of_null(machine, stream).into_iter(),
+        )
+        .is_empty()
 }
 
-/// The null stream cannot be used while a blocking stream of its device captures: it would depend on what never runs.
+/// The null stream cannot be used while a blocking stream of its device captures, since it would
+/// depend on work that never runs.
 pub(crate) fn check_implicit(machine: &mut Machine, stream: StreamId) -> Result<(), CUresult> {
-    if machine.graphs.captures.ongoing.is_empty() || machine.streams.all[stream].order != Order::Legacy {
+    if machine.graphs.captures.ongoing.is_empty()
+        || machine.streams.all[stream].order != Order::Legacy
+    {
         return Ok(());
     }
-    let captures = of_streams(machine, stream::blocking_of_null(machine, stream).into_iter());
+    let captures = of_streams(
+        machine,
+        stream::blocking_of_null(machine, stream).into_iter(),
+    );
     for id in &captures {
         invalidate(machine, *id, "a use of the null stream");
     }
-    if captures.is_empty() { Ok(()) } else { Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) }
+    if captures.is_empty() {
+        Ok(())
+    } else {
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    }
 }
 
-/// Nobody can wait for a stream that captures, or ask how far it is.
-pub(crate) fn check_not_capturing(machine: &mut Machine, stream: StreamId, call: &'static str) -> Result<(), CUresult> {
+/// A capturing stream cannot be waited for or queried.
+pub(crate) fn check_not_capturing(
+    machine: &mut Machine,
+    stream: StreamId,
+    call: &'static str,
+) -> Result<(), CUresult> {
     check_implicit(machine, stream)?;
-    if stream::is_capturing(machine, stream) { Err(unsupported(machine, stream, call)) } else { Ok(()) }
+    if stream::is_capturing(machine, stream) {
+        Err(unsupported(machine, stream, call))
+    } else {
+        Ok(())
+    }
 }
 
-/// Nobody can wait for a device of which a stream captures.
+/// A device with a capturing stream cannot be waited for.
 pub(crate) fn check_device_not_capturing(
     machine: &mut Machine,
     device: usize,
@@ -348,23 +459,42 @@ pub(crate) fn check_device_not_capturing(
     if machine.graphs.captures.ongoing.is_empty() {
         return Ok(());
     }
-    let streams = (0..machine.streams.all.len()).filter(|stream| stream::device_of(machine, *stream) == device);
+    let streams = (0..machine.streams.all.len())
+        .filter(|stream| stream::device_of(machine, *stream) == device);
     let captures = of_streams(machine, streams);
     if captures.is_empty() {
         return Ok(());
     }
-    Err(refuse(machine, &captures, call, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))
+    Err(refuse(
+        machine,
+        &captures,
+        call,
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    ))
 }
 
-/// A stream that is destroyed leaves its capture, which is broken by that.
+/// A destroyed stream leaves its capture, and so breaks it.
 pub(crate) fn leave(machine: &mut Machine, stream: StreamId) {
-    let Some(own) = machine.streams.all[stream].capture.take() else { return };
-    invalidate(machine, own.capture, "cuStreamDestroy of one of its streams");
-    let Some(capture) = machine.graphs.captures.ongoing.get_mut(&own.capture) else { return };
+    let Some(own) = machine.streams.all[stream].capture.take() else {
+        return;
+    };
+    invalidate(
+        machine,
+        own.capture,
+        "cuStreamDestroy of one of its streams",
+    );
+    let Some(capture) = machine.graphs.captures.ongoing.get_mut(&own.capture) else {
+        return;
+    };
     capture.members.remove(&stream);
-    // Nobody can end it any more.
+    // No stream is left to end it.
     if capture.origin == stream {
-        let capture = machine.graphs.captures.ongoing.remove(&own.capture).expect("it was there just now");
+        let capture = machine
+            .graphs
+            .captures
+            .ongoing
+            .remove(&own.capture)
+            .expect("it was there just now");
         for member in capture.members {
             machine.streams.all[member].capture = None;
         }

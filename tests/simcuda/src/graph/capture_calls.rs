@@ -29,7 +29,7 @@ pub extern "C" fn cuStreamBeginCapture_v2(stream: CUstream, mode: u32) -> CUresu
     })
 }
 
-/// See the driver's documentation. What fails gives a null graph.
+/// See the driver's documentation. A failed call returns a null graph.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamEndCapture(stream: CUstream, graph: Out<'_, CUgraph>) -> CUresult {
     call("cuStreamEndCapture", |machine| {
@@ -42,7 +42,8 @@ pub extern "C" fn cuStreamEndCapture(stream: CUstream, graph: Out<'_, CUgraph>) 
     })
 }
 
-/// Whether and how a stream captures. Of the null stream it cannot be said while a stream captures that it waits for.
+/// Whether and how a stream captures. Not answerable for the null stream while a stream that it
+/// waits for captures.
 fn status(machine: &mut Machine, stream: StreamId) -> Result<Status, CUresult> {
     if capture::is_implicit(machine, stream) {
         return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -74,16 +75,28 @@ struct Info<'a> {
     count: Out<'a, usize>,
 }
 
-fn tell(machine: &mut Machine, stream: CUstream, capturing: Out<'_, Status>, info: Info<'_>) -> Result<(), CUresult> {
+fn tell(
+    machine: &mut Machine,
+    stream: CUstream,
+    capturing: Out<'_, Status>,
+    info: Info<'_>,
+) -> Result<(), CUresult> {
     let stream = stream::resolve(machine, stream)?;
     let status = status(machine, stream)?;
     put(capturing, status)?;
     if status != Status::CU_STREAM_CAPTURE_STATUS_ACTIVE {
         return Ok(());
     }
-    let own = machine.streams.all[stream].capture.as_mut().expect("it is capturing");
+    let own = machine.streams.all[stream]
+        .capture
+        .as_mut()
+        .expect("it is capturing");
     let graph = machine.graphs.captures.ongoing[&own.capture].graph;
-    own.told = own.tail.iter().map(|node| node_handle(graph, *node) as u64).collect();
+    own.told = own
+        .tail
+        .iter()
+        .map(|node| node_handle(graph, *node) as u64)
+        .collect();
     if info.id.is_some() {
         put(info.id, own.capture)?;
     }
@@ -110,11 +123,21 @@ pub extern "C" fn cuStreamGetCaptureInfo_v2<'a>(
     count: Out<'a, usize>,
 ) -> CUresult {
     call("cuStreamGetCaptureInfo_v2", |machine| {
-        tell(machine, stream, capturing, Info { id, graph, dependencies, count })
+        tell(
+            machine,
+            stream,
+            capturing,
+            Info {
+                id,
+                graph,
+                dependencies,
+                count,
+            },
+        )
     })
 }
 
-/// See the driver's documentation. No edge has data of its own here.
+/// See the driver's documentation. No edge has data here.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamGetCaptureInfo_v3<'a>(
     stream: CUstream,
@@ -129,7 +152,17 @@ pub extern "C" fn cuStreamGetCaptureInfo_v3<'a>(
         if edges.is_some() {
             put(edges, std::ptr::null())?;
         }
-        tell(machine, stream, capturing, Info { id, graph, dependencies, count })
+        tell(
+            machine,
+            stream,
+            capturing,
+            Info {
+                id,
+                graph,
+                dependencies,
+                count,
+            },
+        )
     })
 }
 

@@ -1,4 +1,5 @@
-//! One launch of an executable graph: which of its nodes are done, which may run, and what they know.
+//! One launch of an executable graph: which of its nodes are done, which may run, and what they
+//! know.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub(crate) enum Step {
     Nccl(Arc<Flight>),
     Host(HostFunction),
     Record(Arc<Record>),
-    /// Nothing when the event was never recorded.
+    /// None if the event was never recorded.
     Wait(Option<Arc<Record>>),
     Hang,
 }
@@ -32,27 +33,34 @@ pub(crate) struct Launch {
     pub(crate) executable: usize,
     plan: Arc<Plan>,
     actors: Vec<Actor>,
-    /// Of this launch, one a node.
+    /// Of this launch, one per node.
     pub(crate) operations: Vec<Arc<Operation>>,
     pub(crate) steps: Vec<Step>,
-    /// Of each node, how many dependencies are not done.
+    /// For each node, how many dependencies are not done.
     missing: Vec<usize>,
     ready: BTreeSet<usize>,
-    /// What the stream knew when the launch began, and its time.
+    /// What the stream knew when the launch began, and when.
     begun: Option<(Clock, u64)>,
-    /// What each node knew at its end, and the time of that.
+    /// What each node knew at its end, and when.
     ends: Vec<Option<(Clock, u64)>>,
     unfinished: usize,
-    /// The end of the launch before this one, of the same executable.
+    /// The end of the previous launch of the same executable.
     previous: Option<Arc<Record>>,
     pub(crate) end: Arc<Record>,
 }
 
-/// Gives a launch of `executable` to `stream`, which is not capturing.
-pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -> Result<(), CUresult> {
+/// Queues a launch of `executable` to `stream`, which is not capturing.
+pub(crate) fn give(
+    machine: &mut Machine,
+    executable: usize,
+    stream: StreamId,
+) -> Result<(), CUresult> {
     let plan = machine.graphs.executables[executable].plan.clone();
     let device = stream::device_of(machine, stream);
-    let lost = plan.nodes.iter().find_map(|node| machine.devices[node.device].lost);
+    let lost = plan
+        .nodes
+        .iter()
+        .find_map(|node| machine.devices[node.device].lost);
     if let Some(lost) = lost {
         return Err(lost);
     }
@@ -63,14 +71,22 @@ pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -
         let captured = node.operation.clone();
         let describe = captured.describe.clone();
         let stack = launch.stack.clone();
-        let operation = stream::new_operation_at(machine, &describe, Some(stream), node.device, stack, Some(captured));
+        let operation = stream::new_operation_at(
+            machine,
+            &describe,
+            Some(stream),
+            node.device,
+            stack,
+            Some(captured),
+        );
         match step(machine, &node.what, &operation) {
             Ok(step) => steps.push(step),
             Err(code) => {
-                // Nothing of this launch will run: pinned memory of the nodes before this one is let go of.
-                operations
-                    .iter()
-                    .for_each(|begun: &Arc<Operation>| memory::finish(machine, begun.id, Clock::default()));
+                // Nothing of this launch will run: release the pinned memory of the nodes before
+                // this one.
+                operations.iter().for_each(|begun: &Arc<Operation>| {
+                    memory::finish(machine, begun.id, Clock::default())
+                });
                 return Err(code);
             }
         }
@@ -87,14 +103,23 @@ pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -
             nccl::takes_off(flight);
         }
     }
-    let missing: Vec<usize> = plan.nodes.iter().map(|node| node.dependencies.len()).collect();
+    let missing: Vec<usize> = plan
+        .nodes
+        .iter()
+        .map(|node| node.dependencies.len())
+        .collect();
     let own = &mut machine.graphs.executables[executable];
     own.pending += 1;
     let launch_state = Launch {
         executable,
         actors: own.actors.clone(),
         operations,
-        ready: missing.iter().enumerate().filter(|(_, missing)| **missing == 0).map(|(node, _)| node).collect(),
+        ready: missing
+            .iter()
+            .enumerate()
+            .filter(|(_, missing)| **missing == 0)
+            .map(|(node, _)| node)
+            .collect(),
         missing,
         begun: None,
         ends: vec![None; steps.len()],
@@ -104,17 +129,27 @@ pub(crate) fn give(machine: &mut Machine, executable: usize, stream: StreamId) -
         end,
         plan,
     };
-    stream::give(machine, stream, launch, Action::Graph(Some(Box::new(launch_state))));
+    stream::give(
+        machine,
+        stream,
+        launch,
+        Action::Graph(Some(Box::new(launch_state))),
+    );
     Ok(())
 }
 
-/// What a node does in the launch of which `operation` is a part. Memory that is not there any more is found here.
-fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> Result<Step, CUresult> {
+/// What a node does in the launch that `operation` belongs to. Missing memory is found here.
+fn step(
+    machine: &mut Machine,
+    what: &Captured,
+    operation: &Arc<Operation>,
+) -> Result<Step, CUresult> {
     let stream = operation.stream.expect("nodes are launched in a stream");
     Ok(match what {
         Captured::Work(work) => {
             check_memory(machine, &work.known_ranges(), operation)?;
-            let faults::Injected { work, hangs } = machine.faults.inject(operation.device, work.clone());
+            let faults::Injected { work, hangs } =
+                machine.faults.inject(operation.device, work.clone());
             memory::begin(
                 machine,
                 operation.device,
@@ -128,7 +163,13 @@ fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> R
         Captured::Nccl(piece) => {
             let ranges = piece.ranges();
             check_memory(machine, &ranges, operation)?;
-            let Operation { id, device, describe, stack, .. } = &**operation;
+            let Operation {
+                id,
+                device,
+                describe,
+                stack,
+                ..
+            } = &**operation;
             memory::begin(machine, *device, *id, describe, stack, &ranges)?;
             Step::Nccl(nccl::flight(machine, piece, stream)?)
         }
@@ -142,21 +183,40 @@ fn step(machine: &mut Machine, what: &Captured, operation: &Arc<Operation>) -> R
 }
 
 /// The buffers of a captured call must still be there when its graph is launched.
-fn check_memory(machine: &mut Machine, ranges: &Touched, operation: &Operation) -> Result<(), CUresult> {
-    let Err(memory::Violation { kind, message }) = memory::check_queued(machine, operation.device, ranges) else {
+fn check_memory(
+    machine: &mut Machine,
+    ranges: &Touched,
+    operation: &Operation,
+) -> Result<(), CUresult> {
+    let Err(memory::Violation { kind, message }) =
+        memory::check_queued(machine, operation.device, ranges)
+    else {
         return Ok(());
     };
     let (kind, what) = match kind {
-        Kind::UseAfterFree => (Kind::Graph, "the graph is replayed after a buffer of it was freed"),
-        other => (other, "the graph is replayed with memory that it may not use"),
+        Kind::UseAfterFree => (
+            Kind::Graph,
+            "the graph is replayed after a buffer of it was freed",
+        ),
+        other => (
+            other,
+            "the graph is replayed with memory that it may not use",
+        ),
     };
-    let captured = operation.captured.as_ref().map_or(&operation.stack, |captured| &captured.stack);
-    report::finding(machine, kind, format!("{what}\n  {operation}\n  {message}\n  captured in {captured}"));
+    let captured = operation
+        .captured
+        .as_ref()
+        .map_or(&operation.stack, |captured| &captured.stack);
+    report::finding(
+        machine,
+        kind,
+        format!("{what}\n  {operation}\n  {message}\n  captured in {captured}"),
+    );
     Err(CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
 impl Launch {
-    /// Its records stand where its entry does.
+    /// Its records are at the place of its entry.
     pub(crate) fn queued_at(&self, sequence: u64) {
         self.end.queued_at(sequence);
         for step in &self.steps {
@@ -168,10 +228,18 @@ impl Launch {
         }
     }
 
-    /// What may run now: nothing in particular (`None`) when the launch itself has to begin, or nodes.
+    /// What may run now: `None` if the launch itself must begin, else nodes.
     pub(crate) fn ready(&self) -> impl Iterator<Item = Option<usize>> {
-        let begins = self.begun.is_none() && self.previous.as_ref().is_none_or(|previous| previous.is_complete());
-        let nodes = self.ready.iter().copied().filter(|node| self.begun.is_some() && self.can_run(*node));
+        let begins = self.begun.is_none()
+            && self
+                .previous
+                .as_ref()
+                .is_none_or(|previous| previous.is_complete());
+        let nodes = self
+            .ready
+            .iter()
+            .copied()
+            .filter(|node| self.begun.is_some() && self.can_run(*node));
         begins.then_some(None).into_iter().chain(nodes.map(Some))
     }
 
@@ -184,19 +252,30 @@ impl Launch {
         }
     }
 
-    /// The records elsewhere that this launch cannot end without.
+    /// Records elsewhere that this launch cannot end without.
     pub(crate) fn waits(&self) -> impl Iterator<Item = &Arc<Record>> {
-        let waits =
-            self.steps.iter().filter_map(|step| if let Step::Wait(Some(record)) = step { Some(record) } else { None });
+        let waits = self.steps.iter().filter_map(|step| {
+            if let Step::Wait(Some(record)) = step {
+                Some(record)
+            } else {
+                None
+            }
+        });
         self.previous.iter().chain(waits)
     }
 
-    /// Its pieces of NCCL's work.
+    /// Its pieces of NCCL work.
     pub(crate) fn flights(&self) -> impl Iterator<Item = &Arc<Flight>> {
-        self.steps.iter().filter_map(|step| if let Step::Nccl(flight) = step { Some(flight) } else { None })
+        self.steps.iter().filter_map(|step| {
+            if let Step::Nccl(flight) = step {
+                Some(flight)
+            } else {
+                None
+            }
+        })
     }
 
-    /// A node that was taken has to be taken again.
+    /// Puts a taken node back.
     pub(crate) fn put_back(&mut self, node: usize) {
         self.ready.insert(node);
     }
@@ -214,7 +293,8 @@ impl Launch {
         self.begun.is_some() && self.unfinished == 0
     }
 
-    /// Takes `node` for running: its actor, and what it must know before it runs, with the time from which it can.
+    /// Takes `node` for running: its actor, what it must know before it runs, and the earliest
+    /// time.
     pub(crate) fn take(&mut self, node: usize) -> (Actor, Vec<Clock>, u64) {
         self.ready.remove(&node);
         let (clock, mut time_ns) = self.begun.clone().expect("nodes run after the beginning");
@@ -222,14 +302,20 @@ impl Launch {
         let mut known = Vec::with_capacity(dependencies.len() + 1);
         if dependencies.is_empty() {
             known.push(clock);
-            // Events before it were ordered by the launch before, also where this stream knew nothing of that.
-            if let Some(previous) = self.previous.as_ref().and_then(|previous| previous.completion()) {
+            // The launch before ordered earlier events, even if this stream did not know them.
+            if let Some(previous) = self
+                .previous
+                .as_ref()
+                .and_then(|previous| previous.completion())
+            {
                 known.push(previous.clock.clone());
                 time_ns = time_ns.max(previous.time_ns);
             }
         }
         for dependency in dependencies {
-            let (clock, end_ns) = self.ends[*dependency].as_ref().expect("dependencies are done");
+            let (clock, end_ns) = self.ends[*dependency]
+                .as_ref()
+                .expect("dependencies are done");
             known.push(clock.clone());
             time_ns = time_ns.max(*end_ns);
         }
@@ -248,12 +334,16 @@ impl Launch {
         }
     }
 
-    /// What the stream knows once all nodes are done, and the time of that: the last nodes know what the others do.
+    /// What the stream knows once all nodes are done, and when: the last nodes know what the others
+    /// do.
     pub(crate) fn results(&self) -> (Vec<Clock>, u64) {
         let leaves = (0..self.steps.len()).filter(|node| self.plan.dependents[*node].is_empty());
         let ends: Vec<&(Clock, u64)> = leaves.filter_map(|node| self.ends[node].as_ref()).collect();
         let time_ns = ends.iter().map(|(_, time_ns)| *time_ns).max().unwrap_or(0);
-        (ends.into_iter().map(|(clock, _)| clock.clone()).collect(), time_ns)
+        (
+            ends.into_iter().map(|(clock, _)| clock.clone()).collect(),
+            time_ns,
+        )
     }
 
     /// All nodes are done, and the stream knows `clock`.

@@ -1,4 +1,4 @@
-//! One launch as a piece of work: the arguments as they were at the call, and the way through the kernel's library.
+//! One launch as a piece of work: a copy of the arguments, and the call into the kernel's library.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -12,12 +12,14 @@ use super::pinned::Opened;
 use super::shadow::Shadows;
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
-/// Stack of one thread of a block. The lowest page is closed.
+/// The stack of one thread of a block. The lowest page is inaccessible.
 const STACK_BYTES: usize = 128 << 10;
 const GUARD_BYTES: usize = 4096;
-/// A launch of so few blocks leaves room for another kernel: a device has as many multiprocessors at least.
+/// A launch with so few blocks leaves room for another kernel: devices have at least as many
+/// multiprocessors.
 const BLOCKS_BESIDE_MAX: u32 = 8;
-/// Races between threads of one launch are looked for in its first accesses, unless SIMCUDA_INTRA=1 asks for all or 0 for none.
+/// How many accesses of a launch are checked for races between its threads; SIMCUDA_INTRA=1 checks
+/// all, 0 none.
 const INTRA_ACCESSES_MAX: u64 = 1 << 20;
 
 /// A launch.
@@ -32,11 +34,11 @@ pub(super) struct KernelLaunch {
     /// Where each begins, in units of 16 bytes.
     pub(super) offsets: Vec<usize>,
     pub(super) seed: u64,
-    /// How often it ran: a graph runs it many times, each in another order.
+    /// How often it ran: a graph runs it repeatedly, each time in another order.
     pub(super) runs: AtomicU64,
 }
 
-/// What the runtime needs and no launch owns.
+/// Shared by all launches.
 #[derive(Default)]
 struct Grounds {
     shadows: Shadows,
@@ -52,15 +54,27 @@ unsafe impl Send for Stacks {}
 impl Stacks {
     fn new() -> Option<Self> {
         let bytes = STACK_BYTES * THREADS_MAX as usize;
-        // SAFETY: a fresh mapping anywhere, and closed pages within it, of which nothing is used yet.
+        // SAFETY: a fresh mapping anywhere, and closed pages within it, of which nothing is used
+        // yet.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            let base = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            );
             if base == libc::MAP_FAILED {
                 return None;
             }
             for stack in 0..THREADS_MAX as usize {
-                libc::mprotect(base.cast::<u8>().add(stack * STACK_BYTES).cast(), GUARD_BYTES, libc::PROT_NONE);
+                libc::mprotect(
+                    base.cast::<u8>().add(stack * STACK_BYTES).cast(),
+                    GUARD_BYTES,
+                    libc::PROT_NONE,
+                );
             }
             Some(Self(base.cast()))
         }
@@ -81,7 +95,9 @@ struct Finder<'a> {
 impl Finder<'_> {
     fn find(&mut self, address: Address) -> Option<Window> {
         let range = self.memory.allocation(self.device, address).ok()?;
-        if self.memory.host_pointer(range.start) as u64 != range.start && !self.opened.contains_key(&range.start) {
+        if self.memory.host_pointer(range.start) as u64 != range.start
+            && !self.opened.contains_key(&range.start)
+        {
             self.opened.insert(range.start, Opened::new(&range));
         }
         let parts = self.shadows.of(&range, self.with_cells)?;
@@ -95,10 +111,10 @@ impl Finder<'_> {
     }
 }
 
-/// The runtime's question which memory is at an address.
+/// The runtime asks which memory is at an address.
 unsafe extern "C" fn find(context: *mut c_void, address: u64, window: *mut Window) -> u32 {
-    // SAFETY: the context is the finder that `run` gave, which lives as long as the launch and is used by nobody else meanwhile;
-    // the window is the runtime's to be filled.
+    // SAFETY: the context is the finder that `run` gave, which lives as long as the launch and is
+    // used by nobody else meanwhile; the window is the runtime's to be filled.
     unsafe {
         match (*context.cast::<Finder<'_>>()).find(address) {
             Some(found) => {
@@ -120,9 +136,10 @@ fn intra_accesses_max() -> u64 {
     })
 }
 
-/// A number that looks like chance, of two.
+/// A pseudo-random number from two numbers.
 fn mix(seed: u64, run: u64) -> u64 {
-    let mixed = (seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed =
+        (seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed ^ mixed >> 31
 }
 
@@ -137,12 +154,21 @@ impl KernelLaunch {
 
     fn pointers(&self) -> Vec<*mut c_void> {
         // The runtime reads them only.
-        self.offsets.iter().map(|offset| self.arguments[*offset..].as_ptr().cast_mut().cast()).collect()
+        self.offsets
+            .iter()
+            .map(|offset| self.arguments[*offset..].as_ptr().cast_mut().cast())
+            .collect()
     }
 
     fn out_of_memory(&self) -> Failure {
-        let message = format!("{}: the simulator has no memory for stacks and shadows", self.describe());
-        Failure { code: cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32, message }
+        let message = format!(
+            "{}: the simulator has no memory for stacks and shadows",
+            self.describe()
+        );
+        Failure {
+            code: cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32,
+            message,
+        }
     }
 }
 
@@ -152,23 +178,51 @@ impl Work for KernelLaunch {
             [x, 1, 1] => x.to_string(),
             [x, y, z] => format!("({x}, {y}, {z})"),
         };
-        format!("kernel {}<<<{}, {}>>>", self.kernel().name, size(self.grid), size(self.block))
+        format!(
+            "kernel {}<<<{}, {}>>>",
+            self.kernel().name,
+            size(self.grid),
+            size(self.block)
+        )
     }
 
-    fn run(&self, device: usize, memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
-        let mut grounds = GROUNDS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    fn run(
+        &self,
+        device: usize,
+        memory: &dyn Memory,
+        touched: &mut Touched,
+    ) -> Result<(), Failure> {
+        let mut grounds = GROUNDS
+            .get_or_init(Mutex::default)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let Grounds { shadows, stacks } = &mut *grounds;
         if stacks.is_none() {
             *stacks = Stacks::new();
         }
         let stacks = stacks.as_ref().ok_or_else(|| self.out_of_memory())?.0;
         let first_serial = shadows.begin(self.blocks());
-        let accesses_max = if first_serial.is_some() { intra_accesses_max() } else { 0 };
+        let accesses_max = if first_serial.is_some() {
+            intra_accesses_max()
+        } else {
+            0
+        };
         let with_cells = accesses_max > 0;
-        let shared_bytes = self.kernel().static_shared_bytes() + u64::from(self.dynamic_shared_bytes);
-        let shared_cells = if with_cells { shadows.shared_cells(shared_bytes) } else { std::ptr::null_mut() };
+        let shared_bytes =
+            self.kernel().static_shared_bytes() + u64::from(self.dynamic_shared_bytes);
+        let shared_cells = if with_cells {
+            shadows.shared_cells(shared_bytes)
+        } else {
+            std::ptr::null_mut()
+        };
         let mut pointers = self.pointers();
-        let mut finder = Finder { device, memory, shadows, with_cells, opened: BTreeMap::new() };
+        let mut finder = Finder {
+            device,
+            memory,
+            shadows,
+            with_cells,
+            opened: BTreeMap::new(),
+        };
         let mut launch = RawLaunch {
             kernel: self.kernel().raw,
             arguments: pointers.as_mut_ptr(),
@@ -191,8 +245,8 @@ impl Work for KernelLaunch {
             failure: unsafe { std::mem::zeroed::<RawFailure>() },
             accesses: 0,
         };
-        // SAFETY: the launch is filled with what lives until it is over; the kernel is of this library; the lock of the grounds
-        // makes it the only launch.
+        // SAFETY: the launch is filled with what lives until it is over; the kernel is of this
+        // library; the lock of the grounds makes it the only launch.
         unsafe { self.library.run(&mut launch) };
         finder.opened.clear();
         finder.shadows.end(touched);
@@ -203,7 +257,11 @@ impl Work for KernelLaunch {
             block: self.block,
             device,
             memory,
-            place: if launch.failure.kind == 0 { None } else { self.library.line_of(launch.failure.site) },
+            place: if launch.failure.kind == 0 {
+                None
+            } else {
+                self.library.line_of(launch.failure.site)
+            },
         };
         scene.failure(&launch.failure).map_or(Ok(()), Err)
     }

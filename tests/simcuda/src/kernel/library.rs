@@ -1,4 +1,5 @@
-//! Kernel libraries: loading what NVRTC made, and the structures that it and this side share (`shim/runtime.h`, field for field).
+//! Kernel libraries: loading what `nvrtc` made, and the structures shared with it
+//! (`shim/runtime.h`, field for field).
 
 use std::ffi::{CStr, c_char, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -11,10 +12,10 @@ use crate::nvrtc::PTX_HEADER;
 /// The version of the structures; the library carries its own.
 const ABI_VERSION: u32 = 2;
 
-/// Most threads that a block can have.
+/// The most threads a block can have.
 pub(super) const THREADS_MAX: u32 = 1024;
 
-/// Memory in which the accesses of a launch are followed.
+/// Memory where the accesses of a launch are tracked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
@@ -25,7 +26,7 @@ pub(super) struct Window {
     pub(super) cells: *mut u64,
 }
 
-/// What went wrong in a launch. Kinds are those of [`super::message`].
+/// A failed launch. Kinds are those of [`super::message`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RawFailure {
@@ -111,26 +112,27 @@ pub(super) struct Kernel {
     pub(super) shared: Vec<Span>,
 }
 
-/// A loaded library. It is unloaded when nobody holds it any more, launches that are still queued included.
+/// A loaded library. Unloaded with its last user, including queued launches.
 #[derive(Debug)]
 pub(super) struct Library {
     handle: *mut c_void,
     run: unsafe extern "C" fn(*mut RawLaunch),
     pub(super) kernels: Vec<Kernel>,
-    /// The library as a file, for who wants to know which line an address is of.
+    /// The library as a file, to map addresses to lines.
     file: OwnedFd,
 }
 
-// SAFETY: the pointers are to the library's constants and code, which stay as long as the library is loaded, which is as long as
-// this lives. Its one function that changes anything, `run`, is called under the machine's lock only.
+// SAFETY: the pointers are to the library's constants and code, which stay as long as the library
+// is loaded, which is as long as this lives. Its one function that changes anything, `run`, is
+// called under the machine's lock only.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// The bytes that an image of `cuModuleLoadData` has: it comes without a length.
+/// The bytes of an image given to `cuModuleLoadData`, which has no length.
 ///
 /// # Safety
-/// `image` is an ELF file or a text that ends with a zero, whole.
+/// `image` is a whole ELF file or a zero-terminated text.
 unsafe fn image_bytes(image: *const u8) -> Result<Vec<u8>, CUresult> {
     const ELF: &[u8; 4] = b"\x7fELF";
     const HEADER_BYTES: usize = 64;
@@ -140,7 +142,10 @@ unsafe fn image_bytes(image: *const u8) -> Result<Vec<u8>, CUresult> {
         // SAFETY: an ELF file begins with its header.
         let header = unsafe { std::slice::from_raw_parts(image, HEADER_BYTES) };
         let half = |at: usize| u64::from(u16::from_ne_bytes([header[at], header[at + 1]]));
-        let sections_at = header[40..48].iter().rev().fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
+        let sections_at = header[40..48]
+            .iter()
+            .rev()
+            .fold(0_u64, |sum, byte| sum << 8 | u64::from(*byte));
         // The table of sections is what linkers write last.
         let length = sections_at + half(58) * half(60);
         // SAFETY: the file reaches to the end of its table.
@@ -148,12 +153,21 @@ unsafe fn image_bytes(image: *const u8) -> Result<Vec<u8>, CUresult> {
     }
     // SAFETY: what is no ELF file is a text with a zero behind.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
-    let digits = text.strip_prefix(PTX_HEADER.as_bytes()).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
-    let digit = |byte: u8| char::from(byte).to_digit(16).ok_or(CUresult::CUDA_ERROR_INVALID_PTX);
-    digits.chunks_exact(2).map(|pair| Ok((digit(pair[0])? << 4 | digit(pair[1])?) as u8)).collect()
+    let digits = text
+        .strip_prefix(PTX_HEADER.as_bytes())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+    let digit = |byte: u8| {
+        char::from(byte)
+            .to_digit(16)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_PTX)
+    };
+    digits
+        .chunks_exact(2)
+        .map(|pair| Ok((digit(pair[0])? << 4 | digit(pair[1])?) as u8))
+        .collect()
 }
 
-/// Whether the image is text, which is compiled for the device it is loaded on.
+/// Whether the image is text, which is compiled for the loading device.
 ///
 /// # Safety
 /// As [`image_bytes`].
@@ -162,7 +176,7 @@ unsafe fn is_text(image: *const u8) -> bool {
     unsafe { *image != 0x7f }
 }
 
-/// A file that is nowhere.
+/// An unlinked file.
 fn memory_file(bytes: &[u8]) -> Option<OwnedFd> {
     // SAFETY: the name is a text; the descriptor is new and ours.
     let file = unsafe {
@@ -172,7 +186,13 @@ fn memory_file(bytes: &[u8]) -> Option<OwnedFd> {
     let mut at = 0;
     while at < bytes.len() {
         // SAFETY: `bytes` from `at` on are ours to read.
-        let written = unsafe { libc::write(file.as_raw_fd(), bytes[at..].as_ptr().cast(), bytes.len() - at) };
+        let written = unsafe {
+            libc::write(
+                file.as_raw_fd(),
+                bytes[at..].as_ptr().cast(),
+                bytes.len() - at,
+            )
+        };
         at += usize::try_from(written).ok()?;
     }
     Some(file)
@@ -190,25 +210,40 @@ impl Library {
         // SAFETY: as the caller says.
         let (bytes, is_text) = unsafe { (image_bytes(image)?, is_text(image)) };
         let file = memory_file(&bytes).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
-        let path =
-            std::ffi::CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("a number has no zero byte");
-        // SAFETY: the path is a text. What the library does when it is loaded is the shim's: nothing.
+        let path = std::ffi::CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .expect("a number has no zero byte");
+        // SAFETY: the path is a text. What the library does when it is loaded is the shim's:
+        // nothing.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: dlerror gives a text or null; it was just set.
             let why = unsafe { libc::dlerror() };
-            let why = if why.is_null() { "unknown".into() } else { unsafe_text(why) };
+            let why = if why.is_null() {
+                "unknown".into()
+            } else {
+                unsafe_text(why)
+            };
             eprintln!("simcuda: cuModuleLoadData: the image cannot be loaded: {why}");
             return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
         }
-        // From here on the handle is closed by drop.
-        let mut library = Self { handle, run: never, kernels: Vec::new(), file };
-        // SAFETY: the symbols, if they are there, are what the table that NVRTC's room writes says they are.
+        // From here on drop closes the handle.
+        let mut library = Self {
+            handle,
+            run: never,
+            kernels: Vec::new(),
+            file,
+        };
+        // SAFETY: the symbols, if they are there, are what the table that NVRTC's room writes says
+        // they are.
         unsafe {
-            let architecture =
-                library.symbol::<u32>(c"simcuda_architecture").ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
-            let raw = library.symbol::<RawLibrary>(c"simcuda_library").ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
-            // Text is compiled for the device; code runs on its own major version from its minor on.
+            let architecture = library
+                .symbol::<u32>(c"simcuda_architecture")
+                .ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+            let raw = library
+                .symbol::<RawLibrary>(c"simcuda_library")
+                .ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+            // Text is compiled for the device; code runs on its major version, from its minor
+            // version on.
             let fits = if is_text {
                 *architecture <= capability
             } else {
@@ -221,9 +256,13 @@ impl Library {
                 return Err(CUresult::CUDA_ERROR_INVALID_IMAGE);
             }
             library.run = raw.run;
-            let variables = symbols::shared_variables(&bytes).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
+            let variables =
+                symbols::shared_variables(&bytes).ok_or(CUresult::CUDA_ERROR_INVALID_IMAGE)?;
             let kernels = std::slice::from_raw_parts(raw.kernel, raw.kernels as usize);
-            library.kernels = kernels.iter().map(|kernel| Kernel::of(*kernel, raw.begin, &variables)).collect();
+            library.kernels = kernels
+                .iter()
+                .map(|kernel| Kernel::of(*kernel, raw.begin, &variables))
+                .collect();
         }
         Ok(library)
     }
@@ -245,21 +284,24 @@ impl Library {
     /// Runs a launch of one of its kernels.
     ///
     /// # Safety
-    /// The launch is filled as `runtime.h` says, its kernel is of this library, and no other launch of it runs.
+    /// The launch is filled as `runtime.h` says, its kernel is of this library, and no other launch
+    /// of it runs.
     pub(super) unsafe fn run(&self, launch: &mut RawLaunch) {
         // SAFETY: as the caller says.
         unsafe { (self.run)(launch) }
     }
 
-    /// `kernel.cu:12` for an offset into the code, if binutils are there to tell.
+    /// `kernel.cu:12` for an offset into the code, if binutils is installed.
     pub(super) fn line_of(&self, offset: u64) -> Option<String> {
         if offset == 0 {
             return None;
         }
         let path = format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd());
-        // The address behind a call: the byte before it is of the call itself.
-        let output =
-            std::process::Command::new("addr2line").args(["-e", &path, &format!("{:#x}", offset - 1)]).output().ok()?;
+        // The call's address: a return address points after the call.
+        let output = std::process::Command::new("addr2line")
+            .args(["-e", &path, &format!("{:#x}", offset - 1)])
+            .output()
+            .ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let place = text.lines().next()?.split(" (").next()?;
         let (file, line) = place.rsplit_once(':')?;
@@ -270,7 +312,8 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: the handle is open and closed once; nobody holds this library, so nothing of it is used any more.
+        // SAFETY: the handle is open and closed once; nobody holds this library, so nothing of it
+        // is used any more.
         unsafe { libc::dlclose(self.handle) };
     }
 }
@@ -279,7 +322,9 @@ unsafe extern "C" fn never(_: *mut RawLaunch) {}
 
 fn unsafe_text(text: *const c_char) -> String {
     // SAFETY: called with what dlerror gave, which is a text.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 impl Kernel {
@@ -293,10 +338,15 @@ impl Kernel {
             let bytes = std::slice::from_raw_parts(kernel.argument_bytes, count);
             let alignments = std::slice::from_raw_parts(kernel.argument_alignments, count);
             let groups = CStr::from_ptr(kernel.groups).to_string_lossy();
-            let mine = variables.iter().filter(|variable| groups.split(' ').any(|group| group == variable.group));
+            let mine = variables
+                .iter()
+                .filter(|variable| groups.split(' ').any(|group| group == variable.group));
             let shared = mine.map(|variable| {
                 let begin = begin.wrapping_add(variable.offset as usize);
-                Span { begin, end: begin.wrapping_add(variable.bytes as usize) }
+                Span {
+                    begin,
+                    end: begin.wrapping_add(variable.bytes as usize),
+                }
             });
             Self {
                 name: CStr::from_ptr(kernel.name).to_string_lossy().into_owned(),
@@ -314,6 +364,9 @@ impl Kernel {
 
     /// What CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES says.
     pub(super) fn static_shared_bytes(&self) -> u64 {
-        self.shared.iter().map(|span| span.end as u64 - span.begin as u64).sum()
+        self.shared
+            .iter()
+            .map(|span| span.end as u64 - span.begin as u64)
+            .sum()
     }
 }

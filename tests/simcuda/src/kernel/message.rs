@@ -1,4 +1,4 @@
-//! What a launch that went wrong says: the kernel, where in it, and what happened.
+//! The message of a failed launch: kernel, place, cause.
 
 use std::ffi::CStr;
 
@@ -19,7 +19,7 @@ mod kind {
     pub(super) const ASSERT: u32 = 7;
 }
 
-/// What is needed to tell of a failure.
+/// What is needed to describe a failure.
 pub(super) struct Scene<'a> {
     pub(super) describe: String,
     pub(super) name: &'a str,
@@ -49,48 +49,86 @@ impl Scene<'_> {
         match thread {
             THREADS_MAX => format!("several threads of block {}", index(block, self.grid)),
             several if several > THREADS_MAX => "threads of several blocks".to_owned(),
-            _ => format!("thread {} of block {}", index(thread.into(), self.block), index(block, self.grid)),
+            _ => format!(
+                "thread {} of block {}",
+                index(thread.into(), self.block),
+                index(block, self.grid)
+            ),
         }
     }
 
-    /// Says in which allocation an address lies, for memory of the machine; what is not is the block's shared memory.
+    /// Names the allocation of an address; other addresses are the block's shared memory.
     fn whereabouts(&self, address: u64) -> String {
         match self.memory.allocation(self.device, address) {
             Ok(range) => {
-                format!("byte {} of the {} bytes at {:#x}", address - range.start, range.end - range.start, range.start)
+                format!(
+                    "byte {} of the {} bytes at {:#x}",
+                    address - range.start,
+                    range.end - range.start,
+                    range.start
+                )
             }
             Err(_) => "shared memory".to_owned(),
         }
     }
 
-    /// The failure that a launch came back with.
+    /// The failure that a launch returned.
     pub(super) fn failure(&self, raw: &RawFailure) -> Option<Failure> {
         let text = if raw.text.is_null() {
             String::new()
         } else {
             // SAFETY: a text of the library's constants, which is loaded.
-            unsafe { CStr::from_ptr(raw.text) }.to_string_lossy().into_owned()
+            unsafe { CStr::from_ptr(raw.text) }
+                .to_string_lossy()
+                .into_owned()
         };
         let me = self.thread(raw.block, raw.thread);
-        let place = self.place.as_ref().map(|place| format!(" at {place}")).unwrap_or_default();
-        let line = if raw.line == 0 { String::new() } else { format!(" in line {}", raw.line) };
+        let place = self
+            .place
+            .as_ref()
+            .map(|place| format!(" at {place}"))
+            .unwrap_or_default();
+        let line = if raw.line == 0 {
+            String::new()
+        } else {
+            format!(" in line {}", raw.line)
+        };
         let plural = if raw.size_bytes == 1 { "" } else { "s" };
-        let what = format!("{} {} byte{plural} at {:#x}", access(raw.access), raw.size_bytes, raw.address);
+        let what = format!(
+            "{} {} byte{plural} at {:#x}",
+            access(raw.access),
+            raw.size_bytes,
+            raw.address
+        );
         let (code, message) = match raw.kind {
             kind::NONE => return None,
             kind::ADDRESS => {
-                let why = self.memory.check(self.device, raw.address..raw.address + raw.size_bytes);
-                let why = why.err().unwrap_or_else(|| "memory that the kernel may not touch".to_owned());
-                (CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, format!("{me} {what}{place}: {why}"))
+                let why = self
+                    .memory
+                    .check(self.device, raw.address..raw.address + raw.size_bytes);
+                let why = why
+                    .err()
+                    .unwrap_or_else(|| "memory that the kernel may not touch".to_owned());
+                (
+                    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+                    format!("{me} {what}{place}: {why}"),
+                )
             }
             kind::MISALIGNED => (
                 CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
-                format!("{me} {what}{place}, which is not a multiple of {}", raw.size_bytes),
+                format!(
+                    "{me} {what}{place}, which is not a multiple of {}",
+                    raw.size_bytes
+                ),
             ),
             kind::RACE => {
                 let other = self.thread(raw.other_block, raw.other_thread);
                 let same = raw.block == raw.other_block && raw.other_thread <= THREADS_MAX;
-                let missing = if same { "no barrier is between them" } else { "nothing orders the blocks of a launch" };
+                let missing = if same {
+                    "no barrier is between them"
+                } else {
+                    "nothing orders the blocks of a launch"
+                };
                 let message = format!(
                     "race inside kernel {}: {me} {what}{place}, {other} {} byte {:#x} ({}), and {missing}",
                     self.name,
@@ -101,21 +139,42 @@ impl Scene<'_> {
                 (CUresult::CUDA_ERROR_LAUNCH_FAILED, message)
             }
             kind::BARRIER => (CUresult::CUDA_ERROR_LAUNCH_FAILED, self.barrier(raw, &line)),
-            kind::WARP => (CUresult::CUDA_ERROR_LAUNCH_FAILED, format!("divergence in a warp: {me}{line} {text}")),
-            kind::TRAP => (CUresult::CUDA_ERROR_LAUNCH_FAILED, format!("{me} called __trap{line}")),
-            kind::ASSERT => (CUresult::CUDA_ERROR_ASSERT, format!("{me}: assertion `{text}` failed{line}")),
-            other => (CUresult::CUDA_ERROR_LAUNCH_FAILED, format!("{me}: failure {other}")),
+            kind::WARP => (
+                CUresult::CUDA_ERROR_LAUNCH_FAILED,
+                format!("divergence in a warp: {me}{line} {text}"),
+            ),
+            kind::TRAP => (
+                CUresult::CUDA_ERROR_LAUNCH_FAILED,
+                format!("{me} called __trap{line}"),
+            ),
+            kind::ASSERT => (
+                CUresult::CUDA_ERROR_ASSERT,
+                format!("{me}: assertion `{text}` failed{line}"),
+            ),
+            other => (
+                CUresult::CUDA_ERROR_LAUNCH_FAILED,
+                format!("{me}: failure {other}"),
+            ),
         };
-        Some(Failure { code: code as i32, message: format!("{}: {message}", self.describe) })
+        Some(Failure {
+            code: code as i32,
+            message: format!("{}: {message}", self.describe),
+        })
     }
 
     fn barrier(&self, raw: &RawFailure, line: &str) -> String {
         let threads: u64 = self.block.iter().map(|size| u64::from(*size)).product();
         let other = index(raw.other_thread.into(), self.block);
         let what = if raw.exited > 0 {
-            format!("{} have returned from the kernel, thread {other} among them", raw.exited)
+            format!(
+                "{} have returned from the kernel, thread {other} among them",
+                raw.exited
+            )
         } else {
-            format!("thread {other} waits at another one, in line {}", raw.other_access)
+            format!(
+                "thread {other} waits at another one, in line {}",
+                raw.other_access
+            )
         };
         format!(
             "divergence at a barrier: {} of {threads} threads of block {} wait at __syncthreads{line}, and {what}",

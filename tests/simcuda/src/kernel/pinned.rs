@@ -1,12 +1,13 @@
-//! Pinned memory that a kernel touches through its address in the product. Those pages may be closed to the product, because a copy
-//! is in flight; the kernel is no part of the host and goes on. While it runs they are open, and afterwards as they were.
+//! Pinned memory that a kernel touches at its product address. Those pages may be closed to the
+//! host because a copy is in flight, but the kernel is not the host. They are opened while it runs
+//! and restored afterwards.
 
 use std::ops::Range;
 
 use super::launch::pages_of;
 use crate::work::Address;
 
-/// Pages that are open for the time of a launch, with what they were before.
+/// Pages opened for a launch, with their former protection.
 pub(super) struct Opened {
     before: Vec<(Range<Address>, i32)>,
 }
@@ -24,14 +25,23 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        self.before.iter().for_each(|(pages, protection)| protect(pages, *protection));
+        self.before
+            .iter()
+            .for_each(|(pages, protection)| protect(pages, *protection));
     }
 }
 
 fn protect(pages: &Range<Address>, protection: i32) {
-    // SAFETY: pages of pinned memory, which the room of memory maps for the product and closes in the same way; the lock of the
-    // machine is held while a launch runs, so nobody changes them meanwhile.
-    unsafe { libc::mprotect(pages.start as *mut libc::c_void, (pages.end - pages.start) as usize, protection) };
+    // SAFETY: pages of pinned memory, which the room of memory maps for the product and closes in
+    // the same way; the lock of the machine is held while a launch runs, so nobody changes them
+    // meanwhile.
+    unsafe {
+        libc::mprotect(
+            pages.start as *mut libc::c_void,
+            (pages.end - pages.start) as usize,
+            protection,
+        )
+    };
 }
 
 /// The parts of `pages` with their protections, from the kernel's list of mappings.
@@ -39,9 +49,16 @@ fn protections(maps: &str, pages: &Range<Address>) -> Vec<(Range<Address>, i32)>
     let mut found = Vec::new();
     for line in maps.lines() {
         let mut words = line.split_whitespace();
-        let (Some(range), Some(flags)) = (words.next(), words.next()) else { continue };
-        let Some((start, end)) = range.split_once('-') else { continue };
-        let (Ok(start), Ok(end)) = (Address::from_str_radix(start, 16), Address::from_str_radix(end, 16)) else {
+        let (Some(range), Some(flags)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let Some((start, end)) = range.split_once('-') else {
+            continue;
+        };
+        let (Ok(start), Ok(end)) = (
+            Address::from_str_radix(start, 16),
+            Address::from_str_radix(end, 16),
+        ) else {
             continue;
         };
         let part = start.max(pages.start)..end.min(pages.end);
@@ -49,7 +66,11 @@ fn protections(maps: &str, pages: &Range<Address>) -> Vec<(Range<Address>, i32)>
             continue;
         }
         let mut protection = libc::PROT_NONE;
-        for (flag, bit) in [('r', libc::PROT_READ), ('w', libc::PROT_WRITE), ('x', libc::PROT_EXEC)] {
+        for (flag, bit) in [
+            ('r', libc::PROT_READ),
+            ('w', libc::PROT_WRITE),
+            ('x', libc::PROT_EXEC),
+        ] {
             if flags.contains(flag) {
                 protection |= bit;
             }
@@ -67,6 +88,9 @@ mod tests {
     fn protections_are_read_for_the_pages_asked_for_only() {
         let maps = "1000-3000 rw-p 00000000 00:00 0\n3000-4000 ---p 00000000 00:00 0 [x]\n9000-a000 r-xp 0 00:00 0\n";
         let (all, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
-        assert_eq!(protections(maps, &(0x2000..0x5000)), [(0x2000..0x3000, all), (0x3000..0x4000, none)]);
+        assert_eq!(
+            protections(maps, &(0x2000..0x5000)),
+            [(0x2000..0x3000, all), (0x3000..0x4000, none)]
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! What is kept beside memory while kernels run: marks (which bytes a launch touched, and how) and cells (who touched them last). The
-//! runtime in the kernel's library writes both; here they are made, read and cleared.
+//! The shadow of memory while kernels run: marks (which bytes a launch touched, and how) and cells
+//! (who touched them last). The runtime in the kernel's library writes both; they are created, read
+//! and cleared here.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,7 +20,7 @@ const KEPT: usize = 64;
 /// Blocks are numbered in 22 bits, over all launches.
 const SERIAL_MAX: u64 = (1 << 22) - 1;
 
-/// Memory of zeros, of which only what is touched costs anything.
+/// Zeroed memory that costs only what is touched.
 #[derive(Debug)]
 pub(super) struct Zeros<T> {
     pointer: *mut T,
@@ -43,12 +44,16 @@ impl<T> Zeros<T> {
                 0,
             )
         };
-        (pointer != libc::MAP_FAILED).then_some(Self { pointer: pointer.cast(), bytes })
+        (pointer != libc::MAP_FAILED).then_some(Self {
+            pointer: pointer.cast(),
+            bytes,
+        })
     }
 
     /// Makes all of it zero again.
     fn clear(&mut self) {
-        // SAFETY: the whole of a private anonymous mapping of ours, which reads as zeros afterwards.
+        // SAFETY: the whole of a private anonymous mapping of ours, which reads as zeros
+        // afterwards.
         unsafe { libc::madvise(self.pointer.cast(), self.bytes, libc::MADV_DONTNEED) };
     }
 }
@@ -83,33 +88,54 @@ impl Shadow {
         })
     }
 
-    /// Moves what the launch marked into `touched`, and leaves no mark.
+    /// Moves the launch's marks into `touched`, and clears them.
     fn take(&mut self, touched: &mut Touched) {
         let bytes = self.range.end - self.range.start;
-        // SAFETY: the mappings are as long as `new` made them for this many bytes, and no kernel runs now.
+        // SAFETY: the mappings are as long as `new` made them for this many bytes, and no kernel
+        // runs now.
         let (pages, marks) = unsafe {
             (
-                std::slice::from_raw_parts_mut(self.pages.pointer, bytes.div_ceil(PAGE_BYTES) as usize),
-                std::slice::from_raw_parts_mut(self.marks.pointer, bytes.div_ceil(GROUP_BYTES) as usize * GROUP_WORDS),
+                std::slice::from_raw_parts_mut(
+                    self.pages.pointer,
+                    bytes.div_ceil(PAGE_BYTES) as usize,
+                ),
+                std::slice::from_raw_parts_mut(
+                    self.marks.pointer,
+                    bytes.div_ceil(GROUP_BYTES) as usize * GROUP_WORDS,
+                ),
             )
         };
         let mut runs = [Run::default(); 3];
         let groups_per_page = (PAGE_BYTES / GROUP_BYTES) as usize;
-        for (page, is_touched) in pages.iter_mut().enumerate().filter(|(_, is_touched)| **is_touched != 0) {
+        for (page, is_touched) in pages
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, is_touched)| **is_touched != 0)
+        {
             *is_touched = 0;
             let first = page * groups_per_page;
             let groups = marks.len() / GROUP_WORDS;
             for group in first..(first + groups_per_page).min(groups) {
                 let words = &mut marks[group * GROUP_WORDS..(group + 1) * GROUP_WORDS];
                 let at = self.range.start + group as u64 * GROUP_BYTES;
-                let into = [&mut touched.reads, &mut touched.writes, &mut touched.atomics];
+                let into = [
+                    &mut touched.reads,
+                    &mut touched.writes,
+                    &mut touched.atomics,
+                ];
                 for ((word, run), ranges) in words.iter_mut().zip(&mut runs).zip(into) {
                     run.add(at, std::mem::take(word), ranges);
                 }
             }
         }
-        let into = [&mut touched.reads, &mut touched.writes, &mut touched.atomics];
-        runs.iter_mut().zip(into).for_each(|(run, ranges)| run.finish(ranges));
+        let into = [
+            &mut touched.reads,
+            &mut touched.writes,
+            &mut touched.atomics,
+        ];
+        runs.iter_mut()
+            .zip(into)
+            .for_each(|(run, ranges)| run.finish(ranges));
     }
 }
 
@@ -132,7 +158,11 @@ impl Run {
                 self.start = start;
             }
             self.end = start + u64::from(length);
-            word &= if first + length == 64 { 0 } else { u64::MAX << (first + length) };
+            word &= if first + length == 64 {
+                0
+            } else {
+                u64::MAX << (first + length)
+            };
         }
     }
 
@@ -156,7 +186,12 @@ pub(super) struct Shadows {
 impl Default for Shadows {
     fn default() -> Self {
         // 0 is in fresh cells: no block has it.
-        Self { allocations: HashMap::new(), shared: None, launch: 0, next_serial: 1 }
+        Self {
+            allocations: HashMap::new(),
+            shared: None,
+            launch: 0,
+            next_serial: 1,
+        }
     }
 }
 
@@ -168,14 +203,18 @@ pub(super) struct Pointers {
 }
 
 impl Shadows {
-    /// Begins a launch of so many blocks: the number of its first; nothing if they are too many to be numbered.
+    /// Starts a launch of so many blocks: the number of its first block; None if there are too
+    /// many.
     pub(super) fn begin(&mut self, blocks: u64) -> Option<u32> {
         self.launch += 1;
         if blocks > SERIAL_MAX - 1 {
             return None;
         }
         if self.next_serial + blocks > SERIAL_MAX {
-            self.allocations.values_mut().filter_map(|shadow| shadow.cells.as_mut()).for_each(Zeros::clear);
+            self.allocations
+                .values_mut()
+                .filter_map(|shadow| shadow.cells.as_mut())
+                .for_each(Zeros::clear);
             self.shared.iter_mut().for_each(Zeros::clear);
             self.next_serial = 1;
         }
@@ -184,16 +223,22 @@ impl Shadows {
         Some(first as u32)
     }
 
-    /// Cells for so many bytes of shared memory. Libraries take turns with them: numbers of blocks tell their uses apart.
+    /// Cells for shared memory. Libraries share them: block numbers distinguish their uses.
     pub(super) fn shared_cells(&mut self, bytes: u64) -> *mut u64 {
         let needed = (bytes * CELLS_PER_BYTE) as usize * size_of::<u64>();
-        if self.shared.as_ref().is_none_or(|shared| shared.bytes < needed) {
+        if self
+            .shared
+            .as_ref()
+            .is_none_or(|shared| shared.bytes < needed)
+        {
             self.shared = Zeros::new(bytes * CELLS_PER_BYTE);
         }
-        self.shared.as_ref().map_or(std::ptr::null_mut(), |shared| shared.pointer)
+        self.shared
+            .as_ref()
+            .map_or(std::ptr::null_mut(), |shared| shared.pointer)
     }
 
-    /// The shadow of an allocation that the present launch touches; nothing if there is no memory for it.
+    /// The shadow of an allocation that this launch touches; None without memory for it.
     pub(super) fn of(&mut self, range: &Range<Address>, with_cells: bool) -> Option<Pointers> {
         let key = (range.start, range.end);
         let launch = self.launch;
@@ -205,19 +250,35 @@ impl Shadows {
         if with_cells && shadow.cells.is_none() {
             shadow.cells = Some(Zeros::new((range.end - range.start) * CELLS_PER_BYTE)?);
         }
-        let cells = shadow.cells.as_ref().filter(|_| with_cells).map_or(std::ptr::null_mut(), |cells| cells.pointer);
-        Some(Pointers { marks: shadow.marks.pointer, pages: shadow.pages.pointer, cells })
+        let cells = shadow
+            .cells
+            .as_ref()
+            .filter(|_| with_cells)
+            .map_or(std::ptr::null_mut(), |cells| cells.pointer);
+        Some(Pointers {
+            marks: shadow.marks.pointer,
+            pages: shadow.pages.pointer,
+            cells,
+        })
     }
 
     /// Ends a launch: what it touched goes to `touched`.
     pub(super) fn end(&mut self, touched: &mut Touched) {
         let launch = self.launch;
-        let mut used: Vec<&mut Shadow> = self.allocations.values_mut().filter(|shadow| shadow.used == launch).collect();
-        // The order of a hash map is no order to repeat anything by.
+        let mut used: Vec<&mut Shadow> = self
+            .allocations
+            .values_mut()
+            .filter(|shadow| shadow.used == launch)
+            .collect();
+        // A hash map's order is not reproducible.
         used.sort_by_key(|shadow| shadow.range.start);
         used.into_iter().for_each(|shadow| shadow.take(touched));
         while self.allocations.len() > KEPT {
-            let Some(oldest) = self.allocations.iter().min_by_key(|(_, shadow)| shadow.used).map(|(key, _)| *key)
+            let Some(oldest) = self
+                .allocations
+                .iter()
+                .min_by_key(|(_, shadow)| shadow.used)
+                .map(|(key, _)| *key)
             else {
                 break;
             };
@@ -226,7 +287,7 @@ impl Shadows {
     }
 }
 
-// One range in a list is what these tests mean, not the numbers within.
+// These tests mean lists with one range, not the numbers in it.
 #[cfg(test)]
 #[allow(clippy::single_range_in_vec_init)]
 mod tests {
@@ -234,7 +295,8 @@ mod tests {
 
     fn ranges_of(bits: &[(Address, u64)]) -> Vec<Range<Address>> {
         let (mut run, mut ranges) = (Run::default(), Vec::new());
-        bits.iter().for_each(|(at, word)| run.add(*at, *word, &mut ranges));
+        bits.iter()
+            .for_each(|(at, word)| run.add(*at, *word, &mut ranges));
         run.finish(&mut ranges);
         ranges
     }
@@ -242,11 +304,17 @@ mod tests {
     #[test]
     fn bits_become_ranges_and_grow_over_words() {
         assert_eq!(ranges_of(&[(1024, u64::MAX), (1088, 0xff)]), [1024..1096]);
-        assert_eq!(ranges_of(&[(1024, 0x8000_0000_0000_0001), (1088, 1)]), [1024..1025, 1087..1089]);
+        assert_eq!(
+            ranges_of(&[(1024, 0x8000_0000_0000_0001), (1088, 1)]),
+            [1024..1025, 1087..1089]
+        );
         assert_eq!(ranges_of(&[(1024, 0xf0f0)]), [1028..1032, 1036..1040]);
         assert_eq!(ranges_of(&[(1024, 0)]), []);
-        // Words between which others were left out are not joined.
-        assert_eq!(ranges_of(&[(1024, u64::MAX), (1152, u64::MAX)]), [1024..1088, 1152..1216]);
+        // Words with gaps between them are not merged.
+        assert_eq!(
+            ranges_of(&[(1024, u64::MAX), (1152, u64::MAX)]),
+            [1024..1088, 1152..1216]
+        );
     }
 
     #[test]

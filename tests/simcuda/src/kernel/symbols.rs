@@ -1,15 +1,15 @@
-//! Where a library has its static shared memory: read from its table of symbols. (A section would say it, too, but g++ forgets
-//! sections of variables in templates.)
+//! Where a library has its static shared memory: read from its symbol table. (g++ drops section
+//! attributes of variables in templates.)
 
 use std::ops::Range;
 
-/// How the names of such variables begin; the group follows, and the name in the source.
+/// The prefix of such variables' names; the group follows, then the source name.
 pub(crate) const SHARED_PREFIX: &str = "simcuda_shared_";
 
 /// One variable.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Variable {
-    /// The function that it stands in, by number.
+    /// The number of its function.
     pub(super) group: String,
     /// Behind the beginning of the library in memory.
     pub(super) offset: u64,
@@ -21,12 +21,18 @@ struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn slice(&self, at: u64, length: u64) -> Option<&'a [u8]> {
-        let range: Range<usize> = usize::try_from(at).ok()?..usize::try_from(at.checked_add(length)?).ok()?;
+        let range: Range<usize> =
+            usize::try_from(at).ok()?..usize::try_from(at.checked_add(length)?).ok()?;
         self.0.get(range)
     }
 
     fn number(&self, at: u64, bytes: u64) -> Option<u64> {
-        Some(self.slice(at, bytes)?.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+        Some(
+            self.slice(at, bytes)?
+                .iter()
+                .rev()
+                .fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+        )
     }
 
     /// The number at `field` of the structure at `base`.
@@ -56,15 +62,29 @@ pub(super) fn shared_variables(image: &[u8]) -> Option<Vec<Variable>> {
         if file.field(header, 4, 4)? != SYMBOL_TABLE {
             continue;
         }
-        let (at, length, names) = (file.field(header, 24, 8)?, file.field(header, 32, 8)?, file.field(header, 40, 4)?);
+        let (at, length, names) = (
+            file.field(header, 24, 8)?,
+            file.field(header, 32, 8)?,
+            file.field(header, 40, 4)?,
+        );
         let names_at = file.field(section(names)?, 24, 8)?;
-        for symbol in (0..length / SYMBOL_BYTES).map_while(|index| at.checked_add(index * SYMBOL_BYTES)) {
+        for symbol in
+            (0..length / SYMBOL_BYTES).map_while(|index| at.checked_add(index * SYMBOL_BYTES))
+        {
             let name = file.text(names_at.checked_add(file.number(symbol, 4)?)?)?;
-            let Some((_, rest)) = name.split_once(SHARED_PREFIX) else { continue };
-            let Some((group, _)) = rest.split_once('_') else { continue };
+            let Some((_, rest)) = name.split_once(SHARED_PREFIX) else {
+                continue;
+            };
+            let Some((group, _)) = rest.split_once('_') else {
+                continue;
+            };
             let (offset, bytes) = (file.field(symbol, 8, 8)?, file.field(symbol, 16, 8)?);
             if bytes > 0 {
-                variables.push(Variable { group: group.to_owned(), offset, bytes });
+                variables.push(Variable {
+                    group: group.to_owned(),
+                    offset,
+                    bytes,
+                });
             }
         }
     }
@@ -83,7 +103,7 @@ mod tests {
         let mut header = [0_u8; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
         assert_eq!(shared_variables(&header), Some(Vec::new()));
-        // A table of sections that lies outside the file.
+        // A section table outside of the file.
         header[40..48].copy_from_slice(&u64::MAX.to_le_bytes());
         header[60] = 3;
         assert_eq!(shared_variables(&header), None);

@@ -1,4 +1,4 @@
-//! Kernels through the inner functions: compiled, loaded and run on memory of a test's own.
+//! Kernels through the inner functions: compiled, loaded and run on a test's own memory.
 
 mod checks;
 mod entry;
@@ -16,7 +16,7 @@ use super::library::Library;
 use crate::nvrtc::{self, Program};
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
-/// Device memory of a test: every allocation has room around it that belongs to nobody.
+/// Device memory of a test, with unowned space around every allocation.
 #[derive(Default)]
 pub(super) struct Ground {
     live: Vec<(Range<Address>, Vec<u128>)>,
@@ -25,12 +25,18 @@ pub(super) struct Ground {
 impl Memory for Ground {
     fn check(&self, device: usize, range: Range<Address>) -> Result<(), String> {
         let allocation = self.allocation(device, range.start)?;
-        if range.end > allocation.end { Err("past the end".to_owned()) } else { Ok(()) }
+        if range.end > allocation.end {
+            Err("past the end".to_owned())
+        } else {
+            Ok(())
+        }
     }
 
     fn allocation(&self, _device: usize, address: Address) -> Result<Range<Address>, String> {
         let found = self.live.iter().find(|(range, _)| range.contains(&address));
-        found.map(|(range, _)| range.clone()).ok_or_else(|| "no allocation".to_owned())
+        found
+            .map(|(range, _)| range.clone())
+            .ok_or_else(|| "no allocation".to_owned())
     }
 
     fn host_pointer(&self, address: Address) -> *mut u8 {
@@ -59,7 +65,8 @@ impl Ground {
     }
 
     pub(super) fn download<T: Copy>(&self, address: Address, count: usize) -> Vec<T> {
-        self.check(0, address..address + (count * size_of::<T>()) as u64).unwrap();
+        self.check(0, address..address + (count * size_of::<T>()) as u64)
+            .unwrap();
         // SAFETY: just checked; any bits are values of the plain types that tests ask for.
         unsafe { std::slice::from_raw_parts(address as *const T, count) }.to_vec()
     }
@@ -67,12 +74,19 @@ impl Ground {
 
 /// Compiles a source and loads it.
 pub(super) fn library(source: &str) -> Arc<Library> {
-    library_with(&Program { name: "kernel.cu".to_owned(), source: source.to_owned(), ..Program::default() })
+    library_with(&Program {
+        name: "kernel.cu".to_owned(),
+        source: source.to_owned(),
+        ..Program::default()
+    })
 }
 
 pub(super) fn library_with(program: &Program) -> Arc<Library> {
-    let compiled = nvrtc::compile_now(program, &["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"])
-        .unwrap_or_else(|log| panic!("the kernel does not compile:\n{log}"));
+    let compiled = nvrtc::compile_now(
+        program,
+        &["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"],
+    )
+    .unwrap_or_else(|log| panic!("the kernel does not compile:\n{log}"));
     // SAFETY: the image is whole.
     Arc::new(unsafe { Library::load(compiled.image.as_ptr(), 90) }.expect("the image loads"))
 }
@@ -89,14 +103,23 @@ pub(super) struct Shot {
 }
 
 /// A launch in one dimension.
-pub(super) fn shot(library: &Arc<Library>, name: &'static str, grid: u32, block: u32, arguments: &[u64]) -> Shot {
+pub(super) fn shot(
+    library: &Arc<Library>,
+    name: &'static str,
+    grid: u32,
+    block: u32,
+    arguments: &[u64],
+) -> Shot {
     Shot {
         library: Arc::clone(library),
         name,
         grid: [grid, 1, 1],
         block: [block, 1, 1],
         dynamic_shared_bytes: 0,
-        arguments: arguments.iter().map(|argument| u128::from(*argument)).collect(),
+        arguments: arguments
+            .iter()
+            .map(|argument| u128::from(*argument))
+            .collect(),
         seed: 0,
     }
 }
@@ -113,8 +136,16 @@ impl Shot {
     }
 
     pub(super) fn run(self, ground: &Ground) -> Result<Touched, Failure> {
-        let kernel = self.library.find(self.name).expect("the kernel is exported");
-        assert_eq!(self.library.kernels[kernel].arguments.len(), self.arguments.len(), "arguments of {}", self.name);
+        let kernel = self
+            .library
+            .find(self.name)
+            .expect("the kernel is exported");
+        assert_eq!(
+            self.library.kernels[kernel].arguments.len(),
+            self.arguments.len(),
+            "arguments of {}",
+            self.name
+        );
         let launch = KernelLaunch {
             kernel,
             grid: self.grid,
@@ -131,10 +162,11 @@ impl Shot {
     }
 
     pub(super) fn expect(self, ground: &Ground) -> Touched {
-        self.run(ground).unwrap_or_else(|failure| panic!("{}", failure.message))
+        self.run(ground)
+            .unwrap_or_else(|failure| panic!("{}", failure.message))
     }
 
-    /// The message of a launch that must fail with `code`, whatever the order.
+    /// The message of a launch that must fail with `code` in any order.
     pub(super) fn expect_failure(self, ground: &Ground, code: CUresult) -> String {
         let failure = self.run(ground).expect_err("the launch succeeds");
         assert_eq!(failure.code, code as i32, "{}", failure.message);

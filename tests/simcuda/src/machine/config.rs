@@ -1,8 +1,8 @@
-//! What the environment asks for, read once.
+//! The environment's settings, read once.
 
 use crate::faults::Plan;
 
-/// How work that may run is chosen.
+/// How to choose among work that may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// By the seed, among all that may run.
@@ -13,52 +13,52 @@ pub enum Schedule {
     Eager,
 }
 
-/// What happens when something is found.
+/// The reaction to a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFinding {
-    /// It is printed, and the process ends with code 86.
+    /// Print it, and end the process with code 86.
     Exit,
-    /// It is printed, and the program goes on.
+    /// Print it and continue.
     Report,
-    /// It is kept and not printed: for tests of the simulator itself.
+    /// Keep it without printing: for the simulator's own tests.
     Keep,
 }
 
-/// The machine as it is asked for.
+/// The requested machine.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// How many GPUs.
     pub devices: usize,
-    /// Memory of each.
+    /// Memory of each GPU.
     pub memory_bytes: u64,
     /// Decides every choice that CUDA leaves open.
     pub seed: u64,
-    /// How work is chosen.
+    /// The schedule.
     pub schedule: Schedule,
-    /// What is to go wrong.
+    /// The fault plan.
     pub faults: Plan,
-    /// The wait (counted from 1) that orders nothing.
+    /// The number (from 1) of the wait that is ignored.
     pub ignore_wait: Option<u64>,
     /// Where to list the waits at exit.
     pub count_waits: Option<std::path::PathBuf>,
-    /// What a finding does.
+    /// The reaction to a finding.
     pub on_finding: OnFinding,
     /// Whether every call is printed.
     pub trace: bool,
     /// Whether peer access is refused.
     pub no_peer: bool,
-    /// Whether what is pending at the end of the process runs.
+    /// Whether pending work runs at the end of the process.
     pub drain: bool,
-    /// Whether the end of the process tells what was never freed.
+    /// Whether memory that was never freed is reported at the end.
     pub leaks: bool,
-    /// Where to list all work with its times by the simulated clock.
+    /// Where to list all work with simulated times.
     pub timeline: Option<std::path::PathBuf>,
-    /// Whether ranks of a communicator that call different things are a finding, and not only a hang.
+    /// Whether mismatched calls of ranks are a finding, in addition to a hang.
     pub nccl_check: bool,
 }
 
 impl Default for Config {
-    /// What an empty environment asks for, except that findings are kept: what tests of the simulator start from.
+    /// The defaults, except that findings are kept: for the simulator's tests.
     fn default() -> Self {
         Self {
             devices: 1,
@@ -80,10 +80,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads the environment. A value that cannot be read ends the process with code 2: a simulation of something else than
-    /// what was asked for would be worse.
+    /// Reads the environment. An invalid value ends the process with code 2: simulating something
+    /// else than requested would be worse.
     pub fn from_environment() -> Self {
-        match Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())) {
+        match Self::read(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        }) {
             Ok(config) => config,
             Err(message) => {
                 eprintln!("simcuda: {message}");
@@ -92,12 +94,15 @@ impl Config {
         }
     }
 
-    /// Reads variables as `get` gives them.
+    /// Reads variables through `get`.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         let number = |name: &str, otherwise: u64| match get(name) {
             None => Ok(otherwise),
-            Some(text) => text.trim().parse::<u64>().map_err(|_| format!("{name}={text}: expected a whole number")),
+            Some(text) => text
+                .trim()
+                .parse::<u64>()
+                .map_err(|_| format!("{name}={text}: expected a whole number")),
         };
         let is_set = |name: &str| get(name).is_some_and(|value| value != "0");
         let devices = number("SIMCUDA_DEVICES", 1)?;
@@ -106,21 +111,33 @@ impl Config {
         }
         let memory_mb = number("SIMCUDA_MEMORY_MB", 2048)?;
         if !(1..=1 << 20).contains(&memory_mb) {
-            return Err(format!("SIMCUDA_MEMORY_MB={memory_mb}: expected 1 to 1048576"));
+            return Err(format!(
+                "SIMCUDA_MEMORY_MB={memory_mb}: expected 1 to 1048576"
+            ));
         }
         let schedule = match get("SIMCUDA_SCHEDULE").as_deref() {
             None | Some("random") => Schedule::Random,
             Some("lazy") => Schedule::Lazy,
             Some("eager") => Schedule::Eager,
-            Some(other) => return Err(format!("SIMCUDA_SCHEDULE={other}: expected random, lazy or eager")),
+            Some(other) => {
+                return Err(format!(
+                    "SIMCUDA_SCHEDULE={other}: expected random, lazy or eager"
+                ));
+            }
         };
         let on_finding = match get("SIMCUDA_ON_FINDING").as_deref() {
             None | Some("exit") => OnFinding::Exit,
             Some("report") => OnFinding::Report,
-            Some(other) => return Err(format!("SIMCUDA_ON_FINDING={other}: expected exit or report")),
+            Some(other) => {
+                return Err(format!(
+                    "SIMCUDA_ON_FINDING={other}: expected exit or report"
+                ));
+            }
         };
-        // As launchers tell a process its rank: Open MPI, other users of PMIx, Slurm.
-        let rank = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"].iter().find_map(|name| get(name));
+        // How launchers tell a process its rank: Open MPI, other users of PMIx, Slurm.
+        let rank = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID"]
+            .iter()
+            .find_map(|name| get(name));
         let rank = rank.and_then(|rank| rank.trim().parse().ok());
         let faults = Plan::parse_for(&get("SIMCUDA_FAULTS").unwrap_or_default(), rank)?;
         Ok(Self {
@@ -147,15 +164,31 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Result<Config, String> {
-        Config::read(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+        Config::read(|name| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
     }
 
     #[test]
     fn an_empty_environment_is_one_device_that_ends_the_process_at_a_finding() {
         let config = read(&[]).unwrap();
-        assert_eq!((config.devices, config.memory_bytes, config.seed), (1, 2 << 30, 0));
-        assert_eq!((config.schedule, config.on_finding), (Schedule::Random, OnFinding::Exit));
-        assert!(config.ignore_wait.is_none() && config.count_waits.is_none() && !config.no_peer && !config.trace);
+        assert_eq!(
+            (config.devices, config.memory_bytes, config.seed),
+            (1, 2 << 30, 0)
+        );
+        assert_eq!(
+            (config.schedule, config.on_finding),
+            (Schedule::Random, OnFinding::Exit)
+        );
+        assert!(
+            config.ignore_wait.is_none()
+                && config.count_waits.is_none()
+                && !config.no_peer
+                && !config.trace
+        );
         assert!(config.drain && !config.leaks && !config.nccl_check);
     }
 
@@ -177,11 +210,22 @@ mod tests {
             ("SIMCUDA_TIMELINE", "timeline"),
         ])
         .unwrap();
-        assert_eq!((config.devices, config.memory_bytes, config.seed), (4, 16 << 20, 7));
-        assert_eq!((config.schedule, config.on_finding), (Schedule::Lazy, OnFinding::Report));
-        assert_eq!((config.ignore_wait, config.count_waits), (Some(3), Some("waits".into())));
+        assert_eq!(
+            (config.devices, config.memory_bytes, config.seed),
+            (4, 16 << 20, 7)
+        );
+        assert_eq!(
+            (config.schedule, config.on_finding),
+            (Schedule::Lazy, OnFinding::Report)
+        );
+        assert_eq!(
+            (config.ignore_wait, config.count_waits),
+            (Some(3), Some("waits".into()))
+        );
         assert_eq!(config.timeline, Some("timeline".into()));
-        assert!(config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_check);
+        assert!(
+            config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_check
+        );
     }
 
     #[test]
@@ -195,7 +239,10 @@ mod tests {
             ("SIMCUDA_FAULTS", "oops", "SIMCUDA_FAULTS"),
         ] {
             let message = read(&[(name, value)]).unwrap_err();
-            assert!(message.contains(name) && message.contains(expected), "{message}");
+            assert!(
+                message.contains(name) && message.contains(expected),
+                "{message}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! For tests that go through the entry points. These share one machine a process, and a finding ends it: so each case is played
-//! by a process of its own, which is the test starting itself again.
+//! For tests through the entry points. These share one machine per process, and a finding ends it,
+//! so each case runs in a separate process: the test starts itself again.
 
 use std::process::Command;
 
@@ -19,12 +19,12 @@ pub(crate) fn made<T>(call: impl FnOnce(Out<'_, T>) -> CUresult) -> T {
     unsafe { place.assume_init() }
 }
 
-/// What a call that is to fail returns.
+/// The result of a call that must fail.
 pub(crate) fn refused<T>(call: impl FnOnce(Out<'_, T>) -> CUresult) -> CUresult {
     call(Some(&mut std::mem::MaybeUninit::uninit()))
 }
 
-/// A call that is to succeed.
+/// A call that must succeed.
 #[track_caller]
 pub(crate) fn ok(code: CUresult) {
     assert_eq!(code, CUresult::CUDA_SUCCESS);
@@ -40,38 +40,42 @@ pub(crate) fn device(ordinal: i32) -> CUcontext {
 
 /// How a case ended.
 pub(crate) struct Ended {
-    /// The exit code; none for a signal.
+    /// The exit code; None for a signal.
     pub(crate) code: Option<i32>,
-    /// All that it printed.
+    /// Everything it printed.
     pub(crate) text: String,
 }
 
 impl Ended {
-    /// It was ended by a finding whose report has these parts.
+    /// A finding ended it, and its report has these parts.
     #[track_caller]
     pub(crate) fn is_found(&self, parts: &[&str]) {
         assert_eq!(self.code, Some(crate::report::EXIT_CODE), "{}", self.text);
         for part in parts {
-            assert!(self.text.contains(part), "`{part}` is not in:\n{}", self.text);
+            assert!(
+                self.text.contains(part),
+                "`{part}` is not in:\n{}",
+                self.text
+            );
         }
     }
 
-    /// It came to its end, and the simulator had nothing to say.
+    /// It ended normally without findings.
     #[track_caller]
     pub(crate) fn is_clean(&self) {
         assert_eq!(self.code, Some(0), "{}", self.text);
         assert!(!self.text.contains("simcuda:"), "{}", self.text);
     }
 
-    /// It came to its end.
+    /// It ended normally.
     #[track_caller]
     pub(crate) fn came_to_its_end(&self) {
         assert_eq!(self.code, Some(0), "{}", self.text);
     }
 }
 
-/// Plays `case` in a process of its own with these variables. `test` is the full path of the calling test. In that process
-/// itself it plays the case, and the test is over: nothing is returned.
+/// Runs `case` in a separate process with these variables. `test` is the full path of the calling
+/// test. In that process it runs the case and ends the test.
 pub(crate) fn played(test: &str, variables: &[(&str, &str)], case: impl FnOnce()) -> Option<Ended> {
     if std::env::var_os(CASE).is_some() {
         case();
@@ -85,12 +89,20 @@ pub(crate) fn played(test: &str, variables: &[(&str, &str)], case: impl FnOnce()
         .envs(variables.iter().copied())
         .output()
         .expect("a test can start its program again");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains("running 1 test"), "no test is called {test}:\n{text}");
-    Some(Ended { code: output.status.code(), text })
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        text.contains("running 1 test"),
+        "no test is called {test}:\n{text}"
+    );
+    Some(Ended {
+        code: output.status.code(),
+        text,
+    })
 }
 
-/// Declares tests that play a case: `name, [(variable, value)…], { what the product does }, |ended| { what is to be seen }`.
+/// Declares tests that run a case: `name, [(variable, value)…], { what the product does }, |ended|
+/// { what must show }`.
 macro_rules! cases {
     ($($name:ident, [$($variable:expr),*], $body:block, |$ended:ident| $check:expr;)*) => {$(
         #[test]

@@ -1,4 +1,4 @@
-//! The way in: what every call has in common, through the entry points.
+//! What all calls have in common, through the entry points.
 
 mod promises;
 
@@ -9,13 +9,20 @@ use cudarc::driver::sys::{CUdriverProcAddressQueryResult as Query, CUresult};
 
 use super::testing::{cases, device, made, ok, refused};
 use crate::context::{
-    cuCtxEnablePeerAccess, cuCtxGetCurrent, cuCtxGetDevice, cuCtxPopCurrent_v2, cuCtxPushCurrent_v2, cuCtxSetCurrent,
-    cuDevicePrimaryCtxRelease_v2, cuGetProcAddress_v2,
+    cuCtxEnablePeerAccess, cuCtxGetCurrent, cuCtxGetDevice, cuCtxPopCurrent_v2,
+    cuCtxPushCurrent_v2, cuCtxSetCurrent, cuDevicePrimaryCtxRelease_v2, cuGetProcAddress_v2,
 };
-use crate::copy::{cuMemcpyDtoDAsync_v2, cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2, cuMemcpyPeerAsync, cuMemsetD32Async};
-use crate::device::{cuDeviceCanAccessPeer, cuDeviceGet, cuDeviceGetCount, cuDeviceGetName, cuInit};
+use crate::copy::{
+    cuMemcpyDtoDAsync_v2, cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2, cuMemcpyPeerAsync,
+    cuMemsetD32Async,
+};
+use crate::device::{
+    cuDeviceCanAccessPeer, cuDeviceGet, cuDeviceGetCount, cuDeviceGetName, cuInit,
+};
 use crate::error::cuGetErrorName;
-use crate::memory::calls::{cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemGetInfo_v2};
+use crate::memory::calls::{
+    cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemGetInfo_v2,
+};
 
 const TWO_DEVICES: (&str, &str) = ("SIMCUDA_DEVICES", "2");
 
@@ -26,7 +33,9 @@ fn buffer(bytes: usize) -> u64 {
 fn name_of(code: CUresult) -> String {
     let name: *const c_char = made(|name| cuGetErrorName(code as u32, name));
     // SAFETY: names of codes are constants that end in zero.
-    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 cases! {

@@ -1,4 +1,4 @@
-//! One allocation: where it is, who made it, who ended it.
+//! One allocation: where it is, who made it, how it ended.
 
 use std::fmt;
 use std::ops::Range;
@@ -58,7 +58,11 @@ pub struct Made {
 impl Made {
     /// By the call that is being made.
     pub fn now(by: &'static str, stream: Option<StreamId>) -> Self {
-        Self { by, stream, stack: Stack::capture() }
+        Self {
+            by,
+            stream,
+            stack: Stack::capture(),
+        }
     }
 }
 
@@ -94,7 +98,13 @@ pub struct Allocation {
 impl Allocation {
     /// A live one.
     pub fn new(range: Range<Address>, owner: Owner, made: Made) -> Self {
-        Self { range, owner, made, end: OnceLock::new(), is_gone: AtomicBool::new(false) }
+        Self {
+            range,
+            owner,
+            made,
+            end: OnceLock::new(),
+            is_gone: AtomicBool::new(false),
+        }
     }
 
     /// Its size.
@@ -107,7 +117,7 @@ impl Allocation {
         self.end.get()
     }
 
-    /// A call frees it. The error is how it was freed before.
+    /// A call frees it. The error says how it was freed before.
     pub fn begin_end(&self, end: End) -> Result<(), End> {
         match self.end.set(end) {
             Ok(()) => Ok(()),
@@ -120,7 +130,7 @@ impl Allocation {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is over for somebody who comes at this moment.
+    /// Whether it has ended for someone who comes now.
     pub fn has_ended(&self, moment: Moment) -> bool {
         match moment {
             Moment::Queued => self.end.get().is_some(),
@@ -131,7 +141,12 @@ impl Allocation {
 
 impl fmt::Display for Allocation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "the {}-byte allocation made by {}", self.bytes(), self.made.by)?;
+        write!(
+            formatter,
+            "the {}-byte allocation made by {}",
+            self.bytes(),
+            self.made.by
+        )?;
         if let Some(device) = self.owner.device() {
             write!(formatter, " on device {device}")?;
         }

@@ -39,25 +39,41 @@ fn allocate_ordered(
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     if stream::is_capturing(machine, stream) {
-        let message = format!("{name} of {bytes} bytes (the graph would own the memory, which is not simulated)");
+        let message = format!(
+            "{name} of {bytes} bytes (the graph would own the memory, which is not simulated)"
+        );
         return Err(stream::refuse_in_capture(machine, stream, &message));
     }
     let bytes = bytes as u64;
-    let device = machine.memory.pools.get(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.device;
+    let device = machine
+        .memory
+        .pools
+        .get(pool)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?
+        .device;
     let free = machine.memory.free_bytes(device);
     machine.memory.pools.take(pool, bytes, free)?;
-    let owner = Owner::Device { device, pool: Some(pool) };
-    let made = machine.memory.allocate(owner, bytes, Made::now(name, Some(stream)));
+    let owner = Owner::Device {
+        device,
+        pool: Some(pool),
+    };
+    let made = machine
+        .memory
+        .allocate(owner, bytes, Made::now(name, Some(stream)));
     let allocation = made.inspect_err(|_| machine.memory.pools.give_back(pool, bytes))?;
     let new = Arc::clone(&allocation);
     let turn = move |machine: &mut Machine, actor, operation| {
         if let Some(end) = new.end().filter(|_| new.has_ended(Moment::Runs)) {
-            let message = format!("{new} is made when its stream comes to that, and was {end} before");
+            let message =
+                format!("{new} is made when its stream comes to that, and was {end} before");
             report::finding(machine, Kind::UseAfterFree, message);
             return Ok(());
         }
-        // A use that came before is not forgotten, as `Detector::allocate` would: nothing ordered it behind this.
-        let made = Touched { writes: vec![new.range.clone()], ..Touched::default() };
+        // Unlike `Detector::allocate`, this keeps earlier uses: nothing orders them before this.
+        let made = Touched {
+            writes: vec![new.range.clone()],
+            ..Touched::default()
+        };
         if let Some(race) = machine.race.access(actor, operation, &made) {
             report::race(machine, &race);
         }
@@ -83,21 +99,35 @@ pub extern "C" fn cuMemAllocFromPoolAsync(
     machine::call("cuMemAllocFromPoolAsync", |machine| {
         let pool = pool::calls::resolve(machine, pool)?;
         let stream = stream::resolve(machine, stream)?;
-        put(pointer, allocate_ordered(machine, "cuMemAllocFromPoolAsync", pool, stream, bytes)?)
+        put(
+            pointer,
+            allocate_ordered(machine, "cuMemAllocFromPoolAsync", pool, stream, bytes)?,
+        )
     })
 }
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemAllocAsync(pointer: Out<'_, CUdeviceptr>, bytes: usize, stream: CUstream) -> CUresult {
+pub extern "C" fn cuMemAllocAsync(
+    pointer: Out<'_, CUdeviceptr>,
+    bytes: usize,
+    stream: CUstream,
+) -> CUresult {
     machine::call("cuMemAllocAsync", |machine| {
         let stream = stream::resolve(machine, stream)?;
-        let pool = machine.memory.pools.current(stream::device_of(machine, stream));
-        put(pointer, allocate_ordered(machine, "cuMemAllocAsync", pool, stream, bytes)?)
+        let pool = machine
+            .memory
+            .pools
+            .current(stream::device_of(machine, stream));
+        put(
+            pointer,
+            allocate_ordered(machine, "cuMemAllocAsync", pool, stream, bytes)?,
+        )
     })
 }
 
-/// Finds what a call is to free, and marks it as freed by it. What cannot be freed is a finding, and an error.
+/// Finds the allocation that a call frees, and marks it as freed by it. Anything else is a finding
+/// and an error.
 fn end(machine: &mut Machine, pointer: u64, made: Made) -> Result<Arc<Allocation>, CUresult> {
     let name = made.by;
     let Some(allocation) = machine.memory.at(pointer).cloned() else {
@@ -125,19 +155,30 @@ pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUre
     machine::call("cuMemFreeAsync", |machine| {
         let stream = stream::resolve(machine, stream)?;
         if stream::is_capturing(machine, stream) {
-            let message = format!("cuMemFreeAsync of {pointer:#x} (the graph would free the memory at each launch)");
+            let message = format!(
+                "cuMemFreeAsync of {pointer:#x} (the graph would free the memory at each launch)"
+            );
             return Err(stream::refuse_in_capture(machine, stream, &message));
         }
-        // What has no pool cannot be freed in stream order; freed memory is told by `end`.
-        if machine.memory.at(pointer).is_some_and(|found| found.owner.pool().is_none() && found.end().is_none()) {
+        // Memory without a pool cannot be freed in stream order; `end` reports freed memory.
+        if machine
+            .memory
+            .at(pointer)
+            .is_some_and(|found| found.owner.pool().is_none() && found.end().is_none())
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let allocation = end(machine, pointer, Made::now("cuMemFreeAsync", Some(stream)))?;
-        let pool = allocation.owner.pool().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let pool = allocation
+            .owner
+            .pool()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let describe = format!("cuMemFreeAsync of {} bytes", allocation.bytes());
         let bytes = allocation.bytes();
         let turn = move |machine: &mut Machine, actor, operation| {
-            let race = machine.race.free(allocation.range.clone(), actor, operation);
+            let race = machine
+                .race
+                .free(allocation.range.clone(), actor, operation);
             if let Some(race) = race {
                 report::race(machine, &race);
             }
@@ -162,16 +203,22 @@ pub extern "C" fn cuMemAlloc_v2(pointer: Out<'_, CUdeviceptr>, bytes: usize) -> 
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let owner = Owner::Device { device, pool: None };
-        let allocation = machine.memory.allocate(owner, bytes as u64, Made::now("cuMemAlloc", None))?;
+        let allocation =
+            machine
+                .memory
+                .allocate(owner, bytes as u64, Made::now("cuMemAlloc", None))?;
         let operation = stream::note(machine, &format!("cuMemAlloc of {bytes} bytes"), device);
         let host = host_actor(machine);
-        machine.race.allocate(allocation.range.clone(), host, operation);
+        machine
+            .race
+            .allocate(allocation.range.clone(), host, operation);
         put(pointer, allocation.range.start)
     })
 }
 
-/// See the driver's documentation. As the driver does, it waits for the device; but that is no promise, so that the host knows no
-/// more than before. Memory of a pool it frees without waiting: its users must have been waited for.
+/// See the driver's documentation. It waits for the device as the driver does, but without a
+/// promise: the host learns nothing. Pool memory is freed without waiting: its users must have been
+/// waited for.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     machine::call_waiting("cuMemFree_v2", |machine: &mut Held| {
@@ -180,7 +227,11 @@ pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
         if pointer == 0 {
             return Ok(());
         }
-        if machine.memory.at(pointer).is_some_and(|found| found.owner.device().is_none() && found.end().is_none()) {
+        if machine
+            .memory
+            .at(pointer)
+            .is_some_and(|found| found.owner.device().is_none() && found.end().is_none())
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let allocation = end(machine, pointer, Made::now("cuMemFree", None))?;
@@ -200,35 +251,62 @@ pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     })
 }
 
-/// The host frees, and has `waited_for` this to do it: whoever used the memory must be ordered before.
-fn free_now(machine: &mut Machine, allocation: &Arc<Allocation>, device: usize, name: &str, waited_for: &[Clock]) {
-    let operation = stream::note(machine, &format!("{name} of {} bytes", allocation.bytes()), device);
+/// The host frees after it has `waited_for` this: whoever used the memory must be ordered before.
+fn free_now(
+    machine: &mut Machine,
+    allocation: &Arc<Allocation>,
+    device: usize,
+    name: &str,
+    waited_for: &[Clock],
+) {
+    let operation = stream::note(
+        machine,
+        &format!("{name} of {} bytes", allocation.bytes()),
+        device,
+    );
     let host = host_actor(machine);
     let known = machine.race.snapshot(host);
-    // An actor of its own: what is in order before the free is not for that in order before what the host does next.
+    // A separate actor: what precedes the free does not thereby precede the host's next actions.
     let freer = machine.race.actor();
-    waited_for.iter().chain([&known]).for_each(|clock| machine.race.join(freer, clock));
-    if let Some(race) = machine.race.free(allocation.range.clone(), freer, operation) {
+    waited_for
+        .iter()
+        .chain([&known])
+        .for_each(|clock| machine.race.join(freer, clock));
+    if let Some(race) = machine
+        .race
+        .free(allocation.range.clone(), freer, operation)
+    {
         report::race(machine, &race);
     }
     machine.race.retire(freer);
     machine.memory.release(allocation);
 }
 
-fn allocate_pinned(machine: &mut Machine, name: &'static str, bytes: usize) -> Result<*mut c_void, CUresult> {
+fn allocate_pinned(
+    machine: &mut Machine,
+    name: &'static str,
+    bytes: usize,
+) -> Result<*mut c_void, CUresult> {
     machine::current_device(machine)?;
     stream::forbid_in_capture(machine, name)?;
     if bytes == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     pinned::install_handler();
-    let allocation = machine.memory.allocate_pinned(bytes as u64, Made::now(name, None))?;
+    let allocation = machine
+        .memory
+        .allocate_pinned(bytes as u64, Made::now(name, None))?;
     Ok(allocation.range.start as *mut c_void)
 }
 
-/// See the driver's documentation. All pinned memory is portable and mapped, as unified addressing has it.
+/// See the driver's documentation. All pinned memory is portable and mapped, as with unified
+/// addressing.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostAlloc(pointer: Out<'_, *mut c_void>, bytes: usize, flags: u32) -> CUresult {
+pub extern "C" fn cuMemHostAlloc(
+    pointer: Out<'_, *mut c_void>,
+    bytes: usize,
+    flags: u32,
+) -> CUresult {
     machine::call("cuMemHostAlloc", |machine| {
         // Portable, device map, write-combined.
         if flags & !7 != 0 {
@@ -241,7 +319,9 @@ pub extern "C" fn cuMemHostAlloc(pointer: Out<'_, *mut c_void>, bytes: usize, fl
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAllocHost_v2(pointer: Out<'_, *mut c_void>, bytes: usize) -> CUresult {
-    machine::call("cuMemAllocHost_v2", |machine| put(pointer, allocate_pinned(machine, "cuMemAllocHost", bytes)?))
+    machine::call("cuMemAllocHost_v2", |machine| {
+        put(pointer, allocate_pinned(machine, "cuMemAllocHost", bytes)?)
+    })
 }
 
 /// See the driver's documentation.
@@ -251,10 +331,17 @@ pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
         let device = machine::current_device(machine)?;
         stream::forbid_in_capture(machine, "cuMemFreeHost")?;
         let pointer = pointer as u64;
-        if machine.memory.at(pointer).is_some_and(|found| found.owner.device().is_some() && found.end().is_none()) {
+        if machine
+            .memory
+            .at(pointer)
+            .is_some_and(|found| found.owner.device().is_some() && found.end().is_none())
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        if let Some(found) = machine.memory.at(pointer).filter(|found| found.end().is_none())
+        if let Some(found) = machine
+            .memory
+            .at(pointer)
+            .filter(|found| found.end().is_none())
             && let Some(user) = machine.memory.in_flight.describe_user(found)
         {
             let message = format!("cuMemFreeHost frees {found}\n  while it is in flight: {user}");
@@ -275,7 +362,10 @@ pub extern "C" fn cuMemHostGetDevicePointer_v2(
 ) -> CUresult {
     machine::call("cuMemHostGetDevicePointer_v2", |machine| {
         machine::current_device(machine)?;
-        let is_pinned = machine.memory.holding(host as u64).is_some_and(|found| found.owner.device().is_none());
+        let is_pinned = machine
+            .memory
+            .holding(host as u64)
+            .is_some_and(|found| found.owner.device().is_none());
         if flags != 0 || !is_pinned {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -291,7 +381,11 @@ pub extern "C" fn cuMemGetAddressRange_v2(
     pointer: CUdeviceptr,
 ) -> CUresult {
     machine::call("cuMemGetAddressRange_v2", |machine| {
-        let found = machine.memory.holding(pointer).cloned().ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
+        let found = machine
+            .memory
+            .holding(pointer)
+            .cloned()
+            .ok_or(CUresult::CUDA_ERROR_NOT_FOUND)?;
         if start.is_some() {
             put(start, found.range.start)?;
         }
@@ -307,36 +401,58 @@ pub extern "C" fn cuMemGetAddressRange_v2(
 /// # Safety
 /// `data` has room for the attribute.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, pointer: CUdeviceptr) -> CUresult {
+pub unsafe extern "C" fn cuPointerGetAttribute(
+    data: *mut c_void,
+    attribute: u32,
+    pointer: CUdeviceptr,
+) -> CUresult {
     machine::call("cuPointerGetAttribute", |machine| {
-        let found = machine.memory.holding(pointer).cloned().ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let found = machine
+            .memory
+            .holding(pointer)
+            .cloned()
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         if data.is_null() {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let device = found.owner.device();
         let number = |value: u32| (u64::from(value), 4);
         let (value, bytes): (u64, usize) = match attribute {
-            it if it == Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32 => number(match device {
-                Some(_) => CUmemorytype::CU_MEMORYTYPE_DEVICE as u32,
-                None => CUmemorytype::CU_MEMORYTYPE_HOST as u32,
-            }),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32 => {
+                number(match device {
+                    Some(_) => CUmemorytype::CU_MEMORYTYPE_DEVICE as u32,
+                    None => CUmemorytype::CU_MEMORYTYPE_HOST as u32,
+                })
+            }
             it if it == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER as u32 => (pointer, 8),
-            it if it == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as u32 && device.is_none() => (pointer, 8),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER as u32 && device.is_none() => {
+                (pointer, 8)
+            }
             it if it == Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32 => (0, 1),
             it if it == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as u32 => {
-                // Pinned memory belongs to the device whose context made it; any is as good under unified addressing.
+                // Pinned memory belongs to the device whose context made it; any is as good under
+                // unified addressing.
                 (c_int::try_from(device.unwrap_or(0)).unwrap_or(0) as u64, 4)
             }
-            it if it == Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32 => (found.range.start, 8),
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32 => {
+                (found.range.start, 8)
+            }
             it if it == Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as u32 => (found.bytes(), 8),
             it if it == Attribute::CU_POINTER_ATTRIBUTE_MAPPED as u32 => (1, 1),
-            it if it == Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32 => {
-                (found.owner.pool().map_or(0, |pool| pool::calls::handle_of(pool) as u64), 8)
-            }
+            it if it == Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32 => (
+                found
+                    .owner
+                    .pool()
+                    .map_or(0, |pool| pool::calls::handle_of(pool) as u64),
+                8,
+            ),
             _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
         };
-        // SAFETY: the caller has room for the attribute, whose size this is; the machine is little-endian, so the first bytes count.
-        unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), data.cast::<u8>(), bytes) };
+        // SAFETY: the caller has room for the attribute, whose size this is; the machine is
+        // little-endian, so the first bytes count.
+        unsafe {
+            std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), data.cast::<u8>(), bytes)
+        };
         Ok(())
     })
 }

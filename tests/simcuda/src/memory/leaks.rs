@@ -1,23 +1,36 @@
-//! What was never freed, for `SIMCUDA_LEAKS=1`: a note at the end of the process, and no finding. What lives as long as the
-//! process (a cache, a pool of buffers in a static) is in it, too: which of it should have been freed, the reader knows.
+//! Memory that was never freed, for `SIMCUDA_LEAKS=1`: a note at the end of the process, not a
+//! finding. It includes what lives as long as the process (caches, static pools); the reader
+//! decides what should have been freed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::machine::Machine;
 
-/// The note, if there is anything to say: the allocations that no call has freed, by the call that made them, the largest sum first.
+/// The note, if any: allocations that no call freed, by the call that made them, the largest first.
 pub fn note(machine: &Machine) -> Option<String> {
     // What made them, from where: how many, and how many bytes.
     let mut groups: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for allocation in machine.memory.allocations.values().filter(|allocation| allocation.end().is_none()) {
-        let place = allocation.owner.device().map_or_else(String::new, |device| format!(" on device {device}"));
+    for allocation in machine
+        .memory
+        .allocations
+        .values()
+        .filter(|allocation| allocation.end().is_none())
+    {
+        let place = allocation
+            .owner
+            .device()
+            .map_or_else(String::new, |device| format!(" on device {device}"));
         let made = &allocation.made;
-        let (count, bytes) = groups.entry(format!("{}{place}\n    {}", made.by, made.stack)).or_default();
+        let (count, bytes) = groups
+            .entry(format!("{}{place}\n    {}", made.by, made.stack))
+            .or_default();
         *count += 1;
         *bytes += allocation.bytes();
     }
-    let (count, bytes) = groups.values().fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+    let (count, bytes) = groups
+        .values()
+        .fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
     if count == 0 {
         return None;
     }
@@ -25,12 +38,20 @@ pub fn note(machine: &Machine) -> Option<String> {
     sorted.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
     let mut note = format!("NOTE: never freed: {bytes} bytes in {}", counted(count));
     for (made, (count, bytes)) in sorted {
-        write!(note, "\n  {bytes} bytes in {} made by {made}", counted(*count))
-            .expect("writing to a string does not fail");
+        write!(
+            note,
+            "\n  {bytes} bytes in {} made by {made}",
+            counted(*count)
+        )
+        .expect("writing to a string does not fail");
     }
     Some(note)
 }
 
 fn counted(count: u64) -> String {
-    if count == 1 { "1 allocation".to_owned() } else { format!("{count} allocations") }
+    if count == 1 {
+        "1 allocation".to_owned()
+    } else {
+        format!("{count} allocations")
+    }
 }

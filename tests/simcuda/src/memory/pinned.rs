@@ -1,11 +1,12 @@
-//! Pinned memory, and the host's own touches of it.
+//! Pinned memory, and the host's accesses to it.
 //!
-//! One memory, mapped twice. The product has one mapping; copies go through the other. While a copy is in flight, which is from
-//! the call that queues it until the host has waited for it, the product's pages are closed: wholly if the copy writes them,
-//! for writing if it reads them. A touch of a closed page is a fault, and the handler of faults tells a touch of bytes that are
-//! in flight (a finding) from one of other bytes of the page (the page is opened until the next copy).
+//! The memory is mapped twice: the product has one mapping, and copies use the other. While a copy
+//! is in flight (from the call until the host has waited for it), the product's pages are closed:
+//! completely if the copy writes them, for writing if it reads them. An access to a closed page
+//! faults, and the handler distinguishes bytes in flight (a finding) from other bytes of the page
+//! (the page is opened until the next copy).
 //!
-//! A system call that is given closed memory gets EFAULT from the kernel: the same mistake, without its name.
+//! A system call on closed memory gets EFAULT: the same mistake, without a report.
 
 mod fault;
 mod mapping;
@@ -36,7 +37,7 @@ pub struct Flight {
     allocation: Arc<Allocation>,
     range: Range<Address>,
     writes: bool,
-    /// What its stream knew after it; nothing as long as it has not run.
+    /// What its stream knew after it; None until it has run.
     finished: Option<Clock>,
 }
 
@@ -49,54 +50,79 @@ pub struct InFlight {
 impl InFlight {
     /// An operation has run.
     pub fn finish(&mut self, operation: OperationId, clock: Clock) {
-        for flight in self.flights.iter_mut().filter(|flight| flight.operation == operation) {
+        for flight in self
+            .flights
+            .iter_mut()
+            .filter(|flight| flight.operation == operation)
+        {
             flight.finished = Some(clock.clone());
         }
     }
 
     /// Whether a copy is in flight that uses this allocation.
     pub fn uses(&self, allocation: &Allocation) -> bool {
-        self.flights.iter().any(|flight| flight.allocation.range == allocation.range)
+        self.flights
+            .iter()
+            .any(|flight| flight.allocation.range == allocation.range)
     }
 
     /// Names a copy in flight that uses this allocation.
     pub fn describe_user(&self, allocation: &Allocation) -> Option<String> {
-        let flight = self.flights.iter().find(|flight| flight.allocation.range == allocation.range)?;
+        let flight = self
+            .flights
+            .iter()
+            .find(|flight| flight.allocation.range == allocation.range)?;
         Some(flight.to_string())
     }
 
     /// The copy in flight that a touch of this byte collides with.
     fn collides(&self, address: Address, is_write: bool) -> Option<&Flight> {
-        self.flights.iter().find(|flight| flight.range.contains(&address) && (flight.writes || is_write))
+        self.flights
+            .iter()
+            .find(|flight| flight.range.contains(&address) && (flight.writes || is_write))
     }
 
-    /// A device is lost: what it had in its queues is dropped, and touches nothing any more.
+    /// A device is lost: its queues are dropped and touch nothing any more.
     pub fn drop_device(&mut self, device: usize) {
         self.let_go(|flight| flight.device == device);
     }
 
     fn let_go(&mut self, is_over: impl Fn(&Flight) -> bool) {
-        let (over, left): (Vec<Flight>, Vec<Flight>) = std::mem::take(&mut self.flights).into_iter().partition(is_over);
+        let (over, left): (Vec<Flight>, Vec<Flight>) = std::mem::take(&mut self.flights)
+            .into_iter()
+            .partition(is_over);
         self.flights = left;
         for flight in over {
             self.protect(&flight.allocation);
         }
     }
 
-    /// Closes the pages of an allocation as its copies in flight ask for, and opens the others.
+    /// Closes an allocation's pages as its copies in flight require, and opens the others.
     fn protect(&self, allocation: &Allocation) {
-        let Owner::Host(mapping) = &allocation.owner else { return };
+        let Owner::Host(mapping) = &allocation.owner else {
+            return;
+        };
         if allocation.has_ended(Moment::Runs) {
             // Its addresses are closed for good.
             return;
         }
         mapping.protect(&allocation.range, Protection::Open);
-        let mut of_it: Vec<&Flight> =
-            self.flights.iter().filter(|flight| flight.allocation.range == allocation.range).collect();
-        // Those that write come last: where both use a page, it is closed wholly.
+        let mut of_it: Vec<&Flight> = self
+            .flights
+            .iter()
+            .filter(|flight| flight.allocation.range == allocation.range)
+            .collect();
+        // Writers last: a page used by both kinds is closed completely.
         of_it.sort_by_key(|flight| flight.writes);
         for flight in of_it {
-            mapping.protect(&flight.range, if flight.writes { Protection::Closed } else { Protection::ReadOnly });
+            mapping.protect(
+                &flight.range,
+                if flight.writes {
+                    Protection::Closed
+                } else {
+                    Protection::ReadOnly
+                },
+            );
         }
     }
 }
@@ -120,7 +146,7 @@ impl std::fmt::Display for Flight {
     }
 }
 
-/// An operation was queued: from now on the pinned memory that it is known to use is in flight.
+/// An operation was queued: the pinned memory that it uses is now in flight.
 pub fn watch(
     machine: &mut Machine,
     device: usize,
@@ -129,15 +155,23 @@ pub fn watch(
     stack: &Stack,
     ranges: &Touched,
 ) {
-    let uses = [(&ranges.writes, true), (&ranges.atomics, true), (&ranges.reads, false)];
-    for (range, writes) in uses.into_iter().flat_map(|(ranges, writes)| ranges.iter().map(move |range| (range, writes)))
+    let uses = [
+        (&ranges.writes, true),
+        (&ranges.atomics, true),
+        (&ranges.reads, false),
+    ];
+    for (range, writes) in uses
+        .into_iter()
+        .flat_map(|(ranges, writes)| ranges.iter().map(move |range| (range, writes)))
     {
-        let Some(allocation) = machine.memory.holding(range.start).cloned() else { continue };
+        let Some(allocation) = machine.memory.holding(range.start).cloned() else {
+            continue;
+        };
         if range.is_empty() || !matches!(allocation.owner, Owner::Host(_)) {
             continue;
         }
-        let named =
-            stream::operation(machine, operation).map_or_else(|| describe.to_owned(), |known| known.to_string());
+        let named = stream::operation(machine, operation)
+            .map_or_else(|| describe.to_owned(), |known| known.to_string());
         let flight = Flight {
             operation,
             device,
@@ -153,12 +187,17 @@ pub fn watch(
     }
 }
 
-/// The host has learnt of something: copies that it now knows to be over are in flight no more.
+/// The host has learnt of something: copies it now knows to be done are no longer in flight.
 pub fn open_what_is_known(machine: &mut Machine) {
     if machine.memory.in_flight.flights.is_empty() {
         return;
     }
     let host = host_actor(machine);
     let Machine { race, memory, .. } = machine;
-    memory.in_flight.let_go(|flight| flight.finished.as_ref().is_some_and(|clock| race.knows(host, clock)));
+    memory.in_flight.let_go(|flight| {
+        flight
+            .finished
+            .as_ref()
+            .is_some_and(|clock| race.knows(host, clock))
+    });
 }

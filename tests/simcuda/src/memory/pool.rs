@@ -1,9 +1,10 @@
-//! The books of memory pools: what is used, what is reserved, who has access. Addresses are no matter of theirs.
+//! The books of memory pools: used, reserved, access. They do not deal with addresses.
 //!
-//! What a free returns is the pool's from the call on, as in CUDA, where the next allocation of the same stream may take it at
-//! once and those of other streams by the dependencies that the driver finds or inserts. It stays reserved until it is
-//! trimmed or a synchronisation finds more than the release threshold reserved; and while the host has not learnt that the free
-//! is over, trimming counts it as in use, which CUDA allows. Reservations are made in whole [`CHUNK_BYTES`].
+//! A free returns memory to the pool at the call, as in CUDA: the next allocation of the same
+//! stream may take it at once, other streams by the dependencies that the driver finds or inserts.
+//! It stays reserved until it is trimmed or a synchronisation finds more than the release threshold
+//! reserved. While the host has not learnt that the free is done, trimming counts it as in use,
+//! which CUDA allows. Reservations are multiples of [`CHUNK_BYTES`].
 
 pub mod calls;
 
@@ -14,7 +15,8 @@ use cudarc::driver::sys::CUresult;
 use crate::machine::{Machine, host_actor};
 use crate::race::{Actor, Clock};
 
-/// Pools are numbered in the order of their creation; the first ones are the devices' default pools.
+/// Pools are numbered in the order of their creation; the first ones are the devices' default
+/// pools.
 pub type PoolId = usize;
 
 /// What a pool reserves at a time.
@@ -39,7 +41,7 @@ pub struct Pool {
     pub device: usize,
     /// Whether it is a device's own, which cannot be destroyed.
     pub is_default: bool,
-    /// Destroyed: it lives on until its last allocation is freed.
+    /// Destroyed: it lives until its last allocation is freed.
     pub is_destroyed: bool,
     /// No more than this many bytes; 0 for no limit.
     pub max_bytes: u64,
@@ -49,7 +51,7 @@ pub struct Pool {
     pub reuse: [bool; 3],
     used: u64,
     used_high: u64,
-    /// Freed in the order of a stream, and the host does not know that it is over.
+    /// Freed in stream order, and the host does not know yet that it is done.
     unseen: u64,
     reserved: u64,
     reserved_high: u64,
@@ -75,14 +77,19 @@ pub struct Pools {
     all: Vec<Pool>,
     /// The pool that cuMemAllocAsync takes from, by device.
     current: Vec<PoolId>,
-    /// Frees that have run, of each stream in order: how many bytes, and what the stream knew after it. Until the host knows it.
+    /// Frees that have run, of each stream in order: how many bytes, and what the stream knew after
+    /// it. Until the host knows it.
     frees: BTreeMap<(PoolId, Actor), VecDeque<(u64, Clock)>>,
 }
 
 impl Pools {
     /// A default pool for each device.
     pub fn new(devices: usize) -> Self {
-        let mut pools = Self { all: Vec::new(), current: (0..devices).collect(), frees: BTreeMap::new() };
+        let mut pools = Self {
+            all: Vec::new(),
+            current: (0..devices).collect(),
+            frees: BTreeMap::new(),
+        };
         for device in 0..devices {
             pools.create(device, 0);
             pools.all[device].is_default = true;
@@ -124,12 +131,12 @@ impl Pools {
         self.current[device]
     }
 
-    /// cuMemAllocAsync is to take from another pool.
+    /// Sets the pool that cuMemAllocAsync takes from.
     pub fn set_current(&mut self, device: usize, pool: PoolId) {
         self.current[device] = pool;
     }
 
-    /// The pool takes no more allocations; what nobody uses goes back to the device at once.
+    /// The pool takes no more allocations; free memory returns to the device at once.
     pub fn destroy(&mut self, pool: PoolId) {
         let device = self.all[pool].device;
         self.all[pool].is_destroyed = true;
@@ -141,7 +148,11 @@ impl Pools {
 
     /// What all pools of a device have taken from it.
     pub fn reserved_bytes(&self, device: usize) -> u64 {
-        self.all.iter().filter(|pool| pool.device == device).map(|pool| pool.reserved).sum()
+        self.all
+            .iter()
+            .filter(|pool| pool.device == device)
+            .map(|pool| pool.reserved)
+            .sum()
     }
 
     /// What a synchronisation does.
@@ -168,7 +179,9 @@ impl Pools {
             return Err(out_of_memory);
         }
         if used > pool.reserved {
-            let reserved = used.checked_next_multiple_of(CHUNK_BYTES).ok_or(out_of_memory)?;
+            let reserved = used
+                .checked_next_multiple_of(CHUNK_BYTES)
+                .ok_or(out_of_memory)?;
             if reserved - pool.reserved > device_free {
                 return Err(out_of_memory);
             }
@@ -188,7 +201,10 @@ impl Pools {
 
     /// The turn of such a free has come in the stream of `actor`, which knows `clock` after it.
     pub fn has_run(&mut self, pool: PoolId, bytes: u64, actor: Actor, clock: Clock) {
-        self.frees.entry((pool, actor)).or_default().push_back((bytes, clock));
+        self.frees
+            .entry((pool, actor))
+            .or_default()
+            .push_back((bytes, clock));
     }
 
     /// Books a free.
@@ -201,7 +217,7 @@ impl Pools {
     }
 }
 
-/// The host has learnt of something: frees that it now knows to be over are no longer in use for anybody.
+/// The host has learnt of something: frees it now knows to be done are no longer in use.
 pub fn see_what_is_known(machine: &mut Machine) {
     if machine.memory.pools.frees.is_empty() {
         return;
@@ -211,7 +227,10 @@ pub fn see_what_is_known(machine: &mut Machine) {
     let Pools { all, frees, .. } = &mut memory.pools;
     frees.retain(|(pool, _), frees| {
         let pool = &mut all[*pool];
-        while frees.front().is_some_and(|(_, clock)| race.knows(host, clock)) {
+        while frees
+            .front()
+            .is_some_and(|(_, clock)| race.knows(host, clock))
+        {
             let (bytes, _) = frees.pop_front().expect("there is one in front");
             pool.unseen -= bytes.next_multiple_of(GRAIN_BYTES);
         }
@@ -225,10 +244,15 @@ pub fn see_what_is_known(machine: &mut Machine) {
 impl Pool {
     /// Its figures.
     pub fn books(&self) -> Books {
-        Books { used: self.used, used_high: self.used_high, reserved: self.reserved, reserved_high: self.reserved_high }
+        Books {
+            used: self.used,
+            used_high: self.used_high,
+            reserved: self.reserved,
+            reserved_high: self.reserved_high,
+        }
     }
 
-    /// Gives back what nobody uses, down to `keep` bytes.
+    /// Returns unused memory, down to `keep` bytes.
     pub fn trim(&mut self, keep: u64) {
         let needed = (self.used + self.unseen).next_multiple_of(CHUNK_BYTES);
         self.reserved = self.reserved.min(needed.max(keep));
@@ -246,7 +270,11 @@ impl Pool {
 
     /// How much access `device` has.
     pub fn access_of(&self, device: usize) -> Option<Access> {
-        if device == self.device { Some(Access::ReadWrite) } else { self.access.get(&device).copied() }
+        if device == self.device {
+            Some(Access::ReadWrite)
+        } else {
+            self.access.get(&device).copied()
+        }
     }
 
     /// Gives or takes access.

@@ -1,4 +1,4 @@
-//! Addresses of device memory: one reservation for all devices, a range of it each.
+//! Addresses of device memory: one reservation for all devices, one range each.
 
 use std::ops::Range;
 
@@ -9,11 +9,10 @@ use crate::work::Address;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Where device memory begins if these addresses are free, which they are unless something unusual runs in the process: two runs
-/// then print the same addresses.
+/// The preferred start of device memory, so that two runs print the same addresses.
 const FIRST_ADDRESS: Address = 0x2000_0000_0000;
 
-/// So much address space for each byte of memory: how long a freed address is not used again.
+/// Address space per byte of memory: how long a freed address is not reused.
 const ADDRESSES_PER_BYTE: u64 = 64;
 
 /// Freed memory above this is given back to the system instead of being filled.
@@ -24,7 +23,7 @@ const DISCARD_BYTES: u64 = 1 << 20;
 pub struct Arena {
     /// All of them.
     pub range: Range<Address>,
-    /// Never used from here on.
+    /// Unused from here on.
     next: Address,
     /// Memory up to here, from the beginning.
     committed: Address,
@@ -35,7 +34,8 @@ pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>
     let mut each = (memory_bytes * ADDRESSES_PER_BYTE).next_multiple_of(1 << 30);
     loop {
         let total = each * devices.max(1) as u64;
-        // SAFETY: a new mapping touches nothing that exists: without MAP_FIXED the address is a wish.
+        // SAFETY: a new mapping touches nothing that exists: without MAP_FIXED the address is a
+        // wish.
         let start = unsafe {
             libc::mmap(
                 FIRST_ADDRESS as *mut libc::c_void,
@@ -50,11 +50,15 @@ pub fn reserve(devices: usize, memory_bytes: u64) -> (Vec<Arena>, Range<Address>
             let start = start as Address;
             let arena = |device: usize| {
                 let first = start + device as u64 * each;
-                Arena { range: first..first + each, next: first + RED_ZONE_BYTES, committed: first }
+                Arena {
+                    range: first..first + each,
+                    next: first + RED_ZONE_BYTES,
+                    committed: first,
+                }
             };
             return ((0..devices).map(arena).collect(), start..start + total);
         }
-        // A limit on addresses (ulimit -v): less of them means only that they are used again sooner.
+        // A limit on addresses (ulimit -v): with fewer, they are only reused sooner.
         each /= 2;
         assert!(
             each > 2 * memory_bytes,
@@ -67,7 +71,10 @@ impl Arena {
     /// Room at addresses that were never used.
     pub fn fresh(&mut self, bytes: u64) -> Option<Address> {
         let start = self.next;
-        let next = bytes.checked_add(RED_ZONE_BYTES)?.checked_next_multiple_of(ALIGNMENT_BYTES)?.checked_add(start)?;
+        let next = bytes
+            .checked_add(RED_ZONE_BYTES)?
+            .checked_next_multiple_of(ALIGNMENT_BYTES)?
+            .checked_add(start)?;
         if next > self.range.end {
             return None;
         }
@@ -76,7 +83,11 @@ impl Arena {
     }
 
     /// Room between `live` allocations, which come by address.
-    pub fn between(&self, live: impl Iterator<Item = Range<Address>>, bytes: u64) -> Option<Address> {
+    pub fn between(
+        &self,
+        live: impl Iterator<Item = Range<Address>>,
+        bytes: u64,
+    ) -> Option<Address> {
         let mut start = self.range.start + RED_ZONE_BYTES;
         for allocation in live {
             if start.checked_add(bytes)?.checked_add(RED_ZONE_BYTES)? <= allocation.start {
@@ -87,11 +98,12 @@ impl Arena {
         (start.checked_add(bytes)?.checked_add(RED_ZONE_BYTES)? <= self.range.end).then_some(start)
     }
 
-    /// Makes addresses memory, full of poison.
+    /// Makes addresses accessible, filled with poison.
     pub fn commit(&mut self, start: Address, bytes: u64) -> Result<(), CUresult> {
         let end = (start + bytes).next_multiple_of(PAGE_BYTES);
         if end > self.committed {
-            // SAFETY: the range is within our own reservation, and becoming accessible takes nothing from anybody.
+            // SAFETY: the range is within our own reservation, and becoming accessible takes
+            // nothing from anybody.
             let failed = unsafe {
                 libc::mprotect(
                     self.committed as *mut libc::c_void,
@@ -104,7 +116,8 @@ impl Arena {
             }
             self.committed = end;
         }
-        // SAFETY: the range is committed, in our reservation, and of no live allocation: nobody else uses it.
+        // SAFETY: the range is committed, in our reservation, and of no live allocation: nobody
+        // else uses it.
         unsafe { std::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
         Ok(())
     }
@@ -115,9 +128,14 @@ pub fn discard(range: &Range<Address>) {
     let bytes = range.end - range.start;
     let pages = range.start.next_multiple_of(PAGE_BYTES)..range.end / PAGE_BYTES * PAGE_BYTES;
     if bytes >= DISCARD_BYTES {
-        // SAFETY: whole pages of an allocation that is over. They read as zeros afterwards; the checks keep everybody away.
+        // SAFETY: whole pages of an allocation that is over. They read as zeros afterwards; the
+        // checks keep everybody away.
         unsafe {
-            libc::madvise(pages.start as *mut libc::c_void, (pages.end - pages.start) as usize, libc::MADV_DONTNEED)
+            libc::madvise(
+                pages.start as *mut libc::c_void,
+                (pages.end - pages.start) as usize,
+                libc::MADV_DONTNEED,
+            )
         };
     } else {
         // SAFETY: an allocation that is over, committed since it was made.

@@ -13,7 +13,7 @@ use crate::report;
 use crate::stream::{self, StreamId};
 use crate::work::Address;
 
-/// What a call was given.
+/// The arguments of a call.
 struct Given {
     name: &'static str,
     from: Address,
@@ -36,7 +36,14 @@ fn checked(
     given: &Given,
     kind: impl FnOnce(&Comm) -> Result<Kind, Refusal>,
 ) -> Result<(), Refusal> {
-    let Given { name, from, to, count, element, .. } = *given;
+    let Given {
+        name,
+        from,
+        to,
+        count,
+        element,
+        ..
+    } = *given;
     let comm = resolve(machine, given.comm)?;
     comm.check_usable()?;
     let kind = kind(&comm)?;
@@ -46,11 +53,22 @@ fn checked(
         ))
     })?;
     let ranks = comm.segment.ranks() as u64;
-    let whole = (count as u64).checked_mul(element.bytes()).and_then(|bytes| bytes.checked_mul(ranks));
+    let whole = (count as u64)
+        .checked_mul(element.bytes())
+        .and_then(|bytes| bytes.checked_mul(ranks));
     if whole.is_none_or(|bytes| bytes > 1 << 46) {
-        return Err(Refusal::argument(format!("{count} elements are more than there can be")));
+        return Err(Refusal::argument(format!(
+            "{count} elements are more than there can be"
+        )));
     }
-    let call = Call { name, kind, element, count: count as u64, from, to };
+    let call = Call {
+        name,
+        kind,
+        element,
+        count: count as u64,
+        from,
+        to,
+    };
     let stream = stream_of(machine, given.stream, &comm, name)?;
     if count == 0 && call.is_collective() {
         return Ok(());
@@ -60,8 +78,13 @@ fn checked(
 }
 
 /// The stream of a call: it must be of the communicator's device.
-fn stream_of(machine: &mut Machine, handle: CUstream, comm: &Comm, name: &str) -> Result<StreamId, Refusal> {
-    // The null stream is that of the communicator's device: NCCL makes it current.
+fn stream_of(
+    machine: &mut Machine,
+    handle: CUstream,
+    comm: &Comm,
+    name: &str,
+) -> Result<StreamId, Refusal> {
+    // The communicator's device: NCCL makes it current.
     let stream = match handle as usize {
         0 | 1 => stream::legacy_of(machine, comm.device),
         _ => stream::resolve(machine, handle)?,
@@ -88,11 +111,16 @@ fn check_pointers(machine: &mut Machine, call: &Call, comm: &Comm) -> Result<(),
             }
             if range.start % call.element.bytes() != 0 {
                 let element = call.element.name();
-                return Err(Refusal::argument(format!("{which} {:#x} is no address of an {element}", range.start)));
+                return Err(Refusal::argument(format!(
+                    "{which} {:#x} is no address of an {element}",
+                    range.start
+                )));
             }
         }
     }
-    let (Some(read), Some(written)) = (touched.reads.first(), touched.writes.first()) else { return Ok(()) };
+    let (Some(read), Some(written)) = (touched.reads.first(), touched.writes.first()) else {
+        return Ok(());
+    };
     let slice = call.bytes() * comm.rank as u64;
     let is_in_place = match call.kind {
         Kind::ReduceScatter(_) => written.start == read.start + slice,
@@ -126,7 +154,12 @@ fn reduction(raw: c_int) -> Result<Reduction, Refusal> {
 fn peer(comm: &Comm, which: &str, raw: c_int) -> Result<usize, Refusal> {
     let ranks = comm.segment.ranks();
     let found = usize::try_from(raw).ok().filter(|rank| *rank < ranks);
-    found.ok_or_else(|| Refusal::argument(format!("{which} {raw}: expected a rank, 0 to {}", ranks - 1)))
+    found.ok_or_else(|| {
+        Refusal::argument(format!(
+            "{which} {raw}: expected a rank, 0 to {}",
+            ranks - 1
+        ))
+    })
 }
 
 /// See NCCL's documentation.
@@ -141,9 +174,18 @@ pub extern "C" fn ncclAllReduce(
     stream: CUstream,
 ) -> c_int {
     let (from, to) = (from as Address, to as Address);
-    make(Given { name: "ncclAllReduce", from, to, count, element, comm, stream }, |_| {
-        Ok(Kind::AllReduce(reduction(op)?))
-    })
+    make(
+        Given {
+            name: "ncclAllReduce",
+            from,
+            to,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |_| Ok(Kind::AllReduce(reduction(op)?)),
+    )
 }
 
 /// See NCCL's documentation.
@@ -158,9 +200,18 @@ pub extern "C" fn ncclReduceScatter(
     stream: CUstream,
 ) -> c_int {
     let (from, to) = (from as Address, to as Address);
-    make(Given { name: "ncclReduceScatter", from, to, count, element, comm, stream }, |_| {
-        Ok(Kind::ReduceScatter(reduction(op)?))
-    })
+    make(
+        Given {
+            name: "ncclReduceScatter",
+            from,
+            to,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |_| Ok(Kind::ReduceScatter(reduction(op)?)),
+    )
 }
 
 /// See NCCL's documentation.
@@ -176,9 +227,18 @@ pub extern "C" fn ncclReduce(
     stream: CUstream,
 ) -> c_int {
     let (from, to) = (from as Address, to as Address);
-    make(Given { name: "ncclReduce", from, to, count, element, comm, stream }, |comm| {
-        Ok(Kind::Reduce(reduction(op)?, peer(comm, "root", root)?))
-    })
+    make(
+        Given {
+            name: "ncclReduce",
+            from,
+            to,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |comm| Ok(Kind::Reduce(reduction(op)?, peer(comm, "root", root)?)),
+    )
 }
 
 /// See NCCL's documentation.
@@ -192,7 +252,18 @@ pub extern "C" fn ncclAllGather(
     stream: CUstream,
 ) -> c_int {
     let (from, to) = (from as Address, to as Address);
-    make(Given { name: "ncclAllGather", from, to, count, element, comm, stream }, |_| Ok(Kind::AllGather))
+    make(
+        Given {
+            name: "ncclAllGather",
+            from,
+            to,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |_| Ok(Kind::AllGather),
+    )
 }
 
 /// See NCCL's documentation.
@@ -207,9 +278,18 @@ pub extern "C" fn ncclBroadcast(
     stream: CUstream,
 ) -> c_int {
     let (from, to) = (from as Address, to as Address);
-    make(Given { name: "ncclBroadcast", from, to, count, element, comm, stream }, |comm| {
-        Ok(Kind::Broadcast(peer(comm, "root", root)?))
-    })
+    make(
+        Given {
+            name: "ncclBroadcast",
+            from,
+            to,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |comm| Ok(Kind::Broadcast(peer(comm, "root", root)?)),
+    )
 }
 
 /// See NCCL's documentation.
@@ -222,9 +302,18 @@ pub extern "C" fn ncclSend(
     comm: *mut Comm,
     stream: CUstream,
 ) -> c_int {
-    make(Given { name: "ncclSend", from: from as Address, to: 0, count, element, comm, stream }, |comm| {
-        Ok(Kind::Send(peer(comm, "peer", to_rank)?))
-    })
+    make(
+        Given {
+            name: "ncclSend",
+            from: from as Address,
+            to: 0,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |comm| Ok(Kind::Send(peer(comm, "peer", to_rank)?)),
+    )
 }
 
 /// See NCCL's documentation.
@@ -237,7 +326,16 @@ pub extern "C" fn ncclRecv(
     comm: *mut Comm,
     stream: CUstream,
 ) -> c_int {
-    make(Given { name: "ncclRecv", from: 0, to: to as Address, count, element, comm, stream }, |comm| {
-        Ok(Kind::Receive(peer(comm, "peer", from_rank)?))
-    })
+    make(
+        Given {
+            name: "ncclRecv",
+            from: 0,
+            to: to as Address,
+            count,
+            element,
+            comm,
+            stream,
+        },
+        |comm| Ok(Kind::Receive(peer(comm, "peer", from_rank)?)),
+    )
 }

@@ -35,7 +35,7 @@ pub struct Comm {
 /// What was queued.
 #[derive(Default)]
 struct Books {
-    /// Pieces that are not over, in the order of the calls.
+    /// Unfinished pieces, in call order.
     flights: VecDeque<Arc<Flight>>,
     /// The end of the latest.
     last: Option<Arc<Record>>,
@@ -59,7 +59,10 @@ impl Comm {
 
     /// How many ends of a send are of this process.
     pub(super) fn parties_here(&self, (from, to, _): &(u64, u64, u64)) -> usize {
-        [from, to].into_iter().filter(|rank| self.siblings.contains(&(**rank as usize - 1))).count()
+        [from, to]
+            .into_iter()
+            .filter(|rank| self.siblings.contains(&(**rank as usize - 1)))
+            .count()
     }
 
     /// Whether a rank is of this process.
@@ -67,7 +70,7 @@ impl Comm {
         self.siblings.contains(&rank)
     }
 
-    /// A piece is queued: it follows the one before.
+    /// A piece is queued after the previous one.
     pub(super) fn takes_off(&self, flight: &Arc<Flight>) {
         let mut books = self.books();
         if let Some(previous) = books.last.replace(flight.end.clone()) {
@@ -82,7 +85,9 @@ impl Comm {
 
     /// The piece with this end is over.
     pub(super) fn leave(&self, end: &Arc<Record>) {
-        self.books().flights.retain(|flight| !Arc::ptr_eq(&flight.end, end));
+        self.books()
+            .flights
+            .retain(|flight| !Arc::ptr_eq(&flight.end, end));
         progress::want(self, &[]);
     }
 
@@ -91,9 +96,12 @@ impl Comm {
         self.books().flights.front().cloned()
     }
 
-    /// The node that the next one of this capture must follow; remembers that one instead.
+    /// The node that the next one of this capture must follow; remembers this one instead.
     pub(super) fn captured(&self, capture: CaptureId) -> Option<usize> {
-        self.books().captured.filter(|(of, _)| *of == capture).map(|(_, node)| node)
+        self.books()
+            .captured
+            .filter(|(of, _)| *of == capture)
+            .map(|(_, node)| node)
     }
 
     pub(super) fn set_captured(&self, capture: CaptureId, node: usize) {
@@ -103,20 +111,30 @@ impl Comm {
     /// Why nothing more can be called.
     pub(super) fn check_usable(&self) -> Result<(), Refusal> {
         if self.is_aborted() || self.is_finalized.load(Ordering::Relaxed) {
-            return Err(Refusal::argument("the communicator was finalized or aborted"));
+            return Err(Refusal::argument(
+                "the communicator was finalized or aborted",
+            ));
         }
         match self.async_error.load(Ordering::SeqCst) {
             0 => Ok(()),
-            error => Err(Refusal::new(error, "the communicator has an asynchronous error (ncclCommGetAsyncError)")),
+            error => Err(Refusal::new(
+                error,
+                "the communicator has an asynchronous error (ncclCommGetAsyncError)",
+            )),
         }
     }
 
     fn describe(&self) -> String {
-        format!("the communicator of rank {} of {} on device {}", self.rank, self.segment.ranks(), self.device)
+        format!(
+            "the communicator of rank {} of {} on device {}",
+            self.rank,
+            self.segment.ranks(),
+            self.device
+        )
     }
 }
 
-/// The configuration of a communicator as far as all versions since 2.14 have it.
+/// The fields of a communicator's configuration common to all versions since 2.14.
 #[repr(C)]
 pub struct Config {
     size: usize,
@@ -141,7 +159,7 @@ pub extern "C" fn ncclGetUniqueId(id: Out<'_, UniqueId>) -> c_int {
     })
 }
 
-/// What a rank asks for when it comes.
+/// What a rank brings to the meeting.
 pub(super) struct Coming {
     ranks: usize,
     id: UniqueId,
@@ -149,15 +167,19 @@ pub(super) struct Coming {
     device: usize,
 }
 
-/// A rank that has come, and waits for the others.
+/// A rank that arrived and waits for the others.
 pub(super) struct Come {
     segment: Segment,
     coming: Coming,
 }
 
 fn coming(machine: &Machine, ranks: c_int, id: UniqueId, rank: c_int) -> Result<Coming, Refusal> {
-    let count = usize::try_from(ranks).ok().filter(|ranks| (1..=RANKS_MAX).contains(ranks));
-    let count = count.ok_or_else(|| Refusal::argument(format!("{ranks} ranks: 1 to {RANKS_MAX} are simulated")))?;
+    let count = usize::try_from(ranks)
+        .ok()
+        .filter(|ranks| (1..=RANKS_MAX).contains(ranks));
+    let count = count.ok_or_else(|| {
+        Refusal::argument(format!("{ranks} ranks: 1 to {RANKS_MAX} are simulated"))
+    })?;
     let own = usize::try_from(rank).ok().filter(|rank| *rank < count);
     let own = own.ok_or_else(|| Refusal::argument(format!("rank {rank} of {ranks} ranks")))?;
     let device = context::current(machine).ok_or_else(|| {
@@ -167,10 +189,15 @@ fn coming(machine: &Machine, ranks: c_int, id: UniqueId, rank: c_int) -> Result<
     if let Some(lost) = machine.devices[device].lost {
         return Err(lost.into());
     }
-    Ok(Coming { ranks: count, id, rank: own, device })
+    Ok(Coming {
+        ranks: count,
+        id,
+        rank: own,
+        device,
+    })
 }
 
-/// What tells machines apart: read once, as NCCL does.
+/// What distinguishes machines: read once, as NCCL does.
 fn host_hash() -> u64 {
     static HOST: OnceLock<u64> = OnceLock::new();
     *HOST.get_or_init(|| {
@@ -179,7 +206,7 @@ fn host_hash() -> u64 {
     })
 }
 
-/// Comes to the meeting, and waits for nobody.
+/// Arrives at the meeting without waiting.
 pub(super) fn come(coming: Coming) -> Result<Come, Refusal> {
     let system = |problem| Refusal::new(code::SYSTEM_ERROR, problem);
     let segment = Segment::open(&coming.id, coming.ranks).map_err(system)?;
@@ -189,7 +216,7 @@ pub(super) fn come(coming: Coming) -> Result<Come, Refusal> {
     Ok(Come { segment, coming })
 }
 
-/// Waits for all ranks, for ever if need be; not under the machine's lock.
+/// Waits for all ranks, without a limit and without the machine's lock.
 pub(super) fn meet(come: &Come) {
     loop {
         let heard = come.segment.bell();
@@ -200,21 +227,30 @@ pub(super) fn meet(come: &Come) {
     }
 }
 
-/// All have come: the communicator.
+/// All arrived: creates the communicator.
 pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refusal> {
-    let Come { segment, coming: Coming { rank, device, id, .. } } = come;
-    // Whoever comes now comes too late: the memory lives on in those who have it.
+    let Come {
+        segment,
+        coming: Coming {
+            rank, device, id, ..
+        },
+    } = come;
+    // Later arrivals are too late: the memory lives on in those who have it.
     machine.nccl.made.retain(|made| made.id != id);
     let member = |rank: usize| {
         let member = segment.member(rank);
-        (member.host.load(Ordering::Relaxed), member.device.load(Ordering::Relaxed))
+        (
+            member.host.load(Ordering::Relaxed),
+            member.device.load(Ordering::Relaxed),
+        )
     };
     let ranks = segment.ranks();
     for second in 0..ranks {
         if let Some(first) = (0..second).find(|first| member(*first) == member(second)) {
             let device = member(second).1;
-            let message =
-                format!("Duplicate GPU detected : rank {first} and rank {second} both on CUDA device {device}");
+            let message = format!(
+                "Duplicate GPU detected : rank {first} and rank {second} both on CUDA device {device}"
+            );
             return Err(Refusal::new(code::INVALID_USAGE, message));
         }
     }
@@ -236,7 +272,10 @@ pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refu
         progress::spawn(comm.clone());
     }
     machine.nccl.comms.push(Some(comm));
-    Ok(encode(HandleKind::Communicator, machine.nccl.comms.len() - 1))
+    Ok(encode(
+        HandleKind::Communicator,
+        machine.nccl.comms.len() - 1,
+    ))
 }
 
 fn init(
@@ -279,8 +318,12 @@ fn check_config(config: &Config) -> Result<(), Refusal> {
     }
     match config.blocking {
         UNDEFINED | 1 => Ok(()),
-        0 => Err(Refusal::argument("blocking = 0: only blocking communicators are simulated")),
-        other => Err(Refusal::argument(format!("blocking = {other}: expected 0 or 1"))),
+        0 => Err(Refusal::argument(
+            "blocking = 0: only blocking communicators are simulated",
+        )),
+        other => Err(Refusal::argument(format!(
+            "blocking = {other}: expected 0 or 1"
+        ))),
     }
 }
 
@@ -295,7 +338,7 @@ pub extern "C" fn ncclCommInitRank(
     init("ncclCommInitRank", comm, (ranks, id.internal, rank), None)
 }
 
-/// An id as C passes it: a structure by value.
+/// An id as C passes it: a struct by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct UniqueIdByValue {
@@ -312,30 +355,49 @@ pub extern "C" fn ncclCommInitRankConfig(
     rank: c_int,
     config: Option<&Config>,
 ) -> c_int {
-    init("ncclCommInitRankConfig", comm, (ranks, id.internal, rank), config)
+    init(
+        "ncclCommInitRankConfig",
+        comm,
+        (ranks, id.internal, rank),
+        config,
+    )
 }
 
-/// Waits until all that was called is over.
+/// Waits until all calls are done.
 fn finish(held: &mut Held, comm: &Comm) -> Result<(), Refusal> {
     if comm.is_finalized.swap(true, Ordering::Relaxed) || held.devices[comm.device].lost.is_some() {
         return Ok(());
     }
-    let ends: Vec<Arc<Record>> = comm.books().flights.iter().map(|flight| flight.end.clone()).collect();
+    let ends: Vec<Arc<Record>> = comm
+        .books()
+        .flights
+        .iter()
+        .map(|flight| flight.end.clone())
+        .collect();
     scheduler::wait_without_promise(held, &Goal::new(ends))?;
     Ok(())
 }
 
-/// How many graphs, and executables of graphs, hold calls of this communicator.
+/// How many graphs and executables contain calls of this communicator.
 fn graphs_with(machine: &Machine, comm: &Comm) -> usize {
     let holds = |nodes: &[crate::graph::Node]| {
-        nodes.iter().any(|node| matches!(&node.what, Captured::Nccl(piece) if piece.is_of(comm)))
+        nodes
+            .iter()
+            .any(|node| matches!(&node.what, Captured::Nccl(piece) if piece.is_of(comm)))
     };
-    let graphs = machine.graphs.graphs.iter().filter(|graph| graph.destroyed.is_none() && holds(&graph.nodes));
+    let graphs = machine
+        .graphs
+        .graphs
+        .iter()
+        .filter(|graph| graph.destroyed.is_none() && holds(&graph.nodes));
     let executables = machine.graphs.executables.iter();
-    graphs.count() + executables.filter(|executable| holds(&executable.plan.nodes)).count()
+    graphs.count()
+        + executables
+            .filter(|executable| holds(&executable.plan.nodes))
+            .count()
 }
 
-/// Since 2.26 a communicator ends only when nothing is left of the graphs that captured its calls.
+/// Since 2.26 a communicator ends only when no graph that captured its calls is left.
 fn wait_for_graphs(held: &mut Held, name: &str, comm: &Comm) {
     let since = Instant::now();
     let mut is_told = false;
@@ -351,7 +413,7 @@ fn wait_for_graphs(held: &mut Held, name: &str, comm: &Comm) {
                 comm.describe()
             );
         }
-        // What was launched of them has to end, and nobody else may be running it.
+        // Its launches must end, and no other thread may be running it.
         if let Some(oldest) = comm.oldest() {
             scheduler::run_towards(held, oldest.end.clone(), |_| false);
         }
@@ -370,7 +432,7 @@ fn close(machine: &mut Machine, comm: &Arc<Comm>) {
     }
 }
 
-/// See NCCL's documentation. It waits for what was called.
+/// See NCCL's documentation. It waits for its calls.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommFinalize(comm: *mut Comm) -> c_int {
     call("ncclCommFinalize", |held| {
@@ -380,7 +442,7 @@ pub extern "C" fn ncclCommFinalize(comm: *mut Comm) -> c_int {
     })
 }
 
-/// See NCCL's documentation. It waits for what was called, and for graphs that hold its calls to be destroyed.
+/// See NCCL's documentation. It waits for its calls, and until graphs with its calls are destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
     call("ncclCommDestroy", |held| {
@@ -395,7 +457,8 @@ pub extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
     })
 }
 
-/// See NCCL's documentation. What hangs is freed at once; the call waits for graphs that hold its calls to be destroyed.
+/// See NCCL's documentation. Hanging calls are freed at once; it waits until graphs with its calls
+/// are destroyed.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_int {
     call("ncclCommAbort", |held| {
@@ -422,7 +485,12 @@ pub extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: Option<&mut c_in
     })
 }
 
-fn tell(name: &'static str, comm: *mut Comm, to: Option<&mut c_int>, what: impl FnOnce(&Comm) -> usize) -> c_int {
+fn tell(
+    name: &'static str,
+    comm: *mut Comm,
+    to: Option<&mut c_int>,
+    what: impl FnOnce(&Comm) -> usize,
+) -> c_int {
     call(name, |held| {
         let comm = resolve(held, comm)?;
         *to.ok_or_else(|| Refusal::argument("no place for the answer"))? = what(&comm) as c_int;

@@ -1,13 +1,15 @@
 //! Element types and reductions: the arithmetic of a ring.
 //!
-//! Sums are not taken in the order of the ranks. As in a ring, where the rank at which a chunk starts moves on with each chunk, element `i` starts at
-//! rank `(i / CHUNK_ELEMENTS + first) mod N` and is folded in the order of the ring: each hop combines what came with the rank's own value and rounds to
-//! the element type. `first` is 0, and for a reduce-scatter the rank behind the one that keeps the slice, `i` counting in that slice. So sums of floats differ
-//! from those in rank order, those of a reduce-scatter from those of an all-reduce, and all ranks have the same bits.
+//! Sums are not taken in rank order. As in a ring, where the starting rank moves with each chunk,
+//! element `i` starts at rank `(i / CHUNK_ELEMENTS + first) mod N` and is folded in ring order:
+//! each hop combines the incoming value with the rank's own and rounds to the element type. `first`
+//! is 0; for a reduce-scatter it is the rank after the one that keeps the slice, and `i` counts in
+//! that slice. So float sums differ from those in rank order, those of a reduce-scatter differ from
+//! those of an all-reduce, and all ranks have the same bits.
 
 use half::{bf16, f16};
 
-/// How many elements in a row start at one rank.
+/// How many consecutive elements start at one rank.
 pub(super) const CHUNK_ELEMENTS: usize = 64;
 
 /// An element type that NCCL moves and reduces.
@@ -26,7 +28,8 @@ pub(super) enum Type {
 }
 
 impl Type {
-    /// From an `ncclDataType_t`; none for those that are not modelled (the eight-bit floats) or not there.
+    /// From an `ncclDataType_t`; None for those that are not modelled (8-bit floats) or do not
+    /// exist.
     pub(super) fn from_raw(raw: i32) -> Option<Self> {
         Some(match raw {
             0 => Self::I8,
@@ -78,7 +81,7 @@ pub(super) enum Reduction {
 }
 
 impl Reduction {
-    /// From an `ncclRedOp_t`; none for the average and for what is not there.
+    /// From an `ncclRedOp_t`; None for the average and those that do not exist.
     pub(super) fn from_raw(raw: i32) -> Option<Self> {
         Some(match raw {
             0 => Self::Sum,
@@ -147,8 +150,16 @@ macro_rules! halves {
 }
 halves!(f16, bf16);
 
-/// Combines `sources`, one a rank, into `to`: elements `from_index..` of the whole that is reduced. All have the same length, in whole elements.
-pub(super) fn fold(kind: Type, how: Reduction, sources: &[&[u8]], to: &mut [u8], from_index: usize, first: usize) {
+/// Combines `sources`, one per rank, into `to`: elements `from_index..` of the reduction. All have
+/// the same length in whole elements.
+pub(super) fn fold(
+    kind: Type,
+    how: Reduction,
+    sources: &[&[u8]],
+    to: &mut [u8],
+    from_index: usize,
+    first: usize,
+) {
     match kind {
         Type::I8 => fold_as::<i8>(how, sources, to, from_index, first),
         Type::U8 => fold_as::<u8>(how, sources, to, from_index, first),
@@ -163,11 +174,20 @@ pub(super) fn fold(kind: Type, how: Reduction, sources: &[&[u8]], to: &mut [u8],
     }
 }
 
-fn fold_as<T: Element>(how: Reduction, sources: &[&[u8]], to: &mut [u8], from_index: usize, first: usize) {
+fn fold_as<T: Element>(
+    how: Reduction,
+    sources: &[&[u8]],
+    to: &mut [u8],
+    from_index: usize,
+    first: usize,
+) {
     let size = size_of::<T>();
     let count = to.len() / size;
     let ranks = sources.len();
-    assert!(sources.iter().all(|source| source.len() == to.len()), "one length for all ranks");
+    assert!(
+        sources.iter().all(|source| source.len() == to.len()),
+        "one length for all ranks"
+    );
     let mut at = 0;
     while at < count {
         let index = from_index + at;
@@ -175,18 +195,30 @@ fn fold_as<T: Element>(how: Reduction, sources: &[&[u8]], to: &mut [u8], from_in
         let start = (index / CHUNK_ELEMENTS + first) % ranks;
         to[chunk.clone()].copy_from_slice(&sources[start][chunk.clone()]);
         for hop in 1..ranks {
-            combine::<T>(how, &sources[(start + hop) % ranks][chunk.clone()], &mut to[chunk.clone()]);
+            combine::<T>(
+                how,
+                &sources[(start + hop) % ranks][chunk.clone()],
+                &mut to[chunk.clone()],
+            );
         }
         at = chunk.end / size;
     }
 }
 
-/// One hop of a chunk: what came is in `to`, the rank's own in `own`, of the same length.
+/// One hop of a chunk: the incoming values are in `to`, the rank's own in `own`.
 fn combine<T: Element>(how: Reduction, own: &[u8], to: &mut [u8]) {
-    for (own, to) in own.chunks_exact(size_of::<T>()).zip(to.chunks_exact_mut(size_of::<T>())) {
-        // SAFETY: both are as long as a T, which is a number, of which any bits are one; nothing is aligned here, and nothing has to be.
+    for (own, to) in own
+        .chunks_exact(size_of::<T>())
+        .zip(to.chunks_exact_mut(size_of::<T>()))
+    {
+        // SAFETY: both are as long as a T, which is a number, of which any bits are one; nothing is
+        // aligned here, and nothing has to be.
         unsafe {
-            let sum = own.as_ptr().cast::<T>().read_unaligned().combine(to.as_ptr().cast::<T>().read_unaligned(), how);
+            let sum = own
+                .as_ptr()
+                .cast::<T>()
+                .read_unaligned()
+                .combine(to.as_ptr().cast::<T>().read_unaligned(), how);
             to.as_mut_ptr().cast::<T>().write_unaligned(sum);
         }
     }
@@ -197,12 +229,28 @@ mod tests {
     use super::*;
 
     fn folded(values: &[Vec<f32>], from_index: usize, first: usize) -> Vec<f32> {
-        let bytes: Vec<Vec<u8>> =
-            values.iter().map(|values| values.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
+        let bytes: Vec<Vec<u8>> = values
+            .iter()
+            .map(|values| {
+                values
+                    .iter()
+                    .flat_map(|value| value.to_le_bytes())
+                    .collect()
+            })
+            .collect();
         let sources: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
         let mut to = vec![0; bytes[0].len()];
-        fold(Type::F32, Reduction::Sum, &sources, &mut to, from_index, first);
-        to.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+        fold(
+            Type::F32,
+            Reduction::Sum,
+            &sources,
+            &mut to,
+            from_index,
+            first,
+        );
+        to.chunks_exact(4)
+            .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+            .collect()
     }
 
     /// 1, 2^24 and -2^24 in f32: what is left of the 1 says in which order they were added.
@@ -211,8 +259,12 @@ mod tests {
         let big = 16_777_216.0;
         let values = [vec![1.0; 200], vec![big; 200], vec![-big; 200]];
         let sums = folded(&values, 0, 0);
-        // Chunk 0: (1 + 2^24) - 2^24, in which the 1 is rounded away; chunk 1: (2^24 - 2^24) + 1; chunk 2: (-2^24 + 1) + 2^24 = 1.
-        assert_eq!((sums[0], sums[63], sums[64], sums[128]), (0.0, 0.0, 1.0, 1.0));
+        // Chunk 0: (1 + 2^24) - 2^24, in which the 1 is rounded away; chunk 1: (2^24 - 2^24) + 1;
+        // chunk 2: (-2^24 + 1) + 2^24 = 1.
+        assert_eq!(
+            (sums[0], sums[63], sums[64], sums[128]),
+            (0.0, 0.0, 1.0, 1.0)
+        );
         assert_eq!(sums[192], 0.0, "the fourth chunk starts at rank 0 again");
         assert_eq!(folded(&values, 70, 0)[..3], sums[70..73]);
         assert_eq!(folded(&values, 0, 1)[0], 1.0);
@@ -220,8 +272,11 @@ mod tests {
 
     #[test]
     fn halves_are_rounded_at_every_hop() {
-        // 256 + 1 is no bf16 and rounds to 256 (to even): twice, so that 258, the rounded sum of all, does not come out.
-        let sources: Vec<[u8; 2]> = [256.0, 1.0, 1.0].map(|value| bf16::from_f32(value).to_le_bytes()).into();
+        // 256 + 1 is no bf16 and rounds to 256 (to even): twice, so that 258, the rounded sum of
+        // all, does not come out.
+        let sources: Vec<[u8; 2]> = [256.0, 1.0, 1.0]
+            .map(|value| bf16::from_f32(value).to_le_bytes())
+            .into();
         let sources: Vec<&[u8]> = sources.iter().map(|bytes| bytes.as_slice()).collect();
         let mut to = [0; 2];
         fold(Type::Bf16, Reduction::Sum, &sources, &mut to, 0, 0);
@@ -237,8 +292,14 @@ mod tests {
         };
         // 254 is -2.
         assert_eq!(fold_i8(Reduction::Sum), 101);
-        assert_eq!(fold_i8(Reduction::Product), (100i8).wrapping_mul(3).wrapping_mul(-2));
-        assert_eq!((fold_i8(Reduction::Max), fold_i8(Reduction::Min)), (100, -2));
+        assert_eq!(
+            fold_i8(Reduction::Product),
+            (100i8).wrapping_mul(3).wrapping_mul(-2)
+        );
+        assert_eq!(
+            (fold_i8(Reduction::Max), fold_i8(Reduction::Min)),
+            (100, -2)
+        );
         for raw in 0..10 {
             let kind = Type::from_raw(raw).unwrap();
             let (mut ones, bytes) = (vec![0; 8], kind.bytes() as usize);

@@ -1,8 +1,9 @@
-//! A piece of work of NCCL: the calls of a group, or one call, in a queue of a stream or a launch of a graph.
+//! A piece of NCCL work: the calls of a group, or one call, in a stream or a graph launch.
 //!
-//! It is not over when it has run: it comes to its calls, does what it can, and stays in front of its stream until the other ranks have done their
-//! part. What it reads and writes counts for the race detector from the moment at which it begins; when it ends it is ordered behind the beginnings of all ranks of
-//! this process. Pieces of one communicator follow one another in the order of the calls, on whatever streams they are.
+//! It is not done when it has run: it enters its calls, does what it can, and stays at the front of
+//! its stream until the other ranks have done their part. For the race detector its accesses happen
+//! when it begins; when it ends, it is ordered after the beginnings of all ranks of this process.
+//! Pieces of one communicator follow each other in call order, on whatever streams.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,7 +21,7 @@ use crate::timeline::Part;
 use crate::work::{Failure, Touched};
 use crate::{memory, report};
 
-/// What is called at once.
+/// What is called together.
 pub(crate) struct Piece {
     pub(super) comm: Arc<Comm>,
     pub(super) calls: Vec<Call>,
@@ -28,12 +29,20 @@ pub(crate) struct Piece {
 
 impl Piece {
     pub(crate) fn describe(&self) -> String {
-        let place = format!("as rank {} of {}", self.comm.rank, self.comm.segment.ranks());
+        let place = format!(
+            "as rank {} of {}",
+            self.comm.rank,
+            self.comm.segment.ranks()
+        );
         match &self.calls[..] {
             [call] => format!("{}, {place}", call.describe()),
             calls => {
                 let calls: Vec<String> = calls.iter().map(Call::describe).collect();
-                format!("ncclGroup of {} calls ({}), {place}", calls.len(), calls.join("; "))
+                format!(
+                    "ncclGroup of {} calls ({}), {place}",
+                    calls.len(),
+                    calls.join("; ")
+                )
             }
         }
     }
@@ -42,7 +51,8 @@ impl Piece {
     pub(crate) fn ranges(&self) -> Touched {
         let mut all = Touched::default();
         for call in &self.calls {
-            let Touched { reads, writes, .. } = call.touched(self.comm.rank, self.comm.segment.ranks());
+            let Touched { reads, writes, .. } =
+                call.touched(self.comm.rank, self.comm.segment.ranks());
             all.reads.extend(reads);
             all.writes.extend(writes);
         }
@@ -60,7 +70,10 @@ impl Piece {
     }
 
     fn duration_ns(&self) -> u64 {
-        self.calls.iter().map(|call| call.duration_ns(self.comm.segment.ranks())).sum()
+        self.calls
+            .iter()
+            .map(|call| call.duration_ns(self.comm.segment.ranks()))
+            .sum()
     }
 }
 
@@ -70,19 +83,19 @@ enum Phase {
     #[default]
     Queued,
     Begun,
-    /// By the plan of faults: it never comes to its calls.
+    /// Planned fault: it never enters its calls.
     Hung,
     Over,
 }
 
-/// The calls that it is in, in the order of each channel.
+/// The calls it has entered, in the order of each channel.
 #[derive(Default)]
 struct State {
     phase: Phase,
-    /// What the plan of faults makes of its queueing.
+    /// The planned fault of its queuing.
     struck: Option<Struck>,
     begin_ns: u64,
-    /// By the plan of faults: it begins no earlier.
+    /// Planned fault: it begins no earlier.
     not_before: Option<Instant>,
     extra_ns: u64,
     /// Call and bit.
@@ -103,7 +116,7 @@ struct Lane<T> {
     progress: T,
 }
 
-/// What names a meeting: a collective by its number, or a send by its pair and number.
+/// What identifies a meeting: a collective by its number, a send by its pair and number.
 type Meeting = (u64, u64, u64);
 
 /// One turn of a piece.
@@ -118,34 +131,50 @@ pub(crate) struct Flight {
 
 /// What came of running it.
 pub(crate) enum Ran {
-    /// It goes on when other ranks have done their part.
+    /// It continues when other ranks have done their part.
     Waits,
-    /// At this time of the simulated clock.
+    /// At this simulated time.
     Over(u64),
-    /// Its device is to be lost.
+    /// Its device shall be lost.
     Failed(Failure),
 }
 
 impl Flight {
     /// A turn of `piece` in `stream`.
     pub(super) fn new(piece: Arc<Piece>, stream: StreamId, struck: Option<Struck>) -> Arc<Self> {
-        let phase = if struck == Some(Struck::Hang) { Phase::Hung } else { Phase::Queued };
-        let mut state = State { struck, phase, ..State::default() };
+        let phase = if struck == Some(Struck::Hang) {
+            Phase::Hung
+        } else {
+            Phase::Queued
+        };
+        let mut state = State {
+            struck,
+            phase,
+            ..State::default()
+        };
         let mut channels: Vec<Kind> = Vec::new();
         for (index, call) in piece.calls.iter().enumerate() {
             if call.is_collective() {
                 state.collectives.calls.push(index);
                 continue;
             }
-            let channel = channels.iter().position(|kind| *kind == call.kind).unwrap_or_else(|| {
-                channels.push(call.kind);
-                state.exchanges.push(Lane::default());
-                channels.len() - 1
-            });
+            let channel = channels
+                .iter()
+                .position(|kind| *kind == call.kind)
+                .unwrap_or_else(|| {
+                    channels.push(call.kind);
+                    state.exchanges.push(Lane::default());
+                    channels.len() - 1
+                });
             state.exchanges[channel].calls.push(index);
         }
         let end = Arc::new(Record::new(stream));
-        Arc::new(Self { piece, previous: OnceLock::new(), end, state: Mutex::new(state) })
+        Arc::new(Self {
+            piece,
+            previous: OnceLock::new(),
+            end,
+            state: Mutex::new(state),
+        })
     }
 
     /// It follows `previous` in its communicator.
@@ -167,10 +196,13 @@ impl Flight {
     }
 
     fn place(&self) -> Place<'_> {
-        Place { segment: &self.comm().segment, rank: self.comm().rank }
+        Place {
+            segment: &self.comm().segment,
+            rank: self.comm().rank,
+        }
     }
 
-    /// Whether running it would get on.
+    /// Whether running it would make progress.
     pub(crate) fn can_run(&self) -> bool {
         let state = self.state();
         match state.phase {
@@ -178,7 +210,9 @@ impl Flight {
             _ if self.comm().is_aborted() => true,
             Phase::Hung => false,
             Phase::Queued => {
-                self.previous.get().is_none_or(|previous| previous.is_complete())
+                self.previous
+                    .get()
+                    .is_none_or(|previous| previous.is_complete())
                     && state.not_before.is_none_or(|time| Instant::now() >= time)
             }
             Phase::Begun => match self.next(&state) {
@@ -189,19 +223,20 @@ impl Flight {
         }
     }
 
-    /// Whether it has come to its calls and is not over.
+    /// Whether it has entered its calls and is not done.
     pub(super) fn is_underway(&self) -> bool {
         self.state().phase == Phase::Begun
     }
 
-    /// Whether it will never go on by itself.
+    /// Whether it will never continue by itself.
     pub(crate) fn is_stuck(&self) -> bool {
         let state = self.state();
-        let is_mismatch = || state.phase == Phase::Begun && matches!(self.next(&state), Next::Mismatch(_));
+        let is_mismatch =
+            || state.phase == Phase::Begun && matches!(self.next(&state), Next::Mismatch(_));
         !self.comm().is_aborted() && (state.phase == Phase::Hung || is_mismatch())
     }
 
-    /// The ranks without which it cannot go on.
+    /// The ranks it is waiting for.
     pub(super) fn lacks(&self) -> Vec<usize> {
         let state = self.state();
         if state.phase != Phase::Begun || self.comm().is_aborted() {
@@ -220,11 +255,15 @@ impl Flight {
     fn nexts<'a>(&'a self, state: &'a State, place: Place<'a>) -> impl Iterator<Item = Next> + 'a {
         let calls = &self.piece.calls;
         let own = &state.collectives;
-        let collective = own.calls.get(own.at).map(|call| own.progress.next(place, &calls[*call]));
-        let exchanges = state
-            .exchanges
-            .iter()
-            .filter_map(move |lane| lane.calls.get(lane.at).map(|call| lane.progress.next(place, &calls[*call])));
+        let collective = own
+            .calls
+            .get(own.at)
+            .map(|call| own.progress.next(place, &calls[*call]));
+        let exchanges = state.exchanges.iter().filter_map(move |lane| {
+            lane.calls
+                .get(lane.at)
+                .map(|call| lane.progress.next(place, &calls[*call]))
+        });
         collective.into_iter().chain(exchanges)
     }
 
@@ -233,7 +272,7 @@ impl Flight {
         let mut waits = Next::Over;
         for next in self.nexts(state, self.place()) {
             match next {
-                // A call that is over makes way for the one behind it.
+                // A finished call makes room for the next.
                 Next::Go | Next::Over => return Next::Go,
                 Next::Mismatch(rank) => waits = Next::Mismatch(rank),
                 Next::Lacks(ranks) if waits == Next::Over => waits = Next::Lacks(ranks),
@@ -243,14 +282,24 @@ impl Flight {
         waits
     }
 
-    /// Runs it as far as it can get. `clock` is what its stream knows, `begin_ns` the time from which it can begin.
-    pub(crate) fn run(&self, machine: &mut Machine, actor: usize, operation: &Operation, begin_ns: u64) -> Ran {
+    /// Runs it as far as possible. `clock` is what its stream knows, `begin_ns` its earliest time.
+    pub(crate) fn run(
+        &self,
+        machine: &mut Machine,
+        actor: usize,
+        operation: &Operation,
+        begin_ns: u64,
+    ) -> Ran {
         let mut state = self.state();
         if self.comm().is_aborted() {
             return self.give_up(machine, state, operation, begin_ns);
         }
         if state.phase == Phase::Queued {
-            if let Some(Completion { clock, .. }) = self.previous.get().and_then(|previous| previous.completion()) {
+            if let Some(Completion { clock, .. }) = self
+                .previous
+                .get()
+                .and_then(|previous| previous.completion())
+            {
                 machine.race.join(actor, clock);
             }
             match self.begin(machine, &mut state, operation, begin_ns) {
@@ -258,7 +307,10 @@ impl Flight {
                 Ok(false) => return Ran::Waits,
                 Err(failure) => return Ran::Failed(failure),
             }
-            if let Some(race) = machine.race.access(actor, operation.id, &self.piece.ranges()) {
+            if let Some(race) = machine
+                .race
+                .access(actor, operation.id, &self.piece.ranges())
+            {
                 report::race(machine, &race);
             }
         }
@@ -278,7 +330,7 @@ impl Flight {
         }
     }
 
-    /// Its turn has come: what the plan of faults has for it happens. False: it does not begin, or not yet.
+    /// Its turn has come: applies planned faults. False: it does not begin, or not yet.
     fn begin(
         &self,
         machine: &mut Machine,
@@ -290,7 +342,10 @@ impl Flight {
         if state.not_before.is_none() {
             if let Some(Struck::Code(code)) = state.struck {
                 let message = format!("{}: fails by the plan of faults", operation.describe);
-                return Err(Failure { code: code as i32, message });
+                return Err(Failure {
+                    code: code as i32,
+                    message,
+                });
             }
             for call in 0..self.piece.calls.len() {
                 match machine.faults.strike_nccl(comm.device) {
@@ -301,8 +356,12 @@ impl Flight {
                         state.phase = Phase::Hung;
                     }
                     Some(NcclEffect::Lost) => {
-                        let code = cudarc::driver::sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as i32;
-                        let message = format!("{}: its device is lost by the plan of faults", operation.describe);
+                        let code =
+                            cudarc::driver::sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as i32;
+                        let message = format!(
+                            "{}: its device is lost by the plan of faults",
+                            operation.describe
+                        );
                         return Err(Failure { code, message });
                     }
                     Some(NcclEffect::Slow(time_ns)) => {
@@ -319,7 +378,9 @@ impl Flight {
                 return Ok(false);
             }
         }
-        if let Some(failure) = crate::scheduler::freed_meanwhile(machine, operation, &self.piece.ranges()) {
+        if let Some(failure) =
+            crate::scheduler::freed_meanwhile(machine, operation, &self.piece.ranges())
+        {
             return Err(failure);
         }
         state.begin_ns = begin_ns;
@@ -327,8 +388,14 @@ impl Flight {
         Ok(true)
     }
 
-    /// Does what can be done, and rings the bell for the others.
-    fn progress(&self, machine: &mut Machine, state: &mut State, operation: &Operation, clock: &Clock) {
+    /// Does what can be done, and wakes the others.
+    fn progress(
+        &self,
+        machine: &mut Machine,
+        state: &mut State,
+        operation: &Operation,
+        clock: &Clock,
+    ) {
         let place = self.place();
         let calls = &self.piece.calls;
         let checks = machine.config.nccl_check;
@@ -341,7 +408,13 @@ impl Flight {
             let lane = &mut state.collectives;
             if let Some(&call) = lane.calls.get(lane.at) {
                 let text = || {
-                    checks.then(|| format!("{}\n    called by {}", calls[call].describe(), operation.stack.in_line()))
+                    checks.then(|| {
+                        format!(
+                            "{}\n    called by {}",
+                            calls[call].describe(),
+                            operation.stack.in_line()
+                        )
+                    })
                 };
                 let was_number = lane.progress.number();
                 has_moved |= step(lane, |progress| match progress.next(place, &calls[call]) {
@@ -352,10 +425,17 @@ impl Flight {
                     Next::Over => Some(true),
                     _ => None,
                 });
-                came.extend(lane.progress.number().filter(|_| was_number.is_none()).map(|number| (0, 0, number)));
+                came.extend(
+                    lane.progress
+                        .number()
+                        .filter(|_| was_number.is_none())
+                        .map(|number| (0, 0, number)),
+                );
             }
             for lane in &mut state.exchanges {
-                let Some(&call) = lane.calls.get(lane.at) else { continue };
+                let Some(&call) = lane.calls.get(lane.at) else {
+                    continue;
+                };
                 let was_number = lane.progress.number();
                 has_moved |= step(lane, |progress| match progress.next(place, &calls[call]) {
                     Next::Go => {
@@ -376,7 +456,13 @@ impl Flight {
             is_news |= has_moved;
         }
         for meeting in came {
-            machine.nccl.come(place.segment.nonce, meeting, place.rank, clock.clone(), begin_ns);
+            machine.nccl.come(
+                place.segment.nonce,
+                meeting,
+                place.rank,
+                clock.clone(),
+                begin_ns,
+            );
             state.met.push(meeting);
         }
         if is_news {
@@ -395,7 +481,11 @@ impl Flight {
         let comm = self.comm();
         let mut start_ns = state.begin_ns;
         for meeting in std::mem::take(&mut state.met) {
-            let parties = if meeting.0 == 0 { comm.ranks_here() } else { comm.parties_here(&meeting) };
+            let parties = if meeting.0 == 0 {
+                comm.ranks_here()
+            } else {
+                comm.parties_here(&meeting)
+            };
             for (clock, time_ns) in machine.nccl.leave(comm.segment.nonce, meeting, parties) {
                 machine.race.join(actor, &clock);
                 start_ns = start_ns.max(time_ns);
@@ -406,25 +496,37 @@ impl Flight {
         }
         state.phase = Phase::Over;
         let slowdown = machine.faults.slowdown(comm.device);
-        let time_ns = self.piece.duration_ns().saturating_mul(slowdown).saturating_add(state.extra_ns);
+        let time_ns = self
+            .piece
+            .duration_ns()
+            .saturating_mul(slowdown)
+            .saturating_add(state.extra_ns);
         drop(state);
         let end_ns = start_ns.saturating_add(time_ns);
         if machine.timeline.is_listed() {
-            machine.timeline.list(operation, Part::Nccl, (start_ns, end_ns), self.piece.bytes());
+            machine.timeline.list(
+                operation,
+                Part::Nccl,
+                (start_ns, end_ns),
+                self.piece.bytes(),
+            );
         }
         self.end(machine, actor, operation, end_ns);
         Ran::Over(end_ns)
     }
 
-    /// It is over: who waits for it learns what its stream knows.
+    /// Done: waiters learn what its stream knows.
     fn end(&self, machine: &mut Machine, actor: usize, operation: &Operation, end_ns: u64) {
         let clock = machine.race.snapshot(actor);
         memory::finish(machine, operation.id, clock.clone());
-        self.end.complete(Completion { clock, time_ns: end_ns });
+        self.end.complete(Completion {
+            clock,
+            time_ns: end_ns,
+        });
         self.comm().leave(&self.end);
     }
 
-    /// The communicator was aborted: what it should have written is full of NaN.
+    /// The communicator was aborted: its outputs are filled with NaN.
     fn give_up(
         &self,
         machine: &mut Machine,
@@ -433,31 +535,49 @@ impl Flight {
         begin_ns: u64,
     ) -> Ran {
         for range in self.piece.ranges().writes {
-            if machine.memory.violation(self.comm().device, &range, Moment::Runs).is_none() {
+            if machine
+                .memory
+                .violation(self.comm().device, &range, Moment::Runs)
+                .is_none()
+            {
                 let to = crate::work::Memory::host_pointer(&machine.memory, range.start);
-                // SAFETY: the range lies in a live allocation, which was asked for just now, and nothing else runs.
+                // SAFETY: the range lies in a live allocation, which was asked for just now, and
+                // nothing else runs.
                 unsafe { std::ptr::write_bytes(to, POISON, (range.end - range.start) as usize) };
             }
         }
         state.phase = Phase::Over;
         drop(state);
         memory::finish(machine, operation.id, Clock::default());
-        self.end.complete(Completion { clock: Clock::default(), time_ns: begin_ns });
+        self.end.complete(Completion {
+            clock: Clock::default(),
+            time_ns: begin_ns,
+        });
         self.comm().leave(&self.end);
         Ran::Over(begin_ns)
     }
 
-    /// Its device is lost, or its launch was given up: it never comes to its end.
+    /// Its device is lost, or its launch was given up: it never ends.
     pub(crate) fn abandon(&self) {
         self.state().phase = Phase::Over;
         self.end.abandon();
         self.comm().leave(&self.end);
     }
 
-    fn tell_mismatch(&self, machine: &mut Machine, state: &State, operation: &Operation, rank: usize) {
+    fn tell_mismatch(
+        &self,
+        machine: &mut Machine,
+        state: &State,
+        operation: &Operation,
+        rank: usize,
+    ) {
         let place = self.place();
         let comm = self.comm();
-        let own = state.collectives.calls.get(state.collectives.at).map(|call| self.piece.calls[*call].describe());
+        let own = state
+            .collectives
+            .calls
+            .get(state.collectives.at)
+            .map(|call| self.piece.calls[*call].describe());
         let number = state.collectives.progress.number();
         let theirs = match number {
             Some(number) => {
@@ -472,7 +592,10 @@ impl Flight {
              {rank} calls: {theirs}",
             comm.rank,
             own.unwrap_or_else(|| operation.describe.to_string()),
-            number.map_or_else(|| "between two ranks".to_owned(), |number| format!("collective {}", number + 1)),
+            number.map_or_else(
+                || "between two ranks".to_owned(),
+                |number| format!("collective {}", number + 1)
+            ),
             operation.stack,
         );
         if machine.config.nccl_check {
@@ -483,7 +606,8 @@ impl Flight {
     }
 }
 
-/// One step of a lane: `act` says whether the call in front is over, or nothing when it cannot go on. Whether anything has moved.
+/// One step of a lane: `act` says whether the front call is done, or None if it cannot continue.
+/// Returns whether anything moved.
 fn step<T: Default>(lane: &mut Lane<T>, act: impl FnOnce(&mut T) -> Option<bool>) -> bool {
     match act(&mut lane.progress) {
         None => false,
@@ -496,9 +620,16 @@ fn step<T: Default>(lane: &mut Lane<T>, act: impl FnOnce(&mut T) -> Option<bool>
     }
 }
 
-/// Inverts one bit of what a call has brought here: the one in the middle, if none is said.
+/// Inverts one bit of a call's result: the middle one by default.
 fn flip(machine: &Machine, call: &Call, bit: Option<u64>, comm: &Comm) {
-    let Some(range) = call.touched(comm.rank, comm.segment.ranks()).writes.into_iter().next() else { return };
+    let Some(range) = call
+        .touched(comm.rank, comm.segment.ranks())
+        .writes
+        .into_iter()
+        .next()
+    else {
+        return;
+    };
     let bits = (range.end - range.start) * 8;
     let bit = bit.map_or(bits / 2 + 4, |bit| bit) % bits;
     let to = crate::work::Memory::host_pointer(&machine.memory, range.start + bit / 8);

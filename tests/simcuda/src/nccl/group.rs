@@ -1,4 +1,5 @@
-//! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread are made at its end, those of one communicator as one piece of work.
+//! Groups: calls between ncclGroupStart and ncclGroupEnd of one thread are issued at its end, one
+//! piece of work per communicator.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -14,13 +15,13 @@ use crate::machine::{Held, Machine};
 use crate::memory;
 use crate::stream::{self, Action, StreamId};
 
-/// What a thread has between start and end.
+/// The pending calls of a thread's group.
 #[derive(Default)]
 struct Open {
     depth: usize,
     calls: Vec<(Arc<Comm>, Call, StreamId)>,
     comings: Vec<(*mut *mut Comm, Coming)>,
-    /// The first thing that went wrong: none of the group is made.
+    /// The first error: then nothing of the group is issued.
     failed: Option<Refusal>,
 }
 
@@ -33,13 +34,18 @@ pub(super) fn is_open() -> bool {
     OPEN.with_borrow(|open| open.depth > 0)
 }
 
-/// A rank of this thread comes at the end of the group.
+/// A rank of this thread joins at the end of the group.
 pub(super) fn defer_init(to: &mut MaybeUninit<*mut Comm>, coming: Coming) {
     OPEN.with_borrow_mut(|open| open.comings.push((to.as_mut_ptr(), coming)));
 }
 
 /// Makes a call, or keeps it for the end of the group.
-pub(super) fn make(machine: &mut Machine, comm: Arc<Comm>, call: Call, stream: StreamId) -> Result<(), Refusal> {
+pub(super) fn make(
+    machine: &mut Machine,
+    comm: Arc<Comm>,
+    call: Call,
+    stream: StreamId,
+) -> Result<(), Refusal> {
     if is_open() {
         OPEN.with_borrow_mut(|open| open.calls.push((comm, call, stream)));
         return Ok(());
@@ -47,7 +53,7 @@ pub(super) fn make(machine: &mut Machine, comm: Arc<Comm>, call: Call, stream: S
     submit(machine, &comm, vec![call], &[stream])
 }
 
-/// A call that is not made because something is wrong with it: so is the group that it is in.
+/// A faulty call is not issued, and neither is its group.
 pub(super) fn fail(refusal: &Refusal) {
     OPEN.with_borrow_mut(|open| {
         if open.depth > 0 && open.failed.is_none() {
@@ -70,14 +76,25 @@ pub extern "C" fn ncclGroupStart() -> c_int {
 pub extern "C" fn ncclGroupEnd() -> c_int {
     call("ncclGroupEnd", |held| {
         let closed = OPEN.with_borrow_mut(|open| match open.depth {
-            0 => Err(Refusal::new(code::INVALID_USAGE, "there was no ncclGroupStart before")),
+            0 => Err(Refusal::new(
+                code::INVALID_USAGE,
+                "there was no ncclGroupStart before",
+            )),
             1 => Ok(Some(std::mem::take(open))),
             _ => {
                 open.depth -= 1;
                 Ok(None)
             }
         })?;
-        let Some(Open { calls, comings, failed, .. }) = closed else { return Ok(()) };
+        let Some(Open {
+            calls,
+            comings,
+            failed,
+            ..
+        }) = closed
+        else {
+            return Ok(());
+        };
         if let Some(failed) = failed {
             return Err(failed);
         }
@@ -86,7 +103,7 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
     })
 }
 
-/// All ranks of this thread come before it waits for any.
+/// All ranks of this thread arrive before it waits for any.
 fn init_all(held: &mut Held, comings: Vec<(*mut *mut Comm, Coming)>) -> Result<(), Refusal> {
     let mut come = Vec::with_capacity(comings.len());
     for (to, coming) in comings {
@@ -95,17 +112,24 @@ fn init_all(held: &mut Held, comings: Vec<(*mut *mut Comm, Coming)>) -> Result<(
     held.without(|| come.iter().for_each(|(_, come)| comm::meet(come)));
     for (to, come) in come {
         let comm = comm::found(held, come)?;
-        // SAFETY: NCCL's documentation has the caller keep the place that it gave until the end of the group.
+        // SAFETY: NCCL's documentation has the caller keep the place that it gave until the end of
+        // the group.
         unsafe { to.write(comm) };
     }
     Ok(())
 }
 
-/// One piece of work a communicator, in the order in which they were first called.
-fn submit_all(machine: &mut Machine, calls: Vec<(Arc<Comm>, Call, StreamId)>) -> Result<(), Refusal> {
+/// One piece of work per communicator, in the order of first calls.
+fn submit_all(
+    machine: &mut Machine,
+    calls: Vec<(Arc<Comm>, Call, StreamId)>,
+) -> Result<(), Refusal> {
     let mut pieces: Vec<(Arc<Comm>, Vec<Call>, Vec<StreamId>)> = Vec::new();
     for (comm, call, stream) in calls {
-        match pieces.iter_mut().find(|(other, ..)| Arc::ptr_eq(other, &comm)) {
+        match pieces
+            .iter_mut()
+            .find(|(other, ..)| Arc::ptr_eq(other, &comm))
+        {
             Some((_, calls, streams)) => {
                 calls.push(call);
                 if !streams.contains(&stream) {
@@ -115,22 +139,39 @@ fn submit_all(machine: &mut Machine, calls: Vec<(Arc<Comm>, Call, StreamId)>) ->
             None => pieces.push((comm, vec![call], vec![stream])),
         }
     }
-    pieces.into_iter().try_for_each(|(comm, calls, streams)| submit(machine, &comm, calls, &streams))
+    pieces
+        .into_iter()
+        .try_for_each(|(comm, calls, streams)| submit(machine, &comm, calls, &streams))
 }
 
-/// Queues a piece in the first of its streams; the others are before and behind it.
-fn submit(machine: &mut Machine, comm: &Arc<Comm>, calls: Vec<Call>, streams: &[StreamId]) -> Result<(), Refusal> {
+/// Queues a piece in the first of its streams; the others are ordered before and after it.
+fn submit(
+    machine: &mut Machine,
+    comm: &Arc<Comm>,
+    calls: Vec<Call>,
+    streams: &[StreamId],
+) -> Result<(), Refusal> {
     comm.check_usable()?;
     for stream in streams {
         stream::check_usable(machine, *stream)?;
     }
-    let piece = Arc::new(Piece { comm: comm.clone(), calls });
-    let captures: Vec<_> = streams.iter().map(|stream| capture::of(machine, *stream)).collect();
+    let piece = Arc::new(Piece {
+        comm: comm.clone(),
+        calls,
+    });
+    let captures: Vec<_> = streams
+        .iter()
+        .map(|stream| capture::of(machine, *stream))
+        .collect();
     if captures.iter().any(|capture| *capture != captures[0]) {
         let message = "the streams of a group are not all in the same capture, or not all in none";
         return Err(Refusal::new(code::INVALID_USAGE, message));
     }
-    if captures[0].is_some() { capture(machine, &piece, streams) } else { queue(machine, &piece, streams) }
+    if captures[0].is_some() {
+        capture(machine, &piece, streams)
+    } else {
+        queue(machine, &piece, streams)
+    }
 }
 
 fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Result<(), Refusal> {
@@ -138,10 +179,18 @@ fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Res
     let device = piece.comm.device;
     let describe = piece.describe();
     let operation = stream::new_operation(machine, &describe, Some(own), device, None);
-    memory::begin(machine, device, operation.id, &describe, &operation.stack, &piece.ranges())?;
+    memory::begin(
+        machine,
+        device,
+        operation.id,
+        &describe,
+        &operation.stack,
+        &piece.ranges(),
+    )?;
     for other in others {
         let record = stream::marker(machine, *other);
-        let operation = stream::new_operation(machine, "order of a group of NCCL", Some(own), device, None);
+        let operation =
+            stream::new_operation(machine, "order of a group of NCCL", Some(own), device, None);
         stream::give(machine, own, operation, Action::Wait(record));
     }
     let struck = machine.faults.strike_queued_nccl(device);
@@ -149,7 +198,13 @@ fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Res
     takes_off(&flight);
     stream::give(machine, own, operation, Action::Nccl(flight.clone()));
     for other in others {
-        let operation = stream::new_operation(machine, "order of a group of NCCL", Some(*other), device, None);
+        let operation = stream::new_operation(
+            machine,
+            "order of a group of NCCL",
+            Some(*other),
+            device,
+            None,
+        );
         stream::give(machine, *other, operation, Action::Wait(flight.end.clone()));
     }
     Ok(())
@@ -163,10 +218,15 @@ fn capture(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> R
         before.extend(capture::place(machine, *other)?.1);
     }
     capture::follow(machine, own, &before);
-    capture::add(machine, own, &piece.describe(), Captured::Nccl(piece.clone()))?;
+    capture::add(
+        machine,
+        own,
+        &piece.describe(),
+        Captured::Nccl(piece.clone()),
+    )?;
     let (_, tail) = capture::place(machine, own)?;
     piece.comm.set_captured(id, tail[0]);
-    // All that the others had is before the node.
+    // Everything before it in the other streams precedes the node.
     for other in others {
         capture::follow(machine, *other, &tail);
     }

@@ -1,10 +1,12 @@
-//! What the ranks of a communicator share: memory that is named by the unique id, over which they meet and move bytes.
+//! What the ranks of a communicator share: memory named by the unique id, through which they meet
+//! and move bytes.
 //!
-//! It is a memfd of the process that made the id, and the others open it through `/proc`: no file is ever in a folder, so that none stays
-//! behind however the ranks end. It is sparse: rings that nobody uses take no memory.
+//! It is a memfd of the process that created the id; the others open it through `/proc`. No file
+//! exists in any folder, so none can be left. It is sparse: unused rings take no memory.
 //!
-//! All words are atomics, each written by one rank (but the bell, which all ring, and `wants`, of which each pair has one). A word that says that bytes
-//! are there is written after them (release) and read before them (acquire).
+//! All words are atomics, each written by one rank (except the bell, which all ring, and `wants`,
+//! one per pair). A word that announces bytes is written after them (release) and read before them
+//! (acquire).
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -13,18 +15,18 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// At most so many ranks: the places of the table.
+/// The most ranks: the size of the table.
 pub(super) const RANKS_MAX: usize = 64;
 
-/// What a rank has staged for all others and they have not fetched yet.
+/// Bytes a rank may stage for all others until they fetch them.
 pub(super) const RING_BYTES: u64 = 4 << 20;
 
-/// What a rank has staged for one other.
+/// Bytes a rank may stage for one other.
 pub(super) const PAIR_BYTES: u64 = 256 << 10;
 
 const MAGIC: u64 = 0x5349_4d4e_4343_4c31;
 
-/// What a rank says that it calls. Compared as a whole: any difference is a mismatch.
+/// The description of a rank's call. Compared as a whole: any difference is a mismatch.
 pub(super) type Words = [u64; WORDS];
 const WORDS: usize = 5;
 const TEXT_WORDS: usize = 96;
@@ -37,19 +39,19 @@ pub(super) struct Member {
     pub(super) device: AtomicU32,
     pub(super) process: AtomicU32,
     pub(super) host: AtomicU64,
-    /// How many collective calls it has come to.
+    /// How many collective calls it has entered.
     pub(super) arrived: AtomicU64,
-    /// What it calls, by the parity of the call: nobody is two calls ahead of anybody.
+    /// Its calls by parity: no rank is two calls ahead of another.
     pub(super) calls: [[AtomicU64; WORDS]; 2],
-    /// Bytes that it has put into its ring, ever.
+    /// Total bytes it has put into its ring.
     pub(super) published: AtomicU64,
-    /// Bytes that it has taken out of each rank's ring, ever.
+    /// Total bytes it has taken from each rank's ring.
     pub(super) consumed: [AtomicU64; RANKS_MAX],
-    /// Whether it can go no further without each of the others.
+    /// Whether it waits for each of the others.
     pub(super) wants: [AtomicU32; RANKS_MAX],
-    /// Goes up when somebody begins to want it: what its thread in the background sleeps on.
+    /// Incremented when another rank begins to wait for it: its background thread sleeps on this.
     pub(super) called: AtomicU32,
-    /// The words of `calls` for people: what, and from where.
+    /// The readable form of `calls`: what, and from where.
     pub(super) texts: [[AtomicU64; TEXT_WORDS]; 2],
 }
 
@@ -70,12 +72,13 @@ pub(super) struct Pair {
 
 #[repr(C)]
 struct Header {
-    /// Both are there from the beginning: what was opened is the memory of this id, and no other file that has its number by now.
+    /// Both exist from the beginning: the opened file is this id's memory, not another file that
+    /// reused its number.
     magic: AtomicU64,
     nonce: AtomicU64,
     ranks: AtomicU32,
     joined: AtomicU32,
-    /// Goes up with everything that happens; who waits, waits for that.
+    /// Incremented with every event; waiters sleep on it.
     bell: AtomicU32,
     sleepers: AtomicU32,
     members: [Member; RANKS_MAX],
@@ -90,8 +93,8 @@ pub(super) struct Segment {
     pub(super) nonce: u64,
 }
 
-// SAFETY: the mapping stays until this is dropped, and all shared words in it are atomics; the bytes of rings are touched only by the
-// rank that the words give them to.
+// SAFETY: the mapping stays until this is dropped, and all shared words in it are atomics; the
+// bytes of rings are touched only by the rank that the words give them to.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
@@ -124,13 +127,14 @@ impl Name {
     fn to_id(self) -> UniqueId {
         let mut id = [0; 128];
         id[..8].copy_from_slice(&self.magic.to_le_bytes());
-        id[8..16].copy_from_slice(&(u64::from(self.process) | u64::from(self.file) << 32).to_le_bytes());
+        id[8..16]
+            .copy_from_slice(&(u64::from(self.process) | u64::from(self.file) << 32).to_le_bytes());
         id[16..24].copy_from_slice(&self.nonce.to_le_bytes());
         id
     }
 }
 
-/// Memory that waits for its ranks: the process that made the id keeps it until they have come.
+/// Memory that waits for its ranks: the creator of the id keeps it until they have come.
 pub(super) struct Made {
     _file: File,
     /// The id that names it.
@@ -150,16 +154,21 @@ fn bytes_of(ranks: usize) -> usize {
 }
 
 impl Made {
-    /// New memory, of no size yet: how many ranks there are is known to those who come.
+    /// New memory without a size: the ranks know how many they are.
     pub(super) fn new() -> Result<Self, String> {
         // SAFETY: the name is a constant string that ends in zero.
         let file = unsafe { libc::memfd_create(c"simcuda-nccl".as_ptr(), libc::MFD_CLOEXEC) };
         if file < 0 {
-            return Err(format!("no shared memory (memfd_create): {}", std::io::Error::last_os_error()));
+            return Err(format!(
+                "no shared memory (memfd_create): {}",
+                std::io::Error::last_os_error()
+            ));
         }
         // SAFETY: the file is new and nobody else's.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let time = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         let name = Name {
             magic: MAGIC,
             process: std::process::id(),
@@ -168,25 +177,35 @@ impl Made {
         };
         let file = File::from(file);
         let header = [MAGIC.to_ne_bytes(), name.nonce.to_ne_bytes()].concat();
-        file.write_all_at(&header, 0).map_err(|problem| format!("no shared memory: {problem}"))?;
-        Ok(Self { _file: file, id: name.to_id() })
+        file.write_all_at(&header, 0)
+            .map_err(|problem| format!("no shared memory: {problem}"))?;
+        Ok(Self {
+            _file: file,
+            id: name.to_id(),
+        })
     }
 }
 
-/// Whether `file` is the memory of this id. Nothing is read from what is no plain file: it might be somebody's pipe.
+/// Whether `file` is the memory of this id. Only regular files are read: it could be someone's
+/// pipe.
 fn check(file: &File, name: &Name) -> std::io::Result<()> {
     let mut header = [0; 16];
     if file.metadata()?.is_file() {
         file.read_exact_at(&mut header, 0)?;
     }
     let expected = [MAGIC.to_ne_bytes(), name.nonce.to_ne_bytes()].concat();
-    if header[..] == expected { Ok(()) } else { Err(std::io::Error::other("something else is there")) }
+    if header[..] == expected {
+        Ok(())
+    } else {
+        Err(std::io::Error::other("something else is there"))
+    }
 }
 
 impl Segment {
-    /// Maps the memory that `id` names, made for `ranks` ranks by whoever comes first.
+    /// Maps the memory of `id`, sized for `ranks` ranks by the first to come.
     pub(super) fn open(id: &UniqueId, ranks: usize) -> Result<Self, String> {
-        let name = Name::from_id(id).ok_or("the unique id is not one that ncclGetUniqueId of this library gave")?;
+        let name = Name::from_id(id)
+            .ok_or("the unique id is not one that ncclGetUniqueId of this library gave")?;
         let path = format!("/proc/{}/fd/{}", name.process, name.file);
         let gone = |problem: std::io::Error| {
             format!(
@@ -195,27 +214,51 @@ impl Segment {
                 name.process
             )
         };
-        let file = File::options().read(true).write(true).open(&path).map_err(gone)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .map_err(gone)?;
         check(&file, &name).map_err(gone)?;
         let bytes = bytes_of(ranks);
-        // SAFETY: the file is ours, opened for writing. Larger is allowed, and every rank asks for the same.
+        // SAFETY: the file is ours, opened for writing. Larger is allowed, and every rank asks for
+        // the same.
         if unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) } != 0 {
-            return Err(format!("no shared memory: {}", std::io::Error::last_os_error()));
+            return Err(format!(
+                "no shared memory: {}",
+                std::io::Error::last_os_error()
+            ));
         }
         // SAFETY: a new mapping of a file that is as long.
         let base = unsafe {
             let allowed = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-            libc::mmap(std::ptr::null_mut(), bytes, allowed, flags, file.as_raw_fd(), 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                allowed,
+                flags,
+                file.as_raw_fd(),
+                0,
+            )
         };
         if base == libc::MAP_FAILED {
-            return Err(format!("no shared memory: {}", std::io::Error::last_os_error()));
+            return Err(format!(
+                "no shared memory: {}",
+                std::io::Error::last_os_error()
+            ));
         }
-        Ok(Self { base: base.cast(), bytes, ranks, nonce: name.nonce })
+        Ok(Self {
+            base: base.cast(),
+            bytes,
+            ranks,
+            nonce: name.nonce,
+        })
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the mapping is larger than the header and begins at a page; all in it are atomics, for which zeros are valid.
+        // SAFETY: the mapping is larger than the header and begins at a page; all in it are
+        // atomics, for which zeros are valid.
         unsafe { &*self.base.cast::<Header>() }
     }
 
@@ -225,21 +268,32 @@ impl Segment {
 
     pub(super) fn pair(&self, from: usize, to: usize) -> &Pair {
         assert!(from < self.ranks && to < self.ranks);
-        // SAFETY: the table of pairs has ranks * ranks places from here; all in it are atomics, for which zeros are valid.
-        unsafe { &*self.base.add(pairs_at()).cast::<Pair>().add(from * self.ranks + to) }
+        // SAFETY: the table of pairs has ranks * ranks places from here; all in it are atomics, for
+        // which zeros are valid.
+        unsafe {
+            &*self
+                .base
+                .add(pairs_at())
+                .cast::<Pair>()
+                .add(from * self.ranks + to)
+        }
     }
 
     /// The ring of a rank, from its first byte.
     pub(super) fn ring(&self, rank: usize) -> *mut u8 {
         assert!(rank < self.ranks);
         // SAFETY: the rings of the ranks lie behind one another from here.
-        unsafe { self.base.add(rings_at(self.ranks) + rank * RING_BYTES as usize) }
+        unsafe {
+            self.base
+                .add(rings_at(self.ranks) + rank * RING_BYTES as usize)
+        }
     }
 
     /// The ring of a pair, from its first byte.
     pub(super) fn pair_ring(&self, from: usize, to: usize) -> *mut u8 {
         assert!(from < self.ranks && to < self.ranks);
-        let before = self.ranks * RING_BYTES as usize + (from * self.ranks + to) * PAIR_BYTES as usize;
+        let before =
+            self.ranks * RING_BYTES as usize + (from * self.ranks + to) * PAIR_BYTES as usize;
         // SAFETY: the rings of the pairs lie behind those of the ranks.
         unsafe { self.base.add(rings_at(self.ranks) + before) }
     }
@@ -247,11 +301,19 @@ impl Segment {
     /// Comes to the meeting of all ranks, as `rank` on this device of this host.
     pub(super) fn join(&self, rank: usize, host: u64, device: usize) -> Result<(), String> {
         let header = self.header();
-        let before = header.ranks.compare_exchange(0, self.ranks as u32, Ordering::AcqRel, Ordering::Acquire);
+        let before = header.ranks.compare_exchange(
+            0,
+            self.ranks as u32,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
         if let Err(others) = before
             && others as usize != self.ranks
         {
-            return Err(format!("rank {rank} was told of {} ranks, another one of {others}", self.ranks));
+            return Err(format!(
+                "rank {rank} was told of {} ranks, another one of {others}",
+                self.ranks
+            ));
         }
         let own = self.member(rank);
         if own.is_here.swap(2, Ordering::AcqRel) != 0 {
@@ -271,7 +333,7 @@ impl Segment {
         self.header().joined.load(Ordering::Acquire) as usize >= self.ranks
     }
 
-    /// What the bell says now: to wait for more.
+    /// The bell's current value, to wait for a change.
     pub(super) fn bell(&self) -> u32 {
         self.header().bell.load(Ordering::Acquire)
     }
@@ -285,7 +347,7 @@ impl Segment {
         }
     }
 
-    /// Sleeps until the bell says something else than `heard`, or for as long.
+    /// Sleeps until the bell differs from `heard`, or for this long.
     pub(super) fn sleep(&self, heard: u32, longest: Duration) {
         let header = self.header();
         header.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -312,7 +374,7 @@ impl Segment {
 }
 
 impl Member {
-    /// Keeps a text beside a call; what is too long is cut.
+    /// Keeps a text with a call, truncated if too long.
     pub(super) fn set_text(&self, parity: usize, text: &str) {
         let mut bytes = text.as_bytes().iter().copied().chain(std::iter::repeat(0));
         for word in &self.texts[parity] {
@@ -321,23 +383,44 @@ impl Member {
         }
     }
 
-    /// The text beside a call; empty where nobody asked for one.
+    /// The text of a call; empty if texts are off.
     pub(super) fn text(&self, parity: usize) -> String {
-        let words = self.texts[parity].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-        String::from_utf8_lossy(&words.take_while(|byte| *byte != 0).collect::<Vec<u8>>()).into_owned()
+        let words = self.texts[parity]
+            .iter()
+            .flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        String::from_utf8_lossy(&words.take_while(|byte| *byte != 0).collect::<Vec<u8>>())
+            .into_owned()
     }
 }
 
 fn wake(word: &AtomicU32) {
     // SAFETY: the word is borrowed; waking takes nothing else.
-    unsafe { libc::syscall(libc::SYS_futex, std::ptr::from_ref(word), libc::FUTEX_WAKE, c_int::MAX) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            std::ptr::from_ref(word),
+            libc::FUTEX_WAKE,
+            c_int::MAX,
+        )
+    };
 }
 
 /// Sleeps while `word` is `seen`, but not longer than `longest`.
 pub(super) fn sleep_on(word: &AtomicU32, seen: u32, longest: Duration) {
-    let time = libc::timespec { tv_sec: longest.as_secs() as _, tv_nsec: longest.subsec_nanos().into() };
+    let time = libc::timespec {
+        tv_sec: longest.as_secs() as _,
+        tv_nsec: longest.subsec_nanos().into(),
+    };
     // SAFETY: the word is borrowed, and the time lives as long as the call.
-    unsafe { libc::syscall(libc::SYS_futex, std::ptr::from_ref(word), libc::FUTEX_WAIT, seen, &raw const time) };
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            std::ptr::from_ref(word),
+            libc::FUTEX_WAIT,
+            seen,
+            &raw const time,
+        )
+    };
 }
 
 impl Drop for Segment {
@@ -350,10 +433,12 @@ impl Drop for Segment {
 /// Copies `bytes` into a ring of `size` bytes, at the place that `at` bytes ever have.
 ///
 /// # Safety
-/// `ring` has `size` bytes, `from` has `bytes`, which are at most `size`, and nobody else touches that part of the ring now.
+/// `ring` has `size` bytes, `from` has `bytes`, which are at most `size`, and nobody else touches
+/// that part of the ring now.
 pub(super) unsafe fn put(ring: *mut u8, size: u64, at: u64, from: *const u8, bytes: u64) {
     let (place, first) = split(size, at, bytes);
-    // SAFETY: both parts lie in the ring, and together are `bytes`, which the caller vouches for at `from`.
+    // SAFETY: both parts lie in the ring, and together are `bytes`, which the caller vouches for at
+    // `from`.
     unsafe {
         std::ptr::copy_nonoverlapping(from, ring.add(place as usize), first as usize);
         std::ptr::copy_nonoverlapping(from.add(first as usize), ring, (bytes - first) as usize);

@@ -1,4 +1,5 @@
-//! NCCL, through the entry points: ranks that are devices of one process, and ranks that are processes.
+//! NCCL, through the entry points: ranks that are devices of one process, and ranks that are
+//! processes.
 
 mod bench;
 mod faults;

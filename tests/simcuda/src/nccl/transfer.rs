@@ -1,8 +1,10 @@
-//! How the bytes of one call go over the shared memory: small machines that do what can be done now and say whom they lack.
+//! How the bytes of one call travel through shared memory: small state machines that do what is
+//! possible now and name the ranks they wait for.
 //!
-//! A collective: each rank says what it calls, puts its part into its ring, and takes the same stretch out of all rings once all ranks have come with the
-//! same call. Whoever calls something else is a mismatch, and nobody goes on. A send and its receive are the same between two, but the sender
-//! puts nothing before the receiver has come.
+//! A collective: each rank announces its call, puts its part into its ring, and once all ranks
+//! announced the same call takes the same range from all rings. A different call is a mismatch, and
+//! nobody proceeds. A send and its receive work the same way between two ranks, but the sender puts
+//! nothing before the receiver has come.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -10,7 +12,7 @@ use super::element::{self, Reduction, Type};
 use super::segment::{self, PAIR_BYTES, RING_BYTES, Segment, Words};
 use crate::work::{Address, Memory, Touched};
 
-/// How much is taken out of the rings at once.
+/// How much is taken from the rings at once.
 const WINDOW_BYTES: u64 = 64 << 10;
 
 /// What a call does.
@@ -31,13 +33,13 @@ pub(super) struct Call {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) element: Type,
-    /// As it was given: of the smaller side for a reduce-scatter and an all-gather.
+    /// As given: the smaller side of a reduce-scatter or all-gather.
     pub(super) count: u64,
     pub(super) from: Address,
     pub(super) to: Address,
 }
 
-/// Who, of how many, and where they meet.
+/// Rank, size, and the shared memory.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) segment: &'a Segment,
@@ -49,9 +51,9 @@ pub(super) struct Place<'a> {
 pub(super) enum Next {
     /// Something: run it.
     Go,
-    /// Nothing before these ranks have done something.
+    /// Nothing until these ranks have acted.
     Lacks(Vec<usize>),
-    /// This rank called something else: nothing ever.
+    /// This rank called something else: it never continues.
     Mismatch(usize),
     /// It is over.
     Over,
@@ -59,11 +61,22 @@ pub(super) enum Next {
 
 impl Call {
     pub(super) fn describe(&self) -> String {
-        let Self { name, kind, element, count, .. } = self;
+        let Self {
+            name,
+            kind,
+            element,
+            count,
+            ..
+        } = self;
         let element = element.name();
         match kind {
-            Kind::AllReduce(how) | Kind::ReduceScatter(how) => format!("{name} of {count} {element}, {}", how.name()),
-            Kind::Reduce(how, root) => format!("{name} of {count} {element}, {}, to rank {root}", how.name()),
+            Kind::AllReduce(how) | Kind::ReduceScatter(how) => {
+                format!("{name} of {count} {element}, {}", how.name())
+            }
+            Kind::Reduce(how, root) => format!(
+                "{name} of {count} {element}, {}, to rank {root}",
+                how.name()
+            ),
             Kind::AllGather => format!("{name} of {count} {element}"),
             Kind::Broadcast(root) => format!("{name} of {count} {element} from rank {root}"),
             Kind::Send(peer) => format!("{name} of {count} {element} to rank {peer}"),
@@ -91,15 +104,26 @@ impl Call {
             Kind::ReduceScatter(_) => (whole, bytes),
             Kind::Reduce(_, root) => (bytes, if rank == root { bytes } else { 0 }),
             Kind::AllGather => (bytes, whole),
-            Kind::Broadcast(root) if rank == root => (bytes, if self.to == self.from { 0 } else { bytes }),
+            Kind::Broadcast(root) if rank == root => {
+                (bytes, if self.to == self.from { 0 } else { bytes })
+            }
             Kind::Broadcast(_) | Kind::Receive(_) => (0, bytes),
             Kind::Send(_) => (bytes, 0),
         };
-        let range = |start: Address, bytes: u64| (bytes > 0).then(|| start..start + bytes).into_iter().collect();
-        Touched { reads: range(self.from, read), writes: range(self.to, written), atomics: Vec::new() }
+        let range = |start: Address, bytes: u64| {
+            (bytes > 0)
+                .then(|| start..start + bytes)
+                .into_iter()
+                .collect()
+        };
+        Touched {
+            reads: range(self.from, read),
+            writes: range(self.to, written),
+            atomics: Vec::new(),
+        }
     }
 
-    /// What must be the same on all ranks.
+    /// What must be equal on all ranks.
     fn words(&self) -> Words {
         let (kind, how, root) = match self.kind {
             Kind::AllReduce(how) => (1, how as u64, 0),
@@ -107,7 +131,9 @@ impl Call {
             Kind::Reduce(how, root) => (3, how as u64, root as u64),
             Kind::AllGather => (4, 0, 0),
             Kind::Broadcast(root) => (5, 0, root as u64),
-            Kind::Send(_) | Kind::Receive(_) => unreachable!("only collectives are compared with all ranks"),
+            Kind::Send(_) | Kind::Receive(_) => {
+                unreachable!("only collectives are compared with all ranks")
+            }
         };
         [kind, self.count, self.element as u64, how, root]
     }
@@ -121,7 +147,8 @@ impl Call {
         }
     }
 
-    /// How long it takes by the simulated clock: a start, and the bytes that a ring sends over each link at 50 bytes a nanosecond. Any rate would do.
+    /// Its simulated duration: a start-up time, and a ring's bytes per link at 50 bytes per
+    /// nanosecond. The rate is arbitrary.
     pub(super) fn duration_ns(&self, ranks: usize) -> u64 {
         let (bytes, hops) = (self.bytes(), ranks as u64 - 1);
         let sent = match self.kind {
@@ -136,11 +163,11 @@ impl Call {
 /// How far a rank is with a collective.
 #[derive(Debug, Default)]
 pub(super) struct Collective {
-    /// Its number, once it has come to it.
+    /// Its number, once entered.
     number: Option<u64>,
     is_matched: bool,
     published: u64,
-    /// Of each contributing rank's part; the same for all.
+    /// Of each contributing rank's part; equal for all.
     consumed: u64,
 }
 
@@ -153,7 +180,9 @@ impl Collective {
     /// What can be done now, without doing it.
     pub(super) fn next(&self, place: Place<'_>, call: &Call) -> Next {
         let ranks = place.segment.ranks();
-        let Some(number) = self.number else { return Next::Go };
+        let Some(number) = self.number else {
+            return Next::Go;
+        };
         let own_part = call.part(place.rank, ranks);
         if self.published < own_part && ring_room(place) > 0 {
             return Next::Go;
@@ -168,25 +197,33 @@ impl Collective {
                 return Next::Go;
             }
             let wanted = self.consumed + call.element.bytes();
-            let lacks = (0..ranks)
-                .filter(|rank| call.part(*rank, ranks) > 0 && self.available(place, *rank) < wanted.min(length));
+            let lacks = (0..ranks).filter(|rank| {
+                call.part(*rank, ranks) > 0 && self.available(place, *rank) < wanted.min(length)
+            });
             let mut lacks: Vec<usize> = lacks.collect();
-            // Its own part may wait for room, which others have to make.
+            // Its own part may wait for room that others must make.
             if lacks == [place.rank] {
                 lacks = crowding(place);
             }
             return Next::Lacks(lacks);
         }
-        if self.published < own_part { Next::Lacks(crowding(place)) } else { Next::Over }
+        if self.published < own_part {
+            Next::Lacks(crowding(place))
+        } else {
+            Next::Over
+        }
     }
 
-    /// How much there is to be taken in all from each rank that contributes.
+    /// How much must be taken in total from each contributing rank.
     fn length(&self, place: Place<'_>, call: &Call) -> u64 {
         let ranks = place.segment.ranks();
-        (0..ranks).map(|rank| call.part(rank, ranks)).max().unwrap_or(0)
+        (0..ranks)
+            .map(|rank| call.part(rank, ranks))
+            .max()
+            .unwrap_or(0)
     }
 
-    /// How much of a rank's part has come, from its beginning.
+    /// How much of a rank's part has arrived.
     fn available(&self, place: Place<'_>, rank: usize) -> u64 {
         let taken = place.segment.member(place.rank).consumed[rank].load(Relaxed);
         place.segment.member(rank).published.load(Acquire) - taken + self.consumed
@@ -197,13 +234,22 @@ impl Collective {
         let ranks = place.segment.ranks();
         let contributing = (0..ranks).filter(|rank| call.part(*rank, ranks) > 0);
         let length = self.length(place, call);
-        let available = contributing.map(|rank| self.available(place, rank).min(length)).min().unwrap_or(0);
+        let available = contributing
+            .map(|rank| self.available(place, rank).min(length))
+            .min()
+            .unwrap_or(0);
         let window = (available - self.consumed).min(WINDOW_BYTES);
         window - window % call.element.bytes()
     }
 
     /// Does what can be done now.
-    pub(super) fn go(&mut self, place: Place<'_>, call: &Call, memory: &dyn Memory, text: &dyn Fn() -> Option<String>) {
+    pub(super) fn go(
+        &mut self,
+        place: Place<'_>,
+        call: &Call,
+        memory: &dyn Memory,
+        text: &dyn Fn() -> Option<String>,
+    ) {
         let ranks = place.segment.ranks();
         let own = place.segment.member(place.rank);
         if self.number.is_none() {
@@ -241,8 +287,8 @@ impl Collective {
             return;
         }
         let from = memory.host_pointer(call.from + self.published);
-        // SAFETY: the operands were checked when this was queued and again when it began; the room of the ring is this rank's until it says
-        // that there are bytes in it.
+        // SAFETY: the operands were checked when this was queued and again when it began; the room
+        // of the ring is this rank's until it says that there are bytes in it.
         unsafe { segment::put(place.segment.ring(place.rank), RING_BYTES, at, from, bytes) };
         self.published += bytes;
         own.published.store(at + bytes, Release);
@@ -256,14 +302,17 @@ impl Collective {
             if window == 0 {
                 return;
             }
-            let contributing: Vec<usize> = (0..ranks).filter(|rank| call.part(*rank, ranks) > 0).collect();
+            let contributing: Vec<usize> = (0..ranks)
+                .filter(|rank| call.part(*rank, ranks) > 0)
+                .collect();
             let stretch = self.wanted(place, call, window);
             if !stretch.is_empty() {
                 let skipped = stretch.start - self.consumed;
                 let fetch = |rank: &usize| {
                     let at = own.consumed[*rank].load(Relaxed) + skipped;
                     let mut bytes = vec![0; (stretch.end - stretch.start) as usize];
-                    // SAFETY: these bytes were published, and their rank keeps them until they are consumed, which is below.
+                    // SAFETY: these bytes were published, and their rank keeps them until they are
+                    // consumed, which is below.
                     unsafe {
                         let ring = place.segment.ring(*rank).cast_const();
                         segment::take(ring, RING_BYTES, at, bytes.as_mut_ptr(), bytes.len() as u64);
@@ -280,17 +329,20 @@ impl Collective {
         }
     }
 
-    /// The part of the next `window` bytes that this rank makes something of.
+    /// The part of the next `window` bytes that this rank uses.
     fn wanted(&self, place: Place<'_>, call: &Call, window: u64) -> std::ops::Range<u64> {
         let all = self.consumed..self.consumed + window;
         match call.kind {
             Kind::ReduceScatter(_) => {
-                let slice = call.bytes() * place.rank as u64..call.bytes() * (place.rank as u64 + 1);
+                let slice =
+                    call.bytes() * place.rank as u64..call.bytes() * (place.rank as u64 + 1);
                 let start = all.start.max(slice.start);
                 start..all.end.min(slice.end).max(start)
             }
             Kind::Reduce(_, root) if root != place.rank => all.start..all.start,
-            Kind::Broadcast(root) if root == place.rank && call.from == call.to => all.start..all.start,
+            Kind::Broadcast(root) if root == place.rank && call.from == call.to => {
+                all.start..all.start
+            }
             _ => all,
         }
     }
@@ -305,10 +357,13 @@ fn meeting(place: Place<'_>, call: &Call, number: u64) -> Next {
         return Next::Lacks(lacks);
     }
     let words = call.words();
-    ranks.into_iter().find(|rank| called(place, *rank, number) != words).map_or(Next::Go, Next::Mismatch)
+    ranks
+        .into_iter()
+        .find(|rank| called(place, *rank, number) != words)
+        .map_or(Next::Go, Next::Mismatch)
 }
 
-/// Puts what came from the ranks where the call wants it: `parts` are bytes from `at` of each part on.
+/// Stores what came from the ranks: `parts` are bytes from `at` on of each part.
 fn store(place: Place<'_>, call: &Call, memory: &dyn Memory, parts: &[Vec<u8>], at: u64) {
     let bytes = parts[0].len();
     let sources: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
@@ -328,12 +383,20 @@ fn store(place: Place<'_>, call: &Call, memory: &dyn Memory, parts: &[Vec<u8>], 
         Kind::Send(_) | Kind::Receive(_) => unreachable!("these go over pairs"),
     };
     let mut folded = vec![0; bytes];
-    element::fold(call.element, how, &sources, &mut folded, (index_bytes / call.element.bytes()) as usize, first);
+    element::fold(
+        call.element,
+        how,
+        &sources,
+        &mut folded,
+        (index_bytes / call.element.bytes()) as usize,
+        first,
+    );
     write(memory, to, &folded);
 }
 
 fn write(memory: &dyn Memory, to: Address, bytes: &[u8]) {
-    // SAFETY: the destination was checked when the call was queued and again when it began, and nothing else runs at the same time.
+    // SAFETY: the destination was checked when the call was queued and again when it began, and
+    // nothing else runs at the same time.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.host_pointer(to), bytes.len()) };
 }
 
@@ -343,7 +406,7 @@ pub(super) fn called(place: Place<'_>, rank: usize, number: u64) -> Words {
     std::array::from_fn(|word| calls[word].load(Relaxed))
 }
 
-/// Words for people.
+/// Readable text.
 pub(super) fn describe_words(words: &Words) -> String {
     let kind = match words[0] {
         1 => "ncclAllReduce",
@@ -357,7 +420,10 @@ pub(super) fn describe_words(words: &Words) -> String {
     let how = Reduction::from_raw(words[3] as i32).map_or("?", Reduction::name);
     match words[0] {
         1 | 2 => format!("{kind} of {} {element}, {how}", words[1]),
-        3 => format!("{kind} of {} {element}, {how}, to rank {}", words[1], words[4]),
+        3 => format!(
+            "{kind} of {} {element}, {how}, to rank {}",
+            words[1], words[4]
+        ),
         5 => format!("{kind} of {} {element} from rank {}", words[1], words[4]),
         _ => format!("{kind} of {} {element}", words[1]),
     }
@@ -372,10 +438,11 @@ fn slowest(place: Place<'_>) -> u64 {
     (0..place.segment.ranks()).map(consumed).min().unwrap_or(0)
 }
 
-/// Who keeps the ring of this rank full.
+/// The rank that keeps this rank's ring full.
 fn crowding(place: Place<'_>) -> Vec<usize> {
     let slowest = slowest(place);
-    let is_slowest = |rank: &usize| place.segment.member(*rank).consumed[place.rank].load(Acquire) == slowest;
+    let is_slowest =
+        |rank: &usize| place.segment.member(*rank).consumed[place.rank].load(Acquire) == slowest;
     (0..place.segment.ranks()).filter(is_slowest).collect()
 }
 
@@ -402,7 +469,9 @@ impl Exchange {
 
     /// What can be done now, without doing it.
     pub(super) fn next(&self, place: Place<'_>, call: &Call) -> Next {
-        let Some(number) = self.number else { return Next::Go };
+        let Some(number) = self.number else {
+            return Next::Go;
+        };
         let (from, to, peer) = Self::ends(place, call);
         let pair = place.segment.pair(from, to);
         let is_send = matches!(call.kind, Kind::Send(_));
@@ -416,7 +485,11 @@ impl Exchange {
             return Next::Mismatch(peer);
         }
         let is_over = pair.over.load(Acquire) > number;
-        let can_move = if is_send { room(place, from, to) } else { stock(place, from, to) };
+        let can_move = if is_send {
+            room(place, from, to)
+        } else {
+            stock(place, from, to)
+        };
         match is_send {
             _ if self.moved < call.bytes() && can_move > 0 => Next::Go,
             _ if self.moved < call.bytes() => Next::Lacks(vec![peer]),
@@ -432,7 +505,11 @@ impl Exchange {
         let (from, to, _) = Self::ends(place, call);
         let pair = place.segment.pair(from, to);
         let is_send = matches!(call.kind, Kind::Send(_));
-        let (own, words) = if is_send { (&pair.sent, &pair.sends) } else { (&pair.received, &pair.receives) };
+        let (own, words) = if is_send {
+            (&pair.sent, &pair.sends)
+        } else {
+            (&pair.received, &pair.receives)
+        };
         let Some(number) = self.number else {
             let number = own.load(Relaxed);
             let words = &words[(number % 2) as usize];
@@ -459,8 +536,17 @@ impl Exchange {
         }
         let bytes = stock(place, from, to).min(missing);
         let at = pair.consumed.load(Relaxed);
-        // SAFETY: the destination was checked as in `write`; the stock is the receiver's until it says that it has taken it.
-        unsafe { segment::take(ring, PAIR_BYTES, at, memory.host_pointer(call.to + self.moved), bytes) };
+        // SAFETY: the destination was checked as in `write`; the stock is the receiver's until it
+        // says that it has taken it.
+        unsafe {
+            segment::take(
+                ring,
+                PAIR_BYTES,
+                at,
+                memory.host_pointer(call.to + self.moved),
+                bytes,
+            )
+        };
         pair.consumed.store(at + bytes, Release);
         self.moved += bytes;
         if self.moved == call.bytes() {

@@ -1,7 +1,8 @@
-//! Runs g++, and keeps what it made.
+//! Runs g++ and keeps the result.
 //!
-//! A program goes through it three times: preprocessed as the user wrote it, compiled after `rewrite` with the sanitizer's hooks, and
-//! linked with the runtime. The folder of made libraries is shared by processes: everything is written under a name of its own and renamed.
+//! A program goes through it three times: preprocessed as written, compiled after `rewrite` with
+//! the sanitizer's hooks, and linked with the runtime. Processes share the cache folder: files are
+//! written under a unique name and renamed.
 
 use std::ffi::{CStr, OsString};
 use std::fs;
@@ -17,7 +18,7 @@ use super::options::Options;
 use super::rewrite::{self, HEADER_PRAGMA};
 use super::{Compiled, Program};
 
-/// The shim, by the names under which its files include each other.
+/// The shim's files, by the names they include each other.
 const SHIM: &[(&str, &str)] = &[
     ("runtime.h", include_str!("../../shim/runtime.h")),
     ("runtime.cpp", include_str!("../../shim/runtime.cpp")),
@@ -33,17 +34,18 @@ const SHIM: &[(&str, &str)] = &[
     ("cuda_bf16.h", include_str!("../../shim/cuda_bf16.h")),
 ];
 
-/// Headers of CUDA that a program may include without an include path. NVRTC wants one: whether the product gives it is for real
-/// hardware to say.
+/// CUDA headers that a program may include without an include path. Real NVRTC needs a path; only
+/// hardware can test that.
 const CUDA_HEADERS: &[&str] = &["cuda_fp16.h", "cuda_bf16.h"];
 
-/// Every compilation that is to make machine code. No contraction: --fmad=false. Aggregates stay whole, so that a float4 is one
-/// access; loops do not become memset, which would escape the hooks; types may be looked at as others, as nvcc lets them.
+/// Options of every compilation. No contraction: --fmad=false. Aggregates stay whole, so that a
+/// float4 is one access; loops do not become memset, which would escape the hooks; no strict
+/// aliasing, as in nvcc.
 const CODE_FLAGS: &[&str] = &[
     "-O2",
     "-fPIC",
     "-g1",
-    // addr2line of binutils 2.40 takes the first file of version 5 for the one that was compiled.
+    // addr2line of binutils 2.40 mistakes the first file of DWARF 5 for the compiled one.
     "-gdwarf-4",
     "-w",
     "-ffp-contract=off",
@@ -61,12 +63,16 @@ const CODE_FLAGS: &[&str] = &[
 ];
 
 /// The hooks of access.h, without those at function entry.
-const HOOK_FLAGS: &[&str] = &["-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"];
+const HOOK_FLAGS: &[&str] = &[
+    "-fsanitize=thread",
+    "--param",
+    "tsan-instrument-func-entry-exit=0",
+];
 
 /// Why there is no library.
 #[derive(Debug)]
 pub(super) enum Failed {
-    /// The program is at fault: what NVRTC's log would say.
+    /// The program is wrong: the contents of NVRTC's log.
     Program(String),
     /// The machine is at fault.
     Machine(String),
@@ -86,10 +92,12 @@ fn failed(what: &str, path: &Path, error: &io::Error) -> Failed {
 }
 
 fn compiler() -> OsString {
-    std::env::var_os("CXX").filter(|name| !name.is_empty()).unwrap_or_else(|| "g++".into())
+    std::env::var_os("CXX")
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "g++".into())
 }
 
-/// What the compiler says of itself: libraries of another one are not taken.
+/// The compiler's version: libraries of another one are not used.
 fn compiler_version() -> Result<&'static str, Failed> {
     static VERSION: OnceLock<String> = OnceLock::new();
     if let Some(version) = VERSION.get() {
@@ -109,19 +117,24 @@ fn cache_folder() -> PathBuf {
     if let Some(folder) = std::env::var_os("SIMCUDA_CACHE").filter(|folder| !folder.is_empty()) {
         return folder.into();
     }
-    let beside = own_path().and_then(|path| path.parent().map(|folder| folder.join("simulated-kernels")));
+    let beside =
+        own_path().and_then(|path| path.parent().map(|folder| folder.join("simulated-kernels")));
     beside.unwrap_or_else(|| std::env::temp_dir().join("simulated-kernels"))
 }
 
 /// The file that this code was loaded from.
 fn own_path() -> Option<PathBuf> {
-    // SAFETY: Dl_info is plain data for which zeros are valid; dladdr fills it, and the name it gives lives as long as the library.
+    // SAFETY: Dl_info is plain data for which zeros are valid; dladdr fills it, and the name it
+    // gives lives as long as the library.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(own_path as *const libc::c_void, &mut info) == 0 || info.dli_fname.is_null() {
+        if libc::dladdr(own_path as *const libc::c_void, &mut info) == 0 || info.dli_fname.is_null()
+        {
             return None;
         }
-        let name = CStr::from_ptr(info.dli_fname).to_string_lossy().into_owned();
+        let name = CStr::from_ptr(info.dli_fname)
+            .to_string_lossy()
+            .into_owned();
         fs::canonicalize(name).ok()
     }
 }
@@ -137,7 +150,7 @@ fn has_fma() -> bool {
     }
 }
 
-/// A folder of this compilation alone, which goes when it is over.
+/// A scratch folder of this compilation, removed when it is done.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -152,7 +165,8 @@ impl Scratch {
     fn write(&self, name: &str, text: &str) -> Result<PathBuf, Failed> {
         let path = self.0.join(name);
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(|error| failed("make the folder", folder, &error))?;
+            fs::create_dir_all(folder)
+                .map_err(|error| failed("make the folder", folder, &error))?;
         }
         fs::write(&path, text).map_err(|error| failed("write", &path, &error))?;
         Ok(path)
@@ -161,23 +175,32 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is in the way of nobody.
+        // A folder that cannot be removed does no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Runs g++; its standard output, or its complaints.
+/// Runs g++; returns its standard output or its errors.
 fn run(arguments: impl IntoIterator<Item = OsString>) -> Result<String, Failed> {
-    // Messages in English whoever runs it: logs are compared.
-    let output = Command::new(compiler()).args(arguments).env("LC_ALL", "C").output()?;
+    // Messages in English for every user: logs are compared.
+    let output = Command::new(compiler())
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .output()?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Err(Failed::Program(String::from_utf8_lossy(&output.stderr).into_owned()))
+    Err(Failed::Program(
+        String::from_utf8_lossy(&output.stderr).into_owned(),
+    ))
 }
 
 fn words(words: &[&str]) -> impl Iterator<Item = OsString> + use<> {
-    words.iter().map(OsString::from).collect::<Vec<_>>().into_iter()
+    words
+        .iter()
+        .map(OsString::from)
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 fn code_flags(options: &Options) -> Vec<OsString> {
@@ -192,19 +215,22 @@ fn code_flags(options: &Options) -> Vec<OsString> {
 fn digest(parts: &[&str]) -> String {
     let mut hash = Xxh3::new();
     for part in parts {
-        // Lengths keep "ab", "c" apart from "a", "bc".
+        // Lengths keep "ab", "c" distinct from "a", "bc".
         hash.update(&part.len().to_le_bytes());
         hash.update(part.as_bytes());
     }
     format!("{:032x}", hash.digest128())
 }
 
-/// What every library depends on beside its program.
+/// What every library depends on besides its program.
 fn machine_digest() -> Result<&'static str, Failed> {
     static DIGEST: OnceLock<String> = OnceLock::new();
     let version = compiler_version()?;
     Ok(DIGEST.get_or_init(|| {
-        let mut parts: Vec<&str> = SHIM.iter().flat_map(|(name, text)| [*name, *text]).collect();
+        let mut parts: Vec<&str> = SHIM
+            .iter()
+            .flat_map(|(name, text)| [*name, *text])
+            .collect();
         parts.extend(CODE_FLAGS);
         parts.extend([
             version,
@@ -227,15 +253,24 @@ fn shim_folder(cache: &Path) -> Result<PathBuf, Failed> {
         scratch.write(name, text)?;
     }
     for name in CUDA_HEADERS {
-        scratch.write(&format!("found/{name}"), &format!("#pragma once\n#{HEADER_PRAGMA}{name}\n"))?;
+        scratch.write(
+            &format!("found/{name}"),
+            &format!("#pragma once\n#{HEADER_PRAGMA}{name}\n"),
+        )?;
     }
     let flags = words(CODE_FLAGS).chain(["-std=c++17".into(), "-c".into()]);
-    let runtime = [scratch.0.join("runtime.cpp").into(), "-o".into(), scratch.0.join("runtime.o").into()];
+    let runtime = [
+        scratch.0.join("runtime.cpp").into(),
+        "-o".into(),
+        scratch.0.join("runtime.o").into(),
+    ];
     run(flags.chain(runtime)).map_err(|error| match error {
-        Failed::Program(log) => Failed::Machine(format!("simcuda: the runtime of the shim does not compile:\n{log}")),
+        Failed::Program(log) => Failed::Machine(format!(
+            "simcuda: the runtime of the shim does not compile:\n{log}"
+        )),
         other => other,
     })?;
-    // Another process may have been faster: then its folder is as good.
+    // Another process may have been faster: its folder is equivalent.
     if let Err(error) = fs::rename(&scratch.0, &folder)
         && !folder.join("runtime.o").exists()
     {
@@ -244,11 +279,21 @@ fn shim_folder(cache: &Path) -> Result<PathBuf, Failed> {
     Ok(folder)
 }
 
-fn preprocess(program: &Program, options: &Options, scratch: &Scratch, shim: &Path) -> Result<String, Failed> {
+fn preprocess(
+    program: &Program,
+    options: &Options,
+    scratch: &Scratch,
+    shim: &Path,
+) -> Result<String, Failed> {
     let name = program.name.replace('\\', "\\\\").replace('"', "\\\"");
-    let source = scratch.write("program/source.cu", &format!("# 1 \"{name}\"\n{}\n", program.source))?;
+    let source = scratch.write(
+        "program/source.cu",
+        &format!("# 1 \"{name}\"\n{}\n", program.source),
+    )?;
     for (name, text) in &program.headers {
-        let is_inside = Path::new(name).components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let is_inside = Path::new(name)
+            .components()
+            .all(|part| matches!(part, std::path::Component::Normal(_)));
         if !is_inside {
             return Err(Failed::Program(format!(
                 "nvrtc: error: header name \"{name}\" is not a path inside a folder\n"
@@ -256,24 +301,45 @@ fn preprocess(program: &Program, options: &Options, scratch: &Scratch, shim: &Pa
         }
         scratch.write(&format!("headers/{name}"), text)?;
     }
-    let mut arguments: Vec<OsString> =
-        words(&["-E", "-x", "c++", "-nostdinc", "-nostdinc++", "-w", "-fdiagnostics-color=never"]).collect();
+    let mut arguments: Vec<OsString> = words(&[
+        "-E",
+        "-x",
+        "c++",
+        "-nostdinc",
+        "-nostdinc++",
+        "-w",
+        "-fdiagnostics-color=never",
+    ])
+    .collect();
     arguments.extend(words(&[
         "-fno-diagnostics-show-caret",
         "-D__CUDACC__=1",
         "-D__CUDACC_RTC__=1",
         "-D__SIMCUDA__=1",
     ]));
-    arguments.extend(words(&["-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"]));
+    arguments.extend(words(&[
+        "-D__CUDACC_VER_MAJOR__=13",
+        "-D__CUDACC_VER_MINOR__=0",
+    ]));
     arguments.push(format!("-std={}", options.standard).into());
     arguments.extend(options.macros.iter().map(OsString::from));
     for folder in [scratch.0.join("headers"), shim.join("found")] {
         arguments.extend(["-I".into(), folder.into()]);
     }
-    arguments.extend(options.include_paths.iter().flat_map(|path| ["-I".into(), OsString::from(path)]));
-    arguments.extend(options.pre_includes.iter().flat_map(|path| ["-include".into(), OsString::from(path)]));
+    arguments.extend(
+        options
+            .include_paths
+            .iter()
+            .flat_map(|path| ["-I".into(), OsString::from(path)]),
+    );
+    arguments.extend(
+        options
+            .pre_includes
+            .iter()
+            .flat_map(|path| ["-include".into(), OsString::from(path)]),
+    );
     arguments.push(source.clone().into());
-    // Paths of the scratch folder mean nothing to the reader of a log, who knows the header by the name that was given.
+    // The reader of a log knows the header's name, not the scratch folder.
     let headers = format!("{}/", scratch.0.join("headers").display());
     let mine = source.display().to_string();
     let named = |text: String| text.replace(&headers, "").replace(&mine, &program.name);
@@ -289,31 +355,46 @@ pub(super) fn compile(program: &Program, options: &Options) -> Result<Compiled, 
     let cache = cache_folder();
     fs::create_dir_all(&cache).map_err(|error| failed("make the folder", &cache, &error))?;
     let shim = shim_folder(&cache)?;
-    // Without include paths the text of the program is all there is to know.
-    let is_closed =
-        options.include_paths.is_empty() && options.pre_includes.is_empty() && program.expressions.is_empty();
-    let early = if is_closed { Some(cache.join(format!("{}.so", key(program, options, None)?))) } else { None };
+    // Without include paths the text determines the program.
+    let is_closed = options.include_paths.is_empty()
+        && options.pre_includes.is_empty()
+        && program.expressions.is_empty();
+    let early = if is_closed {
+        Some(cache.join(format!("{}.so", key(program, options, None)?)))
+    } else {
+        None
+    };
     if let Some(image) = early.as_ref().and_then(|path| fs::read(path).ok()) {
-        return Ok(Compiled { image, lowered: Default::default() });
+        return Ok(Compiled {
+            image,
+            lowered: Default::default(),
+        });
     }
     let scratch = Scratch::new(&cache)?;
     let text = preprocess(program, options, &scratch, &shim)?;
-    let rewritten = rewrite::rewrite(&program.name, &text, &program.expressions).map_err(Failed::Program)?;
+    let rewritten =
+        rewrite::rewrite(&program.name, &text, &program.expressions).map_err(Failed::Program)?;
     let path = match early {
         Some(path) => path,
-        None => cache.join(format!("{}.so", key(program, options, Some(&rewritten.text))?)),
+        None => cache.join(format!(
+            "{}.so",
+            key(program, options, Some(&rewritten.text))?
+        )),
     };
     let image = match fs::read(&path) {
         Ok(image) => image,
         Err(_) => {
             let made = build(&rewritten.text, options, &scratch, &shim)?;
             let image = fs::read(&made).map_err(|error| failed("read", &made, &error))?;
-            // Whoever renames last replaces a library by its equal.
+            // The last rename replaces a library by an equal one.
             fs::rename(&made, &path).map_err(|error| failed("write", &path, &error))?;
             image
         }
     };
-    Ok(Compiled { image, lowered: rewritten.lowered })
+    Ok(Compiled {
+        image,
+        lowered: rewritten.lowered,
+    })
 }
 
 fn key(program: &Program, options: &Options, rewritten: Option<&str>) -> Result<String, Failed> {
@@ -323,7 +404,12 @@ fn key(program: &Program, options: &Options, rewritten: Option<&str>) -> Result<
         Some(text) => parts.push(text),
         None => {
             parts.push(&program.source);
-            parts.extend(program.headers.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]));
+            parts.extend(
+                program
+                    .headers
+                    .iter()
+                    .flat_map(|(name, text)| [name.as_str(), text.as_str()]),
+            );
         }
     }
     Ok(digest(&parts))
@@ -340,20 +426,37 @@ fn build(text: &str, options: &Options, scratch: &Scratch, shim: &Path) -> Resul
     let mut arguments = code_flags(options);
     arguments.extend(words(HOOK_FLAGS));
     arguments.extend(words(&["-nostdinc", "-nostdinc++", "-c"]));
-    if options.macros.iter().any(|option| option == "-DNDEBUG" || option.starts_with("-DNDEBUG=")) {
+    if options
+        .macros
+        .iter()
+        .any(|option| option == "-DNDEBUG" || option.starts_with("-DNDEBUG="))
+    {
         arguments.push("-DNDEBUG".into());
     }
-    arguments.extend(["-I".into(), shim.into(), source.clone().into(), "-o".into(), object.clone().into()]);
+    arguments.extend([
+        "-I".into(),
+        shim.into(),
+        source.clone().into(),
+        "-o".into(),
+        object.clone().into(),
+    ]);
     let (mine, shim_name) = (source.display().to_string(), format!("{}/", shim.display()));
     run(arguments).map_err(|error| match error {
-        Failed::Program(log) => Failed::Program(log.replace(&mine, "kernel table").replace(&shim_name, "shim/")),
+        Failed::Program(log) => Failed::Program(
+            log.replace(&mine, "kernel table")
+                .replace(&shim_name, "shim/"),
+        ),
         other => other,
     })?;
     let link: [OsString; 9] = [
         "-shared".into(),
         "-Wl,--as-needed".into(),
         "-Wl,-z,defs".into(),
-        format!("-Wl,--version-script={}", shim.join("exports.map").display()).into(),
+        format!(
+            "-Wl,--version-script={}",
+            shim.join("exports.map").display()
+        )
+        .into(),
         object.into(),
         shim.join("runtime.o").into(),
         "-lm".into(),

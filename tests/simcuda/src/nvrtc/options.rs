@@ -1,4 +1,4 @@
-//! The options of nvrtcCompileProgram: which there are, and what those mean that matter here.
+//! The options of nvrtcCompileProgram: which exist, and the meaning of those that matter here.
 
 /// What the options ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +15,9 @@ pub(super) struct Options {
     pub(super) macros: Vec<String>,
 }
 
-/// (long name, short name, whether it takes a value) of options that change nothing in a simulation: they choose between codes
-/// that compute the same, or between ways to say what went wrong. `--fmad=true` allows contraction and does not ask for it.
+/// (long name, short name, whether it takes a value) of options without effect here: they choose
+/// between equivalent codes or kinds of messages. `--fmad=true` allows contraction without
+/// requiring it.
 const WITHOUT_EFFECT: &[(&str, &str, bool)] = &[
     ("--device-c", "-dc", false),
     ("--device-w", "-dw", false),
@@ -32,14 +33,26 @@ const WITHOUT_EFFECT: &[(&str, &str, bool)] = &[
     ("--prec-div", "-prec-div", true),
     ("--fmad", "-fmad", true),
     ("--use_fast_math", "-use_fast_math", false),
-    ("--extra-device-vectorization", "-extra-device-vectorization", false),
+    (
+        "--extra-device-vectorization",
+        "-extra-device-vectorization",
+        false,
+    ),
     ("--modify-stack-limit", "-modify-stack-limit", true),
     ("--no-source-include", "-no-source-include", false),
     ("--builtin-move-forward", "-builtin-move-forward", true),
-    ("--builtin-initializer-list", "-builtin-initializer-list", true),
+    (
+        "--builtin-initializer-list",
+        "-builtin-initializer-list",
+        true,
+    ),
     ("--disable-warnings", "-w", false),
     ("--restrict", "-restrict", false),
-    ("--device-as-default-execution-space", "-default-device", false),
+    (
+        "--device-as-default-execution-space",
+        "-default-device",
+        false,
+    ),
     ("--device-int128", "-device-int128", false),
     ("--optimization-info", "-opt-info", true),
     ("--display-error-number", "-err-no", false),
@@ -72,14 +85,24 @@ impl Options {
         while let Some(option) = rest.next() {
             // `--name=value`; `-Dvalue`, `-Ivalue` and `-Uvalue` also without a sign or as two.
             let (name, value) = match option.split_once('=') {
-                _ if ["-D", "-I", "-U"].iter().any(|short| option.starts_with(short)) => {
-                    (&option[..2], Some(option[2..].trim_start_matches('=').trim()).filter(|value| !value.is_empty()))
+                _ if ["-D", "-I", "-U"]
+                    .iter()
+                    .any(|short| option.starts_with(short)) =>
+                {
+                    (
+                        &option[..2],
+                        Some(option[2..].trim_start_matches('=').trim())
+                            .filter(|value| !value.is_empty()),
+                    )
                 }
                 Some((name, value)) => (name, Some(value)),
                 None => (option, None),
             };
-            let mut value =
-                || value.or_else(|| rest.next()).ok_or_else(|| format!("nvrtc: error: missing value for {name}\n"));
+            let mut value = || {
+                value
+                    .or_else(|| rest.next())
+                    .ok_or_else(|| format!("nvrtc: error: missing value for {name}\n"))
+            };
             match name {
                 "--gpu-architecture" | "-arch" => options.set_architecture(value()?)?,
                 "--std" | "-std" => options.set_standard(value()?)?,
@@ -87,10 +110,17 @@ impl Options {
                 "--pre-include" | "-include" => options.pre_includes.push(value()?.to_owned()),
                 "--define-macro" | "-D" => options.macros.push(format!("-D{}", value()?)),
                 "--undefine-macro" | "-U" => options.macros.push(format!("-U{}", value()?)),
-                _ => match WITHOUT_EFFECT.iter().find(|(long, short, _)| name == *long || name == *short) {
+                _ => match WITHOUT_EFFECT
+                    .iter()
+                    .find(|(long, short, _)| name == *long || name == *short)
+                {
                     Some((_, _, true)) => drop(value()?),
                     Some(_) if !option.contains('=') => {}
-                    _ => return Err(format!("nvrtc: error: unrecognized option {option} found\n")),
+                    _ => {
+                        return Err(format!(
+                            "nvrtc: error: unrecognized option {option} found\n"
+                        ));
+                    }
                 },
             }
         }
@@ -98,14 +128,17 @@ impl Options {
     }
 
     fn set_architecture(&mut self, value: &str) -> Result<(), String> {
-        let (is_virtual, number) = match (value.strip_prefix("compute_"), value.strip_prefix("sm_")) {
+        let (is_virtual, number) = match (value.strip_prefix("compute_"), value.strip_prefix("sm_"))
+        {
             (Some(number), _) => (true, number),
             (_, Some(number)) => (false, number),
             _ => (false, ""),
         };
         let number: Option<u32> = number.trim_end_matches(['a', 'f']).parse().ok();
         let Some(number) = number.filter(|number| ARCHITECTURES.contains(number)) else {
-            return Err(format!("nvrtc: error: invalid value for --gpu-architecture (-arch): {value}\n"));
+            return Err(format!(
+                "nvrtc: error: invalid value for --gpu-architecture (-arch): {value}\n"
+            ));
         };
         (self.is_virtual, self.architecture) = (is_virtual, number);
         Ok(())
@@ -116,7 +149,11 @@ impl Options {
             // The shim is C++17; what is older compiles as that.
             "c++03" | "c++11" | "c++14" | "c++17" => "c++17",
             "c++20" => "c++20",
-            _ => return Err(format!("nvrtc: error: invalid value for --std (-std): {value}\n")),
+            _ => {
+                return Err(format!(
+                    "nvrtc: error: invalid value for --std (-std): {value}\n"
+                ));
+            }
         }
         .to_owned();
         Ok(())
@@ -128,7 +165,12 @@ mod tests {
     use super::*;
 
     fn parse(given: &[&str]) -> Result<Options, String> {
-        Options::parse(&given.iter().map(|option| (*option).to_owned()).collect::<Vec<_>>())
+        Options::parse(
+            &given
+                .iter()
+                .map(|option| (*option).to_owned())
+                .collect::<Vec<_>>(),
+        )
     }
 
     #[test]

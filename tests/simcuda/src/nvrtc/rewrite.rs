@@ -1,8 +1,8 @@
-//! From a preprocessed kernel source to what g++ compiles: finds the kernels, says to the runtime where their shared memory
-//! is, and writes the table of kernels behind the source.
+//! From preprocessed kernel source to what g++ compiles: finds the kernels, tells the runtime where
+//! their shared memory is, and appends the table of kernels.
 //!
-//! Works on the words of the text, which is enough: kernels are looked for by `__global__`, shared memory by `__shared__`, and which
-//! function something stands in by brackets. Everything else, and every error in it, is g++'s business.
+//! It works on tokens: kernels are found by `__global__`, shared memory by `__shared__`, enclosing
+//! functions by brackets. Everything else, including errors, is left to g++.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 use super::token::{Kind, Tokens};
 use crate::kernel::SHARED_PREFIX;
 
-/// What the preprocessor leaves of `#include <cuda_fp16.h>`, so that only those who ask get the types.
+/// What the preprocessor leaves of `#include <cuda_fp16.h>`, so that only programs that include it
+/// get the types.
 pub(super) const HEADER_PRAGMA: &str = "pragma simcuda header ";
 
 /// A function of the source.
@@ -23,7 +24,7 @@ struct Function {
     is_kernel: bool,
     is_template: bool,
     is_extern_c: bool,
-    /// What stands in the brackets of `__launch_bounds__`.
+    /// The arguments of `__launch_bounds__`.
     bounds: String,
     /// All names in its body: what it may call.
     names: BTreeSet<String>,
@@ -41,9 +42,9 @@ enum Scope {
 /// A rewritten source.
 #[derive(Debug)]
 pub(super) struct Rewritten {
-    /// What g++ compiles behind the shim.
+    /// What g++ compiles after the shim.
     pub(super) text: String,
-    /// What cuModuleGetFunction is asked for, for each name expression.
+    /// The names for cuModuleGetFunction, for each name expression.
     pub(super) lowered: BTreeMap<String, String>,
 }
 
@@ -53,7 +54,7 @@ struct Scanner<'a> {
     /// Of the innermost function, and how many scopes were open outside it.
     function: Option<(usize, usize)>,
     functions: Vec<Function>,
-    /// Shared memory at file scope stands in a group of its own.
+    /// Shared memory at file scope is a separate group.
     has_file_shared: bool,
     /// Where the present declaration or statement begins.
     head: usize,
@@ -76,14 +77,23 @@ pub(super) fn rewrite(name: &str, text: &str, expressions: &[String]) -> Result<
     };
     scanner.scan();
     if !scanner.errors.is_empty() {
-        let log = scanner.errors.iter().map(|(line, error)| format!("{name}:{line}: error: {error}\n")).collect();
+        let log = scanner
+            .errors
+            .iter()
+            .map(|(line, error)| format!("{name}:{line}: error: {error}\n"))
+            .collect();
         return Err(log);
     }
     let mut out = String::from("#include \"language.h\"\n");
-    for header in scanner.tokens.directives.iter().filter_map(|directive| directive.strip_prefix(HEADER_PRAGMA)) {
+    for header in scanner
+        .tokens
+        .directives
+        .iter()
+        .filter_map(|directive| directive.strip_prefix(HEADER_PRAGMA))
+    {
         let _ = writeln!(out, "#include \"{}\"", header.trim());
     }
-    // Nothing of the source is seen outside: kernels and helpers that nobody calls cost nothing.
+    // Nothing of the source is exported: unused kernels and helpers cost nothing.
     out.push_str("namespace {\n");
     let mut at = 0;
     scanner.edits.sort_by_key(|(range, _)| range.start);
@@ -111,7 +121,11 @@ impl Scanner<'_> {
                 _ => {}
             }
             if let Some((function, _)) = self.function
-                && self.tokens.all.get(index).is_some_and(|token| token.kind == Kind::Name)
+                && self
+                    .tokens
+                    .all
+                    .get(index)
+                    .is_some_and(|token| token.kind == Kind::Name)
             {
                 self.functions[function].names.insert(word.to_owned());
             }
@@ -120,7 +134,11 @@ impl Scanner<'_> {
     }
 
     fn open(&mut self, index: usize) {
-        let scope = if self.function.is_some() { Scope::Other } else { self.scope_of_head(index) };
+        let scope = if self.function.is_some() {
+            Scope::Other
+        } else {
+            self.scope_of_head(index)
+        };
         if matches!(scope, Scope::Function) {
             self.function = Some((self.functions.len() - 1, self.scopes.len()));
         }
@@ -130,13 +148,16 @@ impl Scanner<'_> {
 
     fn close(&mut self, index: usize) {
         self.scopes.pop();
-        if self.function.is_some_and(|(_, outside)| self.scopes.len() <= outside) {
+        if self
+            .function
+            .is_some_and(|(_, outside)| self.scopes.len() <= outside)
+        {
             self.function = None;
         }
         self.head = index + 1;
     }
 
-    /// What the brace at `open` begins, by what stands before it.
+    /// What the brace at `open` begins, from the tokens before it.
     fn scope_of_head(&mut self, open: usize) -> Scope {
         let head = self.head..open;
         if head.is_empty() {
@@ -144,7 +165,11 @@ impl Scanner<'_> {
         }
         let has = |wanted: &str| head.clone().any(|index| self.tokens.word(index) == wanted);
         if has("namespace") {
-            let name = head.clone().rev().map(|index| self.tokens.word(index)).take_while(|word| *word != "namespace");
+            let name = head
+                .clone()
+                .rev()
+                .map(|index| self.tokens.word(index))
+                .take_while(|word| *word != "namespace");
             let name: Vec<&str> = name.filter(|word| *word != "inline").collect();
             return Scope::Namespace(name.into_iter().rev().collect());
         }
@@ -160,9 +185,13 @@ impl Scanner<'_> {
         }
     }
 
-    /// The function that a head declares: the name before its first round bracket that is no attribute's.
+    /// The function that a head declares: the name before its first parenthesis that is not an
+    /// attribute's.
     fn function_of_head(&self, from: usize, to: usize) -> Option<Function> {
-        let mut function = Function { line: self.tokens.all[from].line, ..Function::default() };
+        let mut function = Function {
+            line: self.tokens.all[from].line,
+            ..Function::default()
+        };
         let mut index = from;
         while index < to {
             match self.tokens.word(index) {
@@ -172,10 +201,12 @@ impl Scanner<'_> {
                     index = self.behind_angle(index + 1);
                     continue;
                 }
-                "class" | "struct" | "union" | "enum" | "=" if function.name.is_empty() => return None,
+                "class" | "struct" | "union" | "enum" | "=" if function.name.is_empty() => {
+                    return None;
+                }
                 "extern" => function.is_extern_c |= self.tokens.word(index + 1) == "\"C\"",
-                word @ ("__launch_bounds__" | "__attribute__" | "__align__" | "alignas" | "decltype"
-                | "__cluster_dims__") => {
+                word @ ("__launch_bounds__" | "__attribute__" | "__align__" | "alignas"
+                | "decltype" | "__cluster_dims__") => {
                     let behind = self.tokens.behind_bracket(index + 1);
                     if word == "__launch_bounds__" {
                         function.bounds = self.tokens.between(index + 2, behind - 1).to_owned();
@@ -196,7 +227,10 @@ impl Scanner<'_> {
         if function.name.is_empty() {
             return None;
         }
-        function.is_extern_c |= self.scopes.iter().any(|scope| matches!(scope, Scope::ExternC));
+        function.is_extern_c |= self
+            .scopes
+            .iter()
+            .any(|scope| matches!(scope, Scope::ExternC));
         for scope in &self.scopes {
             if let Scope::Namespace(name) = scope
                 && !name.is_empty()
@@ -208,7 +242,7 @@ impl Scanner<'_> {
         Some(function)
     }
 
-    /// The index behind `<…>`.
+    /// The index after `<…>`.
     fn behind_angle(&self, open: usize) -> usize {
         let mut depth = 0_usize;
         let mut index = open;
@@ -231,7 +265,7 @@ impl Scanner<'_> {
         index
     }
 
-    /// A declaration with `__shared__` at `index`. Gives the last index that was dealt with.
+    /// A declaration with `__shared__` at `index`. Returns the last index that was handled.
     fn shared(&mut self, index: usize) -> usize {
         let end = self.end_of_statement(index);
         let line = self.tokens.all[index].line;
@@ -240,7 +274,8 @@ impl Scanner<'_> {
             return self.dynamic(first, end, line);
         }
         if let Some(before) = (first..index).find(|at| self.tokens.word(*at) == "static") {
-            self.edits.push((self.tokens.all[before].range.clone(), String::new()));
+            self.edits
+                .push((self.tokens.all[before].range.clone(), String::new()));
         }
         let group = match self.function {
             Some((function, _)) => {
@@ -252,17 +287,24 @@ impl Scanner<'_> {
                 "file".to_owned()
             }
         };
-        self.edits.push((self.tokens.all[index].range.clone(), "static".to_owned()));
-        // The variable gets a name by which it is found in the library, and the source's name stands for it.
+        self.edits
+            .push((self.tokens.all[index].range.clone(), "static".to_owned()));
+        // The variable gets a name that can be found in the library; the source name refers to it.
         let mut references = String::new();
         for name in self.declared(index + 1, end) {
             let (range, word) = (self.tokens.all[name].range.clone(), self.tokens.word(name));
             let renamed = format!("{SHARED_PREFIX}{group}_{word}");
-            let _ = write!(references, " [[maybe_unused]] constexpr auto& {word} = {renamed};");
+            let _ = write!(
+                references,
+                " [[maybe_unused]] constexpr auto& {word} = {renamed};"
+            );
             self.edits.push((range, renamed));
         }
         if references.is_empty() || end >= self.tokens.all.len() {
-            self.errors.push((line, "this declaration of __shared__ memory is not understood".to_owned()));
+            self.errors.push((
+                line,
+                "this declaration of __shared__ memory is not understood".to_owned(),
+            ));
             return end;
         }
         let behind = self.tokens.all[end].range.end;
@@ -283,7 +325,7 @@ impl Scanner<'_> {
         index
     }
 
-    /// The indices of the names that a declaration without its first words declares.
+    /// The indices of the declared names.
     fn declared(&mut self, from: usize, end: usize) -> Vec<usize> {
         let (mut names, mut last, mut angles) = (Vec::new(), None, 0_usize);
         let mut index = from;
@@ -294,11 +336,12 @@ impl Scanner<'_> {
                 ">" => angles = angles.saturating_sub(1),
                 "," if angles == 0 => names.extend(last.take()),
                 "=" if angles == 0 => {
-                    let error = "an initializer is not allowed for a __shared__ variable".to_owned();
+                    let error =
+                        "an initializer is not allowed for a __shared__ variable".to_owned();
                     self.errors.push((self.tokens.all[index].line, error));
                     return vec![index];
                 }
-                // The name stands before its sizes.
+                // The name precedes its sizes.
                 "(" | "[" | "{" => {
                     index = self.tokens.behind_bracket(index);
                     continue;
@@ -306,8 +349,11 @@ impl Scanner<'_> {
                 word @ ("alignas" | "__align__" | "__attribute__") => {
                     let behind = self.tokens.behind_bracket(index + 1);
                     if word == "alignas" && behind < end {
-                        // Behind `static` C++ takes no alignas, and the attribute anywhere.
-                        self.edits.push((self.tokens.all[index].range.clone(), "__attribute__((aligned".to_owned()));
+                        // After `static`, C++ accepts the attribute but not alignas.
+                        self.edits.push((
+                            self.tokens.all[index].range.clone(),
+                            "__attribute__((aligned".to_owned(),
+                        ));
                         let close = self.tokens.all[behind - 1].range.end;
                         self.edits.push((close..close, "))".to_owned()));
                     }
@@ -325,11 +371,14 @@ impl Scanner<'_> {
 
     /// `extern __shared__ T name[];` becomes a pointer to the block's dynamic memory.
     fn dynamic(&mut self, first: usize, end: usize, line: u32) -> usize {
-        let bracket = (first..end).find(|at| self.tokens.word(*at) == "[").filter(|at| *at > first);
+        let bracket = (first..end)
+            .find(|at| self.tokens.word(*at) == "[")
+            .filter(|at| *at > first);
         let Some(bracket) = bracket.filter(|bracket| self.tokens.word(bracket + 1) == "]") else {
             self.errors.push((
                 line,
-                "extern __shared__ memory is an array of no size: `extern __shared__ T name[];`".to_owned(),
+                "extern __shared__ memory is an array of no size: `extern __shared__ T name[];`"
+                    .to_owned(),
             ));
             return end;
         };
@@ -358,10 +407,13 @@ impl Scanner<'_> {
             format!("{kind}(* const {name}){inner} = ({kind}(*){inner})")
         };
         let range = self.tokens.all[first].range.start..self.tokens.all[end - 1].range.end;
-        // Lines inside the declaration stay lines, so that those behind it keep their numbers.
+        // Line breaks inside the declaration are kept so that later lines keep their numbers.
         let lines = "\n".repeat(self.tokens.text[range.clone()].matches('\n').count());
-        self.edits.push((range, format!("[[maybe_unused]] {pointer}simcuda_dynamic_shared{lines}")));
-        // The `;` is the scanner's again.
+        self.edits.push((
+            range,
+            format!("[[maybe_unused]] {pointer}simcuda_dynamic_shared{lines}"),
+        ));
+        // The scanner handles the `;`.
         end - 1
     }
 
@@ -383,13 +435,20 @@ impl Scanner<'_> {
             }
         }
         let file = self.has_file_shared.then(|| "file".to_owned());
-        let of_functions =
-            reached.into_iter().filter(|index| self.functions[*index].has_shared).map(|index| index.to_string());
+        let of_functions = reached
+            .into_iter()
+            .filter(|index| self.functions[*index].has_shared)
+            .map(|index| index.to_string());
         file.into_iter().chain(of_functions).collect()
     }
 
     /// Writes the table of kernels.
-    fn table(&self, name: &str, expressions: &[String], out: &mut String) -> BTreeMap<String, String> {
+    fn table(
+        &self,
+        name: &str,
+        expressions: &[String],
+        out: &mut String,
+    ) -> BTreeMap<String, String> {
         let mut exported: Vec<(String, String, usize)> = Vec::new();
         for (index, function) in self.functions.iter().enumerate() {
             if function.is_kernel && function.is_extern_c && !function.is_template {
@@ -399,14 +458,21 @@ impl Scanner<'_> {
         let mut lowered = BTreeMap::new();
         for (number, expression) in expressions.iter().enumerate() {
             let path = expression.trim().trim_start_matches('&');
-            let plain = path.split('<').next().unwrap_or_default().trim().trim_start_matches("::");
-            let found = self
-                .functions
-                .iter()
-                .position(|function| function.is_kernel && (function.path == plain || function.name == plain));
-            // An expression that names no kernel goes to g++ as it is, whose error says so.
+            let plain = path
+                .split('<')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .trim_start_matches("::");
+            let found = self.functions.iter().position(|function| {
+                function.is_kernel && (function.path == plain || function.name == plain)
+            });
+            // g++ reports an expression that names no kernel.
             let function = found.unwrap_or(usize::MAX);
-            match exported.iter().find(|(_, path, index)| *index == function && path == plain) {
+            match exported
+                .iter()
+                .find(|(_, path, index)| *index == function && path == plain)
+            {
                 Some((symbol, ..)) => lowered.insert(expression.clone(), symbol.clone()),
                 None => {
                     let symbol = format!("simcuda_expression_{number}");
@@ -420,13 +486,21 @@ impl Scanner<'_> {
                 Some(function) => (function.bounds.as_str(), function.line, self.groups(*index)),
                 None => ("", 1, Vec::new()),
             };
-            // Bounds of a template may name its parameters: those of its instances are not known here.
-            let is_template = self.functions.get(*index).is_some_and(|function| function.is_template);
+            // Bounds of a template may use its parameters, whose values are unknown here.
+            let is_template = self
+                .functions
+                .get(*index)
+                .is_some_and(|function| function.is_template);
             let bounds = if is_template { "" } else { bounds };
-            // They are read as they were at their place.
-            let namespace =
-                path.rsplit_once("::").map_or(String::new(), |(outer, _)| format!("using namespace {outer}; "));
-            let namespace = if is_template { String::new() } else { namespace };
+            // Evaluated where they were declared.
+            let namespace = path.rsplit_once("::").map_or(String::new(), |(outer, _)| {
+                format!("using namespace {outer}; ")
+            });
+            let namespace = if is_template {
+                String::new()
+            } else {
+                namespace
+            };
             let _ = writeln!(
                 out,
                 "# {line} \"{name}\"\n\
@@ -435,7 +509,9 @@ impl Scanner<'_> {
                 groups.join(" ")
             );
         }
-        let list: String = (0..exported.len()).map(|number| format!("&simcuda_kernel_{number}, ")).collect();
+        let list: String = (0..exported.len())
+            .map(|number| format!("&simcuda_kernel_{number}, "))
+            .collect();
         let _ = writeln!(
             out,
             "static const simcuda::Kernel* const simcuda_kernels[] = {{{list}nullptr}};\n\

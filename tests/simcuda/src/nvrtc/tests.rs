@@ -3,19 +3,37 @@
 use super::{Program, compile_now};
 
 fn log_of(source: &str) -> String {
-    let program = Program { name: "wrong.cu".to_owned(), source: source.to_owned(), ..Program::default() };
-    compile_now(&program, &["--gpu-architecture=sm_90"]).map(|_| ()).expect_err("it compiles")
+    let program = Program {
+        name: "wrong.cu".to_owned(),
+        source: source.to_owned(),
+        ..Program::default()
+    };
+    compile_now(&program, &["--gpu-architecture=sm_90"])
+        .map(|_| ())
+        .expect_err("it compiles")
 }
 
 #[test]
 fn errors_stand_at_the_line_of_the_source() {
-    let log = log_of("// one\n#define TWO 2\n\nextern \"C\" __global__ void k(float* x) {\n  x[0] = undeclared;\n}\n");
-    assert!(log.contains("wrong.cu:5:") && log.contains("undeclared"), "{log}");
-    let log = log_of("extern \"C\" __global__ void k() {\n  extern __shared__\n    float s[];\n  s[0] = missing;\n}\n");
+    let log = log_of(
+        "// one\n#define TWO 2\n\nextern \"C\" __global__ void k(float* x) {\n  x[0] = undeclared;\n}\n",
+    );
+    assert!(
+        log.contains("wrong.cu:5:") && log.contains("undeclared"),
+        "{log}"
+    );
+    let log = log_of(
+        "extern \"C\" __global__ void k() {\n  extern __shared__\n    float s[];\n  s[0] = missing;\n}\n",
+    );
     assert!(log.contains("wrong.cu:4:"), "{log}");
     let log = log_of("__global__ void k() {\n  __shared__ int s = 3;\n}\n");
-    assert!(log.contains("wrong.cu:2:") && log.contains("initializer is not allowed"), "{log}");
-    let log = log_of("extern \"C\" __global__ void k() {}\nextern \"C\" __global__ int wrong() { return 1; }\n");
+    assert!(
+        log.contains("wrong.cu:2:") && log.contains("initializer is not allowed"),
+        "{log}"
+    );
+    let log = log_of(
+        "extern \"C\" __global__ void k() {}\nextern \"C\" __global__ int wrong() { return 1; }\n",
+    );
     assert!(log.contains("wrong.cu:2:"), "{log}");
 }
 
@@ -29,27 +47,54 @@ fn headers_of_the_host_are_not_there() {
 
 #[test]
 fn errors_in_named_headers_name_them() {
-    let headers = vec![("parts/common.cuh".to_owned(), "\n\nint broken = ;\n".to_owned())];
+    let headers = vec![(
+        "parts/common.cuh".to_owned(),
+        "\n\nint broken = ;\n".to_owned(),
+    )];
     let source = "#include \"parts/common.cuh\"\n".to_owned();
-    let program = Program { name: "k.cu".to_owned(), source, headers, ..Program::default() };
-    let log = compile_now(&program, &[]).map(|_| ()).expect_err("it compiles");
-    assert!(log.contains("parts/common.cuh:3:") && !log.contains("making-"), "{log}");
+    let program = Program {
+        name: "k.cu".to_owned(),
+        source,
+        headers,
+        ..Program::default()
+    };
+    let log = compile_now(&program, &[])
+        .map(|_| ())
+        .expect_err("it compiles");
+    assert!(
+        log.contains("parts/common.cuh:3:") && !log.contains("making-"),
+        "{log}"
+    );
 }
 
 #[test]
 fn macros_reach_the_source() {
     let source = "#if WIDTH != 4 || defined(GONE)\n#error wrong\n#endif\n#ifdef __CUDA_ARCH__\n#error device\n#endif\n"
         .to_owned();
-    let program = Program { name: "k.cu".to_owned(), source, ..Program::default() };
-    compile_now(&program, &["--define-macro=WIDTH=4", "-DGONE", "-UGONE"]).map(|_| ()).expect("it compiles");
-    let log = compile_now(&program, &["-DWIDTH=5"]).map(|_| ()).expect_err("it compiles");
+    let program = Program {
+        name: "k.cu".to_owned(),
+        source,
+        ..Program::default()
+    };
+    compile_now(&program, &["--define-macro=WIDTH=4", "-DGONE", "-UGONE"])
+        .map(|_| ())
+        .expect("it compiles");
+    let log = compile_now(&program, &["-DWIDTH=5"])
+        .map(|_| ())
+        .expect_err("it compiles");
     assert!(log.contains("k.cu:2:"), "{log}");
 }
 
 #[test]
 fn a_header_may_not_leave_its_folder() {
     let headers = vec![("../outside.cuh".to_owned(), String::new())];
-    let program = Program { name: "k.cu".to_owned(), headers, ..Program::default() };
-    let log = compile_now(&program, &[]).map(|_| ()).expect_err("it compiles");
+    let program = Program {
+        name: "k.cu".to_owned(),
+        headers,
+        ..Program::default()
+    };
+    let log = compile_now(&program, &[])
+        .map(|_| ())
+        .expect_err("it compiles");
     assert!(log.contains("../outside.cuh"), "{log}");
 }

@@ -1,5 +1,5 @@
-//! The words of preprocessed C++, as far as they are needed to find kernels and shared memory: names, numbers, literals and single
-//! marks of punctuation, each with its place in the text and its line in the source.
+//! Tokens of preprocessed C++, as far as needed to find kernels and shared memory: names, numbers,
+//! literals and single punctuation marks, each with its position and source line.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(super) enum Kind {
 pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) range: Range<usize>,
-    /// Of the source, by the line markers.
+    /// In the source, by line markers.
     pub(super) line: u32,
 }
 
@@ -25,14 +25,18 @@ pub(super) struct Token {
 pub(super) struct Tokens<'a> {
     pub(super) text: &'a str,
     pub(super) all: Vec<Token>,
-    /// The lines that the preprocessor left for the compiler: `#pragma …`, without the mark.
+    /// Lines that the preprocessor left for the compiler: `#pragma …`.
     pub(super) directives: Vec<&'a str>,
 }
 
 impl<'a> Tokens<'a> {
     /// Splits `text`, the output of `g++ -E`.
     pub(super) fn of(text: &'a str) -> Self {
-        let mut tokens = Self { text, all: Vec::new(), directives: Vec::new() };
+        let mut tokens = Self {
+            text,
+            all: Vec::new(),
+            directives: Vec::new(),
+        };
         let bytes = text.as_bytes();
         let (mut at, mut line, mut begins_line) = (0, 1_u32, true);
         while at < bytes.len() {
@@ -46,10 +50,12 @@ impl<'a> Tokens<'a> {
                 continue;
             }
             if byte == b'#' && begins_line {
-                let end = text[at..].find('\n').map_or(bytes.len(), |length| at + length);
+                let end = text[at..]
+                    .find('\n')
+                    .map_or(bytes.len(), |length| at + length);
                 let directive = text[at + 1..end].trim();
                 match line_marker(directive) {
-                    // The marker tells of the line behind it. Line 0 is of the compiler's own beginning.
+                    // The marker names the next line. Line 0 is the compiler's prologue.
                     Some(marked) => line = marked.saturating_sub(1),
                     None => tokens.directives.push(directive),
                 }
@@ -58,19 +64,25 @@ impl<'a> Tokens<'a> {
             }
             begins_line = false;
             let (kind, end) = token_at(text, at);
-            tokens.all.push(Token { kind, range: at..end, line });
+            tokens.all.push(Token {
+                kind,
+                range: at..end,
+                line,
+            });
             line += text[at..end].matches('\n').count() as u32;
             at = end;
         }
         tokens
     }
 
-    /// The text of a token; empty behind the last.
+    /// The text of a token; empty after the last.
     pub(super) fn word(&self, index: usize) -> &'a str {
-        self.all.get(index).map_or("", |token| &self.text[token.range.clone()])
+        self.all
+            .get(index)
+            .map_or("", |token| &self.text[token.range.clone()])
     }
 
-    /// The index behind the bracket that closes the one at `open`.
+    /// The index after the bracket that closes the one at `open`.
     pub(super) fn behind_bracket(&self, open: usize) -> usize {
         let mut depth = 0_usize;
         for index in open..self.all.len() {
@@ -88,9 +100,12 @@ impl<'a> Tokens<'a> {
         self.all.len()
     }
 
-    /// The text from one token up to, without, another.
+    /// The text from one token up to, but excluding, another.
     pub(super) fn between(&self, from: usize, to: usize) -> &'a str {
-        match (self.all.get(from), to.checked_sub(1).and_then(|last| self.all.get(last))) {
+        match (
+            self.all.get(from),
+            to.checked_sub(1).and_then(|last| self.all.get(last)),
+        ) {
             (Some(first), Some(last)) if from < to => &self.text[first.range.start..last.range.end],
             _ => "",
         }
@@ -99,23 +114,36 @@ impl<'a> Tokens<'a> {
 
 /// The line of `# 12 "file" 1` and `#line 12`.
 fn line_marker(directive: &str) -> Option<u32> {
-    directive.strip_prefix("line").unwrap_or(directive).split_whitespace().next()?.parse().ok()
+    directive
+        .strip_prefix("line")
+        .unwrap_or(directive)
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
 }
 
 fn token_at(text: &str, at: usize) -> (Kind, usize) {
     let bytes = text.as_bytes();
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80;
-    let word_end = |from: usize| from + bytes[from..].iter().take_while(|byte| is_word(**byte)).count();
+    let word_end = |from: usize| {
+        from + bytes[from..]
+            .iter()
+            .take_while(|byte| is_word(**byte))
+            .count()
+    };
     match bytes[at] {
         b'"' | b'\'' => (Kind::Literal, quoted_end(bytes, at)),
         byte if byte.is_ascii_digit() => {
-            // Digits may be separated by quotes, have a point, and a sign behind their exponent.
+            // Digits may contain quotes and a point, and exponents a sign.
             let mut end = at + 1;
             while end < bytes.len()
                 && (is_word(bytes[end])
                     || bytes[end] == b'.'
-                    || (bytes[end] == b'\'' && bytes.get(end + 1).is_some_and(|next| is_word(*next)))
-                    || (matches!(bytes[end], b'+' | b'-') && matches!(bytes[end - 1], b'e' | b'E' | b'p' | b'P')))
+                    || (bytes[end] == b'\''
+                        && bytes.get(end + 1).is_some_and(|next| is_word(*next)))
+                    || (matches!(bytes[end], b'+' | b'-')
+                        && matches!(bytes[end - 1], b'e' | b'E' | b'p' | b'P')))
             {
                 end += 1;
             }
@@ -123,8 +151,13 @@ fn token_at(text: &str, at: usize) -> (Kind, usize) {
         }
         byte if is_word(byte) => {
             let end = word_end(at);
-            let is_raw = bytes.get(end) == Some(&b'"') && matches!(&text[at..end], "R" | "LR" | "uR" | "UR" | "u8R");
-            if is_raw { (Kind::Literal, raw_end(text, end)) } else { (Kind::Name, end) }
+            let is_raw = bytes.get(end) == Some(&b'"')
+                && matches!(&text[at..end], "R" | "LR" | "uR" | "UR" | "u8R");
+            if is_raw {
+                (Kind::Literal, raw_end(text, end))
+            } else {
+                (Kind::Name, end)
+            }
         }
         _ => (Kind::Mark, at + 1),
     }
@@ -140,7 +173,11 @@ fn quoted_end(bytes: &[u8], at: usize) -> usize {
 
 /// The end of `"delimiter(…)delimiter"`.
 fn raw_end(text: &str, quote: usize) -> usize {
-    let Some(open) = text[quote..].find('(') else { return text.len() };
+    let Some(open) = text[quote..].find('(') else {
+        return text.len();
+    };
     let close = format!("){}\"", &text[quote + 1..quote + open]);
-    text[quote + open..].find(&close).map_or(text.len(), |length| quote + open + length + close.len())
+    text[quote + open..]
+        .find(&close)
+        .map_or(text.len(), |length| quote + open + length + close.len())
 }

@@ -1,20 +1,23 @@
-//! Vector clocks: one counter an actor, kept sparse and sorted by actor, since most actors never hear of most others.
+//! Vector clocks: one counter per actor, sparse and sorted by actor, since most actors never learn
+//! of most others.
 
 use super::Actor;
 
-/// Up to which of its moments each actor is known. An actor that is not named is not known at all.
+/// Up to which moment each actor is known. A missing actor is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clock(Vec<(Actor, u64)>);
 
 impl Clock {
-    /// The clock of a new actor, whose moments are counted from 1: 0 stands for never.
+    /// The clock of a new actor. Moments count from 1; 0 means never.
     pub(super) fn starting(actor: Actor) -> Self {
         Self(vec![(actor, 1)])
     }
 
-    /// The last moment of `actor` that is known here.
+    /// The last known moment of `actor`.
     pub(super) fn of(&self, actor: Actor) -> u64 {
-        self.0.binary_search_by_key(&actor, |entry| entry.0).map_or(0, |at| self.0[at].1)
+        self.0
+            .binary_search_by_key(&actor, |entry| entry.0)
+            .map_or(0, |at| self.0[at].1)
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = (Actor, u64)> {
@@ -29,19 +32,24 @@ impl Clock {
         }
     }
 
-    /// Whether `other` knows all that is known here.
+    /// Whether `other` knows everything known here.
     pub(super) fn is_within(&self, other: &Self) -> bool {
         let mut theirs = other.0.iter().peekable();
         self.0.iter().all(|&(actor, time)| {
             while theirs.next_if(|entry| entry.0 < actor).is_some() {}
-            theirs.peek().is_some_and(|entry| entry.0 == actor && entry.1 >= time)
+            theirs
+                .peek()
+                .is_some_and(|entry| entry.0 == actor && entry.1 >= time)
         })
     }
 
-    /// Learns all that `other` knows, of the actors that `wanted` names.
+    /// Learns all that `other` knows of the actors in `wanted`.
     pub(super) fn join(&mut self, other: &Self, wanted: impl Fn(Actor) -> bool) {
         let mut joined = Vec::with_capacity(self.0.len() + other.0.len());
-        let (mut ours, mut theirs) = (self.0.iter().copied().peekable(), other.0.iter().copied().peekable());
+        let (mut ours, mut theirs) = (
+            self.0.iter().copied().peekable(),
+            other.0.iter().copied().peekable(),
+        );
         loop {
             match (ours.peek().copied(), theirs.peek().copied()) {
                 (Some((a, time)), Some((b, its_time))) if a == b => {

@@ -1,6 +1,7 @@
-//! What stands beside every byte: its last write, and the reads and atomics since. Bytes with the same history share one segment of an
-//! interval map; an access splits segments at its ends, and neighbours that have become equal are merged again, so that the map is
-//! as long as the pattern of accesses is irregular, however many bytes there are.
+//! The history of every byte: its last write, and the reads and atomics since. Bytes with the same
+//! history share a segment of an interval map. An access splits segments at its ends, and equal
+//! neighbours are merged again, so the map's size follows the irregularity of accesses, not the
+//! number of bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,16 +9,16 @@ use std::ops::Range;
 use super::{Actor, OperationId};
 use crate::work::Address;
 
-/// How bytes are touched.
+/// How bytes are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
     Write,
-    /// Read and written as a whole: does not conflict with another atomic.
+    /// Atomic: does not conflict with another atomic.
     Atomic,
 }
 
-/// One access: a moment of an actor, and what it did then.
+/// One access: a moment of an actor, and the kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch {
     pub(super) actor: Actor,
@@ -37,25 +38,48 @@ pub(super) struct Collision {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct History {
     write: Option<Epoch>,
-    /// Since the write, by actor; without those that a later one has in its past, for what races with them races with that one too.
+    /// Since the write, by actor; without those in the past of a later one, since what races with
+    /// them races with that one too.
     reads: Vec<Epoch>,
-    /// The same of atomics. They do not replace the reads: a second atomic may race with a read and not with the first.
+    /// The same for atomics. They do not replace reads: a second atomic may race with a read and
+    /// not with the first atomic.
     atomics: Vec<Epoch>,
 }
 
 impl History {
-    /// What a new access collides with, the write before the rest.
+    /// What a new access collides with, the write first.
     fn collision(&self, kind: Kind, past: &impl Fn(&Epoch) -> bool) -> Option<(Epoch, Kind)> {
-        let unordered =
-            |epochs: &[Epoch], kind: Kind| epochs.iter().find(|epoch| !past(epoch)).map(|epoch| (*epoch, kind));
+        let unordered = |epochs: &[Epoch], kind: Kind| {
+            epochs
+                .iter()
+                .find(|epoch| !past(epoch))
+                .map(|epoch| (*epoch, kind))
+        };
         unordered(self.write.as_slice(), Kind::Write)
-            .or_else(|| if kind == Kind::Atomic { None } else { unordered(&self.atomics, Kind::Atomic) })
-            .or_else(|| if kind == Kind::Read { None } else { unordered(&self.reads, Kind::Read) })
+            .or_else(|| {
+                if kind == Kind::Atomic {
+                    None
+                } else {
+                    unordered(&self.atomics, Kind::Atomic)
+                }
+            })
+            .or_else(|| {
+                if kind == Kind::Read {
+                    None
+                } else {
+                    unordered(&self.reads, Kind::Read)
+                }
+            })
     }
 
     fn record(&mut self, kind: Kind, epoch: Epoch, past: &impl Fn(&Epoch) -> bool) {
         match kind {
-            Kind::Write => *self = Self { write: Some(epoch), ..Self::default() },
+            Kind::Write => {
+                *self = Self {
+                    write: Some(epoch),
+                    ..Self::default()
+                }
+            }
             Kind::Read => replace_past(&mut self.reads, epoch, past),
             Kind::Atomic => replace_past(&mut self.atomics, epoch, past),
         }
@@ -64,7 +88,7 @@ impl History {
 
 fn replace_past(epochs: &mut Vec<Epoch>, epoch: Epoch, past: &impl Fn(&Epoch) -> bool) {
     epochs.retain(|earlier| !past(earlier));
-    // In the order of actors, so that equal histories compare equal however they came about.
+    // In actor order, so that equal histories compare equal.
     let at = epochs.partition_point(|other| other.actor < epoch.actor);
     epochs.insert(at, epoch);
 }
@@ -75,14 +99,15 @@ struct Segment {
     history: History,
 }
 
-/// The histories of all bytes that were ever touched, by the address at which each segment starts.
+/// The histories of all bytes ever touched, by start address of each segment.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
     segments: BTreeMap<Address, Segment>,
 }
 
 impl Shadow {
-    /// Checks an access of `range` against the past, and records it. `past` says which epochs are before it.
+    /// Checks an access of `range` against the past and records it. `past` says which epochs
+    /// precede it.
     pub(super) fn access(
         &mut self,
         range: Range<Address>,
@@ -98,8 +123,16 @@ impl Shadow {
         let mut collision: Option<Collision> = None;
         for (&start, segment) in self.segments.range_mut(range.clone()) {
             match (segment.history.collision(kind, past), &mut collision) {
-                (Some((with, kind)), None) => collision = Some(Collision { range: start..segment.end, with, kind }),
-                (Some((with, _)), Some(known)) if known.with == with && known.range.end == start => {
+                (Some((with, kind)), None) => {
+                    collision = Some(Collision {
+                        range: start..segment.end,
+                        with,
+                        kind,
+                    })
+                }
+                (Some((with, _)), Some(known))
+                    if known.with == with && known.range.end == start =>
+                {
                     known.range.end = segment.end;
                 }
                 _ => {}
@@ -129,20 +162,29 @@ impl Shadow {
         self.segments.len()
     }
 
-    /// Makes `at` a boundary between segments, where one covers it.
+    /// Makes `at` a segment boundary.
     fn split(&mut self, at: Address) {
-        let Some((&start, segment)) = self.segments.range_mut(..at).next_back() else { return };
+        let Some((&start, segment)) = self.segments.range_mut(..at).next_back() else {
+            return;
+        };
         debug_assert!(start < at);
         if segment.end > at {
-            let right = Segment { end: segment.end, history: segment.history.clone() };
+            let right = Segment {
+                end: segment.end,
+                history: segment.history.clone(),
+            };
             segment.end = at;
             self.segments.insert(at, right);
         }
     }
 
-    /// Takes out the segments that start in `range`.
+    /// Removes the segments that start in `range`.
     fn remove(&mut self, range: Range<Address>) {
-        let starts: Vec<Address> = self.segments.range(range).map(|(&start, _)| start).collect();
+        let starts: Vec<Address> = self
+            .segments
+            .range(range)
+            .map(|(&start, _)| start)
+            .collect();
         for start in starts {
             self.segments.remove(&start);
         }
@@ -152,17 +194,29 @@ impl Shadow {
         let mut history = History::default();
         history.record(Kind::Write, epoch, past);
         match self.segments.get_mut(&range.start) {
-            // The very segment that is there: the usual case of work that repeats.
+            // Exactly this segment exists: the usual case of repeated work.
             Some(segment) if segment.end == range.end => segment.history = history,
             _ => {
                 self.remove(range.clone());
-                self.segments.insert(range.start, Segment { end: range.end, history });
+                self.segments.insert(
+                    range.start,
+                    Segment {
+                        end: range.end,
+                        history,
+                    },
+                );
             }
         }
     }
 
-    /// Bytes of `range` that no segment covers were never touched before.
-    fn fill_gaps(&mut self, range: Range<Address>, kind: Kind, epoch: Epoch, past: &impl Fn(&Epoch) -> bool) {
+    /// Bytes of `range` without a segment were never touched.
+    fn fill_gaps(
+        &mut self,
+        range: Range<Address>,
+        kind: Kind,
+        epoch: Epoch,
+        past: &impl Fn(&Epoch) -> bool,
+    ) {
         let mut gaps = Vec::new();
         let mut reached = range.start;
         for (&start, segment) in self.segments.range(range.clone()) {
@@ -177,22 +231,36 @@ impl Shadow {
         for gap in gaps {
             let mut history = History::default();
             history.record(kind, epoch, past);
-            self.segments.insert(gap.start, Segment { end: gap.end, history });
+            self.segments.insert(
+                gap.start,
+                Segment {
+                    end: gap.end,
+                    history,
+                },
+            );
         }
     }
 
-    /// Joins neighbours with the same history in `range` and at its ends.
+    /// Merges neighbours with the same history in `range` and at its ends.
     fn merge(&mut self, range: Range<Address>) {
-        let from = self.segments.range(..range.start).next_back().map_or(range.start, |(&start, _)| start);
+        let from = self
+            .segments
+            .range(..range.start)
+            .next_back()
+            .map_or(range.start, |(&start, _)| start);
         let mut joined = Vec::new();
         let mut last: Option<(Address, &Segment)> = None;
-        // How far each survivor of the walk reaches, where that has changed.
+        // The new ends of the surviving segments that changed.
         let mut ends: Vec<(Address, Address)> = Vec::new();
         for (&start, segment) in self.segments.range(from..=range.end) {
             match last {
                 Some((survivor, before))
                     if before.history == segment.history
-                        && ends.last().filter(|end| end.0 == survivor).map_or(before.end, |end| end.1) == start =>
+                        && ends
+                            .last()
+                            .filter(|end| end.0 == survivor)
+                            .map_or(before.end, |end| end.1)
+                            == start =>
                 {
                     joined.push(start);
                     match ends.last_mut() {

@@ -1,4 +1,4 @@
-//! Claims about the detector, and the same answers from one that keeps every access of every byte.
+//! Claims about the detector, compared with a naive one that keeps every access of every byte.
 
 use std::time::Instant;
 
@@ -7,15 +7,24 @@ use proptest::prelude::*;
 use super::*;
 
 fn writes(range: Range<Address>) -> Touched {
-    Touched { writes: vec![range], ..Touched::default() }
+    Touched {
+        writes: vec![range],
+        ..Touched::default()
+    }
 }
 
 fn reads(range: Range<Address>) -> Touched {
-    Touched { reads: vec![range], ..Touched::default() }
+    Touched {
+        reads: vec![range],
+        ..Touched::default()
+    }
 }
 
 fn atomics(range: Range<Address>) -> Touched {
-    Touched { atomics: vec![range], ..Touched::default() }
+    Touched {
+        atomics: vec![range],
+        ..Touched::default()
+    }
 }
 
 #[test]
@@ -27,9 +36,19 @@ fn a_wait_for_an_event_orders_what_was_before_its_record_and_not_what_came_after
     assert_eq!(detector.access(a, 2, &writes(100..200)), None);
     detector.join(b, &event);
     assert_eq!(detector.access(b, 3, &reads(0..100)), None);
-    let race = detector.access(b, 4, &reads(90..150)).expect("nothing orders 2 and 4");
+    let race = detector
+        .access(b, 4, &reads(90..150))
+        .expect("nothing orders 2 and 4");
     assert_eq!(race.range, 100..150);
-    assert_eq!((race.first, race.first_writes, race.second, race.second_writes), (2, true, 4, false));
+    assert_eq!(
+        (
+            race.first,
+            race.first_writes,
+            race.second,
+            race.second_writes
+        ),
+        (2, true, 4, false)
+    );
 }
 
 #[test]
@@ -40,10 +59,20 @@ fn reads_do_not_race_with_reads_nor_atomics_with_atomics() {
     assert_eq!(detector.access(b, 2, &reads(0..8)), None);
     assert_eq!(detector.access(a, 3, &atomics(8..16)), None);
     assert_eq!(detector.access(b, 4, &atomics(8..16)), None);
-    let race = detector.access(c, 5, &atomics(4..12)).expect("an atomic against a read");
-    assert_eq!((race.range, race.first_writes, race.second_atomic), (4..8, false, true));
-    let race = detector.access(c, 6, &reads(12..16)).expect("a read against an atomic");
-    assert_eq!((race.range, race.first_atomic, race.second_writes), (12..16, true, false));
+    let race = detector
+        .access(c, 5, &atomics(4..12))
+        .expect("an atomic against a read");
+    assert_eq!(
+        (race.range, race.first_writes, race.second_atomic),
+        (4..8, false, true)
+    );
+    let race = detector
+        .access(c, 6, &reads(12..16))
+        .expect("a read against an atomic");
+    assert_eq!(
+        (race.range, race.first_atomic, race.second_writes),
+        (12..16, true, false)
+    );
 }
 
 #[test]
@@ -52,7 +81,10 @@ fn an_atomic_after_a_read_does_not_hide_the_read_from_another_atomic() {
     let (a, b) = (detector.actor(), detector.actor());
     assert_eq!(detector.access(a, 1, &reads(0..4)), None);
     assert_eq!(detector.access(a, 2, &atomics(0..4)), None);
-    assert_eq!(detector.access(b, 3, &atomics(0..4)).map(|race| race.first), Some(1));
+    assert_eq!(
+        detector.access(b, 3, &atomics(0..4)).map(|race| race.first),
+        Some(1)
+    );
 }
 
 #[test]
@@ -63,7 +95,10 @@ fn every_unordered_reader_is_remembered_until_a_write() {
     detector.access(b, 2, &reads(0..4));
     let of_b = detector.snapshot(b);
     detector.join(c, &of_b);
-    assert_eq!(detector.access(c, 3, &writes(0..4)).map(|race| race.first), Some(1));
+    assert_eq!(
+        detector.access(c, 3, &writes(0..4)).map(|race| race.first),
+        Some(1)
+    );
 }
 
 #[test]
@@ -72,9 +107,19 @@ fn new_memory_is_for_those_ordered_behind_its_allocation_and_freed_memory_has_no
     let (a, b) = (detector.actor(), detector.actor());
     detector.allocate(1000..2000, a, 1);
     assert_eq!(detector.access(a, 2, &writes(1000..1500)), None);
-    assert_eq!(detector.access(b, 3, &reads(1600..1601)).map(|race| race.first), Some(1));
-    let race = detector.free(1000..2000, a, 4).expect("the free is not ordered behind the read by b");
-    assert_eq!((race.range, race.first, race.second_writes), (1600..1601, 3, true));
+    assert_eq!(
+        detector
+            .access(b, 3, &reads(1600..1601))
+            .map(|race| race.first),
+        Some(1)
+    );
+    let race = detector
+        .free(1000..2000, a, 4)
+        .expect("the free is not ordered behind the read by b");
+    assert_eq!(
+        (race.range, race.first, race.second_writes),
+        (1600..1601, 3, true)
+    );
     detector.allocate(1000..2000, b, 5);
     assert_eq!(detector.access(b, 6, &reads(1000..2000)), None);
     assert_eq!(detector.shadow.segments(), 1);
@@ -95,18 +140,28 @@ fn an_actor_that_is_gone_still_races_until_everybody_knows_what_it_did() {
         detector.join(host, end);
     }
     assert_eq!(detector.access(host, 100, &reads(0..800)), None);
-    assert_eq!(detector.access(other, 101, &reads(0..8)).map(|race| race.first), Some(0));
+    assert_eq!(
+        detector
+            .access(other, 101, &reads(0..8))
+            .map(|race| race.first),
+        Some(0)
+    );
     let all = detector.snapshot(host);
     detector.join(other, &all);
     detector.settle();
     assert_eq!(detector.waiting.len(), 0);
     assert_eq!(detector.live(host).entries().count(), 1);
-    assert_eq!(detector.access(other, 102, &writes(0..800)).map(|race| race.first), None);
+    assert_eq!(
+        detector
+            .access(other, 102, &writes(0..800))
+            .map(|race| race.first),
+        None
+    );
     detector.join(other, &ends[5]);
     assert_eq!(detector.live(other).entries().count(), 2);
 }
 
-/// Every access of every byte, and no cleverness: clocks are whole vectors, histories whole lists.
+/// Every access of every byte: clocks are whole vectors, histories whole lists.
 #[derive(Default)]
 struct Naive {
     clocks: Vec<Vec<u64>>,
@@ -114,9 +169,18 @@ struct Naive {
 }
 
 impl Naive {
-    fn races(&mut self, actor: usize, operation: OperationId, touched: &Touched) -> Vec<(Address, OperationId)> {
+    fn races(
+        &mut self,
+        actor: usize,
+        operation: OperationId,
+        touched: &Touched,
+    ) -> Vec<(Address, OperationId)> {
         let mut found = Vec::new();
-        let kinds = [(Kind::Write, &touched.writes), (Kind::Atomic, &touched.atomics), (Kind::Read, &touched.reads)];
+        let kinds = [
+            (Kind::Write, &touched.writes),
+            (Kind::Atomic, &touched.atomics),
+            (Kind::Read, &touched.reads),
+        ];
         for (kind, ranges) in kinds {
             for byte in ranges.iter().cloned().flatten() {
                 for &(other, time, first, first_kind) in &self.bytes[byte as usize] {
@@ -142,8 +206,18 @@ impl Naive {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Touch { actor: usize, kinds: [u8; 2], start: u64, length: u64, stride: u64, rows: u64 },
-    Order { from: usize, to: usize },
+    Touch {
+        actor: usize,
+        kinds: [u8; 2],
+        start: u64,
+        length: u64,
+        stride: u64,
+        rows: u64,
+    },
+    Order {
+        from: usize,
+        to: usize,
+    },
 }
 
 const ACTORS: usize = 4;
@@ -158,7 +232,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A race is told exactly when there is one, and the two operations told do race on all of the range told.
+    /// A race is reported exactly if there is one, and the two reported operations race on the
+    /// whole reported range.
     #[test]
     fn it_agrees_with_a_detector_that_keeps_everything(steps in proptest::collection::vec(step(), 1..60)) {
         let mut detector = Detector::default();
@@ -194,10 +269,11 @@ proptest! {
                     if let Some(race) = race {
                         prop_assert!(race.range.clone().all(|byte| expected.contains(&(byte, race.first))));
                         prop_assert_eq!(Some(race.range.start), expected.iter().map(|found| found.0).min());
-                        // The detector goes on from the race as if it had been none; the other keeps all. Their ways part.
+                        // The detector continues as if there had been no race; the naive one keeps
+                        // all. They diverge here.
                         return Ok(());
                     }
-                    // No more segments than there are places where the history can change.
+                    // No more segments than places where the history can change.
                     prop_assert!(detector.shadow.segments() as u64 <= BYTES);
                 }
             }
@@ -205,28 +281,41 @@ proptest! {
     }
 }
 
-/// Generous bounds, for machines that do other things meanwhile: what is asserted is the order of growth. Ten megabytes byte by byte
-/// would take over ten milliseconds, a thousand rows that each copy the map over a second.
+/// Generous bounds, for busy machines: the order of growth is asserted. Ten megabytes byte by byte
+/// would take over ten milliseconds; a thousand rows that each copy the map, over a second.
 #[test]
 fn large_accesses_cost_what_their_pattern_costs_and_not_what_their_bytes_do() {
     let mut detector = Detector::default();
     let (a, b) = (detector.actor(), detector.actor());
-    let rows = |first: u64| (0..1000u64).map(|row| first + row * 4096..first + row * 4096 + 128).collect::<Vec<_>>();
+    let rows = |first: u64| {
+        (0..1000u64)
+            .map(|row| first + row * 4096..first + row * 4096 + 128)
+            .collect::<Vec<_>>()
+    };
     let start = Instant::now();
     for operation in 0..1000 {
         detector.access(a, operation, &writes(0..10 << 20));
     }
     let contiguous = start.elapsed();
-    assert!(contiguous.as_millis() < 1000, "1000 contiguous writes took {contiguous:?}");
+    assert!(
+        contiguous.as_millis() < 1000,
+        "1000 contiguous writes took {contiguous:?}"
+    );
     let seen = detector.snapshot(a);
     detector.join(b, &seen);
     let start = Instant::now();
     for operation in 0..20 {
-        let touched = Touched { reads: rows(operation * 128), ..Touched::default() };
+        let touched = Touched {
+            reads: rows(operation * 128),
+            ..Touched::default()
+        };
         assert_eq!(detector.access(b, 1000 + operation, &touched), None);
     }
     let strided = start.elapsed();
-    assert!(strided.as_millis() < 1000, "20 strided reads took {strided:?}");
+    assert!(
+        strided.as_millis() < 1000,
+        "20 strided reads took {strided:?}"
+    );
     let seen = detector.snapshot(b);
     detector.join(a, &seen);
     assert_eq!(detector.access(a, 2000, &writes(0..10 << 20)), None);

@@ -1,4 +1,4 @@
-//! How a race is told: the bytes, both operations, and what would have ordered them.
+//! The report of a race: the bytes, both operations, and what would have ordered them.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use crate::machine::Machine;
 use crate::race::{OperationId, Race};
 use crate::stream;
 
-/// Tells a race.
+/// Reports a race.
 pub fn race(machine: &mut Machine, race: &Race) {
     let verb = |writes: bool, atomic: bool| match (atomic, writes) {
         (true, _) => "updates (atomically)",
@@ -18,8 +18,20 @@ pub fn race(machine: &mut Machine, race: &Race) {
         "two operations touch the same bytes, and nothing orders them\n  bytes: {}",
         machine.memory.describe(&race.range)
     );
-    one(machine, &mut message, "one", verb(race.first_writes, race.first_atomic), race.first);
-    one(machine, &mut message, "the other", verb(race.second_writes, race.second_atomic), race.second);
+    one(
+        machine,
+        &mut message,
+        "one",
+        verb(race.first_writes, race.first_atomic),
+        race.first,
+    );
+    one(
+        machine,
+        &mut message,
+        "the other",
+        verb(race.second_writes, race.second_atomic),
+        race.second,
+    );
     message.push_str(
         "\n  way out: an event recorded behind the first and waited for before the second, or both in one stream",
     );
@@ -32,11 +44,20 @@ fn one(machine: &Machine, message: &mut String, which: &str, verb: &str, operati
             let captured = operation
                 .captured
                 .as_ref()
-                .map_or_else(String::new, |captured| format!("\n    captured by {}", captured.stack));
-            write!(message, "\n  {which} {verb} them: {operation}\n    called by {}{captured}", operation.stack)
+                .map_or_else(String::new, |captured| {
+                    format!("\n    captured by {}", captured.stack)
+                });
+            write!(
+                message,
+                "\n  {which} {verb} them: {operation}\n    called by {}{captured}",
+                operation.stack
+            )
         }
         None => {
-            write!(message, "\n  {which} {verb} them: operation {operation}, which was too long ago to be remembered")
+            write!(
+                message,
+                "\n  {which} {verb} them: operation {operation}, which was too long ago to be remembered"
+            )
         }
     };
     written.expect("writing to a string does not fail");

@@ -1,21 +1,22 @@
-//! Which of the pieces that may run is run next. Pure: it sees the pieces as numbers, and the same seed gives the same
-//! choices.
+//! Which of the runnable pieces runs next. Pure: pieces are numbers, and the same seed gives the
+//! same choices.
 
 use crate::machine::Schedule;
 use crate::stream::StreamId;
 
-/// One piece that CUDA would allow to run now: the front of a stream, or a ready node of the graph launch in front.
+/// A piece that CUDA would allow to run now: the front of a stream, or a ready node of its graph
+/// launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) stream: StreamId,
     pub(crate) node: Option<usize>,
     /// Of its entry among all entries.
     pub(crate) sequence: u64,
-    /// Whether what is waited for cannot come about without it.
+    /// Whether the wait needs it.
     pub(crate) is_needed: bool,
 }
 
-/// A small generator with 64 bits of state (SplitMix64): good enough to mix orders, and the same everywhere.
+/// A small generator with 64 bits of state (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -42,31 +43,40 @@ impl Random {
 pub(crate) struct Policy {
     schedule: Schedule,
     random: Random,
-    /// With [`Schedule::Random`] and this set, the stream that is favoured: it runs as long as it can.
+    /// With [`Schedule::Random`], the favoured stream: it runs as long as it can.
     favourite: Option<u64>,
 }
 
 impl Policy {
     pub(crate) fn new(schedule: Schedule, seed: u64) -> Self {
-        Self { schedule, random: Random::new(seed), favourite: None }
-    }
-
-    /// Which of `candidates` to run; nothing when none shall run now. `candidates` are in the order of their streams.
-    pub(crate) fn choose(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
-        match self.schedule {
-            Schedule::Random => self.random_one(candidates),
-            // What was given last, before what was given earlier: the opposite of what the program's author had in
-            // mind.
-            Schedule::Lazy => {
-                let needed = candidates.iter().filter(|candidate| candidate.is_needed);
-                needed.max_by_key(|candidate| (candidate.sequence, candidate.node)).copied()
-            }
-            Schedule::Eager => candidates.iter().min_by_key(|candidate| (candidate.sequence, candidate.node)).copied(),
+        Self {
+            schedule,
+            random: Random::new(seed),
+            favourite: None,
         }
     }
 
-    /// Half of the time any of them with equal chances, otherwise by priorities that stay for a while: equal chances
-    /// alone let all streams advance together, and hide what needs one to be far ahead.
+    /// Which of `candidates` (in stream order) to run; None if none should run now.
+    pub(crate) fn choose(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
+        match self.schedule {
+            Schedule::Random => self.random_one(candidates),
+            // The latest first: the opposite of what the program's author had in mind.
+            Schedule::Lazy => {
+                let needed = candidates.iter().filter(|candidate| candidate.is_needed);
+                needed
+                    .max_by_key(|candidate| (candidate.sequence, candidate.node))
+                    .copied()
+            }
+            Schedule::Eager => candidates
+                .iter()
+                .min_by_key(|candidate| (candidate.sequence, candidate.node))
+                .copied(),
+        }
+    }
+
+    /// Half of the time all candidates have equal chances; otherwise priorities hold for a while,
+    /// because equal chances let all streams advance together and hide bugs that need one to be far
+    /// ahead.
     fn random_one(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
         if candidates.is_empty() {
             return None;
@@ -79,8 +89,11 @@ impl Policy {
             None => Some(candidates[self.random.below(candidates.len())]),
             Some(draw) => {
                 let priority = |candidate: &&Candidate| {
-                    Random::new(draw ^ ((candidate.stream as u64) << 20 | candidate.node.map_or(0, |n| n as u64 + 1)))
-                        .next()
+                    Random::new(
+                        draw ^ ((candidate.stream as u64) << 20
+                            | candidate.node.map_or(0, |n| n as u64 + 1)),
+                    )
+                    .next()
                 };
                 candidates.iter().max_by_key(priority).copied()
             }
@@ -100,7 +113,7 @@ impl Policy {
         }
     }
 
-    /// How many pieces a query lets run. Never always none: a loop of queries must come to its end.
+    /// How many pieces a query lets run. Not always none: a loop of queries must end.
     pub(crate) fn query(&mut self) -> usize {
         match self.schedule {
             Schedule::Random => self.random.below(4),
@@ -109,7 +122,7 @@ impl Policy {
         }
     }
 
-    /// Whether a call waits that may and need not.
+    /// Whether a call waits that may but need not.
     pub(crate) fn waits_unobliged(&mut self) -> bool {
         match self.schedule {
             Schedule::Random => self.random.below(2) == 0,
@@ -118,7 +131,7 @@ impl Policy {
         }
     }
 
-    /// Whether [`Candidate::is_needed`] has to be found out.
+    /// Whether [`Candidate::is_needed`] must be computed.
     pub(crate) fn asks_what_is_needed(&self) -> bool {
         self.schedule == Schedule::Lazy
     }
@@ -134,15 +147,35 @@ mod tests {
     use super::*;
 
     fn candidates() -> Vec<Candidate> {
-        let make = |stream, sequence, is_needed| Candidate { stream, node: None, sequence, is_needed };
+        let make = |stream, sequence, is_needed| Candidate {
+            stream,
+            node: None,
+            sequence,
+            is_needed,
+        };
         vec![make(0, 7, true), make(1, 3, false), make(2, 5, true)]
     }
 
     #[test]
     fn lazy_takes_the_last_that_is_needed_and_eager_the_first_that_was_given() {
-        assert_eq!(Policy::new(Schedule::Lazy, 1).choose(&candidates()).unwrap().stream, 0);
-        assert_eq!(Policy::new(Schedule::Eager, 1).choose(&candidates()).unwrap().stream, 1);
-        let unneeded: Vec<Candidate> = candidates().into_iter().filter(|candidate| !candidate.is_needed).collect();
+        assert_eq!(
+            Policy::new(Schedule::Lazy, 1)
+                .choose(&candidates())
+                .unwrap()
+                .stream,
+            0
+        );
+        assert_eq!(
+            Policy::new(Schedule::Eager, 1)
+                .choose(&candidates())
+                .unwrap()
+                .stream,
+            1
+        );
+        let unneeded: Vec<Candidate> = candidates()
+            .into_iter()
+            .filter(|candidate| !candidate.is_needed)
+            .collect();
         assert_eq!(Policy::new(Schedule::Lazy, 1).choose(&unneeded), None);
     }
 
@@ -150,7 +183,9 @@ mod tests {
     fn one_seed_chooses_alike_and_all_are_chosen_some_time() {
         let choices = |seed| {
             let mut policy = Policy::new(Schedule::Random, seed);
-            (0..200).map(|_| policy.choose(&candidates()).unwrap().stream).collect::<Vec<_>>()
+            (0..200)
+                .map(|_| policy.choose(&candidates()).unwrap().stream)
+                .collect::<Vec<_>>()
         };
         assert_eq!(choices(5), choices(5));
         assert_ne!(choices(5), choices(6));

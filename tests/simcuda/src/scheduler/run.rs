@@ -1,5 +1,5 @@
-//! Running one piece: its clocks are joined, it is checked and run, the race detector sees what it touched, and who
-//! waits for it learns what it knew.
+//! Running one piece: joins its clocks, checks and runs it, tells the race detector what it
+//! touched, and passes its clock to waiters.
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ use crate::stream::{self, Action, Operation, StreamId};
 use crate::timeline::{self, Part};
 use crate::work::{Failure, Touched, Work};
 
-/// What a host function takes by the simulated clock.
+/// Duration of a host function on the simulated clock.
 const HOST_FUNCTION_NS: u64 = 1_000;
 
-/// Runs the chosen piece. A host function is given back instead, to be called with the lock given up.
+/// Runs the chosen piece. A host function is returned instead, to be called without the lock.
 pub(super) fn piece(machine: &mut Machine, chosen: Candidate) -> Option<HostCall> {
     match chosen.node {
         None => front(machine, chosen.stream),
@@ -35,7 +35,10 @@ pub(super) fn piece(machine: &mut Machine, chosen: Candidate) -> Option<HostCall
 fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
     let actor = stream::actor_of(machine, stream);
     let own = &mut machine.streams.all[stream];
-    let entry = own.queue.front_mut().expect("only streams with something in them are chosen");
+    let entry = own
+        .queue
+        .front_mut()
+        .expect("only streams with something in them are chosen");
     own.time_ns = own.time_ns.max(entry.host_ns);
     machine.race.join(actor, &std::mem::take(&mut entry.host));
     for record in std::mem::take(&mut entry.after) {
@@ -64,7 +67,11 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
             }
         }
         Action::Host(function) => {
-            call = function.take().map(|function| HostCall { stream, node: None, function });
+            call = function.take().map(|function| HostCall {
+                stream,
+                node: None,
+                function,
+            });
             note(machine, &operation);
         }
         Action::Record(record) => {
@@ -103,7 +110,7 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
     call
 }
 
-/// Runs a node of the graph launch in front of a stream.
+/// Runs a node of the graph launch at the front of a stream.
 fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<HostCall> {
     let mut launch = take_launch(machine, stream);
     let (actor, known, begin_ns) = launch.take(node);
@@ -118,7 +125,7 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
             match run_work(machine, actor, &operation, &work, begin_ns) {
                 Some(time_ns) => end_ns = time_ns,
                 None => {
-                    // The streams of the device are empty now, this launch is the last that is left of them.
+                    // The device's streams are empty now; this launch is the last of them.
                     abandon_launch(machine, &launch);
                     return None;
                 }
@@ -127,14 +134,23 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
         Step::Host(function) => {
             note(machine, &operation);
             put_launch(machine, stream, launch);
-            return Some(HostCall { stream, node: Some(node), function });
+            return Some(HostCall {
+                stream,
+                node: Some(node),
+                function,
+            });
         }
         Step::Record(record) => {
             let clock = machine.race.snapshot(actor);
-            record.complete(Completion { clock, time_ns: begin_ns });
+            record.complete(Completion {
+                clock,
+                time_ns: begin_ns,
+            });
         }
         Step::Wait(record) => {
-            if let Some(Completion { clock, time_ns }) = record.as_ref().and_then(|record| record.completion()) {
+            if let Some(Completion { clock, time_ns }) =
+                record.as_ref().and_then(|record| record.completion())
+            {
                 machine.race.join(actor, clock);
                 end_ns = end_ns.max(*time_ns);
             }
@@ -164,19 +180,25 @@ fn graph_node(machine: &mut Machine, stream: StreamId, node: usize) -> Option<Ho
     None
 }
 
-/// A host function that was given out has returned. Gives what was known when it was called; nothing if its device was lost
-/// meanwhile, and with it the queue.
+/// A host function has returned. Returns what was known when it was called; None if its device was
+/// lost meanwhile.
 pub(super) fn finish_host_call(machine: &mut Machine, call: &HostCall) -> Option<Clock> {
-    match (&mut machine.streams.all[call.stream].queue.front_mut()?.action, call.node) {
+    match (
+        &mut machine.streams.all[call.stream].queue.front_mut()?.action,
+        call.node,
+    ) {
         (Action::Host(None), None) => {
-            let known = machine.race.snapshot(stream::actor_of(machine, call.stream));
+            let known = machine
+                .race
+                .snapshot(stream::actor_of(machine, call.stream));
             machine.streams.all[call.stream].time_ns += HOST_FUNCTION_NS;
             stream::pop(machine, call.stream);
             Some(known)
         }
         (Action::Graph(Some(_)), Some(node)) => {
             let mut launch = take_launch(machine, call.stream);
-            // Its actor joined what the node had to know when it was given out; the time is asked for again.
+            // Its actor joined the node's predecessors when it was handed out; the time is queried
+            // again.
             let (actor, _, begin_ns) = launch.take(node);
             let known = machine.race.snapshot(actor);
             launch.finish(node, known.clone(), begin_ns + HOST_FUNCTION_NS);
@@ -189,20 +211,28 @@ pub(super) fn finish_host_call(machine: &mut Machine, call: &HostCall) -> Option
 }
 
 fn take_launch(machine: &mut Machine, stream: StreamId) -> Box<Launch> {
-    match machine.streams.all[stream].queue.front_mut().map(|entry| &mut entry.action) {
+    match machine.streams.all[stream]
+        .queue
+        .front_mut()
+        .map(|entry| &mut entry.action)
+    {
         Some(Action::Graph(launch)) => launch.take().expect("one node at a time"),
         _ => unreachable!("a launch stays in front until it is over"),
     }
 }
 
 fn put_launch(machine: &mut Machine, stream: StreamId, launch: Box<Launch>) {
-    match machine.streams.all[stream].queue.front_mut().map(|entry| &mut entry.action) {
+    match machine.streams.all[stream]
+        .queue
+        .front_mut()
+        .map(|entry| &mut entry.action)
+    {
         Some(Action::Graph(place)) => *place = Some(launch),
         _ => unreachable!("a launch stays in front until it is over"),
     }
 }
 
-/// With its last node done, a launch gives the stream what the last nodes knew, and leaves the queue.
+/// After its last node, a launch gives the stream what the last nodes knew, and leaves the queue.
 fn finish_launch_if_over(machine: &mut Machine, stream: StreamId) {
     let launch = take_launch(machine, stream);
     if !launch.is_over() {
@@ -228,7 +258,7 @@ fn launch_ended(machine: &mut Machine, executable: usize) {
     graph::retire_if_over(machine, executable);
 }
 
-/// A launch of a lost device ends without having run: pinned memory that its nodes were to use is let go of.
+/// A launch of a lost device ends without running: release the pinned memory of its nodes.
 pub(crate) fn abandon_launch(machine: &mut Machine, launch: &Launch) {
     launch.abandon();
     for operation in &launch.operations {
@@ -237,7 +267,8 @@ pub(crate) fn abandon_launch(machine: &mut Machine, launch: &Launch) {
     launch_ended(machine, launch.executable);
 }
 
-/// Runs work as `actor`, not before `begin_ns` by the simulated clock; gives when it ends. Nothing: it failed, and its device is lost.
+/// Runs work as `actor`, not before `begin_ns` of simulated time; returns its end, or None if it
+/// failed and its device is lost.
 fn run_work(
     machine: &mut Machine,
     actor: Actor,
@@ -251,11 +282,14 @@ fn run_work(
         Some(failure) => Err(failure),
         None => work.run(operation.device, &machine.memory, &mut touched),
     };
-    // Also what failed has touched what it touched before.
+    // Failed work has touched memory, too.
     if let Some(race) = machine.race.access(actor, operation.id, &touched) {
         report::race(machine, &race);
     }
-    if [&known.reads, &known.writes, &known.atomics].into_iter().any(|ranges| !ranges.is_empty()) {
+    if [&known.reads, &known.writes, &known.atomics]
+        .into_iter()
+        .any(|ranges| !ranges.is_empty())
+    {
         let clock = machine.race.snapshot(actor);
         memory::finish(machine, operation.id, clock);
     }
@@ -263,13 +297,20 @@ fn run_work(
         Ok(()) => {
             let (part, duration_ns) = (Part::of(&operation.describe), work.duration_ns());
             let start_ns = if work.fills_device() {
-                machine.timeline.begin(operation.device, part, begin_ns, duration_ns)
+                machine
+                    .timeline
+                    .begin(operation.device, part, begin_ns, duration_ns)
             } else {
                 begin_ns
             };
             let end_ns = start_ns.saturating_add(duration_ns);
             if machine.timeline.is_listed() {
-                machine.timeline.list(operation, part, (start_ns, end_ns), timeline::moved_bytes(&touched));
+                machine.timeline.list(
+                    operation,
+                    part,
+                    (start_ns, end_ns),
+                    timeline::moved_bytes(&touched),
+                );
             }
             Some(end_ns)
         }
@@ -281,44 +322,80 @@ fn run_work(
     }
 }
 
-/// What is the program's mistake is a finding: memory that a kernel or a copy may not touch, threads of a kernel that race
-/// or miss each other at a barrier. Other failures are the plan's, or asked for by the kernel (a trap, an assertion).
+/// The program's mistakes are findings: memory that a kernel or copy may not access, races or
+/// diverging barriers of a kernel's threads. Other failures are planned, or requested by the kernel
+/// (trap, assertion).
 fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure) {
     let Failure { code, message } = failure;
     if message.ends_with("by the plan of faults") {
         return;
     }
-    let mistakes = [CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS];
+    let mistakes = [
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+        CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    ];
     let is_race = message.contains("race inside kernel ");
-    if is_race || message.contains("divergence ") || mistakes.iter().any(|mistake| *mistake as i32 == *code) {
-        let kind = if is_race { Kind::Race } else { Kind::of_violation(message) };
-        report::finding(machine, kind, format!("{operation}\n  {message}\n  {}", calls(operation)));
+    if is_race
+        || message.contains("divergence ")
+        || mistakes.iter().any(|mistake| *mistake as i32 == *code)
+    {
+        let kind = if is_race {
+            Kind::Race
+        } else {
+            Kind::of_violation(message)
+        };
+        report::finding(
+            machine,
+            kind,
+            format!("{operation}\n  {message}\n  {}", calls(operation)),
+        );
     }
 }
 
-/// Memory that was there when the work was queued may be gone when its turn comes: a finding.
-pub(crate) fn freed_meanwhile(machine: &mut Machine, operation: &Operation, known: &Touched) -> Option<Failure> {
-    let ranges = [&known.reads, &known.writes, &known.atomics].into_iter().flatten();
-    let mut violations = ranges.filter_map(|range| machine.memory.violation(operation.device, range, Moment::Runs));
+/// Memory that existed when the work was queued may be gone when it runs: a finding.
+pub(crate) fn freed_meanwhile(
+    machine: &mut Machine,
+    operation: &Operation,
+    known: &Touched,
+) -> Option<Failure> {
+    let ranges = [&known.reads, &known.writes, &known.atomics]
+        .into_iter()
+        .flatten();
+    let mut violations = ranges.filter_map(|range| {
+        let memory = &machine.memory;
+        let device = memory.reached_by(operation.device, &operation.describe, range);
+        memory.violation(device, range, Moment::Runs)
+    });
     let memory::Violation { kind, message } = violations.next()?;
     drop(violations);
-    let told = format!("{operation}, when it ran: {message}\n  {}", calls(operation));
+    let told = format!(
+        "{operation}, when it ran: {message}\n  {}",
+        calls(operation)
+    );
     report::finding(machine, kind, told);
-    Some(Failure { code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32, message })
+    Some(Failure {
+        code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
+        message,
+    })
 }
 
 fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
-    let code = u32::try_from(failure.code).ok().and_then(error::from_number);
+    let code = u32::try_from(failure.code)
+        .ok()
+        .and_then(error::from_number);
     let code = code.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN);
     lose_device(machine, device, code, &failure.message);
     stream::abandon(machine, device);
 }
 
-/// Where an operation came from: the call, and for a node of a graph the call that was captured.
+/// The origin of an operation: the call, and for a graph node the captured call.
 fn calls(operation: &Operation) -> String {
     match &operation.captured {
         None => format!("queued in {}", operation.stack),
-        Some(captured) => format!("launched in {}\n  captured in {}", operation.stack, captured.stack),
+        Some(captured) => format!(
+            "launched in {}\n  captured in {}",
+            operation.stack, captured.stack
+        ),
     }
 }
 
@@ -327,5 +404,9 @@ fn note(machine: &mut Machine, operation: &Operation) {
         eprintln!("simcuda: runs {operation}");
     }
     #[cfg(test)]
-    machine.streams.scheduler.ran.push(operation.describe.clone());
+    machine
+        .streams
+        .scheduler
+        .ran
+        .push(operation.describe.clone());
 }

@@ -25,7 +25,10 @@ fn fill(bench: &Bench) -> [CUstream; 3] {
 }
 
 fn order_with(schedule: Schedule, seed: u64) -> Vec<String> {
-    let bench = bench(Config { schedule, ..config(seed) });
+    let bench = bench(Config {
+        schedule,
+        ..config(seed)
+    });
     let streams = fill(&bench);
     assert_eq!(cuStreamSynchronize(streams[1]), SUCCESS);
     assert_eq!(cuCtxSynchronize(), SUCCESS);
@@ -35,18 +38,31 @@ fn order_with(schedule: Schedule, seed: u64) -> Vec<String> {
 #[test]
 fn the_same_seed_and_the_same_calls_give_the_same_order() {
     for seed in 0..10 {
-        assert_eq!(order_with(Schedule::Random, seed), order_with(Schedule::Random, seed));
+        assert_eq!(
+            order_with(Schedule::Random, seed),
+            order_with(Schedule::Random, seed)
+        );
     }
-    let orders: std::collections::BTreeSet<Vec<String>> =
-        (0..20).map(|seed| order_with(Schedule::Random, seed)).collect();
-    assert!(orders.len() > 10, "twenty seeds give only {} orders", orders.len());
+    let orders: std::collections::BTreeSet<Vec<String>> = (0..20)
+        .map(|seed| order_with(Schedule::Random, seed))
+        .collect();
+    assert!(
+        orders.len() > 10,
+        "twenty seeds give only {} orders",
+        orders.len()
+    );
 }
 
 #[test]
 fn every_order_is_one_that_cuda_allows() {
     for seed in 0..100 {
         let order = order_with(Schedule::Random, seed);
-        let place = |name: &str| order.iter().position(|ran| ran == name).expect("all of it ran");
+        let place = |name: &str| {
+            order
+                .iter()
+                .position(|ran| ran == name)
+                .expect("all of it ran")
+        };
         for stream in 0..3 {
             assert!(place(&format!("{stream}0")) < place(&format!("{stream}1")));
             assert!(place(&format!("{stream}1")) < place(&format!("{stream}2")));
@@ -58,10 +74,13 @@ fn every_order_is_one_that_cuda_allows() {
 
 #[test]
 fn lazy_runs_only_what_is_waited_for() {
-    let bench = bench(Config { schedule: Schedule::Lazy, ..config(0) });
+    let bench = bench(Config {
+        schedule: Schedule::Lazy,
+        ..config(0)
+    });
     let streams = fill(&bench);
     assert_eq!(cuStreamSynchronize(streams[1]), SUCCESS);
-    // 00 is behind the wait of the second stream; all else of the others is not needed.
+    // 00 is before the wait of the second stream; nothing else of the others is needed.
     assert_eq!(bench.ran(), ["10", "00", "11", "12"]);
     assert_eq!(cuStreamSynchronize(streams[2]), SUCCESS);
     assert_eq!(bench.ran()[4..], ["20", "21", "22"]);
@@ -69,10 +88,16 @@ fn lazy_runs_only_what_is_waited_for() {
 
 #[test]
 fn eager_runs_everything_at_each_wait_in_the_order_of_the_calls() {
-    let bench = bench(Config { schedule: Schedule::Eager, ..config(0) });
+    let bench = bench(Config {
+        schedule: Schedule::Eager,
+        ..config(0)
+    });
     let streams = fill(&bench);
     assert_eq!(cuStreamSynchronize(streams[1]), SUCCESS);
-    assert_eq!(bench.ran(), ["00", "10", "20", "01", "11", "21", "02", "12", "22"]);
+    assert_eq!(
+        bench.ran(),
+        ["00", "10", "20", "01", "11", "21", "02", "12", "22"]
+    );
 }
 
 #[test]
@@ -92,7 +117,10 @@ fn a_wait_sometimes_finds_other_streams_far_behind_and_sometimes_far_ahead() {
 
 #[test]
 fn lazy_finds_what_a_launch_needs_also_behind_the_null_stream() {
-    let bench = bench(Config { schedule: Schedule::Lazy, ..config(0) });
+    let bench = bench(Config {
+        schedule: Schedule::Lazy,
+        ..config(0)
+    });
     let (stream, blocking) = (bench.stream(), bench.blocking_stream());
     assert_eq!(cuStreamBeginCapture_v2(stream, 1), SUCCESS);
     bench.run(stream, "node");
@@ -101,7 +129,7 @@ fn lazy_finds_what_a_launch_needs_also_behind_the_null_stream() {
     bench.run(blocking, "before");
     bench.run(std::ptr::null_mut(), "null");
     assert_eq!(cuGraphLaunch(executable, blocking), SUCCESS);
-    // Behind the launch on the blocking stream, because it is of the same executable.
+    // After the launch on the blocking stream, because it is the same executable.
     assert_eq!(cuGraphLaunch(executable, stream), SUCCESS);
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
     assert_eq!(bench.ran(), ["before", "null", "node", "node"]);

@@ -1,4 +1,5 @@
-//! The entry points of streams. Those of captures stand with the graphs, those of events with the events.
+//! The entry points of streams. Those of captures stand with the graphs, those of events with the
+//! events.
 
 use cudarc::driver::sys::{CUdevice, CUhostFn, CUresult, CUstream};
 
@@ -24,21 +25,36 @@ pub extern "C" fn cuStreamCreate(stream: Out<'_, CUstream>, flags: u32) -> CUres
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuStreamCreateWithPriority(stream: Out<'_, CUstream>, flags: u32, priority: i32) -> CUresult {
+pub extern "C" fn cuStreamCreateWithPriority(
+    stream: Out<'_, CUstream>,
+    flags: u32,
+    priority: i32,
+) -> CUresult {
     call("cuStreamCreateWithPriority", |machine| {
-        let created = new_stream(machine, flags, priority.clamp(PRIORITY_GREATEST, PRIORITY_LEAST))?;
+        let created = new_stream(
+            machine,
+            flags,
+            priority.clamp(PRIORITY_GREATEST, PRIORITY_LEAST),
+        )?;
         put(stream, created)
     })
 }
 
-fn new_stream(machine: &mut crate::machine::Machine, flags: u32, priority: i32) -> Result<CUstream, CUresult> {
+fn new_stream(
+    machine: &mut crate::machine::Machine,
+    flags: u32,
+    priority: i32,
+) -> Result<CUstream, CUresult> {
     let order = match flags {
         0 => Order::Blocking,
         NON_BLOCKING => Order::Free,
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     };
     let device = current_device(machine)?;
-    Ok(encode(HandleKind::Stream, create(machine, device, order, flags, priority)))
+    Ok(encode(
+        HandleKind::Stream,
+        create(machine, device, order, flags, priority),
+    ))
 }
 
 /// See the driver's documentation.
@@ -137,10 +153,21 @@ pub extern "C" fn cuStreamGetDevice(stream: CUstream, device: Out<'_, CUdevice>)
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, argument: *mut std::ffi::c_void) -> CUresult {
+pub extern "C" fn cuLaunchHostFunc(
+    stream: CUstream,
+    function: CUhostFn,
+    argument: *mut std::ffi::c_void,
+) -> CUresult {
     call("cuLaunchHostFunc", |machine| {
         let stream = resolve(machine, stream)?;
         let function = function.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        enqueue_host(machine, stream, HostFunction { function, argument: argument as usize })
+        enqueue_host(
+            machine,
+            stream,
+            HostFunction {
+                function,
+                argument: argument as usize,
+            },
+        )
     })
 }

@@ -1,5 +1,5 @@
-//! Handles as the product holds them: numbers in the clothes of pointers, which nobody can dereference and which say
-//! what they are handles of, so that an event given for a stream is seen.
+//! Handles as the product sees them: numbers stored as pointers. They cannot be dereferenced and
+//! encode their kind, so that an event passed as a stream is noticed.
 
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(crate) enum HandleKind {
     Communicator = 6,
 }
 
-// Not canonical on x86-64 and AArch64: whoever follows such a pointer crashes at once.
+// Not canonical on x86-64 and AArch64: dereferencing such a pointer faults.
 const MARK: u64 = 0x5C << 56;
 const INDEX_SHIFT: u32 = 4;
 const INDEX_BITS: u32 = 40;
@@ -21,11 +21,14 @@ const INDEX_BITS: u32 = 40;
 /// The handle of the `index`-th thing of its kind.
 pub(crate) fn encode<T>(kind: HandleKind, index: usize) -> *mut T {
     let index = index as u64 + 1;
-    assert!(index < 1 << INDEX_BITS, "more handles than a handle can number");
+    assert!(
+        index < 1 << INDEX_BITS,
+        "more handles than a handle can number"
+    );
     (MARK | (kind as u64) << 48 | index << INDEX_SHIFT) as *mut T
 }
 
-/// The index in a handle, if it is one of this kind. Whether that thing still exists is the owner's question.
+/// The index in a handle of this kind. Whether the object still exists is the owner's question.
 pub(crate) fn decode<T>(kind: HandleKind, handle: *mut T) -> Option<usize> {
     let bits = handle as u64;
     let index = (bits >> INDEX_SHIFT) & ((1 << INDEX_BITS) - 1);
@@ -42,7 +45,11 @@ mod tests {
         assert_eq!(decode(HandleKind::Stream, stream), Some(7));
         assert_eq!(decode(HandleKind::Event, stream), None);
         for forged in [0u64, 1, 2, 0x1000, stream as u64 + 1, u64::MAX] {
-            assert_eq!(decode(HandleKind::Stream, forged as *mut u8), None, "{forged:#x}");
+            assert_eq!(
+                decode(HandleKind::Stream, forged as *mut u8),
+                None,
+                "{forged:#x}"
+            );
         }
     }
 }

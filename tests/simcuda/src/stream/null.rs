@@ -1,8 +1,8 @@
-//! The null stream ("legacy default stream") and the default stream of a thread.
+//! The null stream ("legacy default stream") and per-thread default streams.
 //!
-//! What is given to the null stream of a device waits for everything given before to the blocking streams of that
-//! device, and what is given to those afterwards waits for it. Both are kept by markers: a record at the end of the
-//! one, which the entry of the other is `after`.
+//! Work for the null stream of a device waits for everything given before to the blocking streams
+//! of that device, and work given to those afterwards waits for it. Markers keep both orders: a
+//! record at the end of one stream that the entry of the other is `after`.
 
 use std::sync::Arc;
 
@@ -41,7 +41,10 @@ pub(super) fn per_thread(machine: &mut Machine) -> Result<StreamId, CUresult> {
 /// The blocking streams of a device, also those destroyed with something still in them.
 pub(crate) fn blocking(machine: &Machine, device: usize) -> Vec<StreamId> {
     let streams = machine.streams.all.iter().enumerate();
-    streams.filter(|(_, stream)| stream.device == device && stream.order == Order::Blocking).map(|(id, _)| id).collect()
+    streams
+        .filter(|(_, stream)| stream.device == device && stream.order == Order::Blocking)
+        .map(|(id, _)| id)
+        .collect()
 }
 
 /// What the next entry of `stream` must wait for by the null stream's rules.
@@ -50,7 +53,9 @@ pub(super) fn orders(machine: &mut Machine, stream: StreamId) -> Vec<Arc<Record>
     match machine.streams.all[stream].order {
         Order::Free => Vec::new(),
         Order::Blocking => {
-            let Some(&null) = machine.streams.legacy.get(&device) else { return Vec::new() };
+            let Some(&null) = machine.streams.legacy.get(&device) else {
+                return Vec::new();
+            };
             let given = machine.streams.all[null].given;
             if std::mem::replace(&mut machine.streams.all[stream].is_behind_null, given) == given {
                 return Vec::new();

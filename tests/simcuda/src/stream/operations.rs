@@ -1,4 +1,5 @@
-//! Operations: what was asked of a stream or done by a host call, kept so that a finding can name it long after it ran.
+//! Operations: what a stream was asked to do or a host call did, kept so that a finding can name it
+//! long afterwards.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -15,11 +16,11 @@ pub struct Operation {
     pub id: OperationId,
     /// What it is: `kernel relu_f32<<<4, 256>>>`.
     pub describe: Arc<str>,
-    /// Where it was queued; nothing for what a host call did itself.
+    /// Where it was queued; None for what a host call did itself.
     pub stream: Option<StreamId>,
     /// The device that it is for.
     pub device: usize,
-    /// The host call that asked for it: for a node of a graph the launch of the graph.
+    /// The host call that queued it: for a graph node, the launch.
     pub stack: Stack,
     /// For a node of a graph, the operation that was captured.
     pub captured: Option<Arc<Operation>>,
@@ -30,7 +31,9 @@ impl fmt::Display for Operation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "operation {}, {}", self.id, self.describe)?;
         match (self.stream, &self.captured) {
-            (Some(stream), None) => write!(formatter, ", on stream {stream} of device {}", self.device),
+            (Some(stream), None) => {
+                write!(formatter, ", on stream {stream} of device {}", self.device)
+            }
             (Some(stream), Some(captured)) => write!(
                 formatter,
                 ", a node of a graph (captured as operation {}) launched on stream {stream}, on device {}",
@@ -41,10 +44,11 @@ impl fmt::Display for Operation {
     }
 }
 
-/// How many operations are remembered: a finding names the two operations of a race, which are seldom further apart.
+/// How many operations are remembered: a finding names two, which are rarely further apart.
 const REMEMBERED: usize = 1 << 19;
 
-/// The last operations. Equal descriptions are kept once: a training loop asks for the same things for hours.
+/// The last operations. Equal descriptions are kept once, since training loops repeat them for
+/// hours.
 #[derive(Debug, Default)]
 pub(super) struct Operations {
     // Consecutive ids: the first is `next - kept.len()`.
@@ -63,7 +67,14 @@ impl Operations {
         captured: Option<Arc<Operation>>,
     ) -> Arc<Operation> {
         let describe = self.shared(describe);
-        let operation = Arc::new(Operation { id: self.next, describe, stream, device, stack, captured });
+        let operation = Arc::new(Operation {
+            id: self.next,
+            describe,
+            stream,
+            device,
+            stack,
+            captured,
+        });
         self.next += 1;
         if self.kept.len() == REMEMBERED {
             self.kept.pop_front();
@@ -74,14 +85,16 @@ impl Operations {
 
     pub(super) fn get(&self, id: OperationId) -> Option<Arc<Operation>> {
         let first = self.next - self.kept.len() as u64;
-        self.kept.get(usize::try_from(id.checked_sub(first)?).ok()?).cloned()
+        self.kept
+            .get(usize::try_from(id.checked_sub(first)?).ok()?)
+            .cloned()
     }
 
     fn shared(&mut self, describe: &str) -> Arc<str> {
         if let Some(known) = self.descriptions.get(describe) {
             return known.clone();
         }
-        // Descriptions with addresses in them never repeat: the set must not grow for ever on their account.
+        // Descriptions with addresses never repeat: the set must not grow without bound.
         if self.descriptions.len() >= 1 << 16 {
             self.descriptions.clear();
         }

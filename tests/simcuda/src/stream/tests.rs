@@ -20,7 +20,10 @@ const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Ea
 #[test]
 fn a_stream_runs_in_order_and_only_when_somebody_waits() {
     for schedule in SCHEDULES {
-        let bench = bench(Config { schedule, ..config(1) });
+        let bench = bench(Config {
+            schedule,
+            ..config(1)
+        });
         let stream = bench.stream();
         bench.run_all(stream, &["a", "b", "c"]);
         assert_eq!(bench.ran(), Vec::<String>::new(), "{schedule:?}");
@@ -32,7 +35,10 @@ fn a_stream_runs_in_order_and_only_when_somebody_waits() {
 #[test]
 fn a_wait_orders_two_streams_in_time_and_in_the_clocks_with_every_schedule() {
     for (seed, schedule) in (0..20).zip(SCHEDULES.into_iter().cycle()) {
-        let bench = bench(Config { schedule, ..config(seed) });
+        let bench = bench(Config {
+            schedule,
+            ..config(seed)
+        });
         let (first, second) = (bench.stream(), bench.stream());
         bench.write(first, "a");
         bench.order(first, second);
@@ -56,7 +62,9 @@ fn without_a_wait_both_orders_occur_and_each_seed_finds_the_race() {
         assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
         let message = bench.findings()[0].message.clone();
         assert!(
-            ["a, on stream 0", "b, on stream 1", "without_a_wait"].iter().all(|part| message.contains(part)),
+            ["a, on stream 0", "b, on stream 1", "without_a_wait"]
+                .iter()
+                .all(|part| message.contains(part)),
             "{message}"
         );
     }
@@ -95,7 +103,7 @@ fn recording_again_does_not_move_the_waits_that_stand() {
         assert_eq!(cuEventRecord(event, first), SUCCESS);
         assert_eq!(cuStreamWaitEvent(second, event, 0), SUCCESS);
         bench.run(second, "b");
-        // Behind work that waits for the second stream: had the wait moved, this would never end.
+        // After work that waits for the second stream: if the wait had moved, this would never end.
         bench.order(second, first);
         assert_eq!(cuEventRecord(event, first), SUCCESS);
         assert_eq!(cuEventSynchronize(event), SUCCESS);
@@ -123,7 +131,10 @@ fn each_way_of_the_host_to_wait_orders_what_comes_after() {
     ];
     for schedule in SCHEDULES {
         for (name, wait) in waits {
-            let bench = bench(Config { schedule, ..config(7) });
+            let bench = bench(Config {
+                schedule,
+                ..config(7)
+            });
             let (first, second, event) = (bench.stream(), bench.stream(), bench.event());
             bench.write(first, "a");
             assert_eq!(cuEventRecord(event, first), SUCCESS);
@@ -150,7 +161,10 @@ fn waiting_for_an_event_does_not_order_what_was_given_behind_it() {
 #[test]
 fn each_wait_can_be_ignored_and_is_then_missed() {
     for (ignored, races) in [(None, 0), (Some(1), 1), (Some(2), 1), (Some(3), 0)] {
-        let bench = bench(Config { ignore_wait: ignored, ..config(5) });
+        let bench = bench(Config {
+            ignore_wait: ignored,
+            ..config(5)
+        });
         let (first, second) = (bench.stream(), bench.stream());
         bench.write(first, "a");
         bench.order(first, second);
@@ -158,14 +172,22 @@ fn each_wait_can_be_ignored_and_is_then_missed() {
         assert_eq!(cuStreamSynchronize(second), SUCCESS);
         bench.write(first, "c");
         assert_eq!(cuCtxSynchronize(), SUCCESS);
-        assert_eq!(bench.finding_kinds().len(), races, "wait {ignored:?}: {:?}", bench.findings());
+        assert_eq!(
+            bench.finding_kinds().len(),
+            races,
+            "wait {ignored:?}: {:?}",
+            bench.findings()
+        );
     }
 }
 
 #[test]
 fn waits_are_listed_with_the_calls_of_the_product() {
     let path = std::env::temp_dir().join(format!("simcuda-waits-{}", std::process::id()));
-    let bench = bench(Config { count_waits: Some(path.clone()), ..config(5) });
+    let bench = bench(Config {
+        count_waits: Some(path.clone()),
+        ..config(5)
+    });
     let (first, second) = (bench.stream(), bench.stream());
     bench.order(first, second);
     assert_eq!(cuStreamSynchronize(second), SUCCESS);
@@ -175,7 +197,10 @@ fn waits_are_listed_with_the_calls_of_the_product() {
     let lines: Vec<&str> = listed.lines().collect();
     assert_eq!(lines.len(), 3, "{listed}");
     assert!(lines[0].starts_with("1 cuStreamWaitEvent "), "{listed}");
-    assert!(lines[1].starts_with("2 cuStreamSynchronize ") && lines[1].contains("waits_are_listed"), "{listed}");
+    assert!(
+        lines[1].starts_with("2 cuStreamSynchronize ") && lines[1].contains("waits_are_listed"),
+        "{listed}"
+    );
     assert!(lines[2].starts_with("3 cuCtxSynchronize "), "{listed}");
 }
 
@@ -183,7 +208,13 @@ fn waits_are_listed_with_the_calls_of_the_product() {
 fn the_null_stream_is_in_order_with_blocking_streams_only() {
     for (seed, is_blocking) in (0..20).zip([true, false].into_iter().cycle()) {
         let bench = bench(config(seed));
-        let make = || if is_blocking { bench.blocking_stream() } else { bench.stream() };
+        let make = || {
+            if is_blocking {
+                bench.blocking_stream()
+            } else {
+                bench.stream()
+            }
+        };
         let (first, second) = (make(), make());
         bench.write(first, "a");
         bench.write(std::ptr::null_mut(), "null");
@@ -206,7 +237,11 @@ fn blocking_streams_are_not_in_order_with_each_other_without_the_null_stream() {
     bench.write(first, "a");
     bench.write(second, "b");
     assert_eq!(cuStreamSynchronize(std::ptr::null_mut()), SUCCESS);
-    assert_eq!(bench.ran().len(), 3, "waiting for the null stream waits for the blocking streams");
+    assert_eq!(
+        bench.ran().len(),
+        3,
+        "waiting for the null stream waits for the blocking streams"
+    );
     assert_eq!(bench.finding_kinds(), [Kind::Race]);
 }
 
@@ -248,7 +283,10 @@ fn events_give_simulated_times_and_the_documented_errors() {
     assert_eq!(cuEventSynchronize(never), SUCCESS);
     assert_eq!(cuStreamWaitEvent(stream, never, 0), SUCCESS);
     assert_eq!(cuEventCreate(None, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(cuEventCreate(Some(&mut MaybeUninit::uninit()), 4), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(
+        cuEventCreate(Some(&mut MaybeUninit::uninit()), 4),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
 }
 
 #[test]
@@ -257,7 +295,10 @@ fn an_event_belongs_to_a_device_and_can_be_waited_for_on_another() {
     let (first, event) = (bench.stream(), bench.event());
     bench.set_device(1);
     let second = bench.stream();
-    assert_eq!(cuEventRecord(event, second), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(
+        cuEventRecord(event, second),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
     bench.write(first, "a");
     assert_eq!(cuEventRecord(event, first), SUCCESS);
     assert_eq!(cuStreamWaitEvent(second, event, 0), SUCCESS);
@@ -277,13 +318,22 @@ fn destroyed_and_foreign_handles_are_refused_and_what_was_queued_still_runs() {
     assert_eq!(bench.ran(), Vec::<String>::new());
     assert_eq!(cuEventSynchronize(event), SUCCESS);
     assert_eq!(bench.ran(), ["a"]);
-    assert_eq!(cuStreamSynchronize(event.cast()), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(
+        cuStreamSynchronize(event.cast()),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
     assert_eq!(bench.finding_kinds(), []);
-    assert_eq!(cuStreamSynchronize(stream), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(
+        cuStreamSynchronize(stream),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
     assert_eq!(cuEventDestroy_v2(event), SUCCESS);
     assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
     assert_eq!(bench.finding_kinds(), [Kind::Handle, Kind::Handle]);
-    assert_eq!(cuStreamDestroy_v2(std::ptr::null_mut()), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(
+        cuStreamDestroy_v2(std::ptr::null_mut()),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
     assert_eq!(cuCtxSynchronize(), SUCCESS);
 }
 
@@ -293,7 +343,10 @@ fn priorities_are_taken_into_the_range_and_flags_are_checked() {
     let stream = got(|stream| cuStreamCreateWithPriority(stream, NON_BLOCKING, -100));
     assert_eq!(got(|priority| cuStreamGetPriority(stream, priority)), -5);
     assert_eq!(got(|flags| cuStreamGetFlags(stream, flags)), NON_BLOCKING);
-    assert_eq!(cuStreamCreate(Some(&mut MaybeUninit::uninit()), 2), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(
+        cuStreamCreate(Some(&mut MaybeUninit::uninit()), 2),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
     assert_eq!(cuStreamCreate(None, 0), CUresult::CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -303,7 +356,13 @@ fn work_that_fails_loses_its_device_and_leaves_the_others() {
     let (stream, event) = (bench.stream(), bench.event());
     let launch_failed = CUresult::CUDA_ERROR_LAUNCH_FAILED;
     bench
-        .try_give(stream, Touch { fails_with: Some(launch_failed as i32), ..Touch::new("a") })
+        .try_give(
+            stream,
+            Touch {
+                fails_with: Some(launch_failed as i32),
+                ..Touch::new("a")
+            },
+        )
         .expect("it fails later");
     bench.run(stream, "never");
     assert_eq!(cuEventRecord(event, stream), SUCCESS);
@@ -315,23 +374,50 @@ fn work_that_fails_loses_its_device_and_leaves_the_others() {
     assert_eq!(bench.try_give(stream, Touch::new("c")), Err(launch_failed));
     assert_eq!(cuStreamSynchronize(other), SUCCESS);
     let ran = bench.ran();
-    assert!(!ran.contains(&"never".to_owned()) && ran.contains(&"b".to_owned()), "{ran:?}");
+    assert!(
+        !ran.contains(&"never".to_owned()) && ran.contains(&"b".to_owned()),
+        "{ran:?}"
+    );
     assert_eq!(bench.finding_kinds(), []);
 }
 
 #[test]
 fn what_a_kernel_does_wrong_is_a_finding_and_what_it_asks_for_is_not() {
     let cases = [
-        ("race inside kernel sum", CUresult::CUDA_ERROR_LAUNCH_FAILED, vec![Kind::Race]),
-        ("out of bounds", CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, vec![Kind::OutOfBounds]),
-        ("divergence at a barrier", CUresult::CUDA_ERROR_LAUNCH_FAILED, vec![Kind::Kernel]),
-        ("0x1002, which is not a multiple of 4", CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, vec![Kind::Kernel]),
+        (
+            "race inside kernel sum",
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            vec![Kind::Race],
+        ),
+        (
+            "out of bounds",
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            vec![Kind::OutOfBounds],
+        ),
+        (
+            "divergence at a barrier",
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            vec![Kind::Kernel],
+        ),
+        (
+            "0x1002, which is not a multiple of 4",
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            vec![Kind::Kernel],
+        ),
         ("assertion", CUresult::CUDA_ERROR_ASSERT, vec![]),
     ];
     for (name, code, found) in cases {
         let bench = bench(config(6));
         let stream = bench.stream();
-        bench.try_give(stream, Touch { fails_with: Some(code as i32), ..Touch::new(name) }).expect("it fails later");
+        bench
+            .try_give(
+                stream,
+                Touch {
+                    fails_with: Some(code as i32),
+                    ..Touch::new(name)
+                },
+            )
+            .expect("it fails later");
         assert_eq!(cuStreamSynchronize(stream), code);
         assert_eq!(bench.finding_kinds(), found, "{name}");
     }
@@ -342,17 +428,32 @@ fn host_functions_run_in_order_with_the_lock_free() {
     static CALLED: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
     unsafe extern "C" fn function(argument: *mut std::ffi::c_void) {
         let is_free = !is_held_by_this_thread() && scheduler::in_host_function();
-        CALLED.lock().expect("no test fails while it holds this").push((argument as usize, is_free));
+        CALLED
+            .lock()
+            .expect("no test fails while it holds this")
+            .push((argument as usize, is_free));
     }
     let bench = bench(config(6));
     let stream = bench.stream();
     bench.run(stream, "a");
-    assert_eq!(cuLaunchHostFunc(stream, Some(function), 41 as *mut _), SUCCESS);
+    assert_eq!(
+        cuLaunchHostFunc(stream, Some(function), 41 as *mut _),
+        SUCCESS
+    );
     bench.run(stream, "b");
-    assert_eq!(cuLaunchHostFunc(stream, Some(function), 42 as *mut _), SUCCESS);
-    assert_eq!(cuLaunchHostFunc(stream, None, 42 as *mut _), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(
+        cuLaunchHostFunc(stream, Some(function), 42 as *mut _),
+        SUCCESS
+    );
+    assert_eq!(
+        cuLaunchHostFunc(stream, None, 42 as *mut _),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-    assert_eq!(*CALLED.lock().expect("no test fails while it holds this"), [(41, true), (42, true)]);
+    assert_eq!(
+        *CALLED.lock().expect("no test fails while it holds this"),
+        [(41, true), (42, true)]
+    );
     assert_eq!(bench.ran().len(), 4);
 }
 
@@ -369,7 +470,10 @@ fn a_full_machine_makes_room() {
 #[test]
 fn hung_work_keeps_who_waits_and_nobody_else() {
     let faults = Plan::parse("stream@2=hang").expect("a plan");
-    let bench = bench(Config { faults, ..config(6) });
+    let bench = bench(Config {
+        faults,
+        ..config(6)
+    });
     let (hung, other, event) = (bench.stream(), bench.stream(), bench.event());
     bench.run_all(hung, &["a", "hangs", "c"]);
     assert_eq!(cuEventRecord(event, hung), SUCCESS);
@@ -389,8 +493,11 @@ fn hung_work_keeps_who_waits_and_nobody_else() {
     }
     assert!(!waiting.is_finished());
     let ran = bench.ran();
-    assert!(ran.contains(&"a".to_owned()) && !ran.contains(&"c".to_owned()), "{ran:?}");
-    // Losing the device ends the wait: another test must not find this thread in its machine.
+    assert!(
+        ran.contains(&"a".to_owned()) && !ran.contains(&"c".to_owned()),
+        "{ran:?}"
+    );
+    // Losing the device ends the wait, so that no later test finds this thread in its machine.
     Held::take().devices[0].lost = Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
     assert_ne!(waiting.join().expect("it does not panic"), SUCCESS);
 }
@@ -414,6 +521,14 @@ fn turns_come_in_the_order_of_the_stream_with_its_actor() {
         (actor_of(&held, id), operation)
     };
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-    assert_eq!(*seen.lock().expect("nobody fails here"), Some((expected, kept, 2)));
-    assert_eq!(&*operation(&Held::take(), kept).expect("it is remembered").describe, "free");
+    assert_eq!(
+        *seen.lock().expect("nobody fails here"),
+        Some((expected, kept, 2))
+    );
+    assert_eq!(
+        &*operation(&Held::take(), kept)
+            .expect("it is remembered")
+            .describe,
+        "free"
+    );
 }

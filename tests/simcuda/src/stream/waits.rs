@@ -1,5 +1,5 @@
-//! Waits, numbered over the life of the process in the order of the calls, so that one of them can be ignored and all
-//! can be listed: a wait whose absence is noticed by nothing is redundant, or untested.
+//! Waits, numbered over the life of the process in call order, so that one can be ignored and all
+//! can be listed: a wait whose absence goes unnoticed is redundant or untested.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,23 +14,26 @@ pub(super) struct Waits {
     list: Option<File>,
 }
 
-/// Counts a wait, and says whether it is the one that shall order nothing.
+/// Counts a wait, and says whether it is the ignored one.
 pub(crate) fn is_ignored(machine: &mut Machine, function: &'static str) -> bool {
     machine.streams.waits.counted += 1;
     let number = machine.streams.waits.counted;
     if let Some(path) = &machine.config.count_waits {
         if number == 1 {
             // One file a process: ranks on one host would overwrite each other's.
-            let path = path.to_string_lossy().replace("%p", &std::process::id().to_string());
+            let path = path
+                .to_string_lossy()
+                .replace("%p", &std::process::id().to_string());
             match File::create(&path) {
                 Ok(file) => machine.streams.waits.list = Some(file),
-                Err(error) => eprintln!("simcuda: SIMCUDA_COUNT_WAITS={path}: cannot be written: {error}"),
+                Err(error) => {
+                    eprintln!("simcuda: SIMCUDA_COUNT_WAITS={path}: cannot be written: {error}")
+                }
             }
         }
         if let Some(file) = &mut machine.streams.waits.list {
             let stack = Stack::capture();
-            // Written at once and not at exit: the list must not be lost when the process is killed or ends by a
-            // finding.
+            // Written at once: the list must survive a kill or a finding.
             let line = format!("{number} {function} {}\n", stack.frames().join(" < "));
             if let Err(error) = file.write_all(line.as_bytes()) {
                 eprintln!("simcuda: SIMCUDA_COUNT_WAITS: cannot be written: {error}");

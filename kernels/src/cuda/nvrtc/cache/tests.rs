@@ -12,7 +12,8 @@ impl Folder {
     fn new() -> Folder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("ddp-kernel-cache-{}-{count}", std::process::id()));
+        let folder =
+            std::env::temp_dir().join(format!("ddp-kernel-cache-{}-{count}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         Folder(folder)
     }
@@ -22,7 +23,10 @@ impl Folder {
     }
 
     fn files(&self) -> Vec<PathBuf> {
-        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).collect()
+        fs::read_dir(&self.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect()
     }
 }
 
@@ -44,8 +48,13 @@ fn what_was_written_is_read_and_leaves_one_file() {
     folder.entry(7).write(&image());
     assert_eq!(folder.entry(7).read(), Some(image()));
     assert_eq!(folder.entry(8).read(), None);
-    let [file] = &folder.files()[..] else { panic!("{:?}", folder.files()) };
-    assert!(file.ends_with("relu-sm_90-00000000000000000000000000000007.kernels"), "{file:?}");
+    let [file] = &folder.files()[..] else {
+        panic!("{:?}", folder.files())
+    };
+    assert!(
+        file.ends_with("relu-sm_90-00000000000000000000000000000007.kernels"),
+        "{file:?}"
+    );
 }
 
 #[test]
@@ -86,7 +95,12 @@ fn a_folder_or_a_pipe_of_the_files_name_does_no_harm() {
     fs::create_dir(entry.path.as_deref().unwrap()).unwrap();
     assert_eq!(entry.read(), None);
     entry.write(&image());
-    assert_eq!(folder.files().len(), 1, "the temporary file is removed: {:?}", folder.files());
+    assert_eq!(
+        folder.files().len(),
+        1,
+        "the temporary file is removed: {:?}",
+        folder.files()
+    );
 }
 
 #[test]
@@ -105,7 +119,10 @@ fn a_new_folder_is_for_its_owner_alone() {
     let folder = Folder::new();
     let below = folder.0.join("a/b");
     Entry::new(Some(below.clone()), "relu", 1).write(&image());
-    assert_eq!(fs::metadata(below).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(
+        fs::metadata(below).unwrap().permissions().mode() & 0o777,
+        0o700
+    );
 }
 
 #[test]
@@ -133,21 +150,49 @@ fn readers_beside_eight_writers_see_a_whole_image_or_none() {
 #[test]
 fn the_environment_names_the_folder_or_turns_it_off() {
     let with = |variables: &[(&str, &str)]| {
-        folder(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+        folder(|name| {
+            variables
+                .iter()
+                .find(|(known, _)| *known == name)
+                .map(|(_, value)| value.into())
+        })
     };
-    assert_eq!(with(&[("DDP_KERNEL_CACHE", "/k"), ("HOME", "/h")]), Some("/k".into()));
+    assert_eq!(
+        with(&[("DDP_KERNEL_CACHE", "/k"), ("HOME", "/h")]),
+        Some("/k".into())
+    );
     assert_eq!(with(&[("DDP_KERNEL_CACHE", "off"), ("HOME", "/h")]), None);
-    assert_eq!(with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/ddp-train".into()));
-    assert_eq!(with(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]), Some("/h/.cache/ddp-train".into()));
-    assert_eq!(with(&[("DDP_KERNEL_CACHE", ""), ("HOME", "/h")]), Some("/h/.cache/ddp-train".into()));
+    assert_eq!(
+        with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]),
+        Some("/x/ddp-train".into())
+    );
+    assert_eq!(
+        with(&[("XDG_CACHE_HOME", "x"), ("HOME", "/h")]),
+        Some("/h/.cache/ddp-train".into())
+    );
+    assert_eq!(
+        with(&[("DDP_KERNEL_CACHE", ""), ("HOME", "/h")]),
+        Some("/h/.cache/ddp-train".into())
+    );
     assert_eq!(with(&[]), None);
 }
 
 #[test]
 fn the_parts_of_a_key_cannot_run_into_each_other() {
-    let key = |parts: &[&str]| parts.iter().fold(Key::new(), |key, part| key.part(part.as_bytes())).finish();
+    let key = |parts: &[&str]| {
+        parts
+            .iter()
+            .fold(Key::new(), |key, part| key.part(part.as_bytes()))
+            .finish()
+    };
     assert_eq!(key(&["ab", "c"]), key(&["ab", "c"]));
-    let mut keys = [key(&["ab", "c"]), key(&["a", "bc"]), key(&["abc"]), key(&["abc", ""]), key(&[])];
+    let mut keys = [
+        key(&["ab", "c"]),
+        key(&["a", "bc"]),
+        key(&["abc"]),
+        key(&["abc", ""]),
+        key(&[]),
+    ];
     keys.sort_unstable();
     assert!(keys.windows(2).all(|pair| pair[0] != pair[1]));
 }

@@ -1,22 +1,31 @@
-//! The compiler by itself, where there is one (NVIDIA's or a stand-in): no GPU is needed. The rest by files made up here.
+//! The compiler by itself, where there is one (NVIDIA's or a stand-in): no GPU is needed. The rest
+//! by files made up here.
 
 use super::*;
 use crate::device;
 
 /// The compiler, or the line that says why the test says nothing.
 fn compiler() -> Option<&'static Compiler> {
-    get().inspect_err(|why| eprintln!("skipped: no NVRTC ({why})")).ok()
+    get()
+        .inspect_err(|why| eprintln!("skipped: no NVRTC ({why})"))
+        .ok()
 }
 
 fn part(found: Option<&str>, advice: Option<&str>) -> device::Library {
     let (found, advice) = (found.map(Into::into), advice.map(str::to_string));
-    device::Library { what: "NVRTC", found, version: None, advice }
+    device::Library {
+        what: "NVRTC",
+        found,
+        version: None,
+        advice,
+    }
 }
 
 #[test]
 fn a_source_compiles_with_the_header_and_each_time_to_the_same_bytes() {
     let Some(compiler) = compiler() else { return };
-    let text = "#include \"common.cuh\"\nextern \"C\" __global__ void one(float* x) { x[0] = 1.0f; }\n";
+    let text =
+        "#include \"common.cuh\"\nextern \"C\" __global__ void one(float* x) { x[0] = 1.0f; }\n";
     let compile = || compiler.compile("one.cu", text, Target::Cubin(90)).unwrap();
     let image = compile();
     assert!(image.starts_with(b"\x7fELF"));
@@ -27,10 +36,18 @@ fn a_source_compiles_with_the_header_and_each_time_to_the_same_bytes() {
 fn an_error_in_a_source_is_told_with_its_line() {
     let Some(compiler) = compiler() else { return };
     let text = "#include \"common.cuh\"\n\nextern \"C\" __global__ void one(float* x) { x[0] = unheard_of; }\n";
-    let log = compiler.compile("broken.cu", text, Target::Cubin(90)).unwrap_err();
+    let log = compiler
+        .compile("broken.cu", text, Target::Cubin(90))
+        .unwrap_err();
     // NVRTC writes broken.cu(3), GCC broken.cu:3.
-    assert!(log.contains("broken.cu(3)") || log.contains("broken.cu:3"), "{log}");
-    assert!(log.contains("unheard_of") && log.starts_with(&compiler.to_string()), "{log}");
+    assert!(
+        log.contains("broken.cu(3)") || log.contains("broken.cu:3"),
+        "{log}"
+    );
+    assert!(
+        log.contains("unheard_of") && log.starts_with(&compiler.to_string()),
+        "{log}"
+    );
 }
 
 #[test]
@@ -39,19 +56,42 @@ fn a_gpu_newer_than_the_compiler_gets_ptx_and_one_too_old_is_refused() {
     assert_eq!(compiler.target((9, 0)), Ok(Target::Cubin(90)));
     let newest = *compiler.architectures.last().unwrap();
     assert_eq!(compiler.target((99, 0)), Ok(Target::Ptx(newest)));
-    assert!(compiler.options(Target::Ptx(newest)).contains(&format!("--gpu-architecture=compute_{newest}")));
+    assert!(
+        Target::Ptx(newest)
+            .options()
+            .contains(&format!("--gpu-architecture=compute_{newest}"))
+    );
     let refusal = compiler.target((1, 0)).unwrap_err();
-    assert!(refusal.contains("this GPU is sm_10. Install an older NVRTC"), "{refusal}");
+    assert!(
+        refusal.contains("this GPU is sm_10; help: install an older NVRTC"),
+        "{refusal}"
+    );
 }
 
 #[test]
 fn a_missing_or_broken_library_is_named_with_the_way_out() {
-    let open = |part: &device::Library| Library::open(part, &["libddp-is-not-there.so.1"]).err().unwrap();
-    assert_eq!(open(&part(None, Some("install it"))), "NVRTC is not found: install it");
-    let broken = open(&part(Some("/x/libnvrtc.so.13"), Some("broken: it is too short. Reinstall it")));
-    assert_eq!(broken, "NVRTC cannot be used: broken: it is too short. Reinstall it");
+    let open = |part: &device::Library| {
+        Library::open(part, &["libddp-is-not-there.so.1"])
+            .err()
+            .unwrap()
+    };
+    assert_eq!(
+        open(&part(None, Some("install it"))),
+        "NVRTC was not found; help: install it"
+    );
+    let broken = open(&part(
+        Some("/x/libnvrtc.so.13"),
+        Some("broken: it is too short. Reinstall it"),
+    ));
+    assert_eq!(
+        broken,
+        "NVRTC cannot be used: broken: it is too short. Reinstall it"
+    );
     let gone = open(&part(Some("/x/libnvrtc.so.13"), None));
-    assert!(gone.starts_with("NVRTC cannot be loaded: ") && gone.contains("/x/libnvrtc.so.13"), "{gone}");
+    assert!(
+        gone.starts_with("NVRTC cannot be loaded: ") && gone.contains("/x/libnvrtc.so.13"),
+        "{gone}"
+    );
     assert!(gone.contains("LD_LIBRARY_PATH"), "{gone}");
 }
 
@@ -59,7 +99,13 @@ fn a_missing_or_broken_library_is_named_with_the_way_out() {
 #[cfg(target_env = "gnu")]
 fn a_library_that_lacks_functions_is_refused_before_any_is_called() {
     let library = Library::open(&part(Some("libc.so.6"), None), &[]).unwrap();
-    let refusal = Functions::load(library, WAY_OUT).err().unwrap();
-    assert!(refusal.starts_with("NVRTC lacks nvrtcVersion, nvrtcGetErrorString, "), "{refusal}");
-    assert!(refusal.contains("nvrtcGetPTX. It is too old"), "{refusal}");
+    let refusal = Functions::load(library, HELP).err().unwrap();
+    assert!(
+        refusal.starts_with("NVRTC lacks nvrtcVersion, nvrtcGetErrorString, "),
+        "{refusal}"
+    );
+    assert!(
+        refusal.contains("nvrtcGetPTX; help: install NVRTC"),
+        "{refusal}"
+    );
 }

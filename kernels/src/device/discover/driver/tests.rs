@@ -3,7 +3,11 @@
 use super::*;
 
 fn environment(visible_devices: Option<&str>) -> SearchEnvironment {
-    let variable = |name: &str| (name == "CUDA_VISIBLE_DEVICES").then(|| visible_devices.map(OsString::from)).flatten();
+    let variable = |name: &str| {
+        (name == "CUDA_VISIBLE_DEVICES")
+            .then(|| visible_devices.map(OsString::from))
+            .flatten()
+    };
     SearchEnvironment::reading(variable, Path::new("/nowhere"), Vec::new())
 }
 
@@ -42,24 +46,36 @@ unsafe extern "C" fn endless_name(name: *mut c_char, size: c_int, _device: c_int
 
 unsafe extern "C" fn byte_times_device(uuid: *mut [u8; 16], device: c_int) -> c_int {
     // SAFETY: the code under test passes 16 bytes.
-    unsafe { *uuid = std::array::from_fn(|position| (0x11 * device as u8).wrapping_add(position as u8)) };
+    unsafe {
+        *uuid = std::array::from_fn(|position| (0x11 * device as u8).wrapping_add(position as u8))
+    };
     0
 }
 
+unsafe extern "C" fn refuses_memory(_bytes: *mut usize, _device: c_int) -> c_int {
+    101
+}
+
+unsafe extern "C" fn refuses_attribute(_: *mut c_int, _: c_int, _: c_int) -> c_int {
+    101
+}
+
+/// Two GPUs, of which it tells no name, memory or capability.
+const TERSE: Functions = Functions {
+    cuInit: accepts,
+    cuDriverGetVersion: version_13_1,
+    cuDeviceGetCount: two,
+    cuDeviceGet: same,
+    cuDeviceGetName: endless_name,
+    cuDeviceTotalMem_v2: refuses_memory,
+    cuDeviceGetAttribute: refuses_attribute,
+    cuDeviceGetUuid_v2: byte_times_device,
+};
+
 #[test]
 fn a_driver_that_answers_little_still_lists_its_gpus() {
-    let functions = Functions {
-        init: Some(accepts),
-        driver_get_version: Some(version_13_1),
-        device_get_count: Some(two),
-        device_get: Some(same),
-        device_get_name: Some(endless_name),
-        device_get_uuid: Some(byte_times_device),
-        ..Functions::default()
-    };
-    assert_eq!(functions.version(), Some((13, 1)));
-    assert_eq!(functions.missing(), ["cuDeviceTotalMem_v2", "cuDeviceGetAttribute"]);
-    let gpus = functions.gpus(&environment(None)).unwrap();
+    assert_eq!(TERSE.version(), Some((13, 1)));
+    let gpus = TERSE.gpus(&environment(None)).unwrap();
     let second = Gpu {
         index: 1,
         name: "GPU of unknown name".to_string(),
@@ -71,13 +87,16 @@ fn a_driver_that_answers_little_still_lists_its_gpus() {
 }
 
 #[test]
-fn no_gpu_is_always_explained() {
-    let listing = Functions { init: Some(accepts), device_get_count: Some(two), ..Functions::default() };
+fn gpus_that_cannot_be_opened_are_explained() {
+    let listing = Functions {
+        cuDeviceGet: refuses,
+        ..TERSE
+    };
     let why = listing.gpus(&environment(None)).unwrap_err();
-    assert!(why.contains("cuDeviceGet,"), "{why}");
-    let why = Functions { device_get: Some(refuses), ..listing }.gpus(&environment(None)).unwrap_err();
-    assert!(why.contains("101") && why.contains("INVALID_DEVICE"), "{why}");
-    assert!(Functions::default().gpus(&environment(None)).unwrap_err().contains("cuInit"));
+    assert!(
+        why.contains("101") && why.contains("INVALID_DEVICE"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -93,11 +112,17 @@ fn the_drivers_refusals_come_in_words() {
         (12345, "12345"),
     ] {
         let why = refusal("cuInit", code, &environment(None));
-        assert!(why.contains(word) && why.contains(&code.to_string()), "{why}");
+        assert!(
+            why.contains(word) && why.contains(&code.to_string()),
+            "{why}"
+        );
     }
-    for (visible, word) in
-        [(None, "--gpus all"), (Some(""), "set and empty"), (Some(" "), "set and empty"), (Some("-1"), "\"-1\"")]
-    {
+    for (visible, word) in [
+        (None, "--gpus all"),
+        (Some(""), "set and empty"),
+        (Some(" "), "set and empty"),
+        (Some("-1"), "\"-1\""),
+    ] {
         let why = refusal("cuInit", 100, &environment(visible));
         assert!(why.contains(word), "{visible:?}: {why}");
     }
@@ -108,11 +133,20 @@ fn a_missing_file_is_told_from_a_library_that_misses_another() {
     let absent = "libcuda.so.1: cannot open shared object file: No such file or directory";
     let needs = "libnvidia-x.so: cannot open shared object file: No such file or directory";
     assert!(is_absence(absent, "libcuda.so.1") && !is_absence(needs, "libcuda.so.1"));
-    assert!(is_absence("Error loading shared library libcuda.so.1: No such file or directory", "libcuda.so.1"));
-    assert!(!is_absence("/x/libcuda.so.1: invalid ELF header", "libcuda.so.1"));
+    assert!(is_absence(
+        "Error loading shared library libcuda.so.1: No such file or directory",
+        "libcuda.so.1"
+    ));
+    assert!(!is_absence(
+        "/x/libcuda.so.1: invalid ELF header",
+        "libcuda.so.1"
+    ));
 }
 
 #[test]
 fn a_slice_of_a_gpu_is_named_as_one() {
-    assert_eq!(uuid_text("NVIDIA H200 MIG 1g.18gb", [0xab; 16]), "MIG-abababab-abab-abab-abab-abababababab");
+    assert_eq!(
+        uuid_text("NVIDIA H200 MIG 1g.18gb", [0xab; 16]),
+        "MIG-abababab-abab-abab-abab-abababababab"
+    );
 }

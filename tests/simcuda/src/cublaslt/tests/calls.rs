@@ -117,7 +117,10 @@ fn a_handle_is_of_one_kind_and_of_no_use_once_destroyed() {
     assert_eq!(cublasLtMatmulDescDestroy(plan.operation), DONE);
     assert_eq!(cublasLtMatmulDescDestroy(plan.operation), INVALID);
     assert_eq!(plan.search().0, INVALID);
-    assert_eq!((cublasLtDestroy(plan.library), cublasLtDestroy(plan.library)), (DONE, INVALID));
+    assert_eq!(
+        (cublasLtDestroy(plan.library), cublasLtDestroy(plan.library)),
+        (DONE, INVALID)
+    );
     assert_eq!(cublasLtMatmulPreferenceCreate(None), INVALID);
 }
 
@@ -130,15 +133,32 @@ fn attributes_have_their_documented_sizes_and_are_read_back() {
     let to = (&raw mut value).cast::<c_void>();
     // SAFETY: room for four bytes is a local variable; no room is asked for in the second call.
     unsafe {
-        assert_eq!(cublasLtMatmulDescGetAttribute(plan.operation, 3, to, 4, Some(&mut written)), DONE);
+        assert_eq!(
+            cublasLtMatmulDescGetAttribute(plan.operation, 3, to, 4, Some(&mut written)),
+            DONE
+        );
         assert_eq!((value, written.assume_init()), (1, 4));
         let null = std::ptr::null_mut();
-        assert_eq!(cublasLtMatrixLayoutGetAttribute(plan.layout, 2, null, 0, Some(&mut written)), DONE);
+        assert_eq!(
+            cublasLtMatrixLayoutGetAttribute(plan.layout, 2, null, 0, Some(&mut written)),
+            DONE
+        );
         assert_eq!(written.assume_init(), 8);
-        assert_eq!(cublasLtMatrixLayoutGetAttribute(plan.layout, 2, to, 4, None), INVALID);
+        assert_eq!(
+            cublasLtMatrixLayoutGetAttribute(plan.layout, 2, to, 4, None),
+            INVALID
+        );
     }
-    assert_eq!(set(plan.operation, 8, 1), INVALID, "a pointer of four bytes");
-    assert_eq!(set(plan.operation, 17, 1), UNSUPPORTED, "a scale that is not modelled");
+    assert_eq!(
+        set(plan.operation, 8, 1),
+        INVALID,
+        "a pointer of four bytes"
+    );
+    assert_eq!(
+        set(plan.operation, 17, 1),
+        UNSUPPORTED,
+        "a scale that is not modelled"
+    );
 }
 
 #[test]
@@ -149,7 +169,11 @@ fn the_search_finds_one_algorithm_with_the_workspace_that_is_allowed_or_none() {
     assert_eq!(workspace_max(plan.preference, 32 << 20), DONE);
     assert_eq!(plan.found().workspaceSize, 1 << 20);
     assert_eq!(set(plan.operation, 7, 512), DONE);
-    assert_eq!((plan.search().0, plan.search().1), (UNSUPPORTED, 0), "BGRADB with op(B) = N");
+    assert_eq!(
+        (plan.search().0, plan.search().1),
+        (UNSUPPORTED, 0),
+        "BGRADB with op(B) = N"
+    );
 }
 
 #[test]
@@ -157,18 +181,37 @@ fn a_product_is_work_of_its_stream_and_must_be_of_its_device() {
     let machine = machine();
     let plan = Plan::new();
     assert_eq!(workspace_max(plan.preference, 1 << 20), DONE);
-    let memory = [SIDE * SIDE * 4, SIDE * SIDE * 4, 1 << 20].map(|bytes| got(|out| cuMemAlloc_v2(out, bytes as usize)));
+    let memory = [SIDE * SIDE * 4, SIDE * SIDE * 4, 1 << 20]
+        .map(|bytes| got(|out| cuMemAlloc_v2(out, bytes as usize)));
     let (first, second) = (machine.stream(), machine.stream());
     assert_eq!(plan.multiply(memory, first), DONE);
-    assert_eq!(plan.multiply([memory[0] + 4, memory[1], memory[2]], first), INVALID, "less aligned than promised");
+    assert_eq!(
+        plan.multiply([memory[0] + 4, memory[1], memory[2]], first),
+        INVALID,
+        "less aligned than promised"
+    );
     machine.set_device(1);
     let elsewhere = machine.stream();
-    assert_eq!(plan.multiply(memory, elsewhere), INVALID, "a stream of another device");
+    assert_eq!(
+        plan.multiply(memory, elsewhere),
+        INVALID,
+        "a stream of another device"
+    );
     machine.set_device(0);
     assert_eq!(cuStreamSynchronize(first), SUCCESS);
     assert_eq!(machine.finding_kinds(), []);
     let other = [memory[0], got(|out| cuMemAlloc_v2(out, 4096)), memory[2]];
-    assert_eq!((plan.multiply(memory, first), plan.multiply(other, second)), (DONE, DONE));
-    assert_eq!((cuStreamSynchronize(first), cuStreamSynchronize(second)), (SUCCESS, SUCCESS));
-    assert_eq!(machine.finding_kinds(), [Kind::Race], "one workspace, two streams");
+    assert_eq!(
+        (plan.multiply(memory, first), plan.multiply(other, second)),
+        (DONE, DONE)
+    );
+    assert_eq!(
+        (cuStreamSynchronize(first), cuStreamSynchronize(second)),
+        (SUCCESS, SUCCESS)
+    );
+    assert_eq!(
+        machine.finding_kinds(),
+        [Kind::Race],
+        "one workspace, two streams"
+    );
 }

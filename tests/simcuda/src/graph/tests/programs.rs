@@ -1,5 +1,5 @@
-//! Random captures against an oracle of sets: a launch keeps the orders that the captured calls had, and no more than
-//! these, whichever streams it was captured from and is launched in.
+//! Random captures against an oracle of sets: a launch keeps exactly the orders of the captured
+//! calls, whichever streams it was captured from and is launched in.
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use proptest::prelude::*;
@@ -27,10 +27,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..24)
 }
 
-/// Gives the steps to the capture that streams[0] has begun, and returns the past of each piece as a set of bits.
+/// Runs the steps in the capture that streams[0] began; returns each piece's past as a bit set.
 fn give(bench: &Bench, streams: &[CUstream], steps: &[Step]) -> Vec<u64> {
     let mut pasts: Vec<u64> = Vec::new();
-    // Nothing: not a part of the capture.
+    // Nothing: not part of the capture.
     let mut known: [Option<u64>; STREAMS] = [Some(0), None, None];
     for step in steps {
         match *step {
@@ -47,7 +47,9 @@ fn give(bench: &Bench, streams: &[CUstream], steps: &[Step]) -> Vec<u64> {
             }
         }
     }
-    (1..STREAMS).filter(|stream| known[*stream].is_some()).for_each(|stream| bench.order(streams[stream], streams[0]));
+    (1..STREAMS)
+        .filter(|stream| known[*stream].is_some())
+        .for_each(|stream| bench.order(streams[stream], streams[0]));
     pasts
 }
 
@@ -65,7 +67,7 @@ proptest! {
         let mut pasts = Vec::new();
         let graph = captured(streams[0], || pasts = give(&bench, &streams, &steps));
         let executable = instantiate(graph);
-        // On different streams, with nothing between: still one after the other.
+        // On different streams without an event: still one after the other.
         for stream in &streams {
             prop_assert_eq!(cuGraphLaunch(executable, *stream), SUCCESS);
         }

@@ -23,26 +23,54 @@ const NULL: CUstream = std::ptr::null_mut();
 fn what_a_capture_cannot_be_begun_or_ended_with() {
     let bench = bench(config(1));
     let (first, second) = (bench.stream(), bench.stream());
-    assert_eq!(cuStreamBeginCapture_v2(NULL, RELAXED), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    assert_eq!(cuStreamBeginCapture_v2(first, 7), CUresult::CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(
+        cuStreamBeginCapture_v2(NULL, RELAXED),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    );
+    assert_eq!(
+        cuStreamBeginCapture_v2(first, 7),
+        CUresult::CUDA_ERROR_INVALID_VALUE
+    );
     assert_eq!(end(first), Err(CUresult::CUDA_ERROR_ILLEGAL_STATE));
     assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), SUCCESS);
-    assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), CUresult::CUDA_ERROR_ILLEGAL_STATE);
+    assert_eq!(
+        cuStreamBeginCapture_v2(first, THREAD_LOCAL),
+        CUresult::CUDA_ERROR_ILLEGAL_STATE
+    );
     let handle = first as usize;
-    let elsewhere = std::thread::spawn(move || end(handle as CUstream).err()).join().expect("it does not panic");
-    assert_eq!(elsewhere, Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD));
+    let elsewhere = std::thread::spawn(move || end(handle as CUstream).err())
+        .join()
+        .expect("it does not panic");
+    assert_eq!(
+        elsewhere,
+        Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+    );
     bench.run(first, "a");
     bench.order(first, second);
     bench.run(second, "b");
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
-    assert_eq!(status(second), CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+    assert_eq!(
+        end(first),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+    );
+    assert_eq!(
+        status(second),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    );
     assert_eq!(cuStreamBeginCapture_v2(first, RELAXED), SUCCESS);
     bench.order(first, second);
-    assert_eq!(end(second), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED));
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    assert_eq!(
+        end(second),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)
+    );
+    assert_eq!(
+        end(first),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    );
     // A relaxed capture may be ended by another thread.
     assert_eq!(cuStreamBeginCapture_v2(first, RELAXED), SUCCESS);
-    let ended = std::thread::spawn(move || end(handle as CUstream).is_ok()).join().expect("it does not panic");
+    let ended = std::thread::spawn(move || end(handle as CUstream).is_ok())
+        .join()
+        .expect("it does not panic");
     assert!(ended);
     assert_eq!(bench.finding_kinds(), []);
 }
@@ -54,28 +82,55 @@ fn orders_across_the_border_of_a_capture_are_refused_and_break_it() {
     let event = bench.event();
     assert_eq!(cuEventRecord(event, outside), SUCCESS);
     assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), SUCCESS);
-    assert_eq!(cuStreamWaitEvent(first, event, 0), CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
-    assert_eq!(status(first), CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED);
-    assert_eq!(bench.try_give(first, Touch::new("a")), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    assert_eq!(
+        cuStreamWaitEvent(first, event, 0),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+    );
+    assert_eq!(
+        status(first),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED
+    );
+    assert_eq!(
+        bench.try_give(first, Touch::new("a")),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    );
+    assert_eq!(
+        end(first),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    );
 
     let captures = [first, second].map(|stream| cuStreamBeginCapture_v2(stream, THREAD_LOCAL));
     assert_eq!(captures, [SUCCESS; 2]);
     assert_eq!(cuEventRecord(event, first), SUCCESS);
-    assert_eq!(cuStreamWaitEvent(second, event, 0), CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    assert_eq!(
+        cuStreamWaitEvent(second, event, 0),
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE
+    );
     for stream in [first, second] {
-        assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+        assert_eq!(
+            end(stream),
+            Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+        );
     }
-    // The event means nothing any more: its capture is over.
-    assert_eq!(cuStreamWaitEvent(second, event, 0), CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    // The event has no meaning any more: its capture is over.
+    assert_eq!(
+        cuStreamWaitEvent(second, event, 0),
+        CUresult::CUDA_ERROR_CAPTURED_EVENT
+    );
     assert_eq!(cuEventRecord(event, second), SUCCESS);
     assert_eq!(cuStreamWaitEvent(first, event, 0), SUCCESS);
 
     assert_eq!(cuStreamBeginCapture_v2(first, RELAXED), SUCCESS);
     assert_eq!(cuEventRecord(event, first), SUCCESS);
     assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_CAPTURED_EVENT);
-    assert_eq!(end(first), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    assert_eq!(cuEventSynchronize(event), CUresult::CUDA_ERROR_CAPTURED_EVENT);
+    assert_eq!(
+        end(first),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    );
+    assert_eq!(
+        cuEventSynchronize(event),
+        CUresult::CUDA_ERROR_CAPTURED_EVENT
+    );
     assert_eq!(bench.finding_kinds(), []);
 }
 
@@ -95,10 +150,16 @@ fn the_null_stream_is_out_of_use_while_a_blocking_stream_captures() {
     ] {
         assert_eq!(cuStreamBeginCapture_v2(blocking, RELAXED), SUCCESS);
         assert_eq!(touch(&bench), implicit);
-        assert_eq!(end(blocking), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+        assert_eq!(
+            end(blocking),
+            Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+        );
     }
     assert_eq!(cuStreamBeginCapture_v2(blocking, RELAXED), SUCCESS);
-    assert_eq!(cuStreamIsCapturing(NULL, Some(&mut MaybeUninit::uninit())), implicit);
+    assert_eq!(
+        cuStreamIsCapturing(NULL, Some(&mut MaybeUninit::uninit())),
+        implicit
+    );
     assert!(end(blocking).is_ok(), "asking breaks nothing");
 }
 
@@ -106,7 +167,10 @@ fn the_null_stream_is_out_of_use_while_a_blocking_stream_captures() {
 fn waiting_for_what_captures_is_refused_and_found() {
     let unsupported = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     for (wait, name) in [
-        ((|stream| cuStreamSynchronize(stream)) as fn(CUstream) -> CUresult, "cuStreamSynchronize"),
+        (
+            (|stream| cuStreamSynchronize(stream)) as fn(CUstream) -> CUresult,
+            "cuStreamSynchronize",
+        ),
         (|stream| cuStreamQuery(stream), "cuStreamQuery"),
         (|_| cuCtxSynchronize(), "cuCtxSynchronize"),
     ] {
@@ -116,11 +180,15 @@ fn waiting_for_what_captures_is_refused_and_found() {
         assert_eq!(wait(stream), unsupported, "{name}");
         assert_eq!(bench.finding_kinds(), [Kind::Capture]);
         assert!(bench.findings()[0].message.contains(name));
-        assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+        assert_eq!(
+            end(stream),
+            Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+        );
     }
 }
 
-/// Whether an unsafe call is refused on this thread and on another, while this one captures in `mode`.
+/// Whether an unsafe call is refused on this thread and on another while this one captures in
+/// `mode`.
 fn refused(mode: u32, own_mode: u32) -> [bool; 2] {
     [false, true].map(|is_elsewhere| {
         let bench = bench(config(1));
@@ -131,9 +199,15 @@ fn refused(mode: u32, own_mode: u32) -> [bool; 2] {
         let handle = event as usize;
         let query = move || {
             let mut exchanged = own_mode;
-            assert_eq!(cuThreadExchangeStreamCaptureMode(Some(&mut exchanged)), SUCCESS);
+            assert_eq!(
+                cuThreadExchangeStreamCaptureMode(Some(&mut exchanged)),
+                SUCCESS
+            );
             let code = cuEventQuery(handle as _);
-            assert_eq!(cuThreadExchangeStreamCaptureMode(Some(&mut exchanged)), SUCCESS);
+            assert_eq!(
+                cuThreadExchangeStreamCaptureMode(Some(&mut exchanged)),
+                SUCCESS
+            );
             assert_eq!(exchanged, own_mode);
             code
         };
@@ -149,7 +223,11 @@ fn refused(mode: u32, own_mode: u32) -> [bool; 2] {
         };
         let is_refused = code == CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         assert!(is_refused || code == SUCCESS);
-        assert_eq!(end(stream).is_err(), is_refused, "what is refused breaks the capture");
+        assert_eq!(
+            end(stream).is_err(),
+            is_refused,
+            "what is refused breaks the capture"
+        );
         assert_eq!(bench.finding_kinds().len(), usize::from(is_refused));
         is_refused
     })
@@ -174,9 +252,15 @@ fn what_no_graph_can_hold_is_refused_in_a_capture() {
         let id = crate::stream::resolve(&mut held, stream).expect("it is there");
         crate::stream::enqueue_with(&mut held, id, "cuMemAllocAsync", Box::new(|_, _, _| Ok(())))
     };
-    assert_eq!(refused, Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
+    assert_eq!(
+        refused,
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    );
     assert_eq!(bench.finding_kinds(), [Kind::Capture]);
-    assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    assert_eq!(
+        end(stream),
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    );
 }
 
 /// A call with device memory and a stream.
@@ -189,16 +273,26 @@ fn what_needs_memory_of_its_own_is_refused_in_a_capture_and_breaks_it() {
     let mut host = [0u8; 64];
     let pageable = host.as_mut_ptr() as usize;
     let calls: [(&str, Call<'_>); 4] = [
-        ("cuMemAllocAsync of 64 bytes", &|_, stream| cuMemAllocAsync(Some(&mut MaybeUninit::uninit()), 64, stream)),
-        ("cuMemFreeAsync of 0x", &|device, stream| cuMemFreeAsync(device, stream)),
-        ("cuMemcpyHtoDAsync_v2 of 64 bytes with pageable memory", &|device, stream| {
-            // SAFETY: the 64 bytes are there; the call is refused.
-            unsafe { cuMemcpyHtoDAsync_v2(device, pageable as *const _, 64, stream) }
+        ("cuMemAllocAsync of 64 bytes", &|_, stream| {
+            cuMemAllocAsync(Some(&mut MaybeUninit::uninit()), 64, stream)
         }),
-        ("cuMemcpyDtoHAsync_v2 of 64 bytes with pageable memory", &|device, stream| {
-            // SAFETY: as above.
-            unsafe { cuMemcpyDtoHAsync_v2(pageable as *mut _, device, 64, stream) }
+        ("cuMemFreeAsync of 0x", &|device, stream| {
+            cuMemFreeAsync(device, stream)
         }),
+        (
+            "cuMemcpyHtoDAsync_v2 of 64 bytes with pageable memory",
+            &|device, stream| {
+                // SAFETY: the 64 bytes are there; the call is refused.
+                unsafe { cuMemcpyHtoDAsync_v2(device, pageable as *const _, 64, stream) }
+            },
+        ),
+        (
+            "cuMemcpyDtoHAsync_v2 of 64 bytes with pageable memory",
+            &|device, stream| {
+                // SAFETY: as above.
+                unsafe { cuMemcpyDtoHAsync_v2(pageable as *mut _, device, 64, stream) }
+            },
+        ),
     ];
     for (name, call) in calls {
         let bench = bench(config(1));
@@ -208,12 +302,19 @@ fn what_needs_memory_of_its_own_is_refused_in_a_capture_and_breaks_it() {
         assert_eq!(call(device, stream), unsupported, "{name}");
         assert_eq!(bench.finding_kinds(), [Kind::Capture]);
         let message = &bench.findings()[0].message;
-        assert!(message.contains(name) && message.contains("breaks the capture"), "{message}");
-        // What was refused is broken by it, and says so from then on without another finding.
+        assert!(
+            message.contains(name) && message.contains("breaks the capture"),
+            "{message}"
+        );
+        // The refused call breaks the capture, which later calls report without another finding.
         assert_eq!(call(device, stream), invalidated, "{name}");
         assert_eq!(end(stream), Err(invalidated));
         assert_eq!(bench.finding_kinds().len(), 1);
-        assert_eq!(cuMemFreeAsync(device, stream), SUCCESS, "what was refused has freed nothing");
+        assert_eq!(
+            cuMemFreeAsync(device, stream),
+            SUCCESS,
+            "what was refused has freed nothing"
+        );
     }
 }
 
@@ -224,7 +325,10 @@ fn destroying_a_stream_that_captures_leaves_nothing_behind() {
     assert_eq!(cuStreamBeginCapture_v2(first, THREAD_LOCAL), SUCCESS);
     bench.order(first, second);
     assert_eq!(cuStreamDestroy_v2(first), SUCCESS);
-    assert_eq!(status(second), CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+    assert_eq!(
+        status(second),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    );
     bench.run(second, "a");
     assert_eq!(cuCtxSynchronize(), SUCCESS);
     assert_eq!(bench.ran(), ["a"]);

@@ -1,4 +1,5 @@
-//! What is found: addresses, alignment, barriers, warps, races inside a launch; and the exact ranges that come back.
+//! Findings: addresses, alignment, barriers, warps, races inside a launch; and the exact touched
+//! ranges.
 
 use cudarc::driver::sys::CUresult;
 
@@ -30,17 +31,29 @@ fn strided_accesses_come_back_as_they_were() {
            }"#,
     );
     let mut ground = Ground::default();
-    let (x, y) = (ground.upload(&vec![3_i16; 5000]), ground.upload(&vec![0_f64; 3000]));
+    let (x, y) = (
+        ground.upload(&vec![3_i16; 5000]),
+        ground.upload(&vec![0_f64; 3000]),
+    );
     for seed in 0..8 {
-        let Touched { reads, writes, atomics } =
-            shot(&code, "columns", 4, 256, &[x, y, 1000]).seed(seed).expect(&ground);
+        let Touched {
+            reads,
+            writes,
+            atomics,
+        } = shot(&code, "columns", 4, 256, &[x, y, 1000])
+            .seed(seed)
+            .expect(&ground);
         let expected: Vec<_> = (0..1000).map(|i| x + 10 * i + 2..x + 10 * i + 4).collect();
         assert_eq!(reads, expected, "seed {seed}");
         let expected: Vec<_> = (0..1000).map(|i| y + 24 * i..y + 24 * i + 8).collect();
         assert_eq!(writes, expected, "seed {seed}");
         assert_eq!(atomics, []);
     }
-    let (x, y, z) = (ground.upload(&[1_f32; 14]), ground.allocate(56), ground.allocate(100));
+    let (x, y, z) = (
+        ground.upload(&[1_f32; 14]),
+        ground.allocate(56),
+        ground.allocate(100),
+    );
     let touched = shot(&code, "structs", 1, 1, &[x, y, z]).expect(&ground);
     assert_eq!(touched.reads, [x..x + 11, x + 28..x + 56]);
     let mut writes = touched.writes;
@@ -65,14 +78,25 @@ fn an_access_outside_leaves_the_kernel_and_is_named() {
     let place = format!("{:#x}", x + 400);
     assert_says(
         &message,
-        &["kernel fill<<<1, 101>>>", "thread (100, 0, 0) of block (0, 0, 0)", "wrote 4 bytes", &place, "no allocation"],
+        &[
+            "kernel fill<<<1, 101>>>",
+            "thread (100, 0, 0) of block (0, 0, 0)",
+            "wrote 4 bytes",
+            &place,
+            "no allocation",
+        ],
     );
     assert_says(&message, &["kernel.cu:3"]);
-    // A pointer of the host, which could be read here and not on a device.
+    // A host pointer, readable here but not on a device.
     let (value, out) = (Box::new(7_i32), ground.allocate(4));
-    let message = shot(&code, "host", 1, 1, &[(&raw const *value) as u64, out]).expect_failure(&ground, ILLEGAL);
+    let message = shot(&code, "host", 1, 1, &[(&raw const *value) as u64, out])
+        .expect_failure(&ground, ILLEGAL);
     assert_says(&message, &["read 4 bytes"]);
-    assert_eq!(ground.download::<u32>(out, 1), [u32::MAX], "nothing is written after the failure");
+    assert_eq!(
+        ground.download::<u32>(out, 1),
+        [u32::MAX],
+        "nothing is written after the failure"
+    );
 }
 
 #[test]
@@ -111,15 +135,40 @@ fn threads_that_miss_a_barrier_are_found() {
     );
     let ground = Ground::default();
     for seed in 0..6 {
-        shot(&code, "early", 1, 64, &[64]).seed(seed).expect(&ground);
-        let message = shot(&code, "early", 1, 64, &[50]).seed(seed).expect_failure(&ground, FAILED);
-        assert_says(&message, &["50 of 64 threads", "in line 3", "14 have returned"]);
-        let message = shot(&code, "two", 1, 64, &[]).seed(seed).expect_failure(&ground, FAILED);
-        assert_says(&message, &["divergence at a barrier", "in line 7", "in line 9"]);
-        shot(&code, "warps", 1, 32, &[32]).seed(seed).expect(&ground);
-        let message = shot(&code, "warps", 1, 32, &[20]).seed(seed).expect_failure(&ground, FAILED);
-        assert_says(&message, &["divergence in a warp", "in line 14", "returned from the kernel"]);
-        let message = shot(&code, "outside", 1, 8, &[]).seed(seed).expect_failure(&ground, FAILED);
+        shot(&code, "early", 1, 64, &[64])
+            .seed(seed)
+            .expect(&ground);
+        let message = shot(&code, "early", 1, 64, &[50])
+            .seed(seed)
+            .expect_failure(&ground, FAILED);
+        assert_says(
+            &message,
+            &["50 of 64 threads", "in line 3", "14 have returned"],
+        );
+        let message = shot(&code, "two", 1, 64, &[])
+            .seed(seed)
+            .expect_failure(&ground, FAILED);
+        assert_says(
+            &message,
+            &["divergence at a barrier", "in line 7", "in line 9"],
+        );
+        shot(&code, "warps", 1, 32, &[32])
+            .seed(seed)
+            .expect(&ground);
+        let message = shot(&code, "warps", 1, 32, &[20])
+            .seed(seed)
+            .expect_failure(&ground, FAILED);
+        assert_says(
+            &message,
+            &[
+                "divergence in a warp",
+                "in line 14",
+                "returned from the kernel",
+            ],
+        );
+        let message = shot(&code, "outside", 1, 8, &[])
+            .seed(seed)
+            .expect_failure(&ground, FAILED);
         assert_says(&message, &["does not name the calling lane"]);
     }
 }
@@ -134,9 +183,16 @@ fn traps_and_assertions_end_the_launch() {
     );
     let mut ground = Ground::default();
     let x = ground.allocate(4);
-    assert_says(&shot(&code, "trap", 1, 8, &[x]).expect_failure(&ground, FAILED), &["thread (3, 0, 0)", "__trap"]);
-    let message = shot(&code, "check", 1, 8, &[7]).expect_failure(&ground, CUresult::CUDA_ERROR_ASSERT);
-    assert_says(&message, &["thread (7, 0, 0)", "threadIdx.x < n", "in line 3"]);
+    assert_says(
+        &shot(&code, "trap", 1, 8, &[x]).expect_failure(&ground, FAILED),
+        &["thread (3, 0, 0)", "__trap"],
+    );
+    let message =
+        shot(&code, "check", 1, 8, &[7]).expect_failure(&ground, CUresult::CUDA_ERROR_ASSERT);
+    assert_says(
+        &message,
+        &["thread (7, 0, 0)", "threadIdx.x < n", "in line 3"],
+    );
 }
 
 #[test]
@@ -156,10 +212,20 @@ fn a_missing_barrier_is_a_race() {
         let mut ground = Ground::default();
         let values: Vec<f32> = (0..256).map(|i| i as f32).collect();
         let x = ground.upload(&values);
-        shot(&right, "reverse", 1, 256, &[x]).seed(seed).expect(&ground);
-        assert_eq!(ground.download::<f32>(x, 256), values.iter().rev().copied().collect::<Vec<_>>());
-        let message = shot(&wrong, "reverse", 1, 256, &[x]).seed(seed).expect_failure(&ground, FAILED);
-        assert_says(&message, &["race inside kernel reverse", "shared memory", "no barrier"]);
+        shot(&right, "reverse", 1, 256, &[x])
+            .seed(seed)
+            .expect(&ground);
+        assert_eq!(
+            ground.download::<f32>(x, 256),
+            values.iter().rev().copied().collect::<Vec<_>>()
+        );
+        let message = shot(&wrong, "reverse", 1, 256, &[x])
+            .seed(seed)
+            .expect_failure(&ground, FAILED);
+        assert_says(
+            &message,
+            &["race inside kernel reverse", "shared memory", "no barrier"],
+        );
     }
 }
 
@@ -169,7 +235,7 @@ fn races_between_threads_are_told_from_what_only_looks_like_them() {
         r#"extern "C" __global__ void histogram(const int* x, int* bins) { int b = x[blockIdx.x * blockDim.x + threadIdx.x]; bins[b] = bins[b] + 1; }
            extern "C" __global__ void atomic(const int* x, int* bins) { atomicAdd(&bins[x[blockIdx.x * blockDim.x + threadIdx.x]], 1); }
            extern "C" __global__ void mixed(int* x) { if (threadIdx.x == 0) x[0] = 1; else atomicAdd(x, 1); }
-           // Everyone raises the same flag: the same value, no harm.
+           // All threads store the same value: no race.
            extern "C" __global__ void flag(int* x) { *x = 1; }
            extern "C" __global__ void last(int* x) { *x = threadIdx.x; }
            extern "C" __global__ void halves(short* x) { x[threadIdx.x] = x[threadIdx.x] + 1; }
@@ -187,11 +253,17 @@ fn races_between_threads_are_told_from_what_only_looks_like_them() {
     let flags = ground.upload(&[0_i32; 256]);
     for seed in 0..12 {
         let race = |name, grid, block, arguments: &[u64]| {
-            let message = shot(&code, name, grid, block, arguments).seed(seed).expect_failure(&ground, FAILED);
+            let message = shot(&code, name, grid, block, arguments)
+                .seed(seed)
+                .expect_failure(&ground, FAILED);
             assert_says(&message, &["race inside kernel", name]);
         };
         let clean = |name, grid, block, arguments: &[u64]| {
-            drop(shot(&code, name, grid, block, arguments).seed(seed).expect(&ground))
+            drop(
+                shot(&code, name, grid, block, arguments)
+                    .seed(seed)
+                    .expect(&ground),
+            )
         };
         race("histogram", 1, 64, &[x, bins]);
         race("histogram", 64, 1, &[x, bins]);
@@ -232,12 +304,23 @@ fn the_last_block_may_read_what_the_others_fenced() {
     let (right, wrong) = (library(&source("__threadfence();")), library(&source("")));
     let mut ground = Ground::default();
     let x = ground.upload(&(0..400).map(|i| i as f32).collect::<Vec<_>>());
-    let (parts, count, out) = (ground.allocate(400), ground.upload(&[0_u32]), ground.allocate(4));
+    let (parts, count, out) = (
+        ground.allocate(400),
+        ground.upload(&[0_u32]),
+        ground.allocate(4),
+    );
     for seed in 0..8 {
-        shot(&right, "sum", 100, 32, &[x, parts, count, out]).seed(seed).expect(&ground);
+        shot(&right, "sum", 100, 32, &[x, parts, count, out])
+            .seed(seed)
+            .expect(&ground);
         assert_eq!(ground.download::<f32>(out, 1), [79800.0]);
         let fresh = ground.upload(&[0_u32]);
-        let message = shot(&wrong, "sum", 100, 32, &[x, parts, fresh, out]).seed(seed).expect_failure(&ground, FAILED);
-        assert_says(&message, &["race inside kernel sum", "nothing orders the blocks"]);
+        let message = shot(&wrong, "sum", 100, 32, &[x, parts, fresh, out])
+            .seed(seed)
+            .expect_failure(&ground, FAILED);
+        assert_says(
+            &message,
+            &["race inside kernel sum", "nothing orders the blocks"],
+        );
     }
 }

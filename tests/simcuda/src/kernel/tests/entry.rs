@@ -1,4 +1,4 @@
-//! From a source to a launch on a stream, through the entry points as a program uses them.
+//! From source to a launch on a stream, through the entry points.
 
 use std::ffi::{CString, c_char, c_void};
 use std::mem::MaybeUninit;
@@ -40,12 +40,22 @@ fn program(source: &str) -> usize {
     let source = CString::new(source).unwrap();
     // SAFETY: the texts end with zeros, and there are no headers.
     nvrtc_got(|to| unsafe {
-        nvrtcCreateProgram(to, source.as_ptr(), c"entry.cu".as_ptr(), 0, std::ptr::null(), std::ptr::null())
+        nvrtcCreateProgram(
+            to,
+            source.as_ptr(),
+            c"entry.cu".as_ptr(),
+            0,
+            std::ptr::null(),
+            std::ptr::null(),
+        )
     })
 }
 
 fn compile_program(program: usize, options: &[&str]) -> Status {
-    let options: Vec<CString> = options.iter().map(|option| CString::new(*option).unwrap()).collect();
+    let options: Vec<CString> = options
+        .iter()
+        .map(|option| CString::new(*option).unwrap())
+        .collect();
     let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     // SAFETY: as many texts as are said.
     unsafe { nvrtcCompileProgram(program, pointers.len() as i32, pointers.as_ptr()) }
@@ -53,20 +63,27 @@ fn compile_program(program: usize, options: &[&str]) -> Status {
 
 fn log_of(program: usize) -> String {
     let mut log = vec![0_u8; nvrtc_got(|size| nvrtcGetProgramLogSize(program, size))];
-    // SAFETY: room for as many bytes as were asked for.
-    assert_eq!(unsafe { nvrtcGetProgramLog(program, log.as_mut_ptr().cast()) }, Status::NVRTC_SUCCESS);
+    // SAFETY: `log` has the size that nvrtcGetProgramLogSize gave for this program.
+    let status = unsafe { nvrtcGetProgramLog(program, log.as_mut_ptr().cast()) };
+    assert_eq!(status, Status::NVRTC_SUCCESS);
     assert_eq!(log.pop(), Some(0));
     String::from_utf8(log).unwrap()
 }
 
 fn cubin(source: &str) -> Vec<u8> {
     let mut program = program(source);
-    let status = compile_program(program, &["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"]);
+    let status = compile_program(
+        program,
+        &["--gpu-architecture=sm_90", "--fmad=false", "--std=c++17"],
+    );
     assert_eq!(status, Status::NVRTC_SUCCESS, "{}", log_of(program));
     let mut image = vec![0_u8; nvrtc_got(|size| nvrtcGetCUBINSize(program, size))];
     // SAFETY: room for as many bytes as were asked for; the handle is a place of ours.
     unsafe {
-        assert_eq!(nvrtcGetCUBIN(program, image.as_mut_ptr().cast()), Status::NVRTC_SUCCESS);
+        assert_eq!(
+            nvrtcGetCUBIN(program, image.as_mut_ptr().cast()),
+            Status::NVRTC_SUCCESS
+        );
         assert_eq!(nvrtcDestroyProgram(&mut program), Status::NVRTC_SUCCESS);
     }
     image
@@ -88,25 +105,51 @@ fn function(module: usize, name: &str) -> Result<usize, CUresult> {
 }
 
 /// A launch in one dimension whose arguments lie in the low bytes of numbers.
-fn launch(function: usize, grid: u32, block: u32, shared: u32, stream: CUstream, arguments: &[u64]) -> CUresult {
-    let pointers: Vec<*const c_void> = arguments.iter().map(|argument| (&raw const *argument).cast()).collect();
+fn launch(
+    function: usize,
+    grid: u32,
+    block: u32,
+    shared: u32,
+    stream: CUstream,
+    arguments: &[u64],
+) -> CUresult {
+    let pointers: Vec<*const c_void> = arguments
+        .iter()
+        .map(|argument| (&raw const *argument).cast())
+        .collect();
     // SAFETY: tests give as many arguments as the kernel has, none of more than 8 bytes.
-    unsafe { cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared, stream, pointers.as_ptr(), std::ptr::null()) }
+    unsafe {
+        cuLaunchKernel(
+            function,
+            grid,
+            1,
+            1,
+            block,
+            1,
+            1,
+            shared,
+            stream,
+            pointers.as_ptr(),
+            std::ptr::null(),
+        )
+    }
 }
 
 fn upload(values: &[f32]) -> u64 {
     let address = got(|pointer| cuMemAlloc_v2(pointer, size_of_val(values)));
-    // SAFETY: the values are as long as is said.
-    assert_eq!(unsafe { cuMemcpyHtoD_v2(address, values.as_ptr().cast(), size_of_val(values)) }, SUCCESS);
-    // The values were taken, but may still be on their way: other streams are not ordered behind that.
+    // SAFETY: `values` and the allocation at `address` both have `size_of_val(values)` bytes.
+    let status = unsafe { cuMemcpyHtoD_v2(address, values.as_ptr().cast(), size_of_val(values)) };
+    assert_eq!(status, SUCCESS);
+    // The values were read, but may still be in flight: other streams are not ordered after that.
     assert_eq!(cuCtxSynchronize(), SUCCESS);
     address
 }
 
 fn download(address: u64, count: usize) -> Vec<f32> {
     let mut values = vec![0_f32; count];
-    // SAFETY: room for `count` floats.
-    assert_eq!(unsafe { cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), address, count * 4) }, SUCCESS);
+    // SAFETY: `values` has room for `count` floats of 4 bytes.
+    let status = unsafe { cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), address, count * 4) };
+    assert_eq!(status, SUCCESS);
     values
 }
 
@@ -127,10 +170,13 @@ fn a_kernel_runs_from_source_to_values() {
     let x = upload(&[0.0; 1000]);
     let mut arguments = [x, bits(2.5), 0, 1, 1000];
     assert_eq!(launch(add, 4, 256, 0, stream, &arguments), SUCCESS);
-    // The arguments were copied at the call, and the code stays for what is queued.
+    // The arguments were copied at the call, and queued launches keep the code.
     arguments.fill(u64::MAX);
     assert_eq!(cuModuleUnload(module), SUCCESS);
-    assert_eq!(launch(add, 4, 256, 0, stream, &arguments), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(
+        launch(add, 4, 256, 0, stream, &arguments),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
     assert_eq!(download(x, 1000), [2.5; 1000]);
     assert_eq!(bench.finding_kinds(), []);
@@ -143,17 +189,38 @@ fn interleaved_elements_do_not_race_and_common_ones_do() {
         let add = function(module, "add").unwrap();
         let x = upload(&[0.0; 512]);
         let (first, second) = (bench.stream(), bench.stream());
-        assert_eq!(launch(add, 1, 256, 0, first, &[x, bits(1.0), 0, 2, 256]), SUCCESS);
-        assert_eq!(launch(add, 1, 256, 0, second, &[x, bits(1.0), 1, 2, 256]), SUCCESS);
-        assert_eq!((cuStreamSynchronize(first), cuStreamSynchronize(second)), (SUCCESS, SUCCESS));
+        assert_eq!(
+            launch(add, 1, 256, 0, first, &[x, bits(1.0), 0, 2, 256]),
+            SUCCESS
+        );
+        assert_eq!(
+            launch(add, 1, 256, 0, second, &[x, bits(1.0), 1, 2, 256]),
+            SUCCESS
+        );
+        assert_eq!(
+            (cuStreamSynchronize(first), cuStreamSynchronize(second)),
+            (SUCCESS, SUCCESS)
+        );
         assert_eq!(bench.finding_kinds(), [], "seed {seed}");
         assert_eq!(download(x, 512), [1.0; 512]);
-        assert_eq!(launch(add, 1, 256, 0, first, &[x, bits(1.0), 0, 2, 256]), SUCCESS);
-        assert_eq!(launch(add, 1, 1, 0, second, &[x, bits(1.0), 100, 1, 1]), SUCCESS);
-        assert_eq!((cuStreamSynchronize(first), cuStreamSynchronize(second)), (SUCCESS, SUCCESS));
+        assert_eq!(
+            launch(add, 1, 256, 0, first, &[x, bits(1.0), 0, 2, 256]),
+            SUCCESS
+        );
+        assert_eq!(
+            launch(add, 1, 1, 0, second, &[x, bits(1.0), 100, 1, 1]),
+            SUCCESS
+        );
+        assert_eq!(
+            (cuStreamSynchronize(first), cuStreamSynchronize(second)),
+            (SUCCESS, SUCCESS)
+        );
         assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
         let message = bench.findings()[0].message.clone();
-        assert!(message.contains("kernel add<<<1, 256>>>") && message.contains("kernel add<<<1, 1>>>"), "{message}");
+        assert!(
+            message.contains("kernel add<<<1, 256>>>") && message.contains("kernel add<<<1, 1>>>"),
+            "{message}"
+        );
     }
 }
 
@@ -162,13 +229,22 @@ fn an_illegal_address_loses_the_device() {
     let (bench, module) = setup(1);
     let (add, stream) = (function(module, "add").unwrap(), bench.stream());
     let x = upload(&[0.0; 100]);
-    assert_eq!(launch(add, 1, 128, 0, stream, &[x, bits(1.0), 0, 1, 101]), SUCCESS);
+    assert_eq!(
+        launch(add, 1, 128, 0, stream, &[x, bits(1.0), 0, 1, 101]),
+        SUCCESS
+    );
     let illegal = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
     assert_eq!(cuStreamSynchronize(stream), illegal);
     assert_eq!(launch(add, 1, 1, 0, stream, &[x, 0, 0, 1, 1]), illegal);
     assert_eq!(bench.finding_kinds(), [Kind::OutOfBounds]);
     let message = bench.findings()[0].message.clone();
-    for part in ["kernel add<<<1, 128>>>", "read 4 bytes", "thread (100, 0, 0)", "entry.cu:4", "past the end"] {
+    for part in [
+        "kernel add<<<1, 128>>>",
+        "read 4 bytes",
+        "thread (100, 0, 0)",
+        "entry.cu:4",
+        "past the end",
+    ] {
         assert!(message.contains(part), "no {part:?} in {message}");
     }
 }
@@ -179,8 +255,14 @@ fn memory_that_was_freed_is_not_touched() {
     let (add, stream) = (function(module, "add").unwrap(), bench.stream());
     let x = upload(&[0.0; 100]);
     assert_eq!(cuMemFree_v2(x), SUCCESS);
-    assert_eq!(launch(add, 1, 1, 0, stream, &[x, bits(1.0), 0, 1, 1]), SUCCESS);
-    assert_eq!(cuStreamSynchronize(stream), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_eq!(
+        launch(add, 1, 1, 0, stream, &[x, bits(1.0), 0, 1, 1]),
+        SUCCESS
+    );
+    assert_eq!(
+        cuStreamSynchronize(stream),
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+    );
     assert_eq!(bench.finding_kinds(), [Kind::UseAfterFree]);
 }
 
@@ -191,10 +273,21 @@ fn pinned_memory_is_reached_at_its_own_address() {
     let pinned = got(|pointer| cuMemHostAlloc(pointer, 400, 0)).cast::<f32>();
     // SAFETY: 100 floats were just allocated.
     unsafe { std::slice::from_raw_parts_mut(pinned, 100).fill(1.0) };
-    assert_eq!(launch(add, 1, 100, 0, stream, &[pinned as u64, bits(1.0), 0, 1, 100]), SUCCESS);
+    assert_eq!(
+        launch(
+            add,
+            1,
+            100,
+            0,
+            stream,
+            &[pinned as u64, bits(1.0), 0, 1, 100]
+        ),
+        SUCCESS
+    );
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-    // SAFETY: as above; the kernel is over.
-    assert_eq!(unsafe { std::slice::from_raw_parts(pinned, 100) }, [2.0; 100]);
+    // SAFETY: as above; the kernel that writes them is done.
+    let values = unsafe { std::slice::from_raw_parts(pinned, 100) };
+    assert_eq!(values, [2.0; 100]);
     assert_eq!(bench.finding_kinds(), []);
 }
 
@@ -202,33 +295,80 @@ fn pinned_memory_is_reached_at_its_own_address() {
 fn shapes_and_shared_memory_have_cudas_limits() {
     let (bench, module) = setup(1);
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
-    let (add, large, few) =
-        (function(module, "add").unwrap(), function(module, "large").unwrap(), function(module, "few").unwrap());
+    let (add, large, few) = (
+        function(module, "add").unwrap(),
+        function(module, "large").unwrap(),
+        function(module, "few").unwrap(),
+    );
     let stream = bench.stream();
-    assert_eq!(function(module, "none"), Err(CUresult::CUDA_ERROR_NOT_FOUND));
-    assert_eq!(function(module, "add"), Ok(add), "the same function has the same handle");
+    assert_eq!(
+        function(module, "none"),
+        Err(CUresult::CUDA_ERROR_NOT_FOUND)
+    );
+    assert_eq!(
+        function(module, "add"),
+        Ok(add),
+        "the same function has the same handle"
+    );
     for (grid, block) in [(0, 1), (1, 0), (1, 1025), (1 << 31, 1)] {
-        assert_eq!(launch(add, grid, block, 0, stream, &[0; 5]), invalid, "{grid} x {block}");
+        assert_eq!(
+            launch(add, grid, block, 0, stream, &[0; 5]),
+            invalid,
+            "{grid} x {block}"
+        );
     }
-    assert_eq!(launch(few, 1, 65, 0, stream, &[]), CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
-    let attribute = |function, attribute: Attribute| got(|value| cuFuncGetAttribute(value, attribute as u32, function));
-    assert_eq!(attribute(few, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK), 64);
-    assert_eq!(attribute(add, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES), 0);
+    assert_eq!(
+        launch(few, 1, 65, 0, stream, &[]),
+        CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    );
+    let attribute = |function, attribute: Attribute| {
+        got(|value| cuFuncGetAttribute(value, attribute as u32, function))
+    };
+    assert_eq!(
+        attribute(few, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK),
+        64
+    );
+    assert_eq!(
+        attribute(add, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES),
+        0
+    );
     let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     assert_eq!(attribute(large, dynamic), 48 << 10);
 
     let values: Vec<f32> = (0..256).map(|value| value as f32).collect();
     let x = upload(&values);
     let bytes = 227 << 10;
-    assert_eq!(launch(large, 1, 256, bytes, stream, &[x]), invalid, "more than 48 KiB are to be asked for");
-    assert_eq!(cuFuncSetAttribute(large, dynamic as u32, bytes as i32 + 1), invalid);
-    assert_eq!(cuFuncSetAttribute(large, dynamic as u32, bytes as i32), SUCCESS);
+    assert_eq!(
+        launch(large, 1, 256, bytes, stream, &[x]),
+        invalid,
+        "more than 48 KiB are to be asked for"
+    );
+    assert_eq!(
+        cuFuncSetAttribute(large, dynamic as u32, bytes as i32 + 1),
+        invalid
+    );
+    assert_eq!(
+        cuFuncSetAttribute(large, dynamic as u32, bytes as i32),
+        SUCCESS
+    );
     assert_eq!(launch(large, 1, 256, bytes, stream, &[x]), SUCCESS);
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-    assert_eq!(download(x, 256), values.into_iter().rev().collect::<Vec<_>>());
-    let blocks =
-        |threads, shared| got(|count| cuOccupancyMaxActiveBlocksPerMultiprocessor(count, large, threads, shared));
-    assert_eq!((blocks(256, 0), blocks(1024, 0), blocks(32, 0), blocks(256, 100 << 10)), (8, 2, 32, 2));
+    assert_eq!(
+        download(x, 256),
+        values.into_iter().rev().collect::<Vec<_>>()
+    );
+    let blocks = |threads, shared| {
+        got(|count| cuOccupancyMaxActiveBlocksPerMultiprocessor(count, large, threads, shared))
+    };
+    assert_eq!(
+        (
+            blocks(256, 0),
+            blocks(1024, 0),
+            blocks(32, 0),
+            blocks(256, 100 << 10)
+        ),
+        (8, 2, 32, 2)
+    );
     assert_eq!(bench.finding_kinds(), []);
 }
 
@@ -238,7 +378,10 @@ fn a_function_belongs_to_its_device() {
     let add = function(module, "add").unwrap();
     bench.set_device(1);
     let stream = bench.stream();
-    assert_eq!(launch(add, 1, 1, 0, stream, &[0; 5]), CUresult::CUDA_ERROR_INVALID_HANDLE);
+    assert_eq!(
+        launch(add, 1, 1, 0, stream, &[0; 5]),
+        CUresult::CUDA_ERROR_INVALID_HANDLE
+    );
 }
 
 #[test]
@@ -246,24 +389,46 @@ fn images_must_fit_the_device() {
     let _bench = bench(config(1));
     let load = |options: &[&str], as_text: bool| {
         let program = program(SOURCE);
-        assert_eq!(compile_program(program, options), Status::NVRTC_SUCCESS, "{}", log_of(program));
-        let size =
-            nvrtc_got(|size| if as_text { nvrtcGetPTXSize(program, size) } else { nvrtcGetCUBINSize(program, size) });
+        assert_eq!(
+            compile_program(program, options),
+            Status::NVRTC_SUCCESS,
+            "{}",
+            log_of(program)
+        );
+        let size = nvrtc_got(|size| {
+            if as_text {
+                nvrtcGetPTXSize(program, size)
+            } else {
+                nvrtcGetCUBINSize(program, size)
+            }
+        });
         let mut image = vec![0_u8; size];
         let mut module = MaybeUninit::uninit();
         // SAFETY: room for as many bytes as were asked for, which make a whole image.
         unsafe {
             let to = image.as_mut_ptr().cast();
-            let status = if as_text { nvrtcGetPTX(program, to) } else { nvrtcGetCUBIN(program, to) };
+            let status = if as_text {
+                nvrtcGetPTX(program, to)
+            } else {
+                nvrtcGetCUBIN(program, to)
+            };
             assert_eq!(status, Status::NVRTC_SUCCESS);
             cuModuleLoadData(Some(&mut module), image.as_ptr().cast())
         }
     };
     let none = CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU;
     assert_eq!(load(&["--gpu-architecture=sm_90"], false), SUCCESS);
-    assert_eq!(load(&["--gpu-architecture=sm_80"], false), none, "code of another major version");
+    assert_eq!(
+        load(&["--gpu-architecture=sm_80"], false),
+        none,
+        "code of another major version"
+    );
     assert_eq!(load(&["--gpu-architecture=sm_100"], false), none);
-    assert_eq!(load(&["--gpu-architecture=compute_80"], true), SUCCESS, "text is compiled for the device");
+    assert_eq!(
+        load(&["--gpu-architecture=compute_80"], true),
+        SUCCESS,
+        "text is compiled for the device"
+    );
     assert_eq!(load(&["--gpu-architecture=compute_100"], true), none);
     let mut module = MaybeUninit::uninit();
     // SAFETY: a text with a zero.
@@ -277,13 +442,28 @@ fn a_program_that_does_not_compile_has_a_log() {
     let wrong = program("extern \"C\" __global__ void k(int* x) {\n  *x = nothing;\n}\n");
     assert_eq!(compile_program(wrong, &[]), Status::NVRTC_ERROR_COMPILATION);
     assert!(log_of(wrong).contains("entry.cu:2:"), "{}", log_of(wrong));
-    assert_eq!(nvrtcGetCUBINSize(wrong, Some(&mut MaybeUninit::uninit())), Status::NVRTC_ERROR_INVALID_PROGRAM);
-    assert_eq!(compile_program(program(""), &["--never-heard-of"]), Status::NVRTC_ERROR_INVALID_OPTION);
-    assert_eq!(compile_program(0x1230, &[]), Status::NVRTC_ERROR_INVALID_PROGRAM);
+    assert_eq!(
+        nvrtcGetCUBINSize(wrong, Some(&mut MaybeUninit::uninit())),
+        Status::NVRTC_ERROR_INVALID_PROGRAM
+    );
+    assert_eq!(
+        compile_program(program(""), &["--never-heard-of"]),
+        Status::NVRTC_ERROR_INVALID_OPTION
+    );
+    assert_eq!(
+        compile_program(0x1230, &[]),
+        Status::NVRTC_ERROR_INVALID_PROGRAM
+    );
     let named = program("template <int N> __global__ void t(int* x) { *x = N; }\n");
-    // SAFETY: the expression is a text.
-    assert_eq!(unsafe { nvrtcAddNameExpression(named, c"t<3>".as_ptr()) }, Status::NVRTC_SUCCESS);
-    assert_eq!(compile_program(named, &[]), Status::NVRTC_SUCCESS, "{}", log_of(named));
+    // SAFETY: the expression is a C string.
+    let status = unsafe { nvrtcAddNameExpression(named, c"t<3>".as_ptr()) };
+    assert_eq!(status, Status::NVRTC_SUCCESS);
+    assert_eq!(
+        compile_program(named, &[]),
+        Status::NVRTC_SUCCESS,
+        "{}",
+        log_of(named)
+    );
     // SAFETY: as above.
     let lowered = nvrtc_got(|name| unsafe { nvrtcGetLoweredName(named, c"t<3>".as_ptr(), name) });
     assert!(!lowered.is_null());

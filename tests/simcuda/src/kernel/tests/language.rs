@@ -1,4 +1,4 @@
-//! What CUDA C++ means: values, shared memory, warps, atomics, vectors.
+//! The meaning of CUDA C++: values, shared memory, warps, atomics, vectors.
 
 use super::{Ground, library, library_with, shot};
 use crate::nvrtc::Program;
@@ -64,15 +64,40 @@ fn block_reductions_are_right_in_every_order() {
     let input = ground.upload(&x);
     for seed in 0..20 {
         let output = ground.upload(&[0_f32; 4]);
-        shot(&code, "sum_static", 4, 256, &[input, output, 256]).seed(seed).expect(&ground);
-        assert_eq!(ground.download::<f32>(output, 4), expected, "static, seed {seed}");
+        shot(&code, "sum_static", 4, 256, &[input, output, 256])
+            .seed(seed)
+            .expect(&ground);
+        assert_eq!(
+            ground.download::<f32>(output, 4),
+            expected,
+            "static, seed {seed}"
+        );
         let output = ground.upload(&[0_f32; 4]);
-        shot(&code, "sum_dynamic", 4, 256, &[input, output]).dynamic(1024).seed(seed).expect(&ground);
-        assert_eq!(ground.download::<f32>(output, 4), expected, "dynamic, seed {seed}");
+        shot(&code, "sum_dynamic", 4, 256, &[input, output])
+            .dynamic(1024)
+            .seed(seed)
+            .expect(&ground);
+        assert_eq!(
+            ground.download::<f32>(output, 4),
+            expected,
+            "dynamic, seed {seed}"
+        );
     }
     let kernel = |name| &code.kernels[code.find(name).unwrap()];
-    assert_eq!((kernel("sum_static").static_shared_bytes(), kernel("sum_static").threads_max), (128, 256));
-    assert_eq!((kernel("sum_dynamic").static_shared_bytes(), kernel("sum_dynamic").threads_max), (0, 1024));
+    assert_eq!(
+        (
+            kernel("sum_static").static_shared_bytes(),
+            kernel("sum_static").threads_max
+        ),
+        (128, 256)
+    );
+    assert_eq!(
+        (
+            kernel("sum_dynamic").static_shared_bytes(),
+            kernel("sum_dynamic").threads_max
+        ),
+        (0, 1024)
+    );
 }
 
 #[test]
@@ -99,9 +124,14 @@ fn warp_functions_move_what_cuda_says() {
     let mut ground = Ground::default();
     let out = ground.allocate(32 * 12 * 4);
     for seed in 0..6 {
-        shot(&code, "warps", 1, 32, &[out]).seed(seed).expect(&ground);
+        shot(&code, "warps", 1, 32, &[out])
+            .seed(seed)
+            .expect(&ground);
         let got = ground.download::<i32>(out, 32 * 12);
-        let multiples: i32 = (0..32).filter(|lane| lane % 3 == 0).map(|lane| 1_i32 << lane).sum();
+        let multiples: i32 = (0..32)
+            .filter(|lane| lane % 3 == 0)
+            .map(|lane| 1_i32 << lane)
+            .sum();
         for lane in 0..32 {
             let expected = [
                 (lane / 8 * 8 + 5) * 10,
@@ -113,11 +143,19 @@ fn warp_functions_move_what_cuda_says() {
                 496,
                 (1_i64 << 31) as i32 + 6,
                 if lane / 5 == 6 { 2 } else { 5 },
-                if lane < 16 { 15 } else { 0xffff_0000_u32 as i32 },
+                if lane < 16 {
+                    15
+                } else {
+                    0xffff_0000_u32 as i32
+                },
                 107,
                 0,
             ];
-            assert_eq!(got[lane as usize * 12..][..12], expected, "lane {lane}, seed {seed}");
+            assert_eq!(
+                got[lane as usize * 12..][..12],
+                expected,
+                "lane {lane}, seed {seed}"
+            );
         }
     }
 }
@@ -135,16 +173,32 @@ fn atomics_lose_nothing_and_vectors_are_one_access() {
     );
     let mut ground = Ground::default();
     let (i, l) = (ground.upload(&[0_i32, 5]), ground.upload(&[0_u64]));
-    let (f, d, u) = (ground.upload(&[0_f32]), ground.upload(&[0_f64]), ground.upload(&[0_u32; 5]));
+    let (f, d, u) = (
+        ground.upload(&[0_f32]),
+        ground.upload(&[0_f64]),
+        ground.upload(&[0_u32; 5]),
+    );
     let values: Vec<f32> = (0..512).map(|value| value as f32).collect();
     let (x, y) = (ground.upload(&values), ground.allocate(2048));
     let touched = shot(&code, "count", 2, 64, &[i, l, f, d, u, x, y]).expect(&ground);
     assert_eq!(ground.download::<i32>(i, 2), [256, -63]);
     assert_eq!(ground.download::<u64>(l, 1), [384]);
-    assert_eq!((ground.download::<f32>(f, 1)[0], ground.download::<f64>(d, 1)[0]), (128.0, 64.0));
+    assert_eq!(
+        (
+            ground.download::<f32>(f, 1)[0],
+            ground.download::<f64>(d, 1)[0]
+        ),
+        (128.0, 64.0)
+    );
     assert_eq!(ground.download::<u32>(u, 5), [63, u32::MAX, 7, 9, 8]);
-    assert_eq!(ground.download::<f32>(y, 8), [3.0, 2.0, 1.0, 3.0, 7.0, 6.0, 5.0, 11.0]);
-    assert_eq!((touched.reads, touched.writes), (vec![x..x + 2048], vec![y..y + 2048]));
+    assert_eq!(
+        ground.download::<f32>(y, 8),
+        [3.0, 2.0, 1.0, 3.0, 7.0, 6.0, 5.0, 11.0]
+    );
+    assert_eq!(
+        (touched.reads, touched.writes),
+        (vec![x..x + 2048], vec![y..y + 2048])
+    );
     let mut atomics = touched.atomics;
     atomics.sort_by_key(|range| range.start);
     let mut expected = vec![i..i + 8, l..l + 8, f..f + 4, d..d + 8, u..u + 20];
@@ -168,28 +222,75 @@ fn sixteen_bit_floats_round_as_the_crate_half_does() {
            }"#,
     );
     let mut ground = Ground::default();
-    let mut x =
-        vec![0.0, -0.0, 1.0, 65504.0, 65519.9, 65520.0, 1e-8, 2.98e-8, 2.99e-8, 6e-5, f32::INFINITY, -1e38, 3e-41, 0.1];
-    x.extend((0..500_u32).map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b9))).filter(|value| value.is_finite()));
+    let mut x = vec![
+        0.0,
+        -0.0,
+        1.0,
+        65504.0,
+        65519.9,
+        65520.0,
+        1e-8,
+        2.98e-8,
+        2.99e-8,
+        6e-5,
+        f32::INFINITY,
+        -1e38,
+        3e-41,
+        0.1,
+    ];
+    x.extend(
+        (0..500_u32)
+            .map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b9)))
+            .filter(|value| value.is_finite()),
+    );
     let count = x.len().min(512);
     x.truncate(count);
     let input = ground.upload(&x);
-    let (h, b, back) =
-        (ground.allocate(count as u64 * 2), ground.allocate(count as u64 * 2), ground.allocate(count as u64 * 8));
+    let (h, b, back) = (
+        ground.allocate(count as u64 * 2),
+        ground.allocate(count as u64 * 2),
+        ground.allocate(count as u64 * 8),
+    );
     shot(&code, "convert", 1, count as u32, &[input, h, b, back]).expect(&ground);
-    let (halves, bfloats) = (ground.download::<u16>(h, count), ground.download::<u16>(b, count));
+    let (halves, bfloats) = (
+        ground.download::<u16>(h, count),
+        ground.download::<u16>(b, count),
+    );
     let back = ground.download::<f32>(back, count * 2);
     for (i, value) in x.iter().enumerate() {
-        assert_eq!(halves[i], half::f16::from_f32(*value).to_bits(), "{value:e}");
-        assert_eq!(bfloats[i], half::bf16::from_f32(*value).to_bits(), "{value:e}");
-        assert_eq!(back[2 * i].to_bits(), half::f16::from_bits(halves[i]).to_f32().to_bits());
-        assert_eq!(back[2 * i + 1].to_bits(), half::bf16::from_bits(bfloats[i]).to_f32().to_bits());
+        assert_eq!(
+            halves[i],
+            half::f16::from_f32(*value).to_bits(),
+            "{value:e}"
+        );
+        assert_eq!(
+            bfloats[i],
+            half::bf16::from_f32(*value).to_bits(),
+            "{value:e}"
+        );
+        assert_eq!(
+            back[2 * i].to_bits(),
+            half::f16::from_bits(halves[i]).to_f32().to_bits()
+        );
+        assert_eq!(
+            back[2 * i + 1].to_bits(),
+            half::bf16::from_bits(bfloats[i]).to_f32().to_bits()
+        );
     }
-    let b = ground.upload(&[2_f32.powi(-20), 2_f32.powi(-20), 1.0].map(|v| half::bf16::from_f32(v).to_bits()));
-    let h = ground.upload(&[2_f32.powi(-12), 2_f32.powi(-12), 1.0].map(|v| half::f16::from_f32(v).to_bits()));
+    let b = ground.upload(
+        &[2_f32.powi(-20), 2_f32.powi(-20), 1.0].map(|v| half::bf16::from_f32(v).to_bits()),
+    );
+    let h = ground
+        .upload(&[2_f32.powi(-12), 2_f32.powi(-12), 1.0].map(|v| half::f16::from_f32(v).to_bits()));
     let (hs, bs) = (ground.allocate(2), ground.allocate(2));
     shot(&code, "multiply_add", 1, 1, &[h, b, hs, bs]).expect(&ground);
-    assert_eq!((ground.download::<u16>(hs, 1)[0], ground.download::<u16>(bs, 1)[0]), (0x3c00, 0x3f80));
+    assert_eq!(
+        (
+            ground.download::<u16>(hs, 1)[0],
+            ground.download::<u16>(bs, 1)[0]
+        ),
+        (0x3c00, 0x3f80)
+    );
 }
 
 #[test]
@@ -218,12 +319,23 @@ fn kernels_made_by_macros_and_templates_are_exported() {
     assert_eq!(ground.download::<i32>(x, 3), [30, 35, 40]);
     shot(&code, "inside", 1, 3, &[x]).expect(&ground);
     assert_eq!(ground.download::<i32>(x, 3), [4, 4, 4]);
-    shot(&code, "simcuda_expression_0", 1, 3, &[x, 1.5_f32.to_bits().into()]).expect(&ground);
+    shot(
+        &code,
+        "simcuda_expression_0",
+        1,
+        3,
+        &[x, 1.5_f32.to_bits().into()],
+    )
+    .expect(&ground);
     assert_eq!(ground.download::<f32>(x, 3), [1.5; 3]);
     assert_eq!((code.kernels.len(), code.find("helper")), (4, None));
     assert_eq!(code.kernels[code.find("inside").unwrap()].threads_max, 96);
     program.expressions.clear();
-    assert_eq!(library_with(&program).kernels.len(), 3, "a template that nobody names is no kernel");
+    assert_eq!(
+        library_with(&program).kernels.len(),
+        3,
+        "a template that nobody names is no kernel"
+    );
 }
 
 #[test]
@@ -259,15 +371,32 @@ fn shared_memory_is_understood_in_all_its_forms() {
     let mut ground = Ground::default();
     let out = ground.allocate(16);
     for seed in 0..6 {
-        shot(&code, "forms", 3, 4, &[out]).dynamic(64).seed(seed).run(&ground).expect_err("blocks write the same");
-        shot(&code, "forms", 1, 4, &[out]).dynamic(64).seed(seed).expect(&ground);
+        shot(&code, "forms", 3, 4, &[out])
+            .dynamic(64)
+            .seed(seed)
+            .run(&ground)
+            .expect_err("blocks write the same");
+        shot(&code, "forms", 1, 4, &[out])
+            .dynamic(64)
+            .seed(seed)
+            .expect(&ground);
         assert_eq!(ground.download::<i32>(out, 4), [1146, 192, 1146, 1146]);
-        shot(&code, "rows", 1, 4, &[out]).dynamic(64).seed(seed).expect(&ground);
+        shot(&code, "rows", 1, 4, &[out])
+            .dynamic(64)
+            .seed(seed)
+            .expect(&ground);
         assert_eq!(ground.download::<f32>(out, 4), [3.0, 2.0, 1.0, 0.0]);
     }
-    // 32 floats, 16 floats, 8, 12, 8, 4 and 5 bytes, 16 at file scope, and an int for each instance of the template.
-    assert_eq!(code.kernels[code.find("forms").unwrap()].static_shared_bytes(), 128 + 64 + 8 + 12 + 8 + 4 + 5 + 16 + 8);
+    // 32 floats, 16 floats, 8, 12, 8, 4 and 5 bytes, 16 at file scope, and an int for each instance
+    // of the template.
+    assert_eq!(
+        code.kernels[code.find("forms").unwrap()].static_shared_bytes(),
+        128 + 64 + 8 + 12 + 8 + 4 + 5 + 16 + 8
+    );
     let beyond = ground.allocate(16);
-    let failure = shot(&code, "rows", 1, 4, &[beyond]).dynamic(48).run(&ground).expect_err("past the dynamic memory");
+    let failure = shot(&code, "rows", 1, 4, &[beyond])
+        .dynamic(48)
+        .run(&ground)
+        .expect_err("past the dynamic memory");
     assert_eq!(failure.code, 700, "{}", failure.message);
 }

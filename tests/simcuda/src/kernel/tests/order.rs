@@ -1,4 +1,4 @@
-//! The orders in which threads and blocks run: all of them, by the seed, and the same for the same seed.
+//! The orders in which threads and blocks run: all of them, by the seed, and reproducible.
 
 use super::{Ground, library, shot};
 
@@ -18,7 +18,9 @@ fn order(code: &std::sync::Arc<super::Library>, seed: u64, grid: u32, block: u32
     let mut ground = Ground::default();
     let threads = (grid * block) as usize;
     let (next, order) = (ground.upload(&[0_u32]), ground.allocate(threads as u64 * 4));
-    shot(code, "tickets", grid, block, &[next, order]).seed(seed).expect(&ground);
+    shot(code, "tickets", grid, block, &[next, order])
+        .seed(seed)
+        .expect(&ground);
     ground.download(order, threads)
 }
 
@@ -31,12 +33,22 @@ fn every_order_is_a_permutation_that_the_seed_decides() {
         assert_eq!(first, order(&code, seed, 7, 33), "seed {seed}");
         let mut sorted = first.clone();
         sorted.sort_unstable();
-        assert_eq!(sorted, (0..7 * 33).collect::<Vec<_>>(), "every thread runs once");
+        assert_eq!(
+            sorted,
+            (0..7 * 33).collect::<Vec<_>>(),
+            "every thread runs once"
+        );
         seen.insert(first);
     }
     assert!(seen.len() > 15, "40 seeds give {} orders only", seen.len());
-    assert!(seen.contains(&(0..7 * 33).collect::<Vec<_>>()), "forward is one of them");
-    assert!(seen.contains(&(0..7 * 33).rev().collect::<Vec<_>>()), "backward is one of them");
+    assert!(
+        seen.contains(&(0..7 * 33).collect::<Vec<_>>()),
+        "forward is one of them"
+    );
+    assert!(
+        seen.contains(&(0..7 * 33).rev().collect::<Vec<_>>()),
+        "backward is one of them"
+    );
 }
 
 #[test]
@@ -50,6 +62,10 @@ fn indices_of_three_dimensions_are_right() {
     let got = ground.download::<u32>(out, 2 * 3 * 4 * 24);
     for (at, value) in got.iter().enumerate() {
         let (block, thread) = (at / 24, at % 24);
-        assert_eq!(*value as usize, block / 6 * 100 + thread / 12 * 10 + thread / 4 % 3, "{at}");
+        assert_eq!(
+            *value as usize,
+            block / 6 * 100 + thread / 12 * 10 + thread / 4 % 3,
+            "{at}"
+        );
     }
 }

@@ -12,7 +12,9 @@ use crate::machine::testing::{cases, device, made, ok, played};
 use crate::memory::calls::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemFreeHost, cuMemHostAlloc,
 };
-use crate::stream::calls::{cuLaunchHostFunc, cuStreamCreate, cuStreamDestroy_v2, cuStreamSynchronize};
+use crate::stream::calls::{
+    cuLaunchHostFunc, cuStreamCreate, cuStreamDestroy_v2, cuStreamSynchronize,
+};
 
 const COUNT: usize = 1024;
 const BYTES: usize = 4 * COUNT;
@@ -30,28 +32,35 @@ fn fill(buffer: u64, stream: CUstream) {
     ok(cuMemsetD32Async(buffer, 1, COUNT, stream));
 }
 
-/// Two streams fill one buffer, and nobody waits.
+/// Two streams fill one buffer without waiting.
 fn race() {
     let buffer = buffer();
     fill(buffer, stream());
     fill(buffer, stream());
 }
 
-/// Ends the process: whoever is to be called by it was called after the product's end.
+/// Ends the process: its handler runs after the product's end.
 unsafe extern "C" fn never(_: *mut c_void) {
     std::process::abort();
 }
 
 #[test]
 fn a_race_that_nobody_waited_for_is_found_at_the_end_in_every_schedule() {
-    let test = concat!(module_path!(), "::a_race_that_nobody_waited_for_is_found_at_the_end_in_every_schedule");
+    let test = concat!(
+        module_path!(),
+        "::a_race_that_nobody_waited_for_is_found_at_the_end_in_every_schedule"
+    );
     for schedule in ["lazy", "random", "eager"] {
         let ended = played(test, &[("SIMCUDA_SCHEDULE", schedule)], || {
             device(0);
             race();
         });
         let Some(ended) = ended else { return };
-        ended.is_found(&["RACE", "on stream 1 of device 0", "found at the end of the process"]);
+        ended.is_found(&[
+            "RACE",
+            "on stream 1 of device 0",
+            "found at the end of the process",
+        ]);
     }
 }
 
@@ -140,7 +149,7 @@ cases! {
             ok(crate::context::cuCtxSetCurrent(context as *mut _));
             let (stream, buffer) = (stream(), buffer());
             loop {
-                // What it returns while the process ends is nobody's concern.
+                // What it returns while the process ends does not matter.
                 let _ = cuMemsetD32Async(buffer, 1, COUNT, stream);
                 let _ = started.send(());
             }

@@ -1,4 +1,5 @@
-//! What CUDA does not promise: programs that build on it are wrong, though they may work, and must be found.
+//! What CUDA does not promise: programs that rely on it are wrong, even if they work, and must be
+//! found.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -6,15 +7,24 @@ use std::ptr::null_mut;
 use cudarc::driver::sys::{CUmemPool_attribute, CUresult, CUstream};
 
 use crate::context::cuCtxSetCurrent;
-use crate::copy::{cuMemcpyAsync, cuMemcpyDtoHAsync_v2, cuMemcpyHtoD_v2, cuMemsetD32_v2, cuMemsetD32Async};
+use crate::copy::{
+    cuMemcpyAsync, cuMemcpyDtoHAsync_v2, cuMemcpyHtoD_v2, cuMemsetD32_v2, cuMemsetD32Async,
+};
 use crate::event::calls::{
-    cuEventCreate, cuEventDestroy_v2, cuEventElapsedTime, cuEventQuery, cuEventRecord, cuEventSynchronize,
+    cuEventCreate, cuEventDestroy_v2, cuEventElapsedTime, cuEventQuery, cuEventRecord,
+    cuEventSynchronize,
 };
 use crate::machine::testing::{cases, device, made, ok, played, refused};
-use crate::memory::calls::{cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemHostAlloc};
+use crate::memory::calls::{
+    cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemHostAlloc,
+};
 use crate::memory::pool::CHUNK_BYTES;
-use crate::memory::pool::calls::{cuDeviceGetDefaultMemPool, cuMemPoolGetAttribute, cuMemPoolTrimTo};
-use crate::stream::calls::{cuCtxSynchronize, cuLaunchHostFunc, cuStreamCreate, cuStreamQuery, cuStreamSynchronize};
+use crate::memory::pool::calls::{
+    cuDeviceGetDefaultMemPool, cuMemPoolGetAttribute, cuMemPoolTrimTo,
+};
+use crate::stream::calls::{
+    cuCtxSynchronize, cuLaunchHostFunc, cuStreamCreate, cuStreamQuery, cuStreamSynchronize,
+};
 
 const COUNT: usize = 1024;
 const BYTES: usize = 4 * COUNT;
@@ -38,11 +48,12 @@ fn pinned() -> *mut u32 {
 }
 
 fn download(to: *mut u32, from: u64, stream: CUstream) {
-    // SAFETY: tests give memory of BYTES bytes, which lives until the copy was waited for or the process ends.
+    // SAFETY: tests pass memory of BYTES bytes that lives until the copy was waited for or the
+    // process ends.
     ok(unsafe { cuMemcpyDtoHAsync_v2(to.cast(), from, BYTES, stream) });
 }
 
-/// Plays a case under every schedule, and shows that it is found with these words.
+/// Runs a case under every schedule and expects a finding with these words.
 fn is_found_in_every_schedule(test: &str, words: &[&str], case: impl Fn()) {
     for schedule in SCHEDULES {
         match played(test, &[("SIMCUDA_SCHEDULE", schedule)], &case) {
@@ -54,61 +65,93 @@ fn is_found_in_every_schedule(test: &str, words: &[&str], case: impl Fn()) {
 
 #[test]
 fn memory_that_is_used_by_a_stream_before_it_is_made_in_another_is_found() {
-    let test = concat!(module_path!(), "::memory_that_is_used_by_a_stream_before_it_is_made_in_another_is_found");
-    is_found_in_every_schedule(test, &["RACE", "cuMemAllocAsync of 4096 bytes", "cuMemsetD32Async"], || {
-        device(0);
-        let (maker, user) = (stream(), stream());
-        let buffer = made(|pointer| cuMemAllocAsync(pointer, BYTES, maker));
-        fill(buffer, user);
-        // In the lazy schedule the allocation has not had its turn yet.
-        ok(cuStreamSynchronize(user));
-    });
+    let test = concat!(
+        module_path!(),
+        "::memory_that_is_used_by_a_stream_before_it_is_made_in_another_is_found"
+    );
+    is_found_in_every_schedule(
+        test,
+        &["RACE", "cuMemAllocAsync of 4096 bytes", "cuMemsetD32Async"],
+        || {
+            device(0);
+            let (maker, user) = (stream(), stream());
+            let buffer = made(|pointer| cuMemAllocAsync(pointer, BYTES, maker));
+            fill(buffer, user);
+            // In the lazy schedule the allocation has not run yet.
+            ok(cuStreamSynchronize(user));
+        },
+    );
 }
 
 #[test]
 fn a_synchronous_upload_of_pageable_memory_may_still_be_on_its_way() {
-    let test = concat!(module_path!(), "::a_synchronous_upload_of_pageable_memory_may_still_be_on_its_way");
-    is_found_in_every_schedule(test, &["RACE", "cuMemcpyHtoD_v2 of 4096 bytes", "cuMemsetD32Async"], || {
-        device(0);
-        let (buffer, values) = (buffer(), [1u32; COUNT]);
-        // SAFETY: the values are as many bytes as is said.
-        ok(unsafe { cuMemcpyHtoD_v2(buffer, values.as_ptr().cast(), BYTES) });
-        fill(buffer, stream());
-    });
+    let test = concat!(
+        module_path!(),
+        "::a_synchronous_upload_of_pageable_memory_may_still_be_on_its_way"
+    );
+    is_found_in_every_schedule(
+        test,
+        &["RACE", "cuMemcpyHtoD_v2 of 4096 bytes", "cuMemsetD32Async"],
+        || {
+            device(0);
+            let (buffer, values) = (buffer(), [1u32; COUNT]);
+            // SAFETY: the values are as many bytes as is said.
+            ok(unsafe { cuMemcpyHtoD_v2(buffer, values.as_ptr().cast(), BYTES) });
+            fill(buffer, stream());
+        },
+    );
 }
 
 #[test]
 fn a_free_that_waits_tells_the_host_nothing() {
     let test = concat!(module_path!(), "::a_free_that_waits_tells_the_host_nothing");
-    is_found_in_every_schedule(test, &["HOST ACCESS", "it has run, but the host has not waited for it"], || {
-        device(0);
-        let (from, to, other) = (buffer(), pinned(), buffer());
-        let stream = stream();
-        fill(from, stream);
-        download(to, from, stream);
-        ok(cuMemFree_v2(other));
-        // SAFETY: in bounds; whether it is the time for it is what is tested.
-        unsafe { to.read_volatile() };
-    });
+    is_found_in_every_schedule(
+        test,
+        &[
+            "HOST ACCESS",
+            "it has run, but the host has not waited for it",
+        ],
+        || {
+            device(0);
+            let (from, to, other) = (buffer(), pinned(), buffer());
+            let stream = stream();
+            fill(from, stream);
+            download(to, from, stream);
+            ok(cuMemFree_v2(other));
+            // SAFETY: in bounds; the test is whether it is too early.
+            unsafe { to.read_volatile() };
+        },
+    );
 }
 
 #[test]
 fn memory_that_is_freed_before_its_stream_has_come_to_make_it_is_found() {
-    let test = concat!(module_path!(), "::memory_that_is_freed_before_its_stream_has_come_to_make_it_is_found");
-    is_found_in_every_schedule(test, &["4096-byte allocation made by cuMemAllocAsync", "cuMemFreeAsync"], || {
-        device(0);
-        let (maker, user) = (stream(), stream());
-        let buffer = made(|pointer| cuMemAllocAsync(pointer, BYTES, maker));
-        ok(cuMemFreeAsync(buffer, user));
-        ok(cuStreamSynchronize(user));
-        ok(cuStreamSynchronize(maker));
-    });
+    let test = concat!(
+        module_path!(),
+        "::memory_that_is_freed_before_its_stream_has_come_to_make_it_is_found"
+    );
+    is_found_in_every_schedule(
+        test,
+        &[
+            "4096-byte allocation made by cuMemAllocAsync",
+            "cuMemFreeAsync",
+        ],
+        || {
+            device(0);
+            let (maker, user) = (stream(), stream());
+            let buffer = made(|pointer| cuMemAllocAsync(pointer, BYTES, maker));
+            ok(cuMemFreeAsync(buffer, user));
+            ok(cuStreamSynchronize(user));
+            ok(cuStreamSynchronize(maker));
+        },
+    );
 }
 
 /// Sets the flag that it is given.
 unsafe extern "C" fn set(flag: *mut c_void) {
     // SAFETY: the test gives an AtomicBool that outlives the call.
-    unsafe { &*flag.cast::<std::sync::atomic::AtomicBool>() }.store(true, std::sync::atomic::Ordering::Release);
+    unsafe { &*flag.cast::<std::sync::atomic::AtomicBool>() }
+        .store(true, std::sync::atomic::Ordering::Release);
 }
 
 cases! {
@@ -179,7 +222,7 @@ cases! {
         fill(from, stream);
         download(to, from, stream);
         ok(cuLaunchHostFunc(stream, Some(set), (&raw const told).cast_mut().cast()));
-        // Something that lets the streams get on, and waits for none of this.
+        // Lets the streams progress without waiting for any of this.
         let event = made(|event| cuEventCreate(event, 0));
         ok(cuEventRecord(event, stream));
         fill(buffer(), other);

@@ -1,9 +1,10 @@
 //! The handler of faults: which touch of pinned memory was one too early.
 //!
-//! It runs on the stack of the thread that faulted, not on the small alternate one: it takes the lock, asks who is in flight and
-//! may print a finding with its stacks. That is allowed here because the signal is no interruption at an arbitrary place: it
-//! comes from an instruction of the product that touches its own buffer. The price is that a stack overflow of the product ends
-//! the process by SIGSEGV without the message of Rust's runtime.
+//! It runs on the stack of the thread that faulted, not on the small alternate one: it takes the
+//! lock, asks who is in flight and may print a finding with its stacks. That is allowed here
+//! because the signal is no interruption at an arbitrary place: it comes from an instruction of the
+//! product that touches its own buffer. The price is that a stack overflow of the product ends the
+//! process by SIGSEGV without the message of Rust's runtime.
 
 use std::sync::{Once, OnceLock};
 
@@ -16,12 +17,14 @@ use crate::work::Address;
 
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler, once a process. Faults that are none of ours go to the one that was there before.
+/// Installs the handler, once a process. Faults that are none of ours go to the one that was there
+/// before.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: sigaction is plain data for which zeros are valid; both pointers are to such data of ours; the handler has the
-        // signature that SA_SIGINFO asks for. SA_NODEFER: a fault within the handler is to end the process, not to hang it.
+        // SAFETY: sigaction is plain data for which zeros are valid; both pointers are to such data
+        // of ours; the handler has the signature that SA_SIGINFO asks for. SA_NODEFER: a fault
+        // within the handler is to end the process, not to hang it.
         unsafe {
             let mut previous: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGSEGV, std::ptr::null(), &mut previous);
@@ -35,7 +38,8 @@ pub fn install() {
 }
 
 extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a valid siginfo to a handler with SA_SIGINFO, and for SIGSEGV it has an address.
+    // SAFETY: the kernel gives a valid siginfo to a handler with SA_SIGINFO, and for SIGSEGV it has
+    // an address.
     let address = unsafe { (*info).si_addr() } as Address;
     if !touched(address, is_write(context)) {
         forward(signal, info, context);
@@ -61,8 +65,8 @@ fn is_write(context: *mut libc::c_void) -> bool {
 /// Decides about a touch; false if the address is none of ours.
 fn touched(address: Address, is_write: bool) -> bool {
     if machine::is_held_by_this_thread() {
-        // A kernel uses pinned memory directly. Its accesses are the race detector's to judge, and the machine cannot be asked:
-        // this very thread holds it.
+        // A kernel uses pinned memory directly. Its accesses are the race detector's to judge, and
+        // the machine cannot be asked: this very thread holds it.
         return open_page(address);
     }
     let mut held = Held::take();
@@ -70,9 +74,18 @@ fn touched(address: Address, is_write: bool) -> bool {
 }
 
 fn decide(machine: &mut Held, address: Address, is_write: bool) -> bool {
-    let before = machine.memory.allocations.range(..=address).next_back().map(|(_, allocation)| allocation.clone());
-    let Some(allocation) = before.filter(|before| matches!(before.owner, Owner::Host(_))) else { return false };
-    let Owner::Host(mapping) = &allocation.owner else { return false };
+    let before = machine
+        .memory
+        .allocations
+        .range(..=address)
+        .next_back()
+        .map(|(_, allocation)| allocation.clone());
+    let Some(allocation) = before.filter(|before| matches!(before.owner, Owner::Host(_))) else {
+        return false;
+    };
+    let Owner::Host(mapping) = &allocation.owner else {
+        return false;
+    };
     let how = if is_write { "writes to" } else { "reads" };
     let offset = address - allocation.range.start;
     if let Some(end) = allocation.end() {
@@ -94,7 +107,9 @@ fn decide(machine: &mut Held, address: Address, is_write: bool) -> bool {
     if !scheduler::in_host_function()
         && let Some(flight) = machine.memory.in_flight.collides(address, is_write)
     {
-        let message = format!("the host {how} byte {offset} of {allocation}\n  while it is in flight: {flight}");
+        let message = format!(
+            "the host {how} byte {offset} of {allocation}\n  while it is in flight: {flight}"
+        );
         report::finding(machine, Kind::HostAccess, message);
     }
     mapping.protect(&(address..address + 1), Protection::Open);
@@ -103,7 +118,9 @@ fn decide(machine: &mut Held, address: Address, is_write: bool) -> bool {
 
 /// Gives the fault to whoever handled it before.
 fn forward(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let previous = PREVIOUS.get().filter(|previous| ![libc::SIG_DFL, libc::SIG_IGN].contains(&previous.sa_sigaction));
+    let previous = PREVIOUS
+        .get()
+        .filter(|previous| ![libc::SIG_DFL, libc::SIG_IGN].contains(&previous.sa_sigaction));
     match previous {
         Some(previous) if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
@@ -113,11 +130,13 @@ fn forward(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) 
         }
         Some(previous) => {
             // SAFETY: whoever installed it without SA_SIGINFO said that it has this signature.
-            let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(i32)>(previous.sa_sigaction) };
+            let handler =
+                unsafe { std::mem::transmute::<usize, extern "C" fn(i32)>(previous.sa_sigaction) };
             handler(signal);
         }
         None => {
-            // SAFETY: plain data of ours; the default action ends the process when the instruction is tried again.
+            // SAFETY: plain data of ours; the default action ends the process when the instruction
+            // is tried again.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = libc::SIG_DFL;

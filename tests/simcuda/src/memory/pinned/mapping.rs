@@ -11,8 +11,9 @@ use crate::work::Address;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// The product's mappings, for a handler that cannot ask the machine: first address and end. Whoever holds this lock touches
-/// no product's memory, so that a handler never waits for its own thread.
+/// The product's mappings, for a handler that cannot ask the machine: first address and end.
+/// Whoever holds this lock touches no product's memory, so that a handler never waits for its own
+/// thread.
 static LIVE: Mutex<BTreeMap<Address, Address>> = Mutex::new(BTreeMap::new());
 
 fn live() -> MutexGuard<'static, BTreeMap<Address, Address>> {
@@ -21,14 +22,22 @@ fn live() -> MutexGuard<'static, BTreeMap<Address, Address>> {
 
 /// Opens the page of an address if it is in any live mapping.
 pub(in crate::memory) fn open_page(address: Address) -> bool {
-    let is_live = live().range(..=address).next_back().is_some_and(|(_, end)| address < *end);
-    is_live && set_protection(address / PAGE_BYTES * PAGE_BYTES, PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE)
+    let is_live = live()
+        .range(..=address)
+        .next_back()
+        .is_some_and(|(_, end)| address < *end);
+    is_live
+        && set_protection(
+            address / PAGE_BYTES * PAGE_BYTES,
+            PAGE_BYTES,
+            libc::PROT_READ | libc::PROT_WRITE,
+        )
 }
 
 /// Sets what may be done with pages of ours.
 fn set_protection(start: Address, bytes: u64, allowed: i32) -> bool {
-    // SAFETY: the pages are the product's of a live mapping. Closing them makes the product's touches fault, which is what is wanted:
-    // the simulator itself uses the other mapping.
+    // SAFETY: the pages are the product's of a live mapping. Closing them makes the product's
+    // touches fault, which is what is wanted: the simulator itself uses the other mapping.
     unsafe { libc::mprotect(start as *mut libc::c_void, bytes as usize, allowed) == 0 }
 }
 
@@ -55,10 +64,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Memory of `bytes`, full of poison. Behind the product's mapping is a page that nobody may touch.
+    /// Memory of `bytes`, full of poison. Behind the product's mapping is a page that nobody may
+    /// touch.
     pub fn new(bytes: u64) -> Result<Self, CUresult> {
         let out_of_memory = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-        let pages = bytes.checked_next_multiple_of(PAGE_BYTES).filter(|pages| *pages < 1 << 46).ok_or(out_of_memory)?;
+        let pages = bytes
+            .checked_next_multiple_of(PAGE_BYTES)
+            .filter(|pages| *pages < 1 << 46)
+            .ok_or(out_of_memory)?;
         // SAFETY: the name is a constant string that ends in zero.
         let file = unsafe { libc::memfd_create(c"simcuda-pinned".as_ptr(), libc::MFD_CLOEXEC) };
         if file < 0 {
@@ -77,8 +90,8 @@ impl Mapping {
 
     fn map(file: i32, pages: u64) -> Option<Self> {
         let open = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: three new mappings. The first reserves addresses of the system's choice, the second replaces the first
-        // part of just these, the third is again of the system's choice.
+        // SAFETY: three new mappings. The first reserves addresses of the system's choice, the
+        // second replaces the first part of just these, the third is again of the system's choice.
         let (reserved, product, simulator) = unsafe {
             let anywhere = std::ptr::null_mut();
             let reserved = libc::mmap(
@@ -92,8 +105,19 @@ impl Mapping {
             if reserved == libc::MAP_FAILED {
                 return None;
             }
-            let product = libc::mmap(reserved, pages as usize, open, libc::MAP_SHARED | libc::MAP_FIXED, file, 0);
-            (reserved, product, libc::mmap(anywhere, pages as usize, open, libc::MAP_SHARED, file, 0))
+            let product = libc::mmap(
+                reserved,
+                pages as usize,
+                open,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file,
+                0,
+            );
+            (
+                reserved,
+                product,
+                libc::mmap(anywhere, pages as usize, open, libc::MAP_SHARED, file, 0),
+            )
         };
         if product == libc::MAP_FAILED || simulator == libc::MAP_FAILED {
             // SAFETY: it was made above, and nobody else knows of it.
@@ -101,7 +125,11 @@ impl Mapping {
             return None;
         }
         live().insert(product as Address, product as Address + pages);
-        Some(Self { product: product as Address, simulator: simulator as Address, bytes: pages })
+        Some(Self {
+            product: product as Address,
+            simulator: simulator as Address,
+            bytes: pages,
+        })
     }
 
     /// Whether `address` is in the product's pages.
@@ -112,22 +140,30 @@ impl Mapping {
     /// Sets what the product may do with the pages that hold `range`.
     pub fn protect(&self, range: &Range<Address>, protection: Protection) {
         let start = range.start.max(self.product) / PAGE_BYTES * PAGE_BYTES;
-        let end = range.end.next_multiple_of(PAGE_BYTES).min(self.product + self.bytes);
+        let end = range
+            .end
+            .next_multiple_of(PAGE_BYTES)
+            .min(self.product + self.bytes);
         let allowed = match protection {
             Protection::Open => libc::PROT_READ | libc::PROT_WRITE,
             Protection::ReadOnly => libc::PROT_READ,
             Protection::Closed => libc::PROT_NONE,
         };
         let is_set = set_protection(start, end - start, allowed);
-        assert!(is_set, "mprotect of pinned memory: {}", std::io::Error::last_os_error());
+        assert!(
+            is_set,
+            "mprotect of pinned memory: {}",
+            std::io::Error::last_os_error()
+        );
     }
 
-    /// The memory was freed. Its addresses stay closed, so that a late touch faults and is not another allocation's; while
-    /// copies still use it the memory itself is kept.
+    /// The memory was freed. Its addresses stay closed, so that a late touch faults and is not
+    /// another allocation's; while copies still use it the memory itself is kept.
     pub fn close(&self, is_in_use: bool) {
         live().remove(&self.product);
-        // SAFETY: both ranges are this mapping's, whose allocation is over: the product's addresses are replaced by nothing at all, and
-        // the simulator's are used by nobody when no copy is in flight.
+        // SAFETY: both ranges are this mapping's, whose allocation is over: the product's addresses
+        // are replaced by nothing at all, and the simulator's are used by nobody when no copy is in
+        // flight.
         unsafe {
             libc::mmap(
                 self.product as *mut libc::c_void,

@@ -28,11 +28,16 @@ impl Product {
         device(0);
         let pinned: *mut c_void = made(|pointer| cuMemHostAlloc(pointer, BYTES, 0));
         let stream = null_mut();
-        Self { stream, device: made(|pointer| cuMemAllocAsync(pointer, BYTES, stream)), pinned: pinned.cast() }
+        Self {
+            stream,
+            device: made(|pointer| cuMemAllocAsync(pointer, BYTES, stream)),
+            pinned: pinned.cast(),
+        }
     }
 
     fn read(&self, byte: usize) -> u8 {
-        // SAFETY: `byte` is within the mapping in all cases; whether it is the time for it is what is tested.
+        // SAFETY: `byte` is within the mapping in all cases; whether it is the time for it is what
+        // is tested.
         unsafe { self.pinned.add(byte).read_volatile() }
     }
 

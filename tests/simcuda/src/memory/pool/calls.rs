@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use cudarc::driver::sys::{
-    CUmemAccess_flags as Flags, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute, CUmemoryPool,
-    CUresult,
+    CUmemAccess_flags as Flags, CUmemAllocationType, CUmemLocationType,
+    CUmemPool_attribute as Attribute, CUmemoryPool, CUresult,
 };
 
 use super::{Access, PoolId};
@@ -22,17 +22,31 @@ pub fn handle_of(pool: PoolId) -> CUmemoryPool {
 
 /// The pool that a handle stands for, unless it was destroyed.
 pub fn resolve(machine: &mut Machine, handle: CUmemoryPool) -> Result<PoolId, CUresult> {
-    let offset = (handle as usize).checked_sub(FIRST_HANDLE).filter(|offset| offset % 0x100 == 0);
-    let pool = offset.map(|offset| offset / 0x100).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let is_destroyed = machine.memory.pools.get(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.is_destroyed;
+    let offset = (handle as usize)
+        .checked_sub(FIRST_HANDLE)
+        .filter(|offset| offset % 0x100 == 0);
+    let pool = offset
+        .map(|offset| offset / 0x100)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+    let is_destroyed = machine
+        .memory
+        .pools
+        .get(pool)
+        .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?
+        .is_destroyed;
     if is_destroyed {
-        report::finding(machine, Kind::Handle, format!("memory pool {pool} is used after cuMemPoolDestroy"));
+        report::finding(
+            machine,
+            Kind::Handle,
+            format!("memory pool {pool} is used after cuMemPoolDestroy"),
+        );
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     Ok(pool)
 }
 
-/// `CUmemPoolProps` with its enums as numbers: whatever the caller wrote there is a valid value of these.
+/// `CUmemPoolProps` with its enums as numbers: whatever the caller wrote there is a valid value of
+/// these.
 #[repr(C)]
 pub struct Properties {
     allocation_type: u32,
@@ -61,7 +75,8 @@ pub struct AccessDescription {
 }
 
 const _: () = assert!(size_of::<Properties>() == size_of::<cudarc::driver::sys::CUmemPoolProps>());
-const _: () = assert!(size_of::<AccessDescription>() == size_of::<cudarc::driver::sys::CUmemAccessDesc>());
+const _: () =
+    assert!(size_of::<AccessDescription>() == size_of::<cudarc::driver::sys::CUmemAccessDesc>());
 
 fn located(machine: &Machine, location: Location) -> Result<usize, CUresult> {
     if location.kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32 {
@@ -70,12 +85,17 @@ fn located(machine: &Machine, location: Location) -> Result<usize, CUresult> {
     device::resolve(machine, location.id)
 }
 
-/// See the driver's documentation. Pools of device memory whose memory is not shared with other processes.
+/// See the driver's documentation. Pools of device memory whose memory is not shared with other
+/// processes.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemPoolCreate(pool: Out<'_, CUmemoryPool>, properties: Option<&Properties>) -> CUresult {
+pub extern "C" fn cuMemPoolCreate(
+    pool: Out<'_, CUmemoryPool>,
+    properties: Option<&Properties>,
+) -> CUresult {
     machine::call("cuMemPoolCreate", |machine| {
         let properties = properties.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        let is_plain = properties.allocation_type == CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32
+        let is_plain = properties.allocation_type
+            == CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32
             && properties.security_attributes.is_null()
             && properties.usage == 0
             && properties.reserved.iter().all(|byte| *byte == 0);
@@ -86,7 +106,15 @@ pub extern "C" fn cuMemPoolCreate(pool: Out<'_, CUmemoryPool>, properties: Optio
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         let device = located(machine, properties.location)?;
-        put(pool, handle_of(machine.memory.pools.create(device, properties.max_bytes as u64)))
+        put(
+            pool,
+            handle_of(
+                machine
+                    .memory
+                    .pools
+                    .create(device, properties.max_bytes as u64),
+            ),
+        )
     })
 }
 
@@ -95,7 +123,12 @@ pub extern "C" fn cuMemPoolCreate(pool: Out<'_, CUmemoryPool>, properties: Optio
 pub extern "C" fn cuMemPoolDestroy(pool: CUmemoryPool) -> CUresult {
     machine::call("cuMemPoolDestroy", |machine| {
         let pool = resolve(machine, pool)?;
-        if machine.memory.pools.get(pool).is_some_and(|pool| pool.is_default) {
+        if machine
+            .memory
+            .pools
+            .get(pool)
+            .is_some_and(|pool| pool.is_default)
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         machine.memory.pools.destroy(pool);
@@ -108,7 +141,11 @@ pub extern "C" fn cuMemPoolDestroy(pool: CUmemoryPool) -> CUresult {
 /// # Safety
 /// `value` holds the attribute.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void) -> CUresult {
+pub unsafe extern "C" fn cuMemPoolSetAttribute(
+    pool: CUmemoryPool,
+    attribute: u32,
+    value: *mut c_void,
+) -> CUresult {
     machine::call("cuMemPoolSetAttribute", |machine| {
         let pool = resolve(machine, pool)?;
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -116,21 +153,34 @@ pub unsafe extern "C" fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u3
             return Err(invalid);
         }
         let pool = machine.memory.pools.get_mut(pool).ok_or(invalid)?;
-        // SAFETY: the driver's documentation asks for an int behind the attributes of reuse, and for a 64-bit number behind the others.
-        // It does not ask for alignment as a u64 in so many words, so none is assumed.
+        // SAFETY: the driver's documentation asks for an int behind the attributes of reuse, and
+        // for a 64-bit number behind the others. It does not ask for alignment as a u64 in so many
+        // words, so none is assumed.
         let (number, flag) = unsafe {
-            let is_flag = attribute <= Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as u32;
-            let number = if is_flag { 0 } else { value.cast::<u64>().read_unaligned() };
-            (number, is_flag && value.cast::<c_int>().read_unaligned() != 0)
+            let is_flag =
+                attribute <= Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES as u32;
+            let number = if is_flag {
+                0
+            } else {
+                value.cast::<u64>().read_unaligned()
+            };
+            (
+                number,
+                is_flag && value.cast::<c_int>().read_unaligned() != 0,
+            )
         };
         match attribute {
             1..=3 => pool.reuse[attribute as usize - 1] = flag,
-            it if it == Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32 => pool.release_threshold = number,
+            it if it == Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32 => {
+                pool.release_threshold = number
+            }
             // The marks can be reset, and to nothing else than 0.
             it if it == Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as u32 && number == 0 => {
                 pool.reset_reserved_high()
             }
-            it if it == Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32 && number == 0 => pool.reset_used_high(),
+            it if it == Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32 && number == 0 => {
+                pool.reset_used_high()
+            }
             _ => return Err(invalid),
         }
         Ok(())
@@ -142,7 +192,11 @@ pub unsafe extern "C" fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: u3
 /// # Safety
 /// `value` has room for the attribute.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u32, value: *mut c_void) -> CUresult {
+pub unsafe extern "C" fn cuMemPoolGetAttribute(
+    pool: CUmemoryPool,
+    attribute: u32,
+    value: *mut c_void,
+) -> CUresult {
     machine::call("cuMemPoolGetAttribute", |machine| {
         let pool = resolve(machine, pool)?;
         let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -154,18 +208,22 @@ pub unsafe extern "C" fn cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: u3
         let number = match attribute {
             1..=3 => {
                 let flag = c_int::from(pool.reuse[attribute as usize - 1]);
-                // SAFETY: the driver's documentation asks for room for an int behind these attributes.
+                // SAFETY: the driver's documentation asks for room for an int behind these
+                // attributes.
                 unsafe { value.cast::<c_int>().write_unaligned(flag) };
                 return Ok(());
             }
-            it if it == Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32 => pool.release_threshold,
+            it if it == Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32 => {
+                pool.release_threshold
+            }
             it if it == Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as u32 => books.reserved,
             it if it == Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as u32 => books.reserved_high,
             it if it == Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32 => books.used,
             it if it == Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32 => books.used_high,
             _ => return Err(invalid),
         };
-        // SAFETY: the driver's documentation asks for room for a 64-bit number behind all other attributes.
+        // SAFETY: the driver's documentation asks for room for a 64-bit number behind all other
+        // attributes.
         unsafe { value.cast::<u64>().write_unaligned(number) };
         Ok(())
     })
@@ -186,9 +244,15 @@ pub unsafe extern "C" fn cuMemPoolSetAccess(
         if descriptions.is_null() || count > 1024 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        // SAFETY: not null, and the caller has `count` entries there, of a type for which all bits are valid.
+        // SAFETY: not null, and the caller has `count` entries there, of a type for which all bits
+        // are valid.
         let descriptions = unsafe { std::slice::from_raw_parts(descriptions, count) };
-        let home = machine.memory.pools.get(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.device;
+        let home = machine
+            .memory
+            .pools
+            .get(pool)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?
+            .device;
         let mut changes = Vec::with_capacity(count);
         for description in descriptions {
             let device = located(machine, description.location)?;
@@ -202,7 +266,11 @@ pub unsafe extern "C" fn cuMemPoolSetAccess(
             }
             changes.push((device, access));
         }
-        let pool = machine.memory.pools.get_mut(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
+        let pool = machine
+            .memory
+            .pools
+            .get_mut(pool)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         changes
             .into_iter()
             .filter(|(device, _)| *device != home)
@@ -222,11 +290,22 @@ fn access_from(flags: u32) -> Result<Option<Access>, CUresult> {
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuMemPoolGetAccess(flags: Out<'_, u32>, pool: CUmemoryPool, location: Option<&Location>) -> CUresult {
+pub extern "C" fn cuMemPoolGetAccess(
+    flags: Out<'_, u32>,
+    pool: CUmemoryPool,
+    location: Option<&Location>,
+) -> CUresult {
     machine::call("cuMemPoolGetAccess", |machine| {
         let pool = resolve(machine, pool)?;
-        let device = located(machine, *location.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?)?;
-        let access = machine.memory.pools.get(pool).and_then(|pool| pool.access_of(device));
+        let device = located(
+            machine,
+            *location.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?,
+        )?;
+        let access = machine
+            .memory
+            .pools
+            .get(pool)
+            .and_then(|pool| pool.access_of(device));
         put(
             flags,
             match access {
@@ -243,16 +322,26 @@ pub extern "C" fn cuMemPoolGetAccess(flags: Out<'_, u32>, pool: CUmemoryPool, lo
 pub extern "C" fn cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize) -> CUresult {
     machine::call("cuMemPoolTrimTo", |machine| {
         let pool = resolve(machine, pool)?;
-        machine.memory.pools.get_mut(pool).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.trim(keep_bytes as u64);
+        machine
+            .memory
+            .pools
+            .get_mut(pool)
+            .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?
+            .trim(keep_bytes as u64);
         Ok(())
     })
 }
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<'_, CUmemoryPool>, device: c_int) -> CUresult {
+pub extern "C" fn cuDeviceGetDefaultMemPool(
+    pool: Out<'_, CUmemoryPool>,
+    device: c_int,
+) -> CUresult {
     // Default pools have the numbers of their devices.
-    machine::call("cuDeviceGetDefaultMemPool", |machine| put(pool, handle_of(device::resolve(machine, device)?)))
+    machine::call("cuDeviceGetDefaultMemPool", |machine| {
+        put(pool, handle_of(device::resolve(machine, device)?))
+    })
 }
 
 /// See the driver's documentation.
@@ -270,7 +359,12 @@ pub extern "C" fn cuDeviceSetMemPool(device: c_int, pool: CUmemoryPool) -> CUres
     machine::call("cuDeviceSetMemPool", |machine| {
         let device = device::resolve(machine, device)?;
         let pool = resolve(machine, pool)?;
-        if machine.memory.pools.get(pool).is_none_or(|pool| pool.device != device) {
+        if machine
+            .memory
+            .pools
+            .get(pool)
+            .is_none_or(|pool| pool.device != device)
+        {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         machine.memory.pools.set_current(device, pool);

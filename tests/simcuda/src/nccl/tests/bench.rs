@@ -1,4 +1,5 @@
-//! What the tests of NCCL stand on: ranks in one process, processes that are ranks, buffers, and the sums that are to come out.
+//! Helpers of the NCCL tests: ranks in one process, processes that are ranks, buffers, and expected
+//! sums.
 
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
@@ -29,19 +30,27 @@ pub(super) fn done(result: c_int) {
 
 pub(super) fn last_error() -> String {
     // SAFETY: the text is of this library, and ends in zero.
-    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 pub(super) fn new_id() -> UniqueIdByValue {
     let mut id = MaybeUninit::uninit();
     done(ncclGetUniqueId(Some(&mut id)));
-    // SAFETY: the call has succeeded.
-    UniqueIdByValue { internal: unsafe { id.assume_init() } }
+    // SAFETY: ncclGetUniqueId succeeded, so it wrote the id.
+    let internal = unsafe { id.assume_init() };
+    UniqueIdByValue { internal }
 }
 
 pub(super) fn init(ranks: usize, id: UniqueIdByValue, rank: usize) -> *mut Comm {
     let mut comm = MaybeUninit::uninit();
-    done(ncclCommInitRank(Some(&mut comm), ranks as c_int, id, rank as c_int));
+    done(ncclCommInitRank(
+        Some(&mut comm),
+        ranks as c_int,
+        id,
+        rank as c_int,
+    ));
     // SAFETY: the call has succeeded.
     unsafe { comm.assume_init() }
 }
@@ -50,7 +59,14 @@ pub(super) fn init(ranks: usize, id: UniqueIdByValue, rank: usize) -> *mut Comm 
 pub(super) fn upload(values: &[f32]) -> u64 {
     let pointer = made(|pointer| cuMemAlloc_v2(pointer, 4 * values.len().max(1)));
     // SAFETY: the values are as long as is said.
-    ok(unsafe { cuMemcpyHtoDAsync_v2(pointer, values.as_ptr().cast(), 4 * values.len(), null_mut()) });
+    ok(unsafe {
+        cuMemcpyHtoDAsync_v2(
+            pointer,
+            values.as_ptr().cast(),
+            4 * values.len(),
+            null_mut(),
+        )
+    });
     ok(cuStreamSynchronize(null_mut()));
     pointer
 }
@@ -64,16 +80,27 @@ pub(super) fn download(pointer: u64, count: usize) -> Vec<f32> {
 
 /// What rank `rank` gives to a sum: thirds of small numbers, whose sums depend on the order.
 pub(super) fn values(rank: usize, count: usize) -> Vec<f32> {
-    (0..count).map(|at| ((at * 7 + rank * 13) % 29) as f32 / 3.0 + rank as f32 * 1000.0).collect()
+    (0..count)
+        .map(|at| ((at * 7 + rank * 13) % 29) as f32 / 3.0 + rank as f32 * 1000.0)
+        .collect()
 }
 
-/// The sum as the documentation of `element` has it, written down anew: element by element, from the start of its chunk around the ring.
+/// The sum as the documentation of `element` has it, written down anew: element by element, from
+/// the start of its chunk around the ring.
 pub(super) fn ring_sum(ranks: usize, at: usize, first: usize, value: impl Fn(usize) -> f32) -> f32 {
     let start = at / CHUNK_ELEMENTS + first;
-    (1..ranks).fold(value(start % ranks), |sum, hop| value((start + hop) % ranks) + sum)
+    (1..ranks).fold(value(start % ranks), |sum, hop| {
+        value((start + hop) % ranks) + sum
+    })
 }
 
-pub(super) fn all_reduce(from: u64, to: u64, count: usize, comm: *mut Comm, stream: CUstream) -> c_int {
+pub(super) fn all_reduce(
+    from: u64,
+    to: u64,
+    count: usize,
+    comm: *mut Comm,
+    stream: CUstream,
+) -> c_int {
     ncclAllReduce(from as _, to as _, count, F32, SUM, comm, stream)
 }
 
@@ -104,18 +131,27 @@ pub(super) struct Job {
 impl Job {
     /// Waits for all to end.
     pub(super) fn ended(self) -> Vec<Ended> {
-        let outputs =
-            self.children.into_iter().map(|child| child.wait_with_output().expect("a child can be waited for"));
+        let outputs = self
+            .children
+            .into_iter()
+            .map(|child| child.wait_with_output().expect("a child can be waited for"));
         let ended = outputs.map(|output| Ended {
             code: output.status.code(),
-            text: String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
+            text: String::from_utf8_lossy(&output.stdout).into_owned()
+                + &String::from_utf8_lossy(&output.stderr),
         });
         ended.collect()
     }
 }
 
-/// Plays `case` in as many processes as there are ranks, each on its own device. In those processes it plays its part, and nothing is returned.
-pub(super) fn start(test: &str, ranks: usize, variables: &[(&str, &str)], case: impl FnOnce(Rank)) -> Option<Job> {
+/// Plays `case` in as many processes as there are ranks, each on its own device. In those processes
+/// it plays its part, and nothing is returned.
+pub(super) fn start(
+    test: &str,
+    ranks: usize,
+    variables: &[(&str, &str)],
+    case: impl FnOnce(Rank),
+) -> Option<Job> {
     if std::env::var_os(CASE).is_some() {
         let text = |name| std::env::var(name).expect("whoever starts a case sets it");
         let mut id = [0; 128];
@@ -125,7 +161,11 @@ pub(super) fn start(test: &str, ranks: usize, variables: &[(&str, &str)], case: 
         }
         let number = |name| text(name).parse().expect("a number");
         let (rank, ranks) = (number(RANK), number(RANKS));
-        case(Rank { rank, ranks, id: UniqueIdByValue { internal: id } });
+        case(Rank {
+            rank,
+            ranks,
+            id: UniqueIdByValue { internal: id },
+        });
         return None;
     }
     let test = test.strip_prefix("ddp_simcuda::").unwrap_or(test);
@@ -151,7 +191,9 @@ pub(super) fn start(test: &str, ranks: usize, variables: &[(&str, &str)], case: 
             .spawn()
             .expect("a test can start its program again")
     };
-    Some(Job { children: (0..ranks).map(child).collect() })
+    Some(Job {
+        children: (0..ranks).map(child).collect(),
+    })
 }
 
 /// As [`start`], and waits for the end.

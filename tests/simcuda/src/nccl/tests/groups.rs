@@ -1,4 +1,5 @@
-//! Ranks that are devices of one process: groups, sends and receives, every kind of collective, captures.
+//! Ranks that are devices of one process: groups, sends and receives, every kind of collective,
+//! captures.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -7,7 +8,9 @@ use cudarc::driver::sys::{CUgraphExec, CUstream};
 
 use super::bench::*;
 use crate::copy::cuMemcpyDtoDAsync_v2;
-use crate::graph::calls::{cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch};
+use crate::graph::calls::{
+    cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch,
+};
 use crate::graph::capture_calls::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use crate::machine::testing::{cases, device, made, ok};
 use crate::nccl::calls::*;
@@ -35,16 +38,27 @@ impl Local {
         done(ncclGroupStart());
         for (rank, place) in places.iter_mut().enumerate() {
             device(rank as i32);
-            done(ncclCommInitRank(Some(place), RANKS as c_int, id, rank as c_int));
+            done(ncclCommInitRank(
+                Some(place),
+                RANKS as c_int,
+                id,
+                rank as c_int,
+            ));
         }
         done(ncclGroupEnd());
         // SAFETY: the group has ended well, and so has written all places.
-        let comms = places.into_iter().map(|place| unsafe { place.assume_init() }).collect();
+        let comms = places
+            .into_iter()
+            .map(|place| unsafe { place.assume_init() })
+            .collect();
         let streams = (0..RANKS).map(|rank| {
             device(rank as i32);
             made(|stream| cuStreamCreate(stream, NON_BLOCKING))
         });
-        Self { comms, streams: streams.collect() }
+        Self {
+            comms,
+            streams: streams.collect(),
+        }
     }
 
     /// Makes a call for each rank, in a group.
@@ -80,7 +94,9 @@ impl Local {
     }
 
     pub(super) fn end(self) {
-        self.comms.into_iter().for_each(|comm| done(ncclCommDestroy(comm)));
+        self.comms
+            .into_iter()
+            .for_each(|comm| done(ncclCommDestroy(comm)));
     }
 }
 

@@ -35,7 +35,11 @@ pub(super) fn hangs(stream: CUstream) {
 pub(super) fn is_freed_by_abort(comm: *mut Comm, stream: CUstream, to: u64, count: usize) {
     done(ncclCommAbort(comm));
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-    assert!(download(to, count).iter().all(|value| value.to_bits() == u32::MAX));
+    assert!(
+        download(to, count)
+            .iter()
+            .all(|value| value.to_bits() == u32::MAX)
+    );
 }
 
 /// A file that processes tell each other something by, without CUDA.
@@ -58,10 +62,26 @@ fn differing(rank: usize, to: u64, comm: *mut Comm, stream: CUstream, how: &str)
         ("kind", 0) | ("order", 0) => done(all_reduce(to, to, 64, comm, stream)),
         ("kind", _) => done(ncclBroadcast(to as _, to as _, 64, F32, 0, comm, stream)),
         ("order", _) => {
-            done(ncclReduceScatter(to as _, (to + 128 * rank as u64) as _, 32, F32, SUM, comm, stream));
+            done(ncclReduceScatter(
+                to as _,
+                (to + 128 * rank as u64) as _,
+                32,
+                F32,
+                SUM,
+                comm,
+                stream,
+            ));
             done(all_reduce(to, to, 64, comm, stream));
         }
-        ("root", _) => done(ncclBroadcast(to as _, to as _, 64, F32, rank as i32, comm, stream)),
+        ("root", _) => done(ncclBroadcast(
+            to as _,
+            to as _,
+            64,
+            F32,
+            rank as i32,
+            comm,
+            stream,
+        )),
         ("type", 1) => done(ncclAllReduce(to as _, to as _, 64, 2, SUM, comm, stream)),
         ("reduction", 1) => done(ncclAllReduce(to as _, to as _, 64, F32, 2, comm, stream)),
         ("nothing", 1) => {}
@@ -74,7 +94,17 @@ fn differing(rank: usize, to: u64, comm: *mut Comm, stream: CUstream, how: &str)
 
 #[test]
 fn calls_that_do_not_match_hang_until_they_are_aborted() {
-    for how in ["count", "kind", "order", "root", "type", "reduction", "nothing", "send", "against"] {
+    for how in [
+        "count",
+        "kind",
+        "order",
+        "root",
+        "type",
+        "reduction",
+        "nothing",
+        "send",
+        "against",
+    ] {
         let test = name!(calls_that_do_not_match_hang_until_they_are_aborted);
         let ended = played(test, 2, &[LAZY, ("SIMCUDA_TEST_HOW", how)], |own| {
             let comm = own.start();
@@ -90,9 +120,20 @@ fn calls_that_do_not_match_hang_until_they_are_aborted() {
             done(ncclCommAbort(comm));
             assert_eq!(cuStreamSynchronize(stream), SUCCESS);
             // A sender receives nothing, and both believe to be the root, in place.
-            let writes_nothing = how == "root" || own.rank == 0 && (how == "send" || how == "against");
-            let first = download(to + if how == "order" { 128 * own.rank as u64 } else { 0 }, 8);
-            assert!(writes_nothing || first.iter().all(|value| value.to_bits() == u32::MAX), "{how}: {first:?}");
+            let writes_nothing =
+                how == "root" || own.rank == 0 && (how == "send" || how == "against");
+            let first = download(
+                to + if how == "order" {
+                    128 * own.rank as u64
+                } else {
+                    0
+                },
+                8,
+            );
+            assert!(
+                writes_nothing || first.iter().all(|value| value.to_bits() == u32::MAX),
+                "{how}: {first:?}"
+            );
         });
         let Some(ended) = ended else { return };
         ended.iter().for_each(|ended| ended.came_to_its_end());
@@ -102,20 +143,49 @@ fn calls_that_do_not_match_hang_until_they_are_aborted() {
 #[test]
 fn calls_that_do_not_match_are_told_where_that_is_asked_for() {
     for (how, parts) in [
-        ("count", ["ncclAllReduce of 64 f32, sum", "ncclAllReduce of 65 f32, sum"]),
-        ("kind", ["ncclAllReduce of 64 f32, sum", "ncclBroadcast of 64 f32 from rank 0"]),
-        ("order", ["ncclAllReduce of 64 f32, sum", "ncclReduceScatter of 32 f32, sum"]),
+        (
+            "count",
+            [
+                "ncclAllReduce of 64 f32, sum",
+                "ncclAllReduce of 65 f32, sum",
+            ],
+        ),
+        (
+            "kind",
+            [
+                "ncclAllReduce of 64 f32, sum",
+                "ncclBroadcast of 64 f32 from rank 0",
+            ],
+        ),
+        (
+            "order",
+            [
+                "ncclAllReduce of 64 f32, sum",
+                "ncclReduceScatter of 32 f32, sum",
+            ],
+        ),
     ] {
         let test = name!(calls_that_do_not_match_are_told_where_that_is_asked_for);
         let ended = played(test, 2, &[LAZY, CHECK, ("SIMCUDA_TEST_HOW", how)], |own| {
             let comm = own.start();
             let (stream, to) = (new_stream(), upload(&[1.0; 80]));
-            differing(own.rank, to, comm, stream, &std::env::var("SIMCUDA_TEST_HOW").unwrap());
+            differing(
+                own.rank,
+                to,
+                comm,
+                stream,
+                &std::env::var("SIMCUDA_TEST_HOW").unwrap(),
+            );
             cuStreamSynchronize(stream);
         });
         let Some(ended) = ended else { return };
         for ended in ended {
-            ended.is_found(&["NCCL MISMATCH: two ranks call different things", "collective 1", parts[0], parts[1]]);
+            ended.is_found(&[
+                "NCCL MISMATCH: two ranks call different things",
+                "collective 1",
+                parts[0],
+                parts[1],
+            ]);
         }
     }
 }
@@ -204,9 +274,15 @@ fn a_host_that_hangs_does_not_keep_its_device_from_what_was_queued() {
 /// What there is in the folders in which shared memory has files.
 fn files() -> Vec<PathBuf> {
     let folders = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
-    let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    let entries = folders
+        .iter()
+        .filter_map(|folder| std::fs::read_dir(folder).ok())
+        .flatten()
+        .flatten();
     let paths = entries.map(|entry| entry.path());
-    paths.filter(|path| path.to_string_lossy().contains("nccl")).collect()
+    paths
+        .filter(|path| path.to_string_lossy().contains("nccl"))
+        .collect()
 }
 
 #[test]
@@ -246,17 +322,23 @@ fn the_end_of_a_process_does_not_wait_for_long_for_ranks_that_are_gone() {
     });
     let Some(ended) = ended else { return };
     all_clean(&ended);
-    assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        begin.elapsed()
+    );
 }
 
 #[test]
 fn two_ranks_on_one_device_are_refused_unless_they_say_that_they_are_of_two_hosts() {
     for (hosts, is_refused) in [(false, true), (true, false)] {
-        let test = name!(two_ranks_on_one_device_are_refused_unless_they_say_that_they_are_of_two_hosts);
+        let test =
+            name!(two_ranks_on_one_device_are_refused_unless_they_say_that_they_are_of_two_hosts);
         let hosts = if hosts { "1" } else { "" };
         let ended = played(test, 2, &[LAZY, ("SIMCUDA_TEST_HOW", hosts)], |own| {
             if !std::env::var("SIMCUDA_TEST_HOW").unwrap().is_empty() {
-                // SAFETY: no other thread of this process reads or writes the environment meanwhile.
+                // SAFETY: no other thread of this process reads or writes the environment
+                // meanwhile.
                 unsafe { std::env::set_var("NCCL_HOSTID", own.rank.to_string()) };
             }
             crate::machine::testing::device(0);

@@ -1,4 +1,5 @@
-//! What a collective is ordered with, and what it is not: the race detector sees what it reads and writes.
+//! What a collective is ordered with, and what it is not: the race detector sees what it reads and
+//! writes.
 
 use std::ptr::null_mut;
 
@@ -9,7 +10,9 @@ use super::groups::Local;
 use crate::context::{cuCtxEnablePeerAccess, cuCtxGetCurrent};
 use crate::copy::{cuMemcpyDtoDAsync_v2, cuMemcpyPeerAsync, cuMemsetD32Async};
 use crate::event::calls::{cuEventCreate, cuEventRecord, cuStreamWaitEvent};
-use crate::graph::calls::{cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch};
+use crate::graph::calls::{
+    cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch,
+};
 use crate::graph::capture_calls::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use crate::machine::testing::{cases, device, made, ok};
 use crate::memory::calls::{cuMemAllocAsync, cuMemFreeAsync};
@@ -23,7 +26,10 @@ const COUNT: usize = 256;
 /// What the other stream of rank 0 does beside a collective from `from[0]` to `to[0]`.
 fn beside(touch: impl Fn(&[u64], &[u64], CUstream), waits: bool) {
     let local = Local::new();
-    let (from, to) = (local.upload(|_| vec![1.0; COUNT]), local.upload(|_| vec![0.0; COUNT]));
+    let (from, to) = (
+        local.upload(|_| vec![1.0; COUNT]),
+        local.upload(|_| vec![0.0; COUNT]),
+    );
     device(0);
     let other = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
     local.all(|rank, comm, stream| all_reduce(from[rank], to[rank], COUNT, comm, stream));
@@ -41,11 +47,21 @@ fn beside(touch: impl Fn(&[u64], &[u64], CUstream), waits: bool) {
 
 fn read_result(_: &[u64], to: &[u64], stream: CUstream) {
     let copy = upload(&[0.0; 4]);
-    ok(cuMemcpyDtoDAsync_v2(copy, to[0] + 4 * (COUNT as u64 - 4), 16, stream));
+    ok(cuMemcpyDtoDAsync_v2(
+        copy,
+        to[0] + 4 * (COUNT as u64 - 4),
+        16,
+        stream,
+    ));
 }
 
 fn write_source(from: &[u64], _: &[u64], stream: CUstream) {
-    ok(cuMemsetD32Async(from[0] + 4 * (COUNT as u64 - 1), 0, 1, stream));
+    ok(cuMemsetD32Async(
+        from[0] + 4 * (COUNT as u64 - 1),
+        0,
+        1,
+        stream,
+    ));
 }
 
 cases! {
@@ -91,7 +107,8 @@ cases! {
             let (comm, stream) = (local.comms[rank], local.streams[rank]);
             let (other, event) = (made(|stream| cuStreamCreate(stream, NON_BLOCKING)), made(|event| cuEventCreate(event, 2)));
             ok(cuStreamBeginCapture_v2(stream, 1));
-            // The other stream is in the capture before anything is called: nothing but the communicator orders the two calls.
+            // The other stream is in the capture before anything is called: nothing but the
+            // communicator orders the two calls.
             ok(cuEventRecord(event, stream));
             ok(cuStreamWaitEvent(other, event, 0));
             done(all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
@@ -114,7 +131,8 @@ cases! {
         let buffers = local.upload(|rank| vec![rank as f32; COUNT]);
         device(0);
         let other = made(|stream| cuStreamCreate(stream, NON_BLOCKING));
-        // Rank 0 calls the second collective in another stream, which could run first: the sum would be that of other numbers.
+        // Rank 0 calls the second collective in another stream, which could run first: the sum
+        // would be that of other numbers.
         local.all(|rank, comm, stream| all_reduce(buffers[rank], buffers[rank], COUNT, comm, stream));
         local.all(|rank, comm, stream| {
             let stream = if rank == 0 { other } else { stream };

@@ -20,7 +20,9 @@ fn all_ranks_have_the_sum_that_the_documentation_says_to_the_bit() {
                 done(all_reduce(from, to, count, comm, stream));
                 assert_eq!(cuStreamSynchronize(stream), SUCCESS);
                 let all: Vec<Vec<f32>> = (0..ranks).map(|rank| values(rank, count)).collect();
-                let expected: Vec<f32> = (0..count).map(|at| ring_sum(ranks, at, 0, |rank| all[rank][at])).collect();
+                let expected: Vec<f32> = (0..count)
+                    .map(|at| ring_sum(ranks, at, 0, |rank| all[rank][at]))
+                    .collect();
                 assert!(download(to, count) == expected, "{count} elements");
             }
             done(ncclCommDestroy(comm));

@@ -16,7 +16,11 @@ const THREE: (&str, &str) = ("SIMCUDA_DEVICES", "3");
 #[track_caller]
 fn refused(result: c_int, code: c_int, text: &str) {
     assert_eq!(result, code, "{}", last_error());
-    assert!(last_error().contains(text), "`{text}` is not in: {}", last_error());
+    assert!(
+        last_error().contains(text),
+        "`{text}` is not in: {}",
+        last_error()
+    );
 }
 
 fn try_init(ranks: c_int, id: UniqueIdByValue, rank: c_int) -> c_int {
@@ -77,7 +81,8 @@ cases! {
         let number = i32::from_le_bytes(id.internal[12..16].try_into().expect("four bytes"));
         let path = std::env::temp_dir().join(format!("simcuda-other-file-{}", std::process::id()));
         let other = std::fs::File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
-        // SAFETY: the number is of no file of this process: the communicator has closed it, and only this thread opens any.
+        // SAFETY: the number is of no file of this process: the communicator has closed it, and
+        // only this thread opens any.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         refused(try_init(1, id, 0), 2, "cannot be reached");
         assert_eq!(other.metadata().expect("it is open").len(), 0);
@@ -86,7 +91,8 @@ cases! {
 
     a_configuration_is_checked, [THREE], {
         device(0);
-        // NCCL_CONFIG_INITIALIZER of 2.27 as far as it is read: size, magic number, version, blocking.
+        // NCCL_CONFIG_INITIALIZER of 2.27 as far as it is read: size, magic number, version,
+        // blocking.
         let config = |magic: u32, version: u32, blocking: i32| {
             let mut words = [0u64; 16];
             words[0] = 128;

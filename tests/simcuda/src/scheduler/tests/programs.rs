@@ -1,6 +1,6 @@
-//! Random programs against an oracle: which pieces must be in the past of which, said again in ten lines with sets.
-//! Every schedule must keep these orders, each wait must leave nothing behind that it waits for, and a race must be
-//! found exactly when two pieces that write the same are in neither's past.
+//! Random programs against an oracle that computes each piece's past with sets. Every schedule must
+//! keep these orders, no wait may return early, and a race must be found exactly if two writers of
+//! the same bytes are unordered.
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::machine::{Config, Schedule};
 use crate::stream::calls::*;
 use crate::stream::tests::{SUCCESS, bench, config};
 
-/// The null stream, two blocking ones, two free ones.
+/// The null stream, two blocking ones, two non-blocking ones.
 const STREAMS: usize = 5;
 const EVENTS: usize = 3;
 
@@ -49,7 +49,7 @@ fn is_blocking(stream: usize) -> bool {
 }
 
 impl Oracle {
-    /// Something is given to a stream: it is behind the host, and by the rules of the null stream.
+    /// Queues to a stream: ordered after the host, and by the null stream's rules.
     fn enter(&mut self, stream: usize) {
         self.streams[stream] |= self.host;
         if stream == 0 {
@@ -59,7 +59,7 @@ impl Oracle {
         }
     }
 
-    /// Does the step, and says which pieces must have run after it.
+    /// Does the step, and returns which pieces must have run after it.
     fn step(&mut self, step: Step) -> u64 {
         match step {
             Step::Run(stream) => {
@@ -79,7 +79,11 @@ impl Oracle {
                 }
             }
             Step::SynchronizeStream(stream) => {
-                let blocking = if stream == 0 { self.streams[1] | self.streams[2] } else { 0 };
+                let blocking = if stream == 0 {
+                    self.streams[1] | self.streams[2]
+                } else {
+                    0
+                };
                 self.host |= self.streams[stream] | blocking;
             }
             Step::SynchronizeEvent(event) => self.host |= self.events[event].unwrap_or(0),
@@ -93,7 +97,12 @@ impl Oracle {
 }
 
 fn set_of(ran: &[String]) -> u64 {
-    ran.iter().fold(0, |set, name| set | 1 << name.parse::<u32>().expect("pieces are called by their number"))
+    ran.iter().fold(0, |set, name| {
+        set | 1
+            << name
+                .parse::<u32>()
+                .expect("pieces are called by their number")
+    })
 }
 
 proptest! {
@@ -152,6 +161,10 @@ fn every_order_that_cuda_allows_occurs() {
             bench.ran().concat()
         })
         .collect();
-    // a before b, x before y, a before y: of the six ways to mix two pairs, all but the one that begins with x and y.
-    assert_eq!(orders.into_iter().collect::<Vec<_>>(), ["abxy", "axby", "axyb", "xaby", "xayb"]);
+    // a before b, x before y, a before y: of the six interleavings, all but the one that begins
+    // with x and y.
+    assert_eq!(
+        orders.into_iter().collect::<Vec<_>>(),
+        ["abxy", "axby", "axyb", "xaby", "xayb"]
+    );
 }

@@ -1,5 +1,5 @@
-//! The bench that tests of streams, graphs and other rooms stand on: a machine of their own, and work that only says
-//! what it touches.
+//! Helpers for tests of streams and graphs: a fresh machine, and work that only says what it
+//! touches.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -19,7 +19,8 @@ use crate::work::{Address, Failure, Memory, Touched, Work};
 pub(crate) const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
 pub(crate) const NON_BLOCKING: u32 = 1;
 
-/// The machine that the entry points share, made anew and held for one test; tests that use it run one after the other.
+/// The entry points' shared machine, created anew and held for one test; such tests run one after
+/// another.
 pub(crate) struct Bench {
     _turn: MutexGuard<'static, ()>,
 }
@@ -39,7 +40,12 @@ pub(crate) fn bench(config: Config) -> Bench {
 
 /// A small machine that keeps its findings.
 pub(crate) fn config(seed: u64) -> Config {
-    Config { devices: 2, memory_bytes: 16 << 20, seed, ..Config::default() }
+    Config {
+        devices: 2,
+        memory_bytes: 16 << 20,
+        seed,
+        ..Config::default()
+    }
 }
 
 /// What a call writes back.
@@ -62,7 +68,13 @@ pub(crate) struct Touch {
 
 impl Touch {
     pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), reads: Vec::new(), writes: Vec::new(), knows: false, fails_with: None }
+        Self {
+            name: name.to_owned(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+            knows: false,
+            fails_with: None,
+        }
     }
 
     pub(crate) fn writing(mut self, range: Range<Address>) -> Self {
@@ -71,7 +83,11 @@ impl Touch {
     }
 
     fn touched(&self) -> Touched {
-        Touched { reads: self.reads.clone(), writes: self.writes.clone(), atomics: Vec::new() }
+        Touched {
+            reads: self.reads.clone(),
+            writes: self.writes.clone(),
+            atomics: Vec::new(),
+        }
     }
 }
 
@@ -83,14 +99,26 @@ impl Work for Touch {
     }
 
     fn known_ranges(&self) -> Touched {
-        if self.knows { self.touched() } else { Touched::default() }
+        if self.knows {
+            self.touched()
+        } else {
+            Touched::default()
+        }
     }
 
-    fn run(&self, _device: usize, _memory: &dyn Memory, touched: &mut Touched) -> Result<(), Failure> {
+    fn run(
+        &self,
+        _device: usize,
+        _memory: &dyn Memory,
+        touched: &mut Touched,
+    ) -> Result<(), Failure> {
         *touched = self.touched();
         match self.fails_with {
             None => Ok(()),
-            Some(code) => Err(Failure { code, message: format!("{} fails", self.name) }),
+            Some(code) => Err(Failure {
+                code,
+                message: format!("{} fails", self.name),
+            }),
         }
     }
 
@@ -124,7 +152,8 @@ impl Bench {
     }
 
     pub(crate) fn run(&self, stream: CUstream, name: &str) {
-        self.try_give(stream, Touch::new(name)).expect("the stream takes it");
+        self.try_give(stream, Touch::new(name))
+            .expect("the stream takes it");
     }
 
     pub(crate) fn run_all(&self, stream: CUstream, names: &[&str]) {
@@ -132,7 +161,8 @@ impl Bench {
     }
 
     pub(crate) fn write(&self, stream: CUstream, name: &str) {
-        self.try_give(stream, Touch::new(name).writing(0x1000..0x2000)).expect("the stream takes it");
+        self.try_give(stream, Touch::new(name).writing(0x1000..0x2000))
+            .expect("the stream takes it");
     }
 
     /// The second waits for all that is in the first.
@@ -143,7 +173,13 @@ impl Bench {
     }
 
     pub(crate) fn ran(&self) -> Vec<String> {
-        Held::take().streams.scheduler.ran.iter().map(|name| name.to_string()).collect()
+        Held::take()
+            .streams
+            .scheduler
+            .ran
+            .iter()
+            .map(|name| name.to_string())
+            .collect()
     }
 
     pub(crate) fn findings(&self) -> Vec<Finding> {
@@ -151,6 +187,9 @@ impl Bench {
     }
 
     pub(crate) fn finding_kinds(&self) -> Vec<Kind> {
-        self.findings().into_iter().map(|finding| finding.kind).collect()
+        self.findings()
+            .into_iter()
+            .map(|finding| finding.kind)
+            .collect()
     }
 }

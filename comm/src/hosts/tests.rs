@@ -1,0 +1,57 @@
+use std::panic::Location;
+
+use super::*;
+
+#[test]
+fn ranks_of_one_key_are_one_host() {
+    let placement = Placement::new(&["b", "b", "a", "b"], 3);
+    assert_eq!(
+        placement,
+        Placement {
+            hosts: vec![vec![0, 1, 3], vec![2]],
+            host: 0,
+            local_rank: 2
+        }
+    );
+    assert_eq!(
+        (placement.here(), placement.elsewhere()),
+        (&[0, 1, 3][..], vec![2])
+    );
+    assert!(!placement.is_in_order());
+    assert_eq!(find(&placement.hosts, 2), (1, 0));
+}
+
+#[test]
+fn hosts_that_follow_each_other_are_in_order() {
+    assert!(Placement::new(&["a", "a", "b"], 0).is_in_order());
+    assert!(Placement::apart(3, 1).is_in_order());
+    assert_eq!(Placement::apart(3, 1).here(), [1]);
+}
+
+#[test]
+fn a_prefix_comes_first() {
+    // 2²⁴ + 1 is no f32: the order of the sum shows.
+    let own = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], ddp_kernels::Device::Cpu).unwrap();
+    let before: Vec<u8> = [16_777_216.0f32, 1.0]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let (stream, site) = (
+        ddp_kernels::stream::Stream::default_of(ddp_kernels::Device::Cpu).unwrap(),
+        Location::caller(),
+    );
+    let (operation, timeout) = (Operation::AllReduce(Reduce::Sum), Duration::from_secs(1));
+    let call = Call {
+        operation,
+        tensor: Some(&own),
+        stream: &stream,
+        sequence: 0,
+        timeout,
+        group: "main",
+        site,
+    };
+    add_before(&call, &before, &own, Reduce::Sum).unwrap();
+    assert_eq!(own.to_vec::<f32>().unwrap()[0], 16_777_216.0);
+    add_before(&call, &before, &own, Reduce::Max).unwrap();
+    assert!(own.to_vec::<f32>().unwrap()[1].is_nan());
+}

@@ -1,0 +1,204 @@
+use super::*;
+
+fn variables(pairs: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<String> {
+    move |name| {
+        pairs
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, value)| value.to_string())
+    }
+}
+
+fn detect(pairs: &'static [(&'static str, &'static str)]) -> Option<Launch> {
+    Launch::detect(&variables(pairs))
+}
+
+fn warning(
+    pairs: &'static [(&'static str, &'static str)],
+    with_mpi: bool,
+    mpi_started: bool,
+) -> Option<String> {
+    alone_warning(&variables(pairs), with_mpi, mpi_started)
+}
+
+#[test]
+fn each_launcher_is_known_by_its_variables() {
+    let open_mpi = detect(&[
+        ("OMPI_COMM_WORLD_RANK", "3"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("PMIX_RANK", "3"),
+    ]);
+    let expected = Launch {
+        launcher: Launcher::OpenMpi,
+        size: Some(4),
+        local_size: Some(2),
+    };
+    assert_eq!(open_mpi, Some(expected));
+    assert!(!expected.is_on_one_host());
+
+    let hydra = detect(&[
+        ("PMI_RANK", "0"),
+        ("PMI_SIZE", "2"),
+        ("MPI_LOCALNRANKS", "2"),
+    ])
+    .unwrap();
+    assert_eq!(
+        hydra,
+        Launch {
+            launcher: Launcher::Pmi,
+            size: Some(2),
+            local_size: Some(2)
+        }
+    );
+    assert!(hydra.is_on_one_host());
+
+    let slurm = detect(&[("PMIX_RANK", "1"), ("SLURM_NTASKS", "2")]).unwrap();
+    assert_eq!(
+        slurm,
+        Launch {
+            launcher: Launcher::Pmix,
+            size: None,
+            local_size: None
+        }
+    );
+    assert!(!slurm.is_on_one_host() && !slurm.is_of_one());
+}
+
+#[test]
+fn a_scheduler_without_pmi_and_nonsense_start_no_mpi() {
+    assert_eq!(detect(&[]), None);
+    assert_eq!(
+        detect(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "3")]),
+        None
+    );
+    assert_eq!(detect(&[("WORLD_SIZE", "8"), ("RANK", "3")]), None);
+    assert_eq!(detect(&[("OMPI_COMM_WORLD_RANK", "first")]), None);
+}
+
+#[test]
+fn mpirun_of_one_has_nobody_to_meet() {
+    assert!(
+        detect(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")])
+            .unwrap()
+            .is_of_one()
+    );
+}
+
+#[test]
+fn several_tasks_and_a_world_of_one_say_what_to_type() {
+    let slurm = warning(&[("SLURM_NTASKS", "4")], true, false).unwrap();
+    assert!(
+        slurm.contains("Slurm reports 4 tasks (SLURM_NTASKS=4)"),
+        "{slurm}"
+    );
+    assert!(
+        slurm.contains("srun --mpi=pmix") && slurm.contains("mpirun -n 4"),
+        "{slurm}"
+    );
+
+    let strangers = warning(&[("PMIX_RANK", "0"), ("SLURM_NTASKS", "4")], true, true).unwrap();
+    assert!(
+        strangers.contains("Slurm's PMI and this program's MPI library"),
+        "{strangers}"
+    );
+
+    let torchrun = warning(&[("WORLD_SIZE", "2")], true, false).unwrap();
+    assert!(torchrun.contains("mpirun -n 2 instead"), "{torchrun}");
+
+    let other_mpi = warning(&[("OMPI_COMM_WORLD_SIZE", "2")], true, true).unwrap();
+    assert!(other_mpi.contains("do not match"), "{other_mpi}");
+
+    assert!(
+        warning(&[("PBS_NP", "16")], true, false)
+            .unwrap()
+            .contains("if 16 ranks are meant")
+    );
+}
+
+#[test]
+fn a_build_without_mpi_says_so_under_every_launcher() {
+    for pairs in [
+        &[("OMPI_COMM_WORLD_SIZE", "2")],
+        &[("PMI_SIZE", "2")],
+        &[("SLURM_NTASKS", "2")],
+    ] {
+        assert!(
+            warning(pairs, false, false)
+                .unwrap()
+                .contains("without the feature mpi")
+        );
+    }
+}
+
+#[test]
+fn one_task_is_no_reason_to_warn() {
+    assert_eq!(warning(&[], true, false), None);
+    assert_eq!(
+        warning(&[("SLURM_NTASKS", "1"), ("WORLD_SIZE", "1")], true, false),
+        None
+    );
+    // mpirun of one inside an allocation of four, with or without MPI. torchrun is a launcher
+    // itself.
+    let mpirun_of_one = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+    for (allocation, is_warned) in [
+        ("SLURM_NTASKS", false),
+        ("PBS_NP", false),
+        ("WORLD_SIZE", true),
+    ] {
+        let mut lookup = std::collections::HashMap::from(mpirun_of_one);
+        lookup.insert(allocation, "4");
+        let lookup = |name: &str| lookup.get(name).map(ToString::to_string);
+        for with_mpi in [true, false] {
+            assert_eq!(
+                alone_warning(&lookup, with_mpi, false).is_some(),
+                is_warned,
+                "{allocation}"
+            );
+        }
+    }
+    // One step of one task inside an allocation of four.
+    assert_eq!(
+        warning(
+            &[("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "1")],
+            true,
+            false
+        ),
+        None
+    );
+}
+
+#[test]
+fn the_way_to_unbind_is_that_of_the_launcher() {
+    let launch = |launcher| Launch {
+        launcher,
+        size: Some(2),
+        local_size: Some(2),
+    };
+    assert!(
+        launch(Launcher::OpenMpi)
+            .unbind(&variables(&[]))
+            .contains("--bind-to none")
+    );
+    assert!(
+        launch(Launcher::Pmi)
+            .unbind(&variables(&[]))
+            .contains("-bind-to none")
+    );
+    assert!(
+        launch(Launcher::Pmix)
+            .unbind(&variables(&[("SLURM_STEP_ID", "0")]))
+            .contains("srun --cpu-bind=none")
+    );
+}
+
+#[test]
+fn one_rank_of_a_host_is_the_first() {
+    let folder = std::env::temp_dir().join(format!("ddp-first-test-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let asked: Vec<bool> = (0..3).map(|_| is_first_of_host(Some(&folder))).collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(asked, [true, false, false]);
+    // Without the folder an error is reported twice rather than never.
+    assert!(is_first_of_host(Some(&folder)) && is_first_of_host(None));
+}

@@ -1,0 +1,163 @@
+//! Ranks that meet over MPI, and the names of those that do not come in time.
+//!
+//! Before a collective call of MPI, which cannot be cancelled, every rank tells rank 0 that it is
+//! here. Rank 0 lets all go on, or tells them who is missing; then the others need not report it.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::library::{Comm, Pause, Request};
+use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
+use crate::launcher::{is_first_of_host, launcher_folder, patience};
+use crate::waited::Waited;
+
+const TAG_HERE: c_int = 101;
+const TAG_ANSWER: c_int = 102;
+/// Bytes of rank 0's answer: empty, or who is missing.
+const ANSWER_BYTES: usize = 256;
+/// How long the answer may take.
+const ANSWER_MAX: Duration = Duration::from_millis(300);
+
+impl Comm {
+    /// The same ranks again. All ranks call this in the same order.
+    pub(crate) fn duplicate(&self, timeout: Duration) -> Result<Comm> {
+        const ACTION: &str = "make a group of ranks";
+        roll_call(self, timeout, ACTION)?;
+        let (new, request) = self.start_duplicate(ACTION)?;
+        match finish(request, timeout, ACTION) {
+            Ok(()) => Ok(*new),
+            Err(error) => {
+                std::mem::forget(new);
+                Err(error)
+            }
+        }
+    }
+
+    /// The `block` of every rank, all of one length.
+    pub(crate) fn all_gather(&self, block: Vec<u8>, timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        const ACTION: &str = "exchange addresses between ranks";
+        roll_call(self, timeout, ACTION)?;
+        let each = block.len();
+        let mut everything = vec![0u8; each * self.size()];
+        let request = self.start_all_gather(block, &mut everything, ACTION)?;
+        if let Err(error) = finish(request, timeout, ACTION) {
+            std::mem::forget(everything);
+            return Err(error);
+        }
+        Ok(everything.chunks(each.max(1)).map(<[u8]>::to_vec).collect())
+    }
+}
+
+/// Returns when all ranks have come here.
+fn roll_call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
+    match comm.rank() {
+        0 => call(comm, timeout, action),
+        rank => answer(comm, rank, timeout, action),
+    }
+}
+
+/// Rank 0's part.
+fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
+    let (mut arriving, mut under_way) = (Vec::new(), Vec::new());
+    for rank in 1..comm.size() {
+        under_way.push(comm.send(Arc::from([0u8]), rank, TAG_HERE)?);
+        arriving.push((rank, comm.receive(1, rank, TAG_HERE)?));
+    }
+    let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
+    let mut here = Vec::new();
+    loop {
+        let mut absent = Vec::new();
+        for (rank, mut request) in arriving {
+            match request.is_done()? {
+                true => here.push(rank),
+                false => absent.push((rank, request)),
+            }
+        }
+        arriving = absent;
+        if arriving.is_empty() || waited.after(slept) >= timeout {
+            break;
+        }
+        slept = pause.sleep();
+    }
+    let missing: Vec<usize> = arriving.iter().map(|(rank, _)| *rank).collect();
+    let text = match missing.is_empty() {
+        true => String::new(),
+        false => format!(
+            "{} did not come within {}",
+            Ranks(&missing),
+            Seconds(timeout)
+        ),
+    };
+    let mut bytes = text.as_bytes()[..text.floor_char_boundary(ANSWER_BYTES)].to_vec();
+    bytes.resize(ANSWER_BYTES, 0);
+    let bytes: Arc<[u8]> = bytes.into();
+    for rank in here {
+        under_way.push(comm.send(Arc::clone(&bytes), rank, TAG_ANSWER)?);
+    }
+    if missing.is_empty() {
+        let mut requests = under_way.into_iter();
+        return requests.try_for_each(|request| finish(request, timeout, action));
+    }
+    let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
+    while waited.after(slept) < ANSWER_MAX {
+        under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
+        slept = pause.sleep();
+    }
+    Err(too_late(action, text))
+}
+
+/// The part of the other ranks.
+fn answer(comm: &Comm, rank: usize, timeout: Duration, action: &str) -> Result<()> {
+    let mut here = comm.send(Arc::from([0u8]), 0, TAG_HERE)?;
+    let mut hello = comm.receive(1, 0, TAG_HERE)?;
+    let mut answer = comm.receive(ANSWER_BYTES, 0, TAG_ANSWER)?;
+    // Rank 0 may come later than this rank, and then waits longer for the others.
+    for request in [&mut hello, &mut answer, &mut here] {
+        if !request.is_done_within(timeout.saturating_add(patience(rank)))? {
+            let reason = format!("rank 0 did not come within {}", Seconds(timeout));
+            return Err(reported_once(too_late(action, reason)));
+        }
+    }
+    let answer = answer.into_bytes();
+    match String::from_utf8_lossy(&answer).trim_end_matches('\0') {
+        "" => Ok(()),
+        text => {
+            // Rank 0 reports it first.
+            std::thread::sleep(ANSWER_MAX);
+            Err(reported_by_rank_0(too_late(action, text.to_string())))
+        }
+    }
+}
+
+fn finish(mut request: Request, timeout: Duration, action: &str) -> Result<()> {
+    if request.is_done_within(timeout)? {
+        return Ok(());
+    }
+    let reason = format!("not all ranks came within {}", Seconds(timeout));
+    Err(reported_once(too_late(action, reason)))
+}
+
+fn too_late(action: &str, reason: String) -> Error {
+    let help = "check whether they are stopped or still starting";
+    Error::Setup(Problem::new(action, reason, help).with_remedy(Remedy::LongerTimeout))
+}
+
+/// An error that all ranks find by themselves, for the first of a host to report.
+fn reported_once(error: Error) -> Error {
+    if is_first_of_host(launcher_folder().as_deref()) {
+        return error;
+    }
+    std::thread::sleep(ANSWER_MAX);
+    reported_by_rank_0(error)
+}
+
+/// An error that another rank of this job reports.
+fn reported_by_rank_0(error: Error) -> Error {
+    Error::of_peer(Cause {
+        rank: 0,
+        host: "this job".into(),
+        exit_code: error.exit_code(),
+        text: error.to_string(),
+    })
+}

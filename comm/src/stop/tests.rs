@@ -1,0 +1,71 @@
+use super::*;
+
+/// Signals belong to the whole process: one test at a time catches them.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(signal: Signal) {
+    // SAFETY: to this thread, whose handler runs before the call returns.
+    unsafe { libc::raise(signal.number()) };
+}
+
+#[test]
+fn the_first_signal_is_recorded_while_signals_are_caught() {
+    let _alone = alone();
+    // A script's background process ignores Ctrl-C, and an ignored signal is left alone.
+    let defaults = || Signal::ALL.map(|signal| set(signal.number(), libc::SIG_DFL));
+    defaults();
+    for (first, second) in [
+        (Signal::User1, Signal::Terminate),
+        (Signal::Interrupt, Signal::User1),
+    ] {
+        let (stops, others) = (StopSignals::catch(), StopSignals::catch());
+        assert_eq!(stops.requested(), None);
+        send(first);
+        send(second);
+        drop(stops);
+        assert_eq!(others.requested(), Some(first));
+    }
+    let now = Signal::ALL.map(|signal| current(signal.number()));
+    assert_eq!(now, [Some(libc::SIG_DFL); 3], "nothing is caught any more");
+}
+
+#[test]
+fn a_signal_that_other_code_handles_is_left_alone() {
+    extern "C" fn others(_: c_int) {}
+    let _alone = alone();
+    set(libc::SIGUSR1, others as *const () as usize);
+    let stops = StopSignals::catch();
+    send(Signal::User1);
+    assert_eq!(stops.requested(), None);
+    drop(stops);
+    assert_eq!(current(libc::SIGUSR1), Some(others as *const () as usize));
+    set(libc::SIGUSR1, libc::SIG_DFL);
+}
+
+#[test]
+fn sigterm_goes_to_the_program_while_it_catches_signals_and_else_to_the_watch() {
+    let _alone = alone();
+    set(libc::SIGTERM, libc::SIG_DFL);
+    let watch = Termination::catch().expect("nothing else handles it");
+    assert!(Termination::catch().is_none());
+    let stops = StopSignals::catch();
+    send(Signal::Terminate);
+    assert_eq!(stops.requested(), Some(Signal::Terminate));
+    assert!(!watch.has_come());
+    drop(stops);
+    assert!(!watch.has_come());
+    send(Signal::Terminate);
+    assert!(watch.has_come() && !watch.has_come());
+    drop(watch);
+    assert_eq!(current(libc::SIGTERM), Some(libc::SIG_DFL));
+}
+
+#[test]
+fn codes_identify_signals() {
+    let mut all = Signal::ALL.into_iter();
+    assert!(all.all(|signal| Signal::of_code(signal.code()) == Some(signal)));
+    assert_eq!((Signal::of_code(0), Signal::of_code(4)), (None, None));
+}

@@ -1,0 +1,48 @@
+use super::*;
+
+const ON_ONE_HOST: Launch = Launch {
+    launcher: Launcher::OpenMpi,
+    size: Some(2),
+    local_size: Some(2),
+};
+
+#[test]
+fn on_one_host_open_mpi_stays_local_unless_the_user_says_otherwise() {
+    let lookup = |name: &str| match name {
+        "PMIX_SERVER_TMPDIR" => Some("/tmp/session".to_string()),
+        "OMPI_MCA_btl" => Some("self,tcp".to_string()),
+        _ => None,
+    };
+    let set = mpi_settings(&ON_ONE_HOST, &lookup, &|_| true);
+    let names: Vec<&str> = set.iter().map(|(name, _)| *name).collect();
+    let folders = [
+        "OMPI_MCA_btl_vader_backing_directory",
+        "OMPI_MCA_btl_sm_backing_directory",
+    ];
+    assert_eq!(names, ["OMPI_MCA_pml", folders[0], folders[1]]);
+    assert_eq!(mpi_settings(&ON_ONE_HOST, &|_| None, &|_| true).len(), 2);
+    assert_eq!(mpi_settings(&ON_ONE_HOST, &lookup, &|_| false).len(), 1);
+}
+
+#[test]
+fn between_hosts_and_for_other_launchers_the_network_settings_stay() {
+    let lookup = |name: &str| (name == "PMIX_SERVER_TMPDIR").then(|| "/tmp/session".to_string());
+    let two_hosts = mpi_settings(
+        &Launch {
+            size: Some(4),
+            ..ON_ONE_HOST
+        },
+        &lookup,
+        &|_| true,
+    );
+    assert!(
+        two_hosts.len() == 2 && two_hosts.iter().all(|(_, value)| value == "/tmp/session"),
+        "{two_hosts:?}"
+    );
+    let slurm = Launch {
+        launcher: Launcher::Pmix,
+        size: None,
+        local_size: None,
+    };
+    assert!(mpi_settings(&slurm, &lookup, &|_| true).is_empty());
+}

@@ -1,0 +1,168 @@
+//! How a rank stops and fails: signals, deadlines, panics, and the end of the world.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::World;
+use super::options::Options;
+use crate::background::{Background, Cancelled};
+use crate::error::{Error, Result};
+use crate::failure::{self, EXIT_PANIC};
+use crate::stop::{self, Signal, StopSignals};
+use crate::watch;
+
+/// How often to check whether a signal has come.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// An error with the exit code of a process that ends because of it.
+pub trait HasExitCode: Display {
+    /// The exit code.
+    fn exit_code(&self) -> u8;
+}
+
+impl HasExitCode for Error {
+    fn exit_code(&self) -> u8 {
+        Error::exit_code(self)
+    }
+}
+
+impl World {
+    /// Brings the ranks together, runs `body` as one of them, and ends the process well. If `body`
+    /// returns an error or panics on any rank, all ranks end, the first cause is printed once, and
+    /// its exit code is that of all. Call it first in `main`, and return what it returns.
+    ///
+    /// A program that calls [`World::connect`] itself has to give errors to [`World::fail`]: one
+    /// that returns with `?` drops the world, which waits for the other ranks.
+    pub fn run<E: HasExitCode + From<Error>>(
+        options: &Options,
+        body: impl FnOnce(&World) -> Result<(), E>,
+    ) -> ExitCode {
+        let world = match World::connect(options) {
+            Ok(world) => world,
+            Err(error) => {
+                // The rank that failed first has printed why.
+                if !matches!(error, Error::PeerFailed(_)) {
+                    let text = failure::text_with_remedy(&error, options.remedy_text);
+                    failure::print_line(&format!("{}: {text}\n", options.program));
+                }
+                return ExitCode::from(error.exit_code());
+            }
+        };
+        world.install_panic_hook();
+        match world.watch().map_err(E::from).and_then(|()| body(&world)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => world.fail(&error, error.exit_code()),
+        }
+    }
+
+    /// Ends this process because of an error, and with it the job. The first cause of a job is
+    /// printed once, by its rank, as `ddp-train: rank 2 on node7: …` (with
+    /// [`Options::program`] in front), and every rank ends with its exit code. An error that only
+    /// says that another rank failed prints nothing.
+    ///
+    /// This is how `main` ends after an error. Dropping a world waits for the other ranks instead.
+    pub fn fail(&self, error: &dyn Display, exit_code: u8) -> ! {
+        self.failure.fail(error.to_string(), exit_code)
+    }
+
+    /// Ends this process as [`World::fail`] does, unless the value is dropped within `limit`: for
+    /// work that remains after an error and may hang for the same reason.
+    pub fn fail_after(
+        &self,
+        limit: Duration,
+        error: &dyn Display,
+        exit_code: u8,
+    ) -> Result<Background> {
+        let (failure, text) = (Arc::clone(&self.failure), error.to_string());
+        Background::deadline(limit, move || failure.fail(text, exit_code))
+    }
+
+    /// Ends this process as [`World::fail`] does, with the text that `text` has for the signal, as
+    /// soon as one asks it to stop: while there is no work that would be lost.
+    pub fn fail_when_asked(
+        &self,
+        _: &StopSignals,
+        exit_code: u8,
+        text: fn(Signal) -> String,
+    ) -> Result<Background> {
+        let failure = Arc::clone(&self.failure);
+        let body = move |cancelled: &Cancelled| {
+            while !cancelled.within(PERIOD) {
+                if let Some(signal) = stop::requested() {
+                    failure.fail_unless_another_has(text(signal), exit_code);
+                }
+            }
+        };
+        Background::start("stop", body)
+    }
+
+    /// From now on SIGUSR1, SIGTERM and Ctrl-C ask this process to stop instead of ending it, until
+    /// the value is dropped. The second Ctrl-C ends it at once.
+    pub fn catch_stop(&self) -> StopSignals {
+        StopSignals::catch()
+    }
+
+    /// From now on a panic on any thread ends this process at once with exit code 70, and with it
+    /// the job; its message and source line are the cause. Also one that `catch_unwind` would
+    /// catch.
+    pub fn install_panic_hook(&self) {
+        let failure = Arc::clone(&self.failure);
+        std::panic::set_hook(Box::new(move |panic| failure.panicked(panic)));
+    }
+
+    /// From now on this process ends within a second after any rank of its host has ended without
+    /// reporting an error, or any rank of the job has failed, whatever it is doing. Does nothing
+    /// for ranks of one process.
+    pub fn watch(&self) -> Result<()> {
+        let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        if watch.is_none() && self.of_processes {
+            *watch = Some(watch::start(Arc::clone(&self.failure))?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if !self.of_processes {
+            self.gpu_watches.stop();
+            return;
+        }
+        if let Some(cause) = self.failure.cause() {
+            self.failure.end(cause.exit_code);
+        }
+        if std::thread::panicking() {
+            self.failure.fail("ended by a panic".into(), EXIT_PANIC);
+        }
+        if let Err(error) = self.barrier() {
+            self.failure.fail_with(&error);
+        }
+        // They use MPI, which ends below.
+        self.gpu_watches.stop();
+        self.failure.board.leave(self.failure.identity.local_rank);
+        let watch = self.watch.get_mut().unwrap_or_else(PoisonError::into_inner);
+        drop(watch.take());
+        #[cfg(feature = "mpi")]
+        if let Some(job) = self.job.take() {
+            super::bootstrap::end(job, &self.failure, self.timeout);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ending_that_is_dropped_in_time_ends_nothing() {
+        let world = World::single().unwrap();
+        let limit = Duration::from_secs(600);
+        drop(world.fail_after(limit, &"too late", 70).unwrap());
+        let _alone = stop::tests::alone();
+        let stops = world.catch_stop();
+        let ending = world.fail_when_asked(&stops, 75, |signal| signal.to_string());
+        drop(ending.unwrap());
+    }
+}

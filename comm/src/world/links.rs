@@ -1,0 +1,117 @@
+//! The implementations of a world's groups.
+
+use std::sync::Arc;
+
+use crate::collective::Collective;
+use crate::cores::{self, Cores};
+use crate::error::Result;
+use crate::failure::Failure;
+use crate::single::Single;
+use crate::threads::ThreadRank;
+
+/// What connects this rank to the others.
+#[derive(Debug)]
+pub(super) enum Links {
+    Alone,
+    Threads(ThreadRank),
+    #[cfg(feature = "mpi")]
+    Processes(processes::ProcessRank),
+}
+
+impl Links {
+    /// All ranks in host memory, on `channel`.
+    pub(super) fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
+        match self {
+            Links::Alone => Ok(Arc::new(Single::default())),
+            Links::Threads(rank) => Ok(Arc::new(rank.collective(channel)?)),
+            #[cfg(feature = "mpi")]
+            Links::Processes(rank) => rank.collective(channel),
+        }
+    }
+}
+
+/// What a world starts with.
+pub(super) struct Start {
+    pub(super) links: Links,
+    pub(super) failure: Failure,
+    pub(super) host_count: usize,
+    /// The cores that each rank of this host may run on.
+    pub(super) masks: Vec<Cores>,
+    /// How many cores the launcher has.
+    pub(super) launcher_cores: Option<usize>,
+    /// How to undo the launcher's binding to cores.
+    pub(super) unbind: &'static str,
+    #[cfg(feature = "mpi")]
+    pub(super) job: Option<crate::mpi::Job>,
+}
+
+impl Start {
+    /// For ranks that are all in this process.
+    pub(super) fn in_process(links: Links, failure: Failure) -> Start {
+        Start {
+            links,
+            host_count: 1,
+            masks: vec![cores::own_cores(); failure.identity.size],
+            launcher_cores: None,
+            unbind: "",
+            failure,
+            #[cfg(feature = "mpi")]
+            job: None,
+        }
+    }
+}
+
+#[cfg(feature = "mpi")]
+pub(super) mod processes {
+    //! Ranks that are processes.
+
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::super::options::Transport;
+    use crate::collective::Collective;
+    use crate::error::Result;
+    use crate::hosts::{Hosts, Placement};
+    use crate::mpi::{Comm, Mpi};
+    use crate::shared::{Board, Segment, Shared};
+
+    /// A rank that is a process.
+    #[derive(Debug)]
+    pub(in crate::world) struct ProcessRank {
+        pub(in crate::world) transport: Transport,
+        pub(in crate::world) timeout: Duration,
+        pub(in crate::world) base: Comm,
+        pub(in crate::world) segment: Segment,
+        pub(in crate::world) placement: Placement,
+        /// Whether the ranks of this host have a core each.
+        pub(in crate::world) is_roomy: bool,
+    }
+
+    impl ProcessRank {
+        pub(super) fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
+            let placement = &self.placement;
+            let shared = || {
+                let (segment, here) = (self.segment.clone(), placement.here().to_vec());
+                Shared::new(
+                    segment,
+                    channel,
+                    placement.local_rank,
+                    here,
+                    self.is_roomy,
+                    None,
+                )
+            };
+            if self.transport != Transport::Mpi && placement.hosts.len() == 1 {
+                return Ok(Arc::new(shared()?));
+            }
+            let mpi = Mpi::new(
+                self.base.duplicate(self.timeout)?,
+                Board::new(&self.segment),
+            );
+            if self.transport == Transport::Mpi || !placement.is_in_order() {
+                return Ok(Arc::new(mpi));
+            }
+            Ok(Arc::new(Hosts::new(shared()?, mpi, placement.clone())))
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! Writes files and folders so that they appear whole or not at all: under another name, synced,
+//! then renamed.
+//!
+//! Every call that changes the disk asks `may` first, so that tests can let any of them fail.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+use testing::may;
+
+/// What helps against most failures to write.
+const HELP: &str =
+    "check the folder's permissions and the space left on its disk, or set `out` to another folder";
+
+/// The error of a file that the system does not let us change.
+pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Io {
+        action,
+        path,
+        source,
+        help: HELP.into(),
+    }
+}
+
+/// Makes a folder and those above it, durably; one that is there is fine.
+pub fn make_folder(path: &Path) -> Result<()> {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.is_dir();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    if !missing.is_empty() {
+        may("mkdir", path)
+            .and_then(|()| fs::create_dir_all(path))
+            .map_err(failed("make the folder", path))?;
+    }
+    // The highest first.
+    missing
+        .iter()
+        .rev()
+        .try_for_each(|made| sync_folder(folder_of(made)))
+}
+
+/// Makes one folder, which must not be there yet.
+pub fn make_new_folder(path: &Path) -> Result<()> {
+    may("mkdir", path)
+        .and_then(|()| fs::create_dir(path))
+        .map_err(failed("make the folder", path))
+}
+
+/// Gives what is called `from` the name `to` in the same folder, durably.
+pub fn rename(from: &Path, to: &Path) -> Result<()> {
+    may("rename", to)
+        .and_then(|()| fs::rename(from, to))
+        .map_err(failed("put in its place", to))?;
+    sync_folder(folder_of(to))
+}
+
+/// Removes a folder with everything in it; one that is not there is fine.
+pub fn remove_folder(path: &Path) -> Result<()> {
+    match may("remove", path).and_then(|()| fs::remove_dir_all(path)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Puts a file with the contents that `write` gives it in the place of `path`.
+pub fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    put_file(path, write, |aside| fs::rename(aside, path))
+}
+
+/// The same, but what is called `path` by then stays, and is an error of the kind `AlreadyExists`.
+pub fn new_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+    put_file(path, write, |aside| match fs::hard_link(aside, path) {
+        Ok(()) => fs::remove_file(aside),
+        Err(_) if fs::symlink_metadata(path).is_ok() => Err(ErrorKind::AlreadyExists.into()),
+        // Some file systems have no links. What comes to be there between these two lines is lost.
+        Err(_) => fs::rename(aside, path),
+    })
+}
+
+/// A file with the contents that `write` gives it, which `put` gives the name `path`.
+fn put_file(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<()>,
+    put: impl FnOnce(&Path) -> io::Result<()>,
+) -> Result<()> {
+    let folder = folder_of(path);
+    let aside = first_free(folder, |aside| {
+        OpenOptions::new().write(true).create_new(true).open(aside)
+    });
+    let (mut file, aside) = aside.map_err(failed("make a file beside", path))?;
+    let attempt = (|| {
+        write(&mut file)?;
+        file.sync_all().map_err(failed("make durable", path))?;
+        put(&aside).map_err(failed("put in its place", path))
+    })();
+    if attempt.is_err() {
+        // The first error is the one to report; a file that cannot be removed changes nothing about
+        // it.
+        let _ = fs::remove_file(&aside);
+    }
+    attempt?;
+    sync_folder(folder)
+}
+
+/// Makes the folder `path`, which must not be there yet, with the files that `fill` writes into it.
+pub fn make_whole_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let above = folder_of(path);
+    make_folder(above)?;
+    if path.exists() {
+        return Err(failed("make the folder", path)(io::Error::new(
+            ErrorKind::AlreadyExists,
+            "it is there already",
+        )));
+    }
+    let ((), aside) = first_free(above, |aside| fs::create_dir(aside))
+        .map_err(failed("make a folder beside", path))?;
+    let attempt = (|| {
+        fill(&aside)?;
+        sync_folder(&aside)?;
+        may("rename", path)
+            .and_then(|()| fs::rename(&aside, path))
+            .map_err(failed("put in its place", path))
+    })();
+    if attempt.is_err() {
+        let _ = fs::remove_dir_all(&aside);
+    }
+    attempt?;
+    sync_folder(above)
+}
+
+/// A new file that is written from its beginning to its end.
+#[derive(Debug)]
+pub struct Output<'a> {
+    path: &'a Path,
+    file: File,
+    hash: blake3::Hasher,
+    bytes: u64,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// How much.
+    pub bytes: u64,
+    /// Its BLAKE3, as 64 lower-case hexadecimal digits.
+    pub blake3: String,
+}
+
+impl Output<'_> {
+    /// Adds `bytes` at the end.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = match may("write", self.path) {
+            Ok(()) => self.file.write_all(bytes),
+            // A disk that fills up takes a part.
+            Err(error) => self
+                .file
+                .write_all(&bytes[..bytes.len() / 2])
+                .and(Err(error)),
+        };
+        written.map_err(failed("write", self.path))?;
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// A new file in a folder of one's own, filled by `write` and made durable.
+pub fn write_file(
+    path: &Path,
+    write: impl FnOnce(&mut Output<'_>) -> Result<()>,
+) -> Result<Contents> {
+    let made = may("create", path)
+        .and_then(|()| OpenOptions::new().write(true).create_new(true).open(path));
+    let file = made.map_err(failed("make", path))?;
+    let mut output = Output {
+        path,
+        file,
+        hash: blake3::Hasher::new(),
+        bytes: 0,
+    };
+    write(&mut output)?;
+    may("sync", path)
+        .and_then(|()| output.file.sync_all())
+        .map_err(failed("make durable", path))?;
+    Ok(Contents {
+        bytes: output.bytes,
+        blake3: output.hash.finalize().to_hex().to_string(),
+    })
+}
+
+/// Makes the names in a folder durable.
+pub fn sync_folder(path: &Path) -> Result<()> {
+    match may("sync", path)
+        .and_then(|()| File::open(path))
+        .and_then(|folder| folder.sync_all())
+    {
+        Ok(()) => Ok(()),
+        Err(error) => match error.kind() {
+            // Some file systems cannot sync a folder, and some folders may be written and not read:
+            // there it is as durable as it gets.
+            ErrorKind::InvalidInput | ErrorKind::Unsupported | ErrorKind::PermissionDenied => {
+                Ok(())
+            }
+            _ => Err(failed("make durable", path)(error)),
+        },
+    }
+}
+
+/// The folder that `path` is in.
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    }
+}
+
+/// Names left by runs that were killed are passed over: in containers even the process id may be
+/// the same.
+const NAMES_TRIED_MAX: u32 = 1000;
+
+/// Makes something under the first name in `folder` that is not taken.
+fn first_free<T>(folder: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
+    for number in 0.. {
+        let aside = folder.join(format!(".unfinished-{}-{number}", std::process::id()));
+        match make(&aside) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < NAMES_TRIED_MAX => {}
+            made => return Ok((made?, aside)),
+        }
+    }
+    unreachable!("the last name is not passed over")
+}
+
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub mod testing {
+    //! A folder for one test, and disks that fail: also for the tests of crates above this one.
+
+    use std::io;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// A disk that fails under one folder, until this is dropped. Tests run side by side: each has
+    /// a folder of its own.
+    #[derive(Debug)]
+    pub struct Failing(PathBuf);
+
+    #[derive(Debug)]
+    struct Plan {
+        under: PathBuf,
+        calls: Vec<String>,
+        fails_at: usize,
+        is_last: bool,
+    }
+
+    static PLANS: Mutex<Vec<Plan>> = Mutex::new(Vec::new());
+
+    fn plans() -> MutexGuard<'static, Vec<Plan>> {
+        PLANS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    impl Failing {
+        /// The call number `fails_at` under `under`, counted from 0, finds the disk full.
+        /// `is_last`: so does every one after it, removals too, as if the process had been killed
+        /// there.
+        pub fn at(fails_at: usize, is_last: bool, under: &Path) -> Failing {
+            plans().push(Plan {
+                under: under.to_path_buf(),
+                calls: Vec::new(),
+                fails_at,
+                is_last,
+            });
+            Failing(under.to_path_buf())
+        }
+
+        /// The calls so far: `write /tmp/…`.
+        pub fn calls(&self) -> Vec<String> {
+            plans()
+                .iter()
+                .find(|plan| plan.under == self.0)
+                .map(|plan| plan.calls.clone())
+                .unwrap_or_default()
+        }
+    }
+
+    impl Drop for Failing {
+        fn drop(&mut self) {
+            plans().retain(|plan| plan.under != self.0);
+        }
+    }
+
+    /// Whether the system may be asked for this change.
+    pub fn may(what: &'static str, path: &Path) -> io::Result<()> {
+        let mut plans = plans();
+        let Some(plan) = plans.iter_mut().find(|plan| path.starts_with(&plan.under)) else {
+            return Ok(());
+        };
+        let number = plan.calls.len();
+        // A full disk lets go of what is on it.
+        if what == "remove" && !plan.is_last {
+            return Ok(());
+        }
+        plan.calls.push(format!("{what} {}", path.display()));
+        let fails = if plan.is_last {
+            number >= plan.fails_at
+        } else {
+            number == plan.fails_at
+        };
+        if fails {
+            Err(io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Removed with everything in it when the test ends.
+    #[derive(Debug)]
+    pub struct Scratch(PathBuf);
+
+    impl Default for Scratch {
+        fn default() -> Scratch {
+            Scratch::new()
+        }
+    }
+
+    impl Scratch {
+        pub fn new() -> Scratch {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path =
+                std::env::temp_dir().join(format!("ddp-test-{}-{number}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Scratch(path)
+        }
+
+        pub fn path(&self) -> &Path {
+            &self.0
+        }
+
+        /// The names in the folder, sorted.
+        pub fn names(&self) -> Vec<String> {
+            let entries = std::fs::read_dir(&self.0).unwrap();
+            let mut names: Vec<_> = entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Scratch;
+    use super::*;
+
+    #[test]
+    fn a_failure_leaves_the_old_file_and_nothing_else() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a");
+        replace_file(&path, |file| {
+            file.write_all(b"old").map_err(failed("write", &path))
+        })
+        .unwrap();
+        let error = replace_file(&path, |file| {
+            file.write_all(b"half").unwrap();
+            Err(Error::Data("torn".into()))
+        });
+        assert_eq!(error.unwrap_err().to_string(), "torn");
+        assert_eq!(
+            (fs::read(&path).unwrap(), scratch.names()),
+            (b"old".to_vec(), vec!["a".to_string()])
+        );
+        replace_file(&path, |file| {
+            file.write_all(b"new").map_err(failed("write", &path))
+        })
+        .unwrap();
+        assert_eq!(
+            (fs::read(&path).unwrap(), scratch.names()),
+            (b"new".to_vec(), vec!["a".to_string()])
+        );
+    }
+
+    #[test]
+    fn a_new_file_takes_nobodys_place() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("a");
+        new_file(&path, |file| {
+            file.write_all(b"first").map_err(failed("write", &path))
+        })
+        .unwrap();
+        assert_eq!(
+            (fs::read(&path).unwrap(), scratch.names()),
+            (b"first".to_vec(), vec!["a".to_string()])
+        );
+        fs::remove_file(&path).unwrap();
+        let error = new_file(&path, |file| {
+            // Somebody else's, while this one is written.
+            fs::write(&path, "theirs").unwrap();
+            file.write_all(b"second").map_err(failed("write", &path))
+        });
+        let Err(Error::Io { source, .. }) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(source.kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            (fs::read(&path).unwrap(), scratch.names()),
+            (b"theirs".to_vec(), vec!["a".to_string()])
+        );
+    }
+
+    #[test]
+    fn a_folder_appears_whole_or_not_at_all_and_never_twice() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("b");
+        let fill = |ok: bool| {
+            make_whole_folder(&path, |folder| {
+                write_file(&folder.join("x"), |file| file.write(b"x"))?;
+                if ok {
+                    Ok(())
+                } else {
+                    Err(Error::Data("torn".into()))
+                }
+            })
+        };
+        fill(false).unwrap_err();
+        assert!(scratch.names().is_empty());
+        fill(true).unwrap();
+        assert_eq!(scratch.names(), ["b"]);
+        let error = fill(true).unwrap_err();
+        assert_eq!(error.exit_code(), 74);
+        assert!(error.to_string().contains("there already"), "{error}");
+    }
+
+    #[test]
+    fn names_left_by_killed_runs_are_passed_over() {
+        let scratch = Scratch::new();
+        fs::write(
+            scratch
+                .path()
+                .join(format!(".unfinished-{}-0", std::process::id())),
+            "left",
+        )
+        .unwrap();
+        let path = scratch.path().join("c");
+        replace_file(&path, |_| Ok(())).unwrap();
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn each_folder_that_is_made_is_made_durable() {
+        let scratch = Scratch::new();
+        let made = scratch.path().join("a/b/c");
+        let disk = testing::Failing::at(usize::MAX, false, scratch.path());
+        make_folder(&made).unwrap();
+        make_folder(&made).unwrap();
+        let path = |below: &str| scratch.path().join(below).display().to_string();
+        let syncs = [scratch.path().display().to_string(), path("a"), path("a/b")]
+            .map(|path| format!("sync {path}"));
+        assert_eq!(
+            disk.calls(),
+            [&[format!("mkdir {}", path("a/b/c"))], &syncs[..]].concat()
+        );
+    }
+
+    #[test]
+    fn an_error_names_the_file_and_the_help() {
+        let error = make_folder(Path::new("/proc/nothing/here")).unwrap_err();
+        assert_eq!(error.exit_code(), 74);
+        let text = error.to_string();
+        assert!(
+            text.contains("cannot make the folder /proc/nothing/here:") && text.contains("`out`"),
+            "{text}"
+        );
+    }
+}

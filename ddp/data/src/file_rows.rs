@@ -1,0 +1,226 @@
+//! Rows of files: read out of mapped files when they are asked for, and normalized.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use ddp_kernels::mapped::Mapped;
+use ddp_kernels::{Tensor, ops};
+
+use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
+use crate::error::{Error, Result};
+use crate::labels::Labels;
+use crate::normalize::Normalization;
+use crate::scan::first_nonfinite;
+use crate::split::Split;
+use crate::stack::Stack;
+
+/// Rows of files.
+#[derive(Debug)]
+pub(crate) struct FileData {
+    pub(crate) features: Arc<Stack>,
+    /// `None` if targets are not needed: each is 0.
+    pub(crate) labels: Option<Arc<Labels>>,
+    pub(crate) side: Side,
+    pub(crate) spec: RowSpec,
+    pub(crate) normalization: Option<Normalization>,
+    /// Whether features are checked when they are read, since not all were before.
+    pub(crate) checks: bool,
+    /// A hash of all labels.
+    pub(crate) labels_hash: u64,
+    pub(crate) watch: Arc<Watch>,
+}
+
+/// Which of the rows of files these are.
+#[derive(Clone, Debug)]
+pub(crate) enum Side {
+    All,
+    TrainedOn(Split),
+    HeldOut(Split),
+}
+
+impl Side {
+    /// The row of the files that is row `index` of these.
+    #[inline]
+    fn row(&self, index: u64) -> u64 {
+        match self {
+            Side::All => index,
+            Side::TrainedOn(split) => split.training_row(index),
+            Side::HeldOut(split) => split.held_out_row(index),
+        }
+    }
+}
+
+impl FileData {
+    /// Other rows of the same files.
+    pub(crate) fn on_side(&self, side: Side) -> FileData {
+        FileData {
+            features: self.features.clone(),
+            labels: self.labels.clone(),
+            side,
+            spec: self.spec.clone(),
+            normalization: self.normalization.clone(),
+            watch: self.watch.clone(),
+            ..*self
+        }
+    }
+
+    /// Features of a row.
+    fn width(&self) -> usize {
+        self.features.width()
+    }
+
+    fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
+        self.features.read_f32(row, x)?;
+        if self.checks
+            && let Some(column) = first_nonfinite(x)
+        {
+            return Err(nonfinite(&self.features, row, column, None));
+        }
+        if let Some(normalization) = &self.normalization {
+            normalization.apply(x, self.width());
+        }
+        Ok(())
+    }
+
+    /// The class of a row. Labels were validated at start-up; an invalid one means that the file
+    /// has changed.
+    fn class(&self, labels: &Labels, row: u64) -> Result<i64> {
+        let mut class = [0];
+        labels.classes(row, &mut class)?;
+        let classes = self.spec.task.outputs();
+        if (0..classes as i64).contains(&class[0]) {
+            return Ok(class[0]);
+        }
+        let why = labels.why_no_class(row, Some(classes))?;
+        Err(Error::Data(format!(
+            "{why}: the file has changed since the start"
+        )))
+    }
+}
+
+/// The error of a non-finite feature.
+pub(crate) fn nonfinite(
+    features: &Stack,
+    row: u64,
+    column: usize,
+    columns: Option<&[String]>,
+) -> Error {
+    let number = match features.number(row, column) {
+        Ok(number) => number,
+        Err(error) => return error,
+    };
+    let place = features.place(row);
+    let name = columns.and_then(|columns| columns.get(column));
+    let name = name.map_or(String::new(), |name| format!(" ({name})"));
+    Error::Data(format!(
+        "{place}, feature {column}{name}: expected a finite f32, got {number} (rows and features are counted from 0); help: \
+         leave out such rows, or replace the number"
+    ))
+}
+
+impl Dataset for FileData {
+    fn rows(&self) -> u64 {
+        match &self.side {
+            Side::All => self.features.rows(),
+            Side::TrainedOn(split) => split.training_rows(),
+            Side::HeldOut(split) => split.held_out_rows(),
+        }
+    }
+
+    fn spec(&self) -> &RowSpec {
+        &self.spec
+    }
+
+    /// Says what the rows are, not where: the same rows in files of another format are the same
+    /// data.
+    fn fingerprint(&self) -> Result<String> {
+        let side = match &self.side {
+            Side::All => "all",
+            Side::TrainedOn(_) => "trained on",
+            Side::HeldOut(_) => "held out",
+        };
+        Ok(format!(
+            "{} rows ({side} of {}) of {} features, {}, labels {:016x}, sampled {:016x}",
+            self.rows(),
+            self.features.rows(),
+            self.width(),
+            self.spec.task,
+            self.labels_hash,
+            sampled_hash(self)?
+        ))
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        check_gather(self, rows, inputs, targets);
+        self.watch.check()?;
+        inputs.with_slice_mut(|x: &mut [f32]| {
+            let mut rows = rows.iter().zip(x.chunks_exact_mut(self.width()));
+            rows.try_for_each(|(&row, x)| self.read_features(self.side.row(row), x))
+        })??;
+        match &self.labels {
+            None => Ok(ops::zero(targets)?),
+            Some(labels) if labels.are_classes() => {
+                targets.with_slice_mut(|classes: &mut [i64]| {
+                    for (&row, class) in rows.iter().zip(classes) {
+                        *class = self.class(labels, self.side.row(row))?;
+                    }
+                    Ok(())
+                })?
+            }
+            Some(labels) => targets.with_slice_mut(|values: &mut [f32]| {
+                let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.width()));
+                rows.try_for_each(|(&row, values)| labels.values(self.side.row(row), values))
+            })?,
+        }
+    }
+}
+
+/// Checks from time to time that files are as they were when they were opened.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    files: Vec<Arc<Mapped>>,
+    started: Instant,
+    /// When to check next, since the start.
+    next_ms: AtomicU64,
+}
+
+/// The time between two checks. A check takes some microseconds a file.
+const PAUSE_MS: u64 = 1000;
+
+impl Watch {
+    pub(crate) fn over(files: Vec<Arc<Mapped>>) -> Watch {
+        Watch {
+            files,
+            started: Instant::now(),
+            next_ms: AtomicU64::new(0),
+        }
+    }
+
+    /// An error if a file has changed.
+    #[inline]
+    fn check(&self) -> Result<()> {
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        if now_ms < self.next_ms.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.next_ms.store(now_ms + PAUSE_MS, Ordering::Relaxed);
+        self.files.iter().try_for_each(|file| check_file(file))
+    }
+}
+
+fn check_file(file: &Mapped) -> Result<()> {
+    match file.change() {
+        Ok(None) => Ok(()),
+        Ok(Some(change)) => Err(Error::Data(format!(
+            "{} {change} while it is in use; help: start again once nothing writes to it; new data need a file of another name",
+            file.path().display()
+        ))),
+        Err(source) => Err(Error::Io {
+            action: "check",
+            path: file.path().into(),
+            source,
+            help: "it is in use as data: see whether its disk or network is available".into(),
+        }),
+    }
+}

@@ -1,0 +1,371 @@
+//! Rows of one shape in a mapped file: read by copying, and converted to the type that is asked for
+//! on the way.
+//!
+//! A format's reader says where an array should be; `Array::new` alone checks all sizes against the
+//! file, so that reading never meets a number that does not fit.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ddp_kernels::Shape;
+use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::mapped::Mapped;
+
+use crate::error::{Error, Result};
+
+/// Bytes converted at a time: a piece stays in the L1 cache.
+const PIECE_BYTES: usize = 4096;
+
+/// The most numbers in a row: as many as the widest layer has.
+pub const WIDTH_MAX: usize = 1 << 24;
+
+/// The type of the numbers in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Element {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    U64,
+    I64,
+    /// A byte that is 0 or 1.
+    Bool,
+    F16,
+    BF16,
+    F32,
+    F64,
+}
+
+impl Element {
+    /// Every type, by its name in messages and in our own format.
+    pub const ALL: [(Element, &'static str); 13] = [
+        (Element::U8, "u8"),
+        (Element::I8, "i8"),
+        (Element::U16, "u16"),
+        (Element::I16, "i16"),
+        (Element::U32, "u32"),
+        (Element::I32, "i32"),
+        (Element::U64, "u64"),
+        (Element::I64, "i64"),
+        (Element::Bool, "bool"),
+        (Element::F16, "f16"),
+        (Element::BF16, "bf16"),
+        (Element::F32, "f32"),
+        (Element::F64, "f64"),
+    ];
+
+    /// The size of one number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::U8 | Element::I8 | Element::Bool => 1,
+            Element::U16 | Element::I16 | Element::F16 | Element::BF16 => 2,
+            Element::U32 | Element::I32 | Element::F32 => 4,
+            Element::U64 | Element::I64 | Element::F64 => 8,
+        }
+    }
+
+    /// Whether it is a floating-point type.
+    pub fn is_float(self) -> bool {
+        matches!(
+            self,
+            Element::F16 | Element::BF16 | Element::F32 | Element::F64
+        )
+    }
+
+    /// The name of this type.
+    pub fn name(self) -> &'static str {
+        Element::ALL
+            .iter()
+            .find(|(element, _)| *element == self)
+            .map_or("", |(_, name)| name)
+    }
+
+    /// The type of this name.
+    pub fn named(name: &str) -> Option<Element> {
+        Element::ALL
+            .iter()
+            .find(|(_, own)| *own == name)
+            .map(|(element, _)| *element)
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Where a format's reader found an array.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    /// Its name in the file; empty if the format has no names.
+    pub(super) key: &'a str,
+    /// Bytes from the beginning of the file.
+    pub(super) offset: u64,
+    pub(super) element: Element,
+    pub(super) big_endian: bool,
+    /// Row-major; the first dimension is the rows'.
+    pub(super) shape: &'a [usize],
+}
+
+/// Rows of one shape in a file.
+#[derive(Clone)]
+pub struct Array {
+    mapped: Arc<Mapped>,
+    key: String,
+    name: String,
+    offset: u64,
+    element: Element,
+    big_endian: bool,
+    rows: u64,
+    row_shape: Vec<usize>,
+    /// Numbers in a row. The bytes of all rows fit `isize`.
+    row_elements: usize,
+}
+
+impl Array {
+    /// The array at `place` of a mapped file, called `file` in messages, or what is wrong with it.
+    pub(super) fn new(
+        mapped: &Arc<Mapped>,
+        file: &str,
+        place: &Place<'_>,
+    ) -> Result<Array, String> {
+        let Place {
+            key,
+            offset,
+            element,
+            big_endian,
+            shape,
+        } = *place;
+        Array::check_shape(shape)?;
+        let (rows, row_shape) = (shape[0], &shape[1..]);
+        let bytes = shape.iter().product::<usize>() as u64 * element.bytes() as u64;
+        if offset
+            .checked_add(bytes)
+            .is_none_or(|end| end > mapped.len())
+        {
+            return Err(format!(
+                "its header claims {element}{shape:?} = {bytes} bytes from byte {offset} on, but the file has {} bytes: it is cut \
+                 short or damaged",
+                mapped.len()
+            ));
+        }
+        let name = if key.is_empty() {
+            file.to_string()
+        } else {
+            format!("{file}#{key}")
+        };
+        let (row_shape, row_elements) = (row_shape.to_vec(), row_shape.iter().product());
+        let (mapped, key, rows) = (mapped.clone(), key.to_string(), rows as u64);
+        Ok(Array {
+            mapped,
+            key,
+            name,
+            offset,
+            element,
+            big_endian,
+            rows,
+            row_shape,
+            row_elements,
+        })
+    }
+
+    /// An error unless this is the shape of at least one row of at least one number that can be
+    /// addressed.
+    pub(super) fn check_shape(shape: &[usize]) -> Result<(), String> {
+        let whole = Shape::new(shape)
+            .map_err(|_| format!("its shape {shape:?} has too many dimensions or elements"))?;
+        match shape {
+            [] => Err("expected an array of rows, got a single number".into()),
+            _ if whole.count() == 0 => Err(format!("it is empty: its shape is {shape:?}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Its name in the file; empty if the format has no names.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// For messages: `train.npz#x_train`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of rows: at least one.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The shape of one row; empty if a row is one number. No dimension is 0.
+    pub fn row_shape(&self) -> &[usize] {
+        &self.row_shape
+    }
+
+    /// Numbers in a row.
+    pub fn row_elements(&self) -> usize {
+        self.row_elements
+    }
+
+    /// The type of the numbers in the file.
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
+    /// The file that is read: the converted copy, if there is one.
+    pub fn mapped(&self) -> &Arc<Mapped> {
+        &self.mapped
+    }
+
+    /// Whether two arrays are the same bytes of the same file.
+    pub fn is_same(&self, other: &Array) -> bool {
+        self.mapped.identity() == other.mapped.identity() && self.name == other.name
+    }
+
+    /// Reads whole rows from `first_row` on into `into`. Wider numbers are rounded to the nearest
+    /// f32.
+    pub fn read_f32(&self, first_row: u64, into: &mut [f32]) -> Result<()> {
+        if self.element == Element::F32 && self.big_endian == cfg!(target_endian = "big") {
+            let offset = self.offset_of(first_row, into.len());
+            return self
+                .mapped
+                .read_elements(offset, into)
+                .map_err(|error| self.failed(&error));
+        }
+        convert!(self, first_row, into, f32)
+    }
+
+    /// Like `read_f32`; integers above 2^53 are rounded.
+    pub fn read_f64(&self, first_row: u64, into: &mut [f64]) -> Result<()> {
+        convert!(self, first_row, into, f64)
+    }
+
+    /// Like `read_f32` for integers; one that does not fit i64 is an error.
+    pub fn read_i64(&self, first_row: u64, into: &mut [i64]) -> Result<()> {
+        if self.element.is_float() {
+            return Err(Error::Data(format!(
+                "{}: expected whole numbers, got {}",
+                self.name, self.element
+            )));
+        }
+        convert!(self, first_row, into, i64)?;
+        // Numbers above i64::MAX have wrapped around to negative ones.
+        match into.iter().position(|&value| value < 0) {
+            Some(index) if self.element == Element::U64 => {
+                let row = first_row + (index / self.row_elements) as u64;
+                let value = into[index].cast_unsigned();
+                Err(Error::Data(format!(
+                    "{}, row {row}: expected at most {}, got {value}",
+                    self.name,
+                    i64::MAX
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The byte where rows begin. Panics unless `elements` are whole rows that exist.
+    fn offset_of(&self, first_row: u64, elements: usize) -> u64 {
+        let rows = (elements / self.row_elements) as u64;
+        assert!(
+            elements.is_multiple_of(self.row_elements),
+            "{elements} numbers are not whole rows of {}",
+            self.name
+        );
+        assert!(
+            rows <= self.rows && first_row <= self.rows - rows,
+            "rows {first_row} … of {}",
+            self.name
+        );
+        self.offset + first_row * (self.row_elements * self.element.bytes()) as u64
+    }
+
+    /// Reads `SIZE` bytes at a time and converts them.
+    fn each<T, const SIZE: usize>(
+        &self,
+        first_row: u64,
+        into: &mut [T],
+        number: impl Fn([u8; SIZE]) -> T,
+    ) -> Result<()> {
+        let mut offset = self.offset_of(first_row, into.len());
+        let mut piece = [0; PIECE_BYTES];
+        for into in into.chunks_mut(PIECE_BYTES / SIZE) {
+            let bytes = &mut piece[..into.len() * SIZE];
+            self.mapped
+                .read(offset, bytes)
+                .map_err(|error| self.failed(&error))?;
+            offset += bytes.len() as u64;
+            for (into, bytes) in into.iter_mut().zip(bytes.as_chunks().0) {
+                *into = number(*bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// An error if the number at index `bad` of the rows from `first_row` on is no bool.
+    fn check_bools(&self, first_row: u64, bad: Option<(usize, u64)>) -> Result<()> {
+        let Some((index, value)) = bad else {
+            return Ok(());
+        };
+        let row = first_row + (index / self.row_elements) as u64;
+        let column = index % self.row_elements;
+        Err(Error::Data(format!(
+            "{}, row {row}, number {column}: expected a bool (0 or 1), got {value}; help: if these are not bools, \
+             save them as uint8",
+            self.name
+        )))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        Error::Data(format!(
+            "{}: {error}; help: files must not change while they are in use: write new ones beside them, then rename",
+            self.name
+        ))
+    }
+}
+
+impl fmt::Debug for Array {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} rows of {}{:?}",
+            self.name, self.rows, self.element, self.row_shape
+        )
+    }
+}
+
+/// Reads the rows from `$first_row` on as type `$to`: one loop for each element type and byte
+/// order.
+macro_rules! convert {
+    ($array:expr, $first_row:expr, $into:expr, $to:ident) => {
+        convert!($array, $first_row, $into, $to;
+            U8 u8 |x| x as $to, I8 i8 |x| x as $to, U16 u16 |x| x as $to, I16 i16 |x| x as $to,
+            U32 u32 |x| x as $to, I32 i32 |x| x as $to, U64 u64 |x| x as $to, I64 i64 |x| x as $to,
+            F16 f16 |x| x.to_f32() as $to, BF16 bf16 |x| x.to_f32() as $to,
+            F32 f32 |x| x as $to, F64 f64 |x| x as $to)
+    };
+    ($array:expr, $first_row:expr, $into:expr, $to:ident; $($element:ident $number:ident |$x:ident| $value:expr),*) => {
+        match ($array.element, $array.big_endian) {
+            (Element::Bool, _) => {
+                $array.each($first_row, $into, |[byte]| byte as $to)?;
+                let bad = $into.iter().position(|&number| number > 1 as $to);
+                $array.check_bools($first_row, bad.map(|index| (index, $into[index] as u64)))
+            }
+            $((Element::$element, false) => $array.each($first_row, $into, |bytes| {
+                let $x = $number::from_le_bytes(bytes);
+                $value
+            }),
+            (Element::$element, true) => $array.each($first_row, $into, |bytes| {
+                let $x = $number::from_be_bytes(bytes);
+                $value
+            }),)*
+        }
+    };
+}
+use convert;
+
+#[cfg(test)]
+mod tests;

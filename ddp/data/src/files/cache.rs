@@ -1,0 +1,351 @@
+//! Converted copies of files that cannot be mapped, kept so that each file is converted once.
+//!
+//! The folder is the one asked for, else `.ddp-cache` beside the file, else, where that cannot be
+//! written, `ddp-train/data` in the user's cache folder (`XDG_CACHE_HOME`, `~/.cache`). It may be
+//! deleted at any time.
+//!
+//! ```text
+//! train.csv-KEY/data.bin     the copy; KEY is xxh3-128 of the source's content and of the request
+//!               entry.json   the copy's checksum, and its identity on the disk at that time
+//! .seen-KEY                  the checksum of the source at this path, and its identity at that time
+//! .unfinished-PID-N          an entry being made; renamed once it is on the disk
+//! ```
+//!
+//! A checksum is trusted while inode, size and times of the file are unchanged, and computed anew
+//! otherwise. Times less than two seconds old prove nothing, since file systems' clocks tick
+//! slowly. Two processes may convert the same file at the same time: the second one uses the entry
+//! of the first.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ddp_kernels::mapped::{Identity, free_bytes};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::io::{reading, refuse, writing};
+use crate::disk::{replace_file, sync_folder};
+use crate::error::{Error, Result};
+
+/// Part of every key: entries of older versions are not found.
+const VERSION: &[u8] = b"ddp cache 2";
+/// The note in an entry.
+pub(super) const ENTRY: &str = "entry.json";
+/// A file changed more recently than this may change again without its times showing it.
+const SETTLED: Duration = Duration::from_secs(2);
+/// An unfinished entry that was not written to for this long was left by a process that was killed.
+const ABANDONED: Duration = Duration::from_secs(6 * 3600);
+
+/// A copy that is wanted.
+pub(super) struct Wanted<'a> {
+    /// The file it is made from.
+    pub(super) source: &'a Path,
+    /// The name of the copy.
+    pub(super) name: &'a str,
+    /// Everything besides the source's content that decides what the copy is.
+    pub(super) request: &'a str,
+}
+
+/// The copy that `make` makes of `source`, or the one made earlier. `make` gets the path to write,
+/// in a new folder.
+pub(crate) fn converted(
+    source: &Path,
+    cache_dir: Option<&Path>,
+    request: &str,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let name = "data.bin";
+    let wanted = Wanted {
+        source,
+        name,
+        request,
+    };
+    find_or_make(&usual_folders(source, cache_dir), &wanted, make)
+}
+
+pub(super) fn usual_folders(source: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
+    folders(source, cache_dir, |name| std::env::var_os(name))
+}
+
+/// The copy, found in one of the folders or made in the first one that can be written.
+pub(super) fn find_or_make(
+    folders: &[PathBuf],
+    wanted: &Wanted<'_>,
+    make: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let source = wanted.source;
+    let before = identity_of(source).map_err(reading(source))?;
+    let seen = wanted.seen_name();
+    let known = folders
+        .iter()
+        .filter_map(|folder| Note::read(&folder.join(&seen)));
+    let note = match known.into_iter().find(|note| note.describes(&before)) {
+        Some(note) => note,
+        None => Note::of(source).map_err(reading(source))?,
+    };
+    let key = wanted.key(&note.xxh3);
+    for folder in folders {
+        if let Some(found) = wanted.find(folder, &key) {
+            note.keep(&folder.join(seen));
+            return Ok(found);
+        }
+    }
+    let (folder, aside) = new_folder(folders)?;
+    remove_abandoned(folder);
+    let made = wanted.make(folder, &aside, &key, &before, make);
+    // After a success it has been renamed.
+    let _ = fs::remove_dir_all(&aside);
+    let made = made?;
+    note.keep(&folder.join(seen));
+    Ok(made)
+}
+
+impl Wanted<'_> {
+    fn key(&self, content: &str) -> String {
+        self.hash(content.as_bytes())
+    }
+
+    /// The name of the note about the file at this path.
+    fn seen_name(&self) -> String {
+        let path = fs::canonicalize(self.source).unwrap_or_else(|_| self.source.to_path_buf());
+        format!(".seen-{}", self.hash(path.as_os_str().as_encoded_bytes()))
+    }
+
+    fn hash(&self, about: &[u8]) -> String {
+        let mut hash = Xxh3::new();
+        let (name, request) = (self.name.as_bytes(), self.request.as_bytes());
+        for part in [VERSION, about, name, request] {
+            // The length first, so that parts cannot run into each other.
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        format!("{:032x}", hash.digest128())
+    }
+
+    fn entry(&self, folder: &Path, key: &str) -> PathBuf {
+        let name = self.source.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        // File names have at most 255 bytes.
+        let name = &name[..name.floor_char_boundary(120)];
+        folder.join(format!("{name}-{key}"))
+    }
+
+    /// The copy in the entry of this key, if there is one. A damaged entry is removed.
+    fn find(&self, folder: &Path, key: &str) -> Option<PathBuf> {
+        let entry = self.entry(folder, key);
+        let path = entry.join(self.name);
+        match check_entry(&entry, &path) {
+            Ok(()) => Some(path),
+            Err(error) if error.kind() == ErrorKind::NotFound && !entry.exists() => None,
+            Err(error) => {
+                let (path, source) = (path.display(), self.source.display());
+                tracing::warn!("{path}: {error}; converting {source} again");
+                let _ = fs::remove_dir_all(&entry);
+                None
+            }
+        }
+    }
+
+    /// Makes the entry in the folder `aside` and renames it.
+    fn make(
+        &self,
+        folder: &Path,
+        aside: &Path,
+        key: &str,
+        before: &Identity,
+        make: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let (path, entry) = (aside.join(self.name), self.entry(folder, key));
+        make(&path)?;
+        if identity_of(self.source).map_err(reading(self.source))? != *before {
+            return Err(refuse(
+                self.source,
+                "it changed while it was read; help: start again once nothing writes to it",
+            ));
+        }
+        Note::of(&path)
+            .map_err(writing(&path))?
+            .write(&aside.join(ENTRY))?;
+        sync_folder(aside)?;
+        match fs::rename(aside, &entry) {
+            // Another process has made it meanwhile.
+            Err(_) if self.find(folder, key).is_some() => {}
+            renamed => renamed.map_err(writing(&entry))?,
+        }
+        sync_folder(folder)?;
+        Ok(entry.join(self.name))
+    }
+}
+
+/// An error unless the copy at `path` is what was made.
+fn check_entry(entry: &Path, path: &Path) -> io::Result<()> {
+    let damaged = |why: &str| io::Error::new(ErrorKind::InvalidData, why.to_string());
+    let identity = identity_of(path)?;
+    let note = entry.join(ENTRY);
+    let said = Note::read(&note).ok_or_else(|| damaged("its entry.json is missing or damaged"))?;
+    if said.describes(&identity) {
+        return Ok(());
+    }
+    let now = Note::of(path)?;
+    if now.xxh3 != said.xxh3 {
+        return Err(damaged("its checksum is wrong"));
+    }
+    now.keep(&note);
+    Ok(())
+}
+
+/// An error unless the disk of the file `to` has room for so many bytes.
+pub(super) fn check_room(to: &Path, bytes: u64) -> Result<()> {
+    let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
+    if free < bytes {
+        let text = format!("it takes up to {bytes} bytes on its disk, and {free} are free");
+        return Err(writing(to)(io::Error::new(ErrorKind::StorageFull, text)));
+    }
+    Ok(())
+}
+
+/// The folders to look in, best first.
+fn folders(
+    source: &Path,
+    cache_dir: Option<&Path>,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Vec<PathBuf> {
+    if let Some(asked) = cache_dir {
+        return vec![asked.to_path_buf()];
+    }
+    let beside = source.parent().unwrap_or(Path::new("")).join(".ddp-cache");
+    let absolute = |name: &str| {
+        let path = variable(name).map(PathBuf::from);
+        path.filter(|folder| folder.is_absolute())
+    };
+    let user = absolute("XDG_CACHE_HOME");
+    let user = user.or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    let user = user.map(|user| user.join("ddp-train/data"));
+    std::iter::once(beside).chain(user).collect()
+}
+
+/// A new folder for an entry, in the first of `folders` that can be written.
+fn new_folder(folders: &[PathBuf]) -> Result<(&Path, PathBuf)> {
+    let mut first_error = None;
+    for folder in folders {
+        match fs::create_dir_all(folder).and_then(|()| new_folder_in(folder)) {
+            Ok(aside) => return Ok((folder, aside)),
+            Err(error) => {
+                tracing::info!("{} cannot be used as a cache: {error}", folder.display());
+                first_error.get_or_insert_with(|| writing(folder)(error));
+            }
+        }
+    }
+    Err(first_error.unwrap_or_else(|| Error::Internal("a cache without folders".into())))
+}
+
+fn new_folder_in(folder: &Path) -> io::Result<PathBuf> {
+    for number in 0.. {
+        let path = folder.join(format!(".unfinished-{}-{number}", std::process::id()));
+        match fs::create_dir(&path) {
+            // Left by a killed process of this id, or made in another container.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < 1000 => {}
+            made => return made.map(|()| path),
+        }
+    }
+    unreachable!("the last number returns")
+}
+
+/// Removes unfinished entries that killed processes left.
+fn remove_abandoned(folder: &Path) {
+    let age = |path: &Path| fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let files = fs::read_dir(&path).into_iter().flatten().flatten();
+        let mut all = files.map(|file| file.path()).chain([path.clone()]);
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(b".unfinished-")
+            && all.all(|path| age(&path).is_some_and(|age| age > ABANDONED))
+        {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+fn identity_of(path: &Path) -> io::Result<Identity> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(
+            ErrorKind::InvalidInput,
+            "it is not an ordinary file",
+        ));
+    }
+    Ok(Identity::of(&metadata))
+}
+
+/// The checksum of a file, trusted while the file's identity is the same.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    /// xxh3-128 of the content, in hexadecimal.
+    xxh3: String,
+    /// Missing where the file had changed too recently.
+    identity: Option<String>,
+}
+
+impl Note {
+    /// Reads the file.
+    fn of(path: &Path) -> io::Result<Note> {
+        let identity = identity_of(path)?;
+        let changed_s = u64::try_from(identity.changed_ns / 1_000_000_000).unwrap_or(u64::MAX);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let settled_s = changed_s.saturating_add(SETTLED.as_secs());
+        let is_settled = now.unwrap_or_default().as_secs() > settled_s;
+        Ok(Note {
+            xxh3: format!("{:032x}", hash_of(path)?),
+            identity: is_settled.then(|| format!("{identity:?}")),
+        })
+    }
+
+    fn describes(&self, identity: &Identity) -> bool {
+        self.identity.as_ref() == Some(&format!("{identity:?}"))
+    }
+
+    /// The note at `path`, if it is whole.
+    fn read(path: &Path) -> Option<Note> {
+        let mut text = String::new();
+        let file = File::open(path).ok()?;
+        file.take(1 << 16).read_to_string(&mut text).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
+        replace_file(path, |file| file.write_all(&json).map_err(writing(path)))
+    }
+
+    /// Writes the note if it is worth it. Without it the file is read again the next time.
+    fn keep(&self, path: &Path) {
+        if self.identity.is_some()
+            && Note::read(path).is_none_or(|note| note.identity != self.identity)
+        {
+            let _ = self.write(path);
+        }
+    }
+}
+
+/// xxh3-128 of a file's content.
+fn hash_of(path: &Path) -> io::Result<u128> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(hash.digest128()),
+            Ok(count) => hash.update(&buffer[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,412 @@
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::*;
+use crate::disk::testing::Scratch;
+
+/// A source in a folder of its own, and how often something was made of it.
+struct Bench {
+    scratch: Scratch,
+    made: AtomicU32,
+}
+
+impl Bench {
+    fn new(content: &str) -> Bench {
+        let bench = Bench {
+            scratch: Scratch::new(),
+            made: AtomicU32::new(0),
+        };
+        bench.write(content);
+        bench
+    }
+
+    fn source(&self) -> PathBuf {
+        self.scratch.path().join("table.csv")
+    }
+
+    fn write(&self, content: &str) {
+        fs::write(self.source(), content).unwrap();
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.scratch.path().join(".ddp-cache")
+    }
+
+    /// Makes a copy of the source in capitals.
+    fn capitals(&self, request: &str) -> PathBuf {
+        converted(&self.source(), None, request, |to| self.make_capitals(to)).unwrap()
+    }
+
+    fn make_capitals(&self, to: &Path) -> Result<()> {
+        self.made.fetch_add(1, Ordering::Relaxed);
+        let text = fs::read_to_string(self.source()).unwrap();
+        fs::write(to, text.to_uppercase()).map_err(writing(to))
+    }
+
+    fn times_made(&self) -> u32 {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Sets the source's time of modification, as a copying tool would.
+    fn set_modified(&self, when: SystemTime) {
+        File::options()
+            .write(true)
+            .open(self.source())
+            .unwrap()
+            .set_modified(when)
+            .unwrap();
+    }
+
+    /// The unfinished entries in the cache.
+    fn left_over(&self) -> Vec<String> {
+        let names = fs::read_dir(self.cache())
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().file_name());
+        let names = names.map(|name| name.into_string().unwrap());
+        names
+            .filter(|name| name.starts_with(".unfinished"))
+            .collect()
+    }
+}
+
+/// What says of an entry that its file was written once and not again.
+fn written(path: &Path) -> (u64, i64, i64) {
+    let metadata = fs::metadata(path).unwrap();
+    (metadata.ino(), metadata.ctime(), metadata.ctime_nsec())
+}
+
+#[test]
+fn what_was_made_once_is_found_again() {
+    let bench = Bench::new("abc");
+    let first = bench.capitals("capitals");
+    assert_eq!(fs::read(&first).unwrap(), b"ABC");
+    assert!(first.starts_with(bench.cache()), "{}", first.display());
+    let mark = written(&first);
+    assert_eq!(
+        (bench.capitals("capitals"), written(&first)),
+        (first.clone(), mark)
+    );
+    // A copy of the same content elsewhere is the same content; another request is another entry.
+    fs::copy(bench.source(), bench.scratch.path().join("copy.csv")).unwrap();
+    fs::rename(bench.scratch.path().join("copy.csv"), bench.source()).unwrap();
+    assert_eq!(
+        (bench.capitals("capitals"), bench.times_made()),
+        (first.clone(), 1)
+    );
+    assert_ne!(bench.capitals("more capitals"), first);
+    assert_eq!(bench.times_made(), 2);
+    assert_eq!(bench.left_over(), [""; 0]);
+}
+
+#[test]
+fn a_source_that_is_known_is_not_read_again() {
+    let bench = Bench::new("abc");
+    let first = bench.capitals("capitals");
+    let seen = || {
+        let names = fs::read_dir(bench.cache())
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        names
+            .filter(|path| {
+                path.file_name()
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .starts_with(".seen")
+            })
+            .collect::<Vec<_>>()
+    };
+    // As long as another change might not show, nothing is written down.
+    assert_eq!(seen(), [""; 0].map(PathBuf::from));
+    std::thread::sleep(SETTLED + Duration::from_millis(1100));
+    assert_eq!(bench.capitals("capitals"), first);
+    let [note] = &seen()[..] else {
+        panic!("one source is known")
+    };
+    // The note is believed: with another checksum the entry of this content is not found.
+    let xxh3 = format!("{:032x}", 7);
+    let believed = Note::read(note).unwrap();
+    Note { xxh3, ..believed }.write(note).unwrap();
+    assert_ne!(bench.capitals("capitals"), first);
+    assert_eq!(bench.times_made(), 2);
+    // A damaged note counts as none.
+    for damaged in ["", "{", "{\"identity\": 3}"] {
+        fs::write(note, damaged).unwrap();
+        assert_eq!(
+            (bench.capitals("capitals"), bench.times_made()),
+            (first.clone(), 2),
+            "{damaged}"
+        );
+    }
+}
+
+#[test]
+fn another_content_under_the_same_name_size_and_time_is_made_again() {
+    let bench = Bench::new("abc");
+    let hour_ago = SystemTime::now() - Duration::from_secs(3600);
+    bench.set_modified(hour_ago);
+    let first = bench.capitals("capitals");
+    // In place, so that it is the same inode too.
+    File::options()
+        .write(true)
+        .open(bench.source())
+        .unwrap()
+        .write_all_at(b"xyz", 0)
+        .unwrap();
+    bench.set_modified(hour_ago);
+    let second = bench.capitals("capitals");
+    assert_eq!(
+        (fs::read(&first).unwrap(), fs::read(&second).unwrap()),
+        (b"ABC".to_vec(), b"XYZ".to_vec())
+    );
+    assert_eq!(bench.times_made(), 2);
+}
+
+#[test]
+fn a_damaged_entry_is_made_again() {
+    let bench = Bench::new("abcdef");
+    let path = bench.capitals("capitals");
+    let entry = path.parent().unwrap().join(ENTRY);
+    type Damage = fn(&Path, &Path);
+    let flip: Damage = |path, _| {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[3] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    let damages: [Damage; 5] = [
+        flip,
+        |path, _| {
+            File::options()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(4)
+                .unwrap()
+        },
+        |path, _| fs::remove_file(path).unwrap(),
+        |_, entry| fs::remove_file(entry).unwrap(),
+        |_, entry| fs::write(entry, "{\"xxh3\": 6").unwrap(),
+    ];
+    for (number, damage) in (2..).zip(damages) {
+        damage(&path, &entry);
+        assert_eq!(
+            (bench.capitals("capitals"), bench.times_made()),
+            (path.clone(), number)
+        );
+        assert_eq!(fs::read(&path).unwrap(), b"ABCDEF");
+        assert_eq!(bench.left_over(), [""; 0]);
+    }
+    // Long after it was checked too.
+    std::thread::sleep(SETTLED + Duration::from_millis(1100));
+    bench.capitals("capitals");
+    let said = Note::read(&entry).unwrap();
+    assert!(said.describes(&identity_of(&path).unwrap()));
+    assert_eq!(bench.times_made(), 6);
+    flip(&path, &entry);
+    bench.capitals("capitals");
+    assert_eq!(
+        (bench.times_made(), fs::read(&path).unwrap()),
+        (7, b"ABCDEF".to_vec())
+    );
+}
+
+#[test]
+fn several_at_once_get_the_same_whole_entry() {
+    let bench = Bench::new("abc");
+    let all: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    converted(&bench.source(), None, "capitals", |to| {
+                        std::thread::sleep(Duration::from_millis(100));
+                        bench.make_capitals(to)
+                    })
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap().unwrap())
+            .collect()
+    });
+    assert!(all.iter().all(|path| *path == all[0]));
+    assert_eq!(fs::read(&all[0]).unwrap(), b"ABC");
+    assert_eq!(bench.left_over(), [""; 0]);
+}
+
+#[test]
+fn the_second_of_two_uses_the_entry_of_the_first() {
+    let bench = Bench::new("abc");
+    let mut inner = None;
+    let outer = converted(&bench.source(), None, "capitals", |to| {
+        fs::write(to, "half").unwrap();
+        inner = Some(bench.capitals("capitals"));
+        assert_eq!(fs::read(to).unwrap(), b"half", "each has its own folder");
+        bench.make_capitals(to)
+    });
+    let outer = outer.unwrap();
+    assert_eq!((inner, bench.times_made()), (Some(outer.clone()), 2));
+    assert_eq!(fs::read(outer).unwrap(), b"ABC");
+    assert_eq!(bench.left_over(), [""; 0]);
+}
+
+#[test]
+fn a_source_that_changes_meanwhile_is_an_error() {
+    let bench = Bench::new("abc");
+    let error = converted(&bench.source(), None, "capitals", |to| {
+        bench.make_capitals(to)?;
+        bench.write("something else");
+        Ok(())
+    });
+    let error = error.unwrap_err();
+    assert!(
+        error.exit_code() == 65 && error.to_string().contains("changed while it was read"),
+        "{error}"
+    );
+    assert_eq!(fs::read_dir(bench.cache()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_failure_leaves_nothing() {
+    let bench = Bench::new("abc");
+    let error = converted(&bench.source(), None, "capitals", |to| {
+        fs::write(to, "half").unwrap();
+        fs::write(to.with_extension("more"), "half").unwrap();
+        Err(Error::Data("torn".into()))
+    });
+    assert_eq!(error.unwrap_err().to_string(), "torn");
+    assert_eq!(fs::read_dir(bench.cache()).unwrap().count(), 0);
+}
+
+#[test]
+fn what_killed_processes_left_is_removed() {
+    let bench = Bench::new("abc");
+    let half_made = ["1-0", "2-0"].map(|name| bench.cache().join(format!(".unfinished-{name}")));
+    for path in &half_made {
+        fs::create_dir_all(path).unwrap();
+        fs::write(path.join("data.bin"), "half").unwrap();
+    }
+    bench.capitals("capitals");
+    assert!(half_made.iter().all(|path| path.exists()));
+    let long_ago = SystemTime::now() - 2 * ABANDONED;
+    for path in [
+        half_made[0].join("data.bin"),
+        half_made[0].clone(),
+        half_made[1].join("data.bin"),
+    ] {
+        File::open(path).unwrap().set_modified(long_ago).unwrap();
+    }
+    bench.capitals("something else");
+    // Of the second one only the file is old.
+    assert_eq!(half_made.map(|path| path.exists()), [false, true]);
+}
+
+#[test]
+fn the_folder_is_the_one_asked_for_or_beside_or_the_users() {
+    let variable = |home: &'static str, cache: &'static str| {
+        move |name: &str| match name {
+            "HOME" => Some(OsString::from(home)),
+            "XDG_CACHE_HOME" => Some(OsString::from(cache)),
+            _ => None,
+        }
+    };
+    let found =
+        |path: &str, asked, home, cache| folders(Path::new(path), asked, variable(home, cache));
+    assert_eq!(
+        found("a/b.csv", Some(Path::new("c")), "/home/me", ""),
+        [Path::new("c")]
+    );
+    let user = Path::new("/home/me/.cache/ddp-train/data");
+    assert_eq!(
+        found("a/b.csv", None, "/home/me", ""),
+        [Path::new("a/.ddp-cache"), user]
+    );
+    assert_eq!(
+        found("b.csv", None, "", "/tmp/x"),
+        [Path::new(".ddp-cache"), Path::new("/tmp/x/ddp-train/data")]
+    );
+    // The standard says that a relative one is to be ignored.
+    assert_eq!(found("b.csv", None, "", "x"), [Path::new(".ddp-cache")]);
+}
+
+#[test]
+fn where_nothing_can_be_written_the_next_folder_is_taken() {
+    let bench = Bench::new("abc");
+    fs::write(bench.cache(), "a file in the way").unwrap();
+    let user = bench.scratch.path().join("user");
+    let wanted = Wanted {
+        source: &bench.source(),
+        name: "data.bin",
+        request: "capitals",
+    };
+    for times in [1, 1] {
+        let path = find_or_make(&[bench.cache(), user.clone()], &wanted, |to| {
+            bench.make_capitals(to)
+        })
+        .unwrap();
+        assert!(path.starts_with(&user));
+        assert_eq!(bench.times_made(), times);
+    }
+    let error = find_or_make(&[bench.cache()], &wanted, |_| Ok(())).unwrap_err();
+    assert_eq!(error.exit_code(), 74);
+    let text = error.to_string();
+    assert!(
+        text.contains(".ddp-cache") && text.contains("`cache-dir`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_entry_in_a_folder_that_cannot_be_written_is_used() {
+    let bench = Bench::new("abc");
+    let made = bench.capitals("capitals");
+    let elsewhere = bench.scratch.path().join("elsewhere");
+    let wanted = Wanted {
+        source: &bench.source(),
+        name: "data.bin",
+        request: "capitals",
+    };
+    let found = find_or_make(&[elsewhere.clone(), bench.cache()], &wanted, |_| {
+        panic!("it is there")
+    })
+    .unwrap();
+    assert_eq!(found, made);
+    assert!(!elsewhere.exists());
+}
+
+#[test]
+fn what_is_no_file_is_named() {
+    let bench = Bench::new("abc");
+    for (path, code, part) in [
+        ("missing.csv", 74, "No such file"),
+        (".", 65, "not an ordinary file"),
+    ] {
+        let path = bench.scratch.path().join(path);
+        let error = converted(&path, None, "capitals", |_| Ok(())).unwrap_err();
+        assert_eq!(error.exit_code(), code);
+        assert!(
+            error.to_string().contains(part)
+                && error.to_string().contains(&path.display().to_string()),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn long_names_are_cut_between_letters() {
+    let source = PathBuf::from("é".repeat(100) + ".csv");
+    let wanted = Wanted {
+        source: &source,
+        name: "data.bin",
+        request: "",
+    };
+    let entry = wanted.entry(Path::new(""), &"0".repeat(32));
+    let name = entry.to_str().unwrap();
+    assert!(
+        name.len() < 160
+            && name.starts_with('é')
+            && name.ends_with("é-00000000000000000000000000000000"),
+        "{name}"
+    );
+}

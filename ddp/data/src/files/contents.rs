@@ -1,0 +1,56 @@
+//! What a file holds, whatever its format.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_kernels::mapped::Mapped;
+
+use super::array::{Array, Place};
+use super::io::refuse;
+use crate::error::Result;
+
+/// The arrays of a file by name, and what the file says besides.
+#[derive(Clone, Debug, Default)]
+pub struct Contents {
+    /// Those that have rows, in the order of the file. At least one.
+    pub arrays: Vec<Array>,
+    /// The names of the others, and why each cannot be used.
+    pub others: Vec<(String, String)>,
+    /// The names of classes.
+    pub classes: Option<Vec<String>>,
+    /// The names of features.
+    pub columns: Option<Vec<String>>,
+}
+
+impl Contents {
+    /// The array of this name, if there is one. One that cannot be used is an error that says why.
+    pub fn find(&self, key: &str) -> Result<Option<&Array>, String> {
+        match self.others.iter().find(|(name, _)| name == key) {
+            Some((name, why)) => Err(format!("{name}: {why}")),
+            None => Ok(self.arrays.iter().find(|array| array.key() == key)),
+        }
+    }
+
+    /// Adds the array at `place`, or the reason why it cannot be used.
+    pub(super) fn add(&mut self, mapped: &Arc<Mapped>, file: &str, place: &Place<'_>) {
+        match Array::new(mapped, file, place) {
+            Ok(array) => self.arrays.push(array),
+            Err(why) => self.others.push((place.key.to_string(), why)),
+        }
+    }
+
+    /// The contents, or an error if no array can be used.
+    pub(super) fn checked(self, path: &Path) -> Result<Contents> {
+        if !self.arrays.is_empty() {
+            return Ok(self);
+        }
+        Err(refuse(
+            path,
+            match self.others.first() {
+                None => "it holds no arrays".into(),
+                Some((name, why)) if name.is_empty() => why.clone(),
+                Some((name, why)) => format!("{name}: {why}"),
+            },
+        ))
+    }
+}

@@ -1,0 +1,218 @@
+//! The labels of a table. What they are follows from all of them: whole numbers are i64, other
+//! numbers f64, and if one is a text, all are: i64 codes of the texts sorted by their bytes, which
+//! are the classes. Until the last row is known, each is kept in a file as a number and as a code
+//! for its text.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use super::super::array::Element;
+use super::super::csv::number;
+use super::super::flat;
+use super::super::io::writing;
+use super::super::shown::shown;
+use crate::error::{Error, Result};
+
+/// The most classes.
+const CLASSES_MAX: usize = 1 << 16;
+/// The longest name of a class, and of all together in a flat file's header.
+const TEXT_BYTES_MAX: usize = 4 << 10;
+const TEXTS_BYTES_MAX: usize = 16 << 20;
+/// Above this an f64 cannot tell whole numbers apart.
+const WHOLE_MAX: f64 = (1u64 << 53) as f64;
+/// The code of a label that is only kept as a number.
+const NO_CODE: u32 = u32::MAX;
+/// A label in the file: f64, then the u32 of its code.
+const ROW_BYTES: usize = 12;
+
+const WRONG_COLUMN: &str = "help: is this column the label?";
+
+pub(super) struct Labels {
+    aside: BufWriter<File>,
+    path: PathBuf,
+    rows: u64,
+    /// The code of each text, in the order of their first rows; `None` once there are too many for
+    /// classes.
+    codes: Option<HashMap<Box<[u8]>, u32>>,
+    texts_bytes: usize,
+    any_text: bool,
+    all_whole: bool,
+}
+
+impl Labels {
+    /// No labels yet. They are kept in a file beside `to`. `are_texts`: whatever they look like.
+    pub(super) fn beside(to: &Path, are_texts: bool) -> Result<Labels> {
+        let path = to.with_extension("labels");
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path);
+        let file = file.map_err(writing(&path))?;
+        // The file exists as long as it is open.
+        std::fs::remove_file(&path).map_err(writing(&path))?;
+        Ok(Labels {
+            aside: BufWriter::with_capacity(1 << 18, file),
+            path,
+            rows: 0,
+            codes: Some(HashMap::new()),
+            texts_bytes: 0,
+            any_text: are_texts,
+            all_whole: true,
+        })
+    }
+
+    /// Adds the label of the next row. `bad` makes an error of what is wrong with it.
+    pub(super) fn push(&mut self, cell: &[u8], bad: impl Fn(String) -> Error) -> Result<()> {
+        let value = number(cell);
+        self.any_text |= value.is_none();
+        let code = check(cell, value).and_then(|()| self.code(cell));
+        let code = code.map_err(bad)?;
+        let is_whole = |value: f64| value.fract() == 0.0 && value.abs() <= WHOLE_MAX;
+        self.all_whole &= value.is_some_and(is_whole);
+        let mut row = [0; ROW_BYTES];
+        row[..8].copy_from_slice(&value.unwrap_or(f64::NAN).to_le_bytes());
+        row[8..].copy_from_slice(&code.to_le_bytes());
+        self.rows += 1;
+        self.aside.write_all(&row).map_err(writing(&self.path))
+    }
+
+    /// The code of a text, or why it cannot be a label.
+    fn code(&mut self, text: &[u8]) -> Result<u32, String> {
+        let Some(codes) = &mut self.codes else {
+            return match self.any_text {
+                true => Err(format!(
+                    "expected a number as label, got \"{}\"; more than {CLASSES_MAX} different numbers came before",
+                    shown(text)
+                )),
+                false => Ok(NO_CODE),
+            };
+        };
+        if let Some(&code) = codes.get(text) {
+            return Ok(code);
+        }
+        if text.len() > TEXT_BYTES_MAX {
+            return Err(format!(
+                "expected a label of at most {TEXT_BYTES_MAX} bytes, got {}; {WRONG_COLUMN}",
+                text.len()
+            ));
+        }
+        self.texts_bytes += flat::text_bytes(&String::from_utf8_lossy(text));
+        if codes.len() < CLASSES_MAX && self.texts_bytes <= TEXTS_BYTES_MAX {
+            let code = codes.len() as u32;
+            codes.insert(text.into(), code);
+            return Ok(code);
+        }
+        if !self.any_text {
+            self.codes = None;
+            return Ok(NO_CODE);
+        }
+        Err(match codes.len() {
+            CLASSES_MAX => format!(
+                "expected at most {CLASSES_MAX} different texts as labels, got \"{}\" after as many; {WRONG_COLUMN}",
+                shown(text)
+            ),
+            _ => format!(
+                "expected different labels of at most {TEXTS_BYTES_MAX} bytes together, got more; {WRONG_COLUMN}"
+            ),
+        })
+    }
+
+    /// Writes all labels as the type they turned out to be, and returns the classes if they are
+    /// texts.
+    pub(super) fn finish(self, out: &mut flat::Writer) -> Result<Option<Vec<String>>> {
+        let failed = writing(&self.path);
+        let file = self.aside.into_inner();
+        let mut file = file.map_err(|error| failed(error.into_error()))?;
+        file.rewind().map_err(writing(&self.path))?;
+        let mut aside = Aside {
+            file: BufReader::with_capacity(1 << 18, file),
+            path: self.path,
+            rows_left: self.rows,
+        };
+        let write_i64 =
+            |out: &mut flat::Writer, values: &[i64]| out.write_numbers(values, i64::to_le_bytes);
+        if !self.any_text && !self.all_whole {
+            out.begin("labels", Element::F64, &[])?;
+            let write = |values: &[f64]| out.write_numbers(values, f64::to_le_bytes);
+            aside.convert(|value, _| value, write)?;
+            return Ok(None);
+        }
+        out.begin("labels", Element::I64, &[])?;
+        if !self.any_text {
+            aside.convert(|value, _| value as i64, |values| write_i64(out, values))?;
+            return Ok(None);
+        }
+        let mut texts: Vec<(Box<[u8]>, u32)> = self.codes.into_iter().flatten().collect();
+        texts.sort();
+        let mut classes = vec![0; texts.len()];
+        for ((_, code), class) in texts.iter().zip(0..) {
+            classes[*code as usize] = class;
+        }
+        aside.convert(
+            |_, code| classes[code as usize],
+            |values| write_i64(out, values),
+        )?;
+        let name = |(text, _): (Box<[u8]>, u32)| String::from_utf8_lossy(&text).into_owned();
+        Ok(Some(texts.into_iter().map(name).collect()))
+    }
+}
+
+/// Whether a cell can be a label, or why not.
+fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
+    if cell.is_empty() {
+        return Err("expected a number or a text as label, got an empty cell; help: fill it in or remove the row".into());
+    }
+    if value.is_some_and(|value| !value.is_finite()) {
+        return Err(format!(
+            "expected a number or a text as label, got {}; help: remove the row, or give the class another name",
+            shown(cell)
+        ));
+    }
+    if std::str::from_utf8(cell).is_err() {
+        let got = shown(cell);
+        return Err(format!(
+            "the label \"{got}\" is not UTF-8; help: save the file as UTF-8"
+        ));
+    }
+    if cell.contains(&b'\n') {
+        let got = shown(cell);
+        return Err(format!(
+            "expected a label of one line, got \"{got}\"; help: look for a quote that is not closed"
+        ));
+    }
+    Ok(())
+}
+
+/// Labels that are read again.
+struct Aside {
+    file: BufReader<File>,
+    path: PathBuf,
+    rows_left: u64,
+}
+
+impl Aside {
+    /// Gives `label` of all labels to `write`, in pieces.
+    fn convert<T>(
+        &mut self,
+        label: impl Fn(f64, u32) -> T,
+        mut write: impl FnMut(&[T]) -> Result<()>,
+    ) -> Result<()> {
+        let mut piece = Vec::with_capacity(1 << 16);
+        let mut row = [0; ROW_BYTES];
+        while self.rows_left > 0 {
+            piece.clear();
+            let count = self.rows_left.min(1 << 16);
+            for _ in 0..count {
+                self.file
+                    .read_exact(&mut row)
+                    .map_err(writing(&self.path))?;
+                let [a, b, c, d, e, f, g, h, code @ ..] = row;
+                let value = f64::from_le_bytes([a, b, c, d, e, f, g, h]);
+                piece.push(label(value, u32::from_le_bytes(code)));
+            }
+            write(&piece)?;
+            self.rows_left -= count;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! Comma-separated values: the crate `csv-core` splits a stream into records; the bounds on their
+//! size are ours.
+//!
+//! As RFC 4180 has it, a cell that begins with a quote may hold delimiters, line ends and `""` for
+//! a quote. Lines end in LF, CRLF or CR; empty lines and a byte-order mark are skipped. Spaces
+//! around a cell are dropped. Lines are counted from 1. A record has at most `RECORD_BYTES_MAX`
+//! bytes, so that an unclosed quote does not read in the whole file, and at most `CELLS_MAX` cells,
+//! since gzip packs a thousand commas into a byte.
+
+use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
+
+use csv_core::ReadRecordResult;
+
+/// The longest record. A row of a million numbers has about 20 MB.
+const RECORD_BYTES_MAX: usize = 64 << 20;
+/// The most cells of a record.
+const CELLS_MAX: usize = 4 << 20;
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Why a table cannot be read.
+#[derive(Debug)]
+pub(crate) enum Problem {
+    /// What is wrong on this line of the file.
+    Malformed(u64, String),
+    /// The system could not read the file.
+    Unreadable(io::Error),
+}
+
+/// The records of a stream, one after another.
+pub(crate) struct Records<R> {
+    input: BufReader<Chain<Cursor<Vec<u8>>, R>>,
+    parser: csv_core::Reader,
+    /// The text of all cells of the current record, and where each cell ends in it.
+    text: Vec<u8>,
+    ends: Vec<usize>,
+    /// The line on which the next record begins, unless empty lines come first.
+    line: u64,
+    /// Whether the byte before the next one is a CR, so that an LF belongs to it.
+    after_cr: bool,
+    record_bytes_max: usize,
+}
+
+/// One record.
+#[derive(Clone, Copy)]
+pub(crate) struct Record<'a> {
+    text: &'a [u8],
+    ends: &'a [usize],
+    line: u64,
+}
+
+impl<R: Read> Records<R> {
+    /// Reads a stream whose first line decides the delimiter: a tab if `tabs`, else a comma, else a
+    /// semicolon or a tab.
+    pub(crate) fn new(reader: R, tabs: bool) -> Result<Records<R>, Problem> {
+        Records::with_buffer(reader, tabs, BUFFER_BYTES, RECORD_BYTES_MAX)
+    }
+
+    fn with_buffer(
+        mut reader: R,
+        tabs: bool,
+        buffer_bytes: usize,
+        record_bytes_max: usize,
+    ) -> Result<Records<R>, Problem> {
+        let mut start = Vec::new();
+        reader
+            .by_ref()
+            .take(buffer_bytes as u64)
+            .read_to_end(&mut start)
+            .map_err(Problem::Unreadable)?;
+        if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
+            let what = "expected UTF-8, got UTF-16; help: save the file as UTF-8";
+            return Err(Problem::Malformed(1, what.into()));
+        }
+        if start.starts_with(b"\xef\xbb\xbf") {
+            start.drain(..3);
+        }
+        let delimiter = if tabs { b'\t' } else { delimiter_of(&start) };
+        Ok(Records {
+            input: BufReader::with_capacity(buffer_bytes, Cursor::new(start).chain(reader)),
+            parser: csv_core::ReaderBuilder::new().delimiter(delimiter).build(),
+            text: vec![0; buffer_bytes],
+            ends: vec![0; 64],
+            line: 1,
+            after_cr: false,
+            record_bytes_max,
+        })
+    }
+
+    /// The next record; `None` at the end.
+    pub(crate) fn next(&mut self) -> Result<Option<Record<'_>>, Problem> {
+        if !self.skip_line_ends()? {
+            return Ok(None);
+        }
+        let line = self.line;
+        let malformed = |what| Err(Problem::Malformed(line, what));
+        let (mut bytes, mut cells) = (0, 0);
+        loop {
+            let input = fill(&mut self.input)?;
+            let at_end = input.is_empty();
+            // At the end of the file a line end completes the record, unless a quote is open.
+            let (result, read, written, ended) = self.parser.read_record(
+                if at_end { b"\n" } else { input },
+                &mut self.text[bytes..],
+                &mut self.ends[cells..],
+            );
+            if !at_end {
+                self.after_cr =
+                    read > 0 && input[read - 1] == b'\r' && result == ReadRecordResult::Record;
+                let ends = input[..read].iter().filter(|&&byte| byte == b'\n').count();
+                self.line += ends as u64 + u64::from(self.after_cr);
+                self.input.consume(read);
+            }
+            (bytes, cells) = (bytes + written, cells + ended);
+            match result {
+                ReadRecordResult::Record | ReadRecordResult::End => {
+                    let (text, ends) = (&self.text[..bytes], &self.ends[..cells]);
+                    return Ok(Some(Record { text, ends, line }));
+                }
+                ReadRecordResult::InputEmpty if at_end => {
+                    let cell = cells + 1;
+                    return malformed(format!("the quote that opens cell {cell} is never closed"));
+                }
+                ReadRecordResult::InputEmpty => {}
+                ReadRecordResult::OutputFull if self.text.len() >= self.record_bytes_max => {
+                    return malformed(format!(
+                        "the row that begins here does not end within {} bytes; help: look for a quote that is not closed",
+                        self.record_bytes_max
+                    ));
+                }
+                ReadRecordResult::OutputFull => self.text.resize(2 * self.text.len(), 0),
+                ReadRecordResult::OutputEndsFull if self.ends.len() >= CELLS_MAX => {
+                    return malformed(format!(
+                        "the row that begins here has more than {CELLS_MAX} cells, the most that are read"
+                    ));
+                }
+                ReadRecordResult::OutputEndsFull => self.ends.resize(2 * self.ends.len(), 0),
+            }
+        }
+    }
+
+    /// Skips empty lines. Returns whether a record follows.
+    fn skip_line_ends(&mut self) -> Result<bool, Problem> {
+        loop {
+            match fill(&mut self.input)?.first() {
+                None => return Ok(false),
+                Some(b'\n') => {
+                    self.line += u64::from(!self.after_cr);
+                    self.after_cr = false;
+                }
+                Some(b'\r') => {
+                    self.line += 1;
+                    self.after_cr = true;
+                }
+                Some(_) => {
+                    self.after_cr = false;
+                    return Ok(true);
+                }
+            }
+            self.input.consume(1);
+        }
+    }
+}
+
+/// The next bytes of `input`, none at the end.
+fn fill(input: &mut impl BufRead) -> Result<&[u8], Problem> {
+    loop {
+        match input.fill_buf() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(Problem::Unreadable(error)),
+            Ok(_) => break,
+        }
+    }
+    // The buffer is filled by now: this reads nothing. The borrow checker refuses to return it from
+    // the loop.
+    input.fill_buf().map_err(Problem::Unreadable)
+}
+
+/// The delimiter of a file that begins with these bytes.
+fn delimiter_of(start: &[u8]) -> u8 {
+    let line_begins = start.iter().position(|byte| !b"\r\n".contains(byte));
+    let (mut quoted, mut semicolons, mut tabs) = (false, false, false);
+    for &byte in &start[line_begins.unwrap_or(0)..] {
+        match byte {
+            b'"' => quoted = !quoted,
+            _ if quoted => {}
+            b',' => return b',',
+            b';' => semicolons = true,
+            b'\t' => tabs = true,
+            b'\n' | b'\r' => break,
+            _ => {}
+        }
+    }
+    match (semicolons, tabs) {
+        (true, _) => b';',
+        (false, true) => b'\t',
+        (false, false) => b',',
+    }
+}
+
+impl<'a> Record<'a> {
+    /// How many cells it has.
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// A cell, without the spaces around it.
+    pub(crate) fn cell(&self, index: usize) -> &'a [u8] {
+        self.text[self.start(index)..self.ends[index]].trim_ascii()
+    }
+
+    /// The line on which the record begins.
+    pub(crate) fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// The line on which a cell begins.
+    pub(crate) fn line_of(&self, index: usize) -> u64 {
+        let before = &self.text[..self.start(index)];
+        self.line + before.iter().filter(|&&byte| byte == b'\n').count() as u64
+    }
+
+    fn start(&self, index: usize) -> usize {
+        index.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+}
+
+/// The number in a cell, rounded to the nearest f64. Spelled-out NaN and infinity are numbers here.
+pub(crate) fn number(cell: &[u8]) -> Option<f64> {
+    std::str::from_utf8(cell).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

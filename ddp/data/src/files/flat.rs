@@ -1,0 +1,396 @@
+//! The flat `.bin` file: arrays as they are in memory, and a small JSON header. Converted files are
+//! kept in this format, and any program can write it.
+//!
+//! ```text
+//! byte 0    "DDPFLAT1"
+//! byte 8    u64   where the header begins
+//! byte 16   u64   how many bytes it has
+//! byte 24   u32   its CRC-32
+//! byte 28         zeros up to byte 64
+//! byte 64         arrays and the header in any order, without overlap;
+//!                 each array begins at a multiple of 64 bytes
+//! ```
+//!
+//! Numbers are little-endian, arrays row-major. The header is JSON:
+//!
+//! ```text
+//! {"arrays": [{"name": "features", "element": "f32", "shape": [1000, 784],
+//!              "offset": 64, "xxh3": "00d5b3a1c2e4f607"}],
+//!  "classes": ["cat", "dog"], "columns": ["width", …], "source": "pets.csv"}
+//! ```
+//!
+//! `element` is one of u8, i8, u16, i16, u32, i32, u64, i64, bool, f16, bf16, f32, f64. `xxh3` (of
+//! an array's bytes, 64 bits in hexadecimal), `classes`, `columns` and `source` are optional. Our
+//! writer puts the header at the end, since it does not know the number of rows before, and writes
+//! the first bytes last, so that an unfinished file is refused.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use ddp_kernels::mapped::Mapped;
+use flate2::Crc;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::array::{Element, Place};
+use super::contents::Contents;
+use super::io::{map, refuse, writing};
+use crate::error::{Error, Result};
+
+/// The first bytes of every file.
+pub(super) const MAGIC: &[u8] = b"DDPFLAT1";
+/// Arrays begin at multiples of this.
+const ALIGNMENT: u64 = 64;
+/// Where our writer puts the first array.
+pub(super) const FIRST_ARRAY: u64 = ALIGNMENT;
+/// Longer headers are refused: 100,000 classes with long names take about 10 MB.
+const HEADER_BYTES_MAX: u64 = 64 << 20;
+/// Bytes hashed at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    arrays: Vec<Entry>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    classes: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    columns: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    element: String,
+    shape: Vec<usize>,
+    offset: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    xxh3: Option<String>,
+}
+
+/// What a file says besides its arrays.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct About {
+    /// The names of classes.
+    pub(crate) classes: Option<Vec<String>>,
+    /// The names of features.
+    pub(crate) columns: Option<Vec<String>>,
+    /// The file it was made from.
+    pub(crate) source: Option<String>,
+}
+
+impl About {
+    /// Only where it was made from.
+    pub(super) fn from_source(file: &str) -> About {
+        About {
+            source: Some(file.to_string()),
+            ..About::default()
+        }
+    }
+}
+
+/// The arrays of the file at `path`, called `file` in messages.
+pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
+    let mapped = map(path)?;
+    let mut contents = Contents::default();
+    let header = header(&mapped).map_err(|why| refuse(path, why))?;
+    for entry in &header.arrays {
+        let place = Place {
+            key: &entry.name,
+            offset: entry.offset,
+            element: entry.element().map_err(|why| refuse(path, why))?,
+            big_endian: false,
+            shape: &entry.shape,
+        };
+        contents.add(&mapped, file, &place);
+    }
+    (contents.classes, contents.columns) = (header.classes, header.columns);
+    contents.checked(path)
+}
+
+/// Compares every array with the checksum in the header. Reads the whole file.
+pub fn verify(path: &Path) -> Result<()> {
+    let bad = |why: String| refuse(path, why);
+    let mapped = map(path)?;
+    let header = header(&mapped).map_err(bad)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    for entry in &header.arrays {
+        let Some(expected) = &entry.xxh3 else {
+            continue;
+        };
+        let mut hash = Xxh3::new();
+        let end = entry.end().map_err(bad)?;
+        for offset in (entry.offset..end).step_by(PIECE_BYTES) {
+            let piece = &mut piece[..(end - offset).min(PIECE_BYTES as u64) as usize];
+            mapped
+                .read(offset, piece)
+                .map_err(|error| refuse(path, error))?;
+            hash.update(piece);
+        }
+        let (name, got) = (&entry.name, format!("{:016x}", hash.digest()));
+        if got != *expected {
+            return Err(bad(format!(
+                "the checksum of {name}: expected {expected}, got {got}: it is damaged"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The header, if everything that it claims is in the file.
+fn header(mapped: &Mapped) -> Result<Header, String> {
+    let length = mapped.len();
+    if length < ALIGNMENT {
+        return Err(format!("expected at least {ALIGNMENT} bytes, got {length}"));
+    }
+    let mut first = [0; ALIGNMENT as usize];
+    mapped
+        .read(0, &mut first)
+        .map_err(|error| error.to_string())?;
+    if !first.starts_with(MAGIC) {
+        let got = first[..8].escape_ascii();
+        return Err(format!(
+            "expected a flat .bin file, which begins with \"DDPFLAT1\", got \"{got}\"; help: numbers without a header \
+             do not say what they are: save them with np.save"
+        ));
+    }
+    let number = |at: usize| u64::from_le_bytes(first[at..at + 8].try_into().expect("eight bytes"));
+    let (start, bytes, crc) = (number(8), number(16), number(24) as u32);
+    let end = start.checked_add(bytes);
+    let end = end.filter(|&end| start >= ALIGNMENT && end <= length && bytes <= HEADER_BYTES_MAX);
+    let Some(end) = end else {
+        return Err(format!(
+            "it claims a header of {bytes} bytes from byte {start} on, in a file of {length}: it is damaged"
+        ));
+    };
+    if first[28..].iter().any(|&byte| byte != 0) {
+        return Err("bytes 28 to 63: expected zeros: it is damaged or of a later version".into());
+    }
+    let mut json = vec![0; bytes as usize];
+    mapped
+        .read(start, &mut json)
+        .map_err(|error| error.to_string())?;
+    let got = crc_of(&json);
+    if got != crc {
+        return Err(format!(
+            "the CRC-32 of its header: expected {crc:08x}, got {got:08x}: it is damaged"
+        ));
+    }
+    let header: Header = serde_json::from_slice(&json)
+        .map_err(|error| format!("its header cannot be read: {error}"))?;
+    check_places(&header, start..end, length)?;
+    Ok(header)
+}
+
+fn crc_of(bytes: &[u8]) -> u32 {
+    let mut crc = Crc::new();
+    crc.update(bytes);
+    crc.sum()
+}
+
+/// Checks that names are unique, and that arrays and the header (`own`) are in the file without
+/// overlap.
+fn check_places(header: &Header, own: Range<u64>, length: u64) -> Result<(), String> {
+    let mut names = HashSet::new();
+    let mut places = vec![(own.start, own.end, "the header")];
+    for entry in &header.arrays {
+        let (name, offset, end) = (&entry.name, entry.offset, entry.end()?);
+        if !names.insert(name) {
+            return Err(format!("two arrays are called {name}"));
+        }
+        if end > length {
+            let Entry { element, shape, .. } = entry;
+            return Err(format!(
+                "its header claims {name}, {element}{shape:?}, up to byte {end}, but the file has {length} bytes: it is cut \
+                 short or damaged"
+            ));
+        }
+        if offset < ALIGNMENT || !offset.is_multiple_of(ALIGNMENT) {
+            return Err(format!(
+                "{name} begins at byte {offset}: expected a multiple of {ALIGNMENT}, and not 0"
+            ));
+        }
+        places.push((offset, end, name));
+    }
+    places.sort_unstable();
+    match places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+        Some(pair) => Err(format!("{} and {} overlap", pair[0].2, pair[1].2)),
+        None => Ok(()),
+    }
+}
+
+impl Entry {
+    fn element(&self) -> Result<Element, String> {
+        let Entry { name, element, .. } = self;
+        Element::named(element)
+            .ok_or_else(|| format!("{name} has the unknown element type {element:?}"))
+    }
+
+    /// The first byte after the array.
+    fn end(&self) -> Result<u64, String> {
+        let mut dims = self.shape.iter();
+        let element_bytes = self.element()?.bytes() as u64;
+        dims.try_fold(element_bytes, |bytes, &dim| bytes.checked_mul(dim as u64))
+            .and_then(|bytes| self.offset.checked_add(bytes))
+            .ok_or_else(|| {
+                let Entry {
+                    name,
+                    shape,
+                    offset,
+                    ..
+                } = self;
+                format!("{name}: shape {shape:?} at byte {offset} is beyond any file")
+            })
+    }
+}
+
+/// Writes a flat file: one array after another, each in pieces.
+pub(crate) struct Writer {
+    path: PathBuf,
+    file: BufWriter<File>,
+    position: u64,
+    arrays: Vec<Entry>,
+    /// Of the current array.
+    hash: Xxh3,
+}
+
+impl Writer {
+    /// A new file at `path`, which must not exist.
+    fn create(path: &Path) -> Result<Writer> {
+        let file = File::create_new(path).map_err(writing(path))?;
+        let mut writer = Writer {
+            path: path.into(),
+            file: BufWriter::with_capacity(PIECE_BYTES, file),
+            position: 0,
+            arrays: Vec::new(),
+            hash: Xxh3::new(),
+        };
+        writer.put(&[0; ALIGNMENT as usize])?;
+        Ok(writer)
+    }
+
+    /// Begins the array `name` of rows of this shape. Rows are counted as they are written.
+    pub(crate) fn begin(
+        &mut self,
+        name: &str,
+        element: Element,
+        row_shape: &[usize],
+    ) -> Result<()> {
+        self.end_array();
+        let gap = self.position.next_multiple_of(ALIGNMENT) - self.position;
+        self.put(&[0; ALIGNMENT as usize][..gap as usize])?;
+        self.arrays.push(Entry {
+            name: name.to_string(),
+            element: element.name().to_string(),
+            shape: [&[0], row_shape].concat(),
+            offset: self.position,
+            xxh3: None,
+        });
+        self.hash.reset();
+        Ok(())
+    }
+
+    /// Appends bytes, little-endian, to the current array.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.hash.update(bytes);
+        self.put(bytes)
+    }
+
+    /// Appends numbers to the current array. `to_bytes` gives their little-endian bytes.
+    pub(crate) fn write_numbers<T: Copy, const SIZE: usize>(
+        &mut self,
+        numbers: &[T],
+        to_bytes: impl Fn(T) -> [u8; SIZE],
+    ) -> Result<()> {
+        let mut piece = [0; 4096];
+        for numbers in numbers.chunks(4096 / SIZE) {
+            let piece = &mut piece[..numbers.len() * SIZE];
+            for (number, into) in numbers.iter().zip(piece.as_chunks_mut().0) {
+                *into = to_bytes(*number);
+            }
+            self.write(piece)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the header and syncs the file.
+    fn finish(mut self, about: About) -> Result<()> {
+        self.end_array();
+        let header = Header {
+            arrays: std::mem::take(&mut self.arrays),
+            classes: about.classes,
+            columns: about.columns,
+            source: about.source,
+        };
+        let json = serde_json::to_vec(&header);
+        let json = json.map_err(|error| Error::Internal(format!("a flat header: {error}")))?;
+        let bytes = json.len() as u64;
+        if bytes > HEADER_BYTES_MAX {
+            let source = header.source.map_or(self.path.clone(), PathBuf::from);
+            let expected = format!("expected at most {HEADER_BYTES_MAX} bytes");
+            let what = "the names of its arrays, columns and classes";
+            return Err(refuse(
+                &source,
+                format!("{what}: {expected}, got {bytes}; help: give shorter names"),
+            ));
+        }
+        let (start, crc) = (self.position.to_le_bytes(), crc_of(&json).to_le_bytes());
+        let first = [MAGIC, &start, &bytes.to_le_bytes(), &crc].concat();
+        self.put(&json)?;
+        let path = self.path;
+        let file = self.file.into_inner();
+        let mut file = file.map_err(|error| writing(&path)(error.into_error()))?;
+        let finish = (|| {
+            // What the first bytes promise is on the disk before they are.
+            file.sync_data()?;
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(&first)?;
+            file.sync_all()
+        })();
+        finish.map_err(writing(&path))
+    }
+
+    /// Completes the entry of the current array.
+    fn end_array(&mut self) {
+        let Some(entry) = self.arrays.last_mut().filter(|entry| entry.xxh3.is_none()) else {
+            return;
+        };
+        let size = Element::named(&entry.element).map_or(1, Element::bytes);
+        let row_bytes = (size * entry.shape[1..].iter().product::<usize>()) as u64;
+        let bytes = self.position - entry.offset;
+        assert!(
+            bytes.is_multiple_of(row_bytes),
+            "{bytes} bytes of {} are not whole rows of {row_bytes}",
+            entry.name
+        );
+        entry.shape[0] = (bytes / row_bytes) as usize;
+        entry.xxh3 = Some(format!("{:016x}", self.hash.digest()));
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(writing(&self.path))?;
+        self.position += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// The bytes of a text in the header.
+pub(super) fn text_bytes(text: &str) -> usize {
+    serde_json::to_string(text).map_or(usize::MAX, |json| json.len() + 1)
+}
+
+/// Makes a flat file at `path` with what `fill` writes.
+pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut Writer) -> Result<About>) -> Result<()> {
+    let mut writer = Writer::create(path)?;
+    let about = fill(&mut writer)?;
+    writer.finish(about)
+}
+
+#[cfg(test)]
+mod tests;

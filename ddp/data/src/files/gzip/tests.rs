@@ -1,0 +1,125 @@
+use std::fs;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::super::claimed_bytes;
+use super::*;
+use crate::disk::testing::Scratch;
+
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// IDX of bytes, of one dimension.
+fn idx(claimed: u32, bytes: &[u8]) -> Vec<u8> {
+    [&[0, 0, 8, 1][..], &claimed.to_be_bytes(), bytes].concat()
+}
+
+/// What is unpacked of these bytes, and what is left in the folder.
+fn unpack_all(bytes: &[u8]) -> (Result<Vec<u8>>, Vec<String>) {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("train-idx1-ubyte.gz");
+    fs::write(&path, bytes).unwrap();
+    let cache = scratch.path().join("cache");
+    let unpacked = unpacked(&path, Some(&cache), claimed_bytes);
+    let left = fs::read_dir(&cache).map_or(vec![], |entries| {
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
+    });
+    let content = unpacked.map(|path| {
+        assert_eq!(path.file_name().unwrap(), "train-idx1-ubyte");
+        fs::read(path).unwrap()
+    });
+    (content, left)
+}
+
+#[track_caller]
+fn assert_refused(bytes: &[u8], part: &str) {
+    let (content, left) = unpack_all(bytes);
+    let error = content.unwrap_err();
+    assert!(
+        error.exit_code() == 65 && error.to_string().contains(part),
+        "{error}"
+    );
+    assert_eq!(left, [""; 0], "{error}");
+}
+
+#[test]
+fn an_array_comes_out_as_it_went_in() {
+    let array = idx(3000, &[7; 3000]);
+    assert_eq!(unpack_all(&packed(&array)).0.unwrap(), array);
+    assert_eq!(
+        unpack_all(&[packed(&array[..5]), packed(&array[5..])].concat())
+            .0
+            .unwrap(),
+        array
+    );
+}
+
+#[test]
+fn an_array_is_unpacked_as_far_as_it_claims() {
+    assert_refused(
+        &packed(&idx(10, &[7; 11])),
+        "claims 18 bytes, but it unpacks to more",
+    );
+    assert_refused(
+        &packed(&idx(10, &[7; 9])),
+        "claims 18 bytes, but it unpacks to 17",
+    );
+    assert_refused(
+        &packed(&idx(10, &vec![0; 64 << 20])),
+        "claims 18 bytes, but it unpacks to more",
+    );
+    assert_refused(
+        &packed(&idx(10, &[])[..6]),
+        "ends within its header, after 6 bytes",
+    );
+    assert_refused(&packed(b""), "ends within its header, after 0 bytes");
+}
+
+#[test]
+fn a_claim_that_cannot_be_true_is_refused_before_anything_is_written() {
+    assert_refused(
+        &packed(&idx(u32::MAX, &[7; 10])),
+        "claims 4294967303 bytes, more than gzip can pack",
+    );
+}
+
+#[test]
+fn damaged_gzip_is_bad_data() {
+    let whole = packed(&idx(
+        3000,
+        &(0..3000u32)
+            .map(|i| ((i * i) >> 3) as u8)
+            .collect::<Vec<_>>(),
+    ));
+    for end in [2, 12, whole.len() / 2, whole.len() - 1] {
+        assert_refused(&whole[..end], "gzip -t");
+    }
+    let mut damaged = whole.clone();
+    let crc = damaged.len() - 8;
+    damaged[crc] ^= 1;
+    assert_refused(&damaged, "gzip -t");
+    assert_refused(b"no gzip at all", "gzip -t");
+}
+
+#[test]
+fn a_bomb_of_a_table_is_refused() {
+    // 300 MiB of ends of lines, which no table has.
+    let bytes = 300 << 20;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    io::copy(&mut io::repeat(b'\n').take(bytes), &mut encoder).unwrap();
+    let scratch = Scratch::new();
+    let path = scratch.path().join("bomb.csv.gz");
+    fs::write(&path, encoder.finish().unwrap()).unwrap();
+    let error = io::copy(&mut table(&path).unwrap(), &mut io::sink()).unwrap_err();
+    let error = unreadable(&path, error);
+    assert!(
+        error.exit_code() == 65 && error.to_string().contains("gzip bomb"),
+        "{error}"
+    );
+}

@@ -1,0 +1,90 @@
+//! Opening files and naming them in errors.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_kernels::mapped::Mapped;
+
+use crate::error::{Error, Result};
+
+/// Maps a file for reading.
+pub(crate) fn map(path: &Path) -> Result<Arc<Mapped>> {
+    Mapped::open(path).map(Arc::new).map_err(reading(path))
+}
+
+/// The error of a file whose content is not what it should be.
+pub(crate) fn refuse(path: &Path, why: impl fmt::Display) -> Error {
+    Error::Data(format!("cannot read {}: {why}", path.display()))
+}
+
+/// The error of a file that the system does not let us read.
+pub(crate) fn reading(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    move |source| match source.kind() {
+        ErrorKind::InvalidInput => refuse(path, source),
+        _ => failed("read", path, source, "check that it exists and may be read"),
+    }
+}
+
+/// The error of a file in the cache that cannot be written.
+pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let help = "check the folder's permissions and the space left on its disk, or set `cache-dir` to another folder";
+    move |source| failed("write", path, source, help)
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> Error {
+    Error::Io {
+        action,
+        path: path.to_path_buf(),
+        source,
+        help: help.into(),
+    }
+}
+
+/// A part of a mapped file, read as a stream.
+pub(crate) struct MappedReader<'a> {
+    mapped: &'a Mapped,
+    position: u64,
+    end: u64,
+}
+
+impl MappedReader<'_> {
+    /// The whole file.
+    pub(crate) fn new(mapped: &Mapped) -> MappedReader<'_> {
+        MappedReader::part(mapped, 0..mapped.len())
+    }
+
+    /// The bytes in `part`.
+    pub(crate) fn part(mapped: &Mapped, part: Range<u64>) -> MappedReader<'_> {
+        MappedReader {
+            mapped,
+            position: part.start,
+            end: part.end,
+        }
+    }
+}
+
+impl Read for MappedReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.end.saturating_sub(self.position);
+        let count = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        self.mapped.read(self.position, &mut into[..count])?;
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+impl Seek for MappedReader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let (base, offset) = match to {
+            SeekFrom::Start(position) => (position, 0),
+            SeekFrom::End(offset) => (self.end, offset),
+            SeekFrom::Current(offset) => (self.position, offset),
+        };
+        let position = base.checked_add_signed(offset);
+        self.position = position.ok_or(ErrorKind::InvalidInput)?;
+        Ok(self.position)
+    }
+}

@@ -1,0 +1,169 @@
+//! The format of a file: by its first bytes, and where these do not tell, by the ending of its
+//! name. Files that hold no data for us, or that cannot be read safely, are refused with what to do
+//! instead.
+
+use std::path::Path;
+
+use super::flat;
+use super::io::{map, refuse};
+use crate::error::Result;
+
+/// Formats of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Kind {
+    Npy,
+    Npz,
+    Idx,
+    Safetensors,
+    /// Our own.
+    Flat,
+    /// Something else than a table, compressed.
+    Gzip,
+    Csv,
+    Parquet,
+}
+
+/// Endings of file names.
+const ENDINGS: [(&str, Kind); 14] = [
+    (".npy", Kind::Npy),
+    (".npz", Kind::Npz),
+    (".idx", Kind::Idx),
+    ("-ubyte", Kind::Idx),
+    (".ubyte", Kind::Idx),
+    (".idx1", Kind::Idx),
+    (".idx3", Kind::Idx),
+    (".safetensors", Kind::Safetensors),
+    (".bin", Kind::Flat),
+    (".gz", Kind::Gzip),
+    (".csv", Kind::Csv),
+    (".tsv", Kind::Csv),
+    (".parquet", Kind::Parquet),
+    (".pq", Kind::Parquet),
+];
+
+/// The refusal of pickles, also for what `torch.save` writes.
+pub(super) const PICKLE: &str = "it is a pickle (as torch.save writes), which can run programs when it is read; \
+     help: save its arrays with numpy.savez(path, x=x.numpy(), y=y.numpy())";
+const MATLAB: &str = "MATLAB files are not read; help: numpy.savez(path, **scipy.io.loadmat(…))";
+const PICTURE: &str = "it is a single picture; \
+     help: put all pictures into one array: numpy.savez(path, x=images, y=labels)";
+
+/// First bytes of files that are refused, and why.
+const REFUSED: [(&[u8], &str); 7] = [
+    (
+        b"\x89HDF\r\n",
+        "HDF5 is not read; help: numpy.savez(path, x=file['x'][:], y=file['y'][:])",
+    ),
+    (
+        b"ARROW1\0\0",
+        "Arrow (Feather) files are not read; help: save it as .parquet or .csv",
+    ),
+    // Longer than the column names that a table may begin with.
+    (b"MATLAB 5.0 MAT-", MATLAB),
+    (b"MATLAB 7.3 MAT-", MATLAB),
+    (b"\x89PNG", PICTURE),
+    (b"\xff\xd8\xff", PICTURE),
+    (
+        b"SQLite format 3",
+        "it is a database; help: save the table as .csv or .parquet",
+    ),
+];
+
+impl Kind {
+    /// What it is called in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Npy => "an .npy file",
+            Kind::Npz => "an .npz file",
+            Kind::Idx => "an IDX file",
+            Kind::Safetensors => "a .safetensors file",
+            Kind::Flat => "a flat .bin file",
+            Kind::Gzip => "a file compressed with gzip",
+            Kind::Csv => "a table of text (.csv, .tsv)",
+            Kind::Parquet => "a .parquet file",
+        }
+    }
+
+    /// By the first bytes of a file of `bytes` bytes, and the last eight where a text could begin
+    /// the same way.
+    fn of_bytes(start: &[u8], end: &[u8; 8], bytes: u64) -> Option<Kind> {
+        match start {
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Kind::Npy),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Kind::Npz),
+            [0x1f, 0x8b, ..] => Some(Kind::Gzip),
+            // A column may have this name.
+            [b'P', b'A', b'R', b'1', ..] if ends_as_parquet(end, bytes) => Some(Kind::Parquet),
+            _ if start.starts_with(flat::MAGIC) => Some(Kind::Flat),
+            // The length of the header, then its first bracket.
+            [a, b, c, d, e, f, g, h, b'{', ..]
+                if u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) <= bytes =>
+            {
+                Some(Kind::Safetensors)
+            }
+            [0, 0, 0x08 | 0x09 | 0x0b..=0x0e, 1..=8, ..] => Some(Kind::Idx),
+            _ => None,
+        }
+    }
+
+    fn of_name(path: &Path) -> Option<Kind> {
+        let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
+        let mut endings = ENDINGS.iter();
+        let found = endings.find(|(ending, _)| name.ends_with(ending))?;
+        Some(found.1)
+    }
+}
+
+/// Whether a file ends with the length of its metadata and `PAR1`.
+fn ends_as_parquet(end: &[u8; 8], bytes: u64) -> bool {
+    let [a, b, c, d, letters @ ..] = *end;
+    letters == *b"PAR1" && u64::from(u32::from_le_bytes([a, b, c, d])) + 12 <= bytes
+}
+
+/// The format of the file at `path`.
+pub fn kind(path: &Path) -> Result<Kind> {
+    let mapped = map(path)?;
+    let (mut start, mut end, bytes) = ([0; 16], [0; 8], mapped.len());
+    let start = &mut start[..bytes.min(16) as usize];
+    mapped
+        .read(0, start)
+        .and_then(|()| match bytes {
+            8.. => mapped.read(bytes - 8, &mut end),
+            _ => Ok(()),
+        })
+        .map_err(|error| refuse(path, error))?;
+    let start = &*start;
+    if let Some((_, why)) = REFUSED.iter().find(|(magic, _)| start.starts_with(magic)) {
+        return Err(refuse(path, why));
+    }
+    if bytes == 0 {
+        return Err(refuse(path, "it is empty"));
+    }
+    let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let is_named_pickle = ["pt", "pth", "pkl", "pickle"]
+        .iter()
+        .any(|&name| ending == *name);
+    match Kind::of_bytes(start, &end, bytes) {
+        // torch.save writes a zip archive with a pickle in it.
+        Some(Kind::Npz) | None if is_named_pickle => return Err(refuse(path, PICKLE)),
+        Some(Kind::Gzip) if is_table(path) => return Ok(Kind::Csv),
+        Some(kind) => return Ok(kind),
+        None if matches!(start, [0x80, 2..=5, ..]) => return Err(refuse(path, PICKLE)),
+        None => {}
+    }
+    Kind::of_name(path).ok_or_else(|| {
+        let got = start[..start.len().min(8)].escape_ascii();
+        let known =
+            ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), or .gz of these";
+        refuse(
+            path,
+            format!("expected {known}, got a file that begins with \"{got}\""),
+        )
+    })
+}
+
+/// Whether the name without `.gz` is that of a table.
+fn is_table(path: &Path) -> bool {
+    let stem = path.file_stem().map(Path::new);
+    stem.and_then(Kind::of_name) == Some(Kind::Csv)
+}

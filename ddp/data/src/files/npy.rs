@@ -1,0 +1,240 @@
+//! `.npy` files, read in place: numpy's bools, integers and floats in either byte order. The header
+//! is parsed by the strict parser of the tensor library.
+//!
+//! In Fortran order a row is scattered over the whole file; such an array is converted once, a
+//! block of rows at a time.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use ddp_kernels::mapped::Mapped;
+use ddp_kernels::npy::{Described, describe};
+
+use super::array::{Array, Element, Place, WIDTH_MAX};
+use super::contents::Contents;
+use super::io::{MappedReader, map, refuse};
+use super::{cache, flat};
+use crate::error::Result;
+
+/// Rows are transposed in blocks of about this size.
+const BLOCK_BYTES: usize = 16 << 20;
+/// The parser refuses longer headers.
+const HEADER_BYTES_MAX: usize = 64 << 10;
+
+/// What a header says.
+pub(super) type Header = Described<Stored>;
+
+/// The elements of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) element: Element,
+    pub(super) big_endian: bool,
+}
+
+/// The header at the beginning of a stream, or what is wrong with it.
+pub(super) fn header(reader: impl Read) -> Result<Header, String> {
+    describe(reader, Path::new(""), stored_as).map_err(|error| match error {
+        ddp_kernels::Error::BadFile { problem, .. } => problem,
+        ddp_kernels::Error::Io { source, .. } => source.to_string(),
+        other => other.to_string(),
+    })
+}
+
+/// Whether a file's first bytes end before its header does.
+pub(super) fn ends_early(start: &[u8]) -> bool {
+    match start {
+        [_, _, _, _, _, _, 1, _, low, high, ..] => {
+            start.len() < 10 + usize::from(u16::from_le_bytes([*low, *high]))
+        }
+        [_, _, _, _, _, _, 2 | 3, _, a, b, c, d, ..] => {
+            let bytes = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
+            bytes <= HEADER_BYTES_MAX && start.len() - 12 < bytes
+        }
+        _ => start.len() < 12,
+    }
+}
+
+/// The size of a file with this header.
+pub(super) fn bytes(header: &Header) -> u64 {
+    // A shape's elements fit the address space at eight bytes each.
+    header.data_start + header.shape.count() as u64 * header.stored.element.bytes() as u64
+}
+
+/// An error if a file with this header does not have `actual` bytes.
+pub(super) fn check_bytes(header: &Header, actual: u64) -> Result<(), String> {
+    let (claimed, element, shape) = (bytes(header), header.stored.element, header.shape);
+    match claimed == actual {
+        true => Ok(()),
+        false => Err(format!(
+            "its header claims {element}{shape} = {claimed} bytes with the header, but it has {actual}"
+        )),
+    }
+}
+
+/// Whether the elements of a row are not contiguous.
+pub(super) fn is_scattered(header: &Header) -> bool {
+    header.fortran_order && header.shape.iter().filter(|&&dim| dim > 1).count() > 1
+}
+
+/// The place of the array `key` whose header begins at byte `start` of a file.
+pub(super) fn place<'a>(header: &'a Header, key: &'a str, start: u64) -> Place<'a> {
+    Place {
+        key,
+        offset: start + header.data_start,
+        element: header.stored.element,
+        big_endian: header.stored.big_endian,
+        shape: header.shape.dims(),
+    }
+}
+
+/// The array of the file at `path`, called `file` in messages.
+pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<Contents> {
+    let (mapped, shown) = (map(path)?, Path::new(file));
+    let bad = |why: String| refuse(shown, why);
+    let header = header(MappedReader::new(&mapped)).map_err(bad)?;
+    check_bytes(&header, mapped.len()).map_err(bad)?;
+    if is_scattered(&header) {
+        // Checked before the file is read to look for its converted copy.
+        check_convertible(&header).map_err(bad)?;
+        let made = cache::converted(path, cache_dir, "npy, by rows", |made| {
+            cache::check_room(made, mapped.len())?;
+            flat::write(made, |writer| {
+                write_by_rows(&mapped, 0, &header, "", writer)?;
+                Ok(flat::About::from_source(file))
+            })
+        })?;
+        return flat::open(&made, file);
+    }
+    let mut contents = Contents::default();
+    contents.add(&mapped, file, &place(&header, "", 0));
+    contents.checked(shown)
+}
+
+/// An error if an array cannot be data, even after a conversion.
+pub(super) fn check_convertible(header: &Header) -> Result<(), String> {
+    Array::check_shape(header.shape.dims())?;
+    let row_shape = header.shape.dims().get(1..).unwrap_or_default();
+    match row_shape.iter().product::<usize>() {
+        width if width <= WIDTH_MAX => Ok(()),
+        width => Err(format!(
+            "expected at most {WIDTH_MAX} numbers a row, got {width} (shape {row_shape:?}); \
+             the first dimension counts rows"
+        )),
+    }
+}
+
+/// Appends an array in Fortran order, whose header is at byte `start` of `mapped`, to `writer`: by
+/// rows, little-endian. Element `(r, i, …, k)` is at index `r + rows · (i + … · k)`.
+pub(super) fn write_by_rows(
+    mapped: &Mapped,
+    start: u64,
+    header: &Header,
+    key: &str,
+    writer: &mut flat::Writer,
+) -> Result<()> {
+    let [rows, row_shape @ ..] = header.shape.dims() else {
+        unreachable!("an array without dimensions is contiguous")
+    };
+    let cut = |error: io::Error| refuse(mapped.path(), error);
+    let element = header.stored.element;
+    let (size, columns) = (element.bytes(), row_shape.iter().product::<usize>());
+    writer.begin(key, element, row_shape)?;
+    let block_rows = (BLOCK_BYTES / (columns * size)).clamp(1, *rows);
+    let mut block = vec![0; block_rows * columns * size];
+    let mut column = vec![0; block_rows * size];
+    for first in (0..*rows).step_by(block_rows) {
+        let count = block_rows.min(rows - first);
+        for index in 0..columns {
+            let column = &mut column[..count * size];
+            let element_index = fortran_index(index, row_shape) * rows + first;
+            let offset = start + header.data_start + (element_index * size) as u64;
+            mapped.read(offset, column).map_err(cut)?;
+            for (row, number) in column.chunks_exact_mut(size).enumerate() {
+                if header.stored.big_endian {
+                    number.reverse();
+                }
+                let at = (row * columns + index) * size;
+                block[at..at + size].copy_from_slice(number);
+            }
+        }
+        writer.write(&block[..count * columns * size])?;
+    }
+    Ok(())
+}
+
+/// The index in Fortran order of the element with this index in C order.
+fn fortran_index(index: usize, shape: &[usize]) -> usize {
+    let (mut rest, mut result, mut stride) = (index, 0, shape.iter().product::<usize>());
+    for &dim in shape.iter().rev() {
+        stride /= dim;
+        result += rest % dim * stride;
+        rest /= dim;
+    }
+    result
+}
+
+/// The elements that a dtype means.
+fn stored_as(descr: &[u8]) -> Result<Stored, String> {
+    let (order, kind) = match descr {
+        [order @ (b'<' | b'>' | b'=' | b'|'), kind @ ..] => (*order, kind),
+        kind => (b'=', kind),
+    };
+    let element = match kind {
+        b"b1" | b"?" => Element::Bool,
+        b"u1" => Element::U8,
+        b"i1" => Element::I8,
+        b"u2" => Element::U16,
+        b"i2" => Element::I16,
+        b"u4" => Element::U32,
+        b"i4" => Element::I32,
+        b"u8" => Element::U64,
+        b"i8" => Element::I64,
+        b"f2" => Element::F16,
+        b"f4" => Element::F32,
+        b"f8" => Element::F64,
+        _ => return Err(unsupported(descr, kind.first().copied())),
+    };
+    let big_endian = match order {
+        b'<' => false,
+        b'>' => true,
+        b'=' => cfg!(target_endian = "big"),
+        _ if element.bytes() == 1 => false,
+        _ => {
+            let shown = descr.escape_ascii();
+            return Err(format!(
+                "the byte order of its dtype '{shown}': expected < or >, got |"
+            ));
+        }
+    };
+    Ok(Stored {
+        element,
+        big_endian,
+    })
+}
+
+fn unsupported(descr: &[u8], kind: Option<u8>) -> String {
+    let shown = descr[..descr.len().min(40)].escape_ascii();
+    let (what, help) = match kind {
+        Some(b'O') => (
+            "Python objects: a pickle, which can run programs when it is read",
+            "np.save(path, np.array(a.tolist(), dtype='float32'))",
+        ),
+        Some(b'U' | b'S' | b'a') => (
+            "texts",
+            "save classes as numbers: np.unique(a, return_inverse=True)[1]",
+        ),
+        Some(b'V') => (
+            "raw bytes",
+            "if these are bfloat16, widen them before saving: a.astype('float32')",
+        ),
+        Some(b'c') => (
+            "complex",
+            "save both parts: np.stack([a.real, a.imag], axis=-1)",
+        ),
+        Some(b'M' | b'm') => ("times", "save them as numbers: a.astype('int64')"),
+        _ => ("of another type", "np.save(path, a.astype('float32'))"),
+    };
+    format!(
+        "expected bool, integers of 1 to 8 bytes or floats of 2 to 8 bytes, got dtype '{shown}', {what}; help: {help}"
+    )
+}

@@ -1,0 +1,240 @@
+use std::fs;
+use std::io::{Cursor, Write};
+
+use zip::write::{SimpleFileOptions, ZipWriter};
+
+use super::*;
+use crate::disk::testing::Scratch;
+use crate::files::Array;
+use crate::files::tests::{file, golden, refused};
+
+/// An `.npy` file of f32 that claims `shape` and has `bytes` zeros.
+fn npy_of(shape: &str, fortran_order: &str, bytes: usize) -> Vec<u8> {
+    let mut text =
+        format!("{{'descr': '<f4', 'fortran_order': {fortran_order}, 'shape': {shape}, }}");
+    text.push_str(&" ".repeat(117 - text.len()));
+    [
+        b"\x93NUMPY\x01\x00v\x00",
+        text.as_bytes(),
+        b"\n",
+        &vec![0; bytes],
+    ]
+    .concat()
+}
+
+fn archive(method: CompressionMethod, members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in members {
+        writer
+            .start_file(
+                *name,
+                SimpleFileOptions::default().compression_method(method),
+            )
+            .unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    writer.finish().unwrap().into_inner()
+}
+
+/// Where the directory's entry for the member at `index` begins.
+fn directory_entry(bytes: &[u8], index: usize) -> usize {
+    let starts = bytes
+        .windows(4)
+        .enumerate()
+        .filter(|(_, window)| *window == b"PK\x01\x02");
+    starts.map(|(start, _)| start).nth(index).unwrap()
+}
+
+/// Changes four bytes of a directory's entry, `at` bytes from its beginning.
+fn patched(mut bytes: Vec<u8>, index: usize, at: usize, value: u32) -> Vec<u8> {
+    let at = directory_entry(&bytes, index) + at;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    bytes
+}
+
+const PACKED_BYTES: usize = 20;
+const BYTES: usize = 24;
+const LOCAL_HEADER: usize = 42;
+
+#[test]
+fn a_bomb_is_refused_before_anything_is_written() {
+    let scratch = Scratch::new();
+    let (deflated, stored) = (CompressionMethod::Deflated, CompressionMethod::Stored);
+    let honest = archive(deflated, &[("x.npy", &npy_of("(1000,)", "False", 4000))]);
+    let twice = archive(
+        deflated,
+        &[
+            ("x.npy", &npy_of("(9,)", "False", 36)),
+            ("y.npy", &npy_of("(9,)", "False", 36)),
+        ],
+    );
+    for (name, bytes, why) in [
+        // The directory claims what deflate cannot do.
+        (
+            "claim.npz",
+            patched(honest.clone(), 0, BYTES, 4_000_000_000),
+            "more than deflate can: it is damaged or a zip bomb",
+        ),
+        // It claims what deflate could do, and the member's own header does not.
+        (
+            "differ.npz",
+            patched(honest.clone(), 0, BYTES, 50_000),
+            "its header claims f32[1000] = 4128 bytes with the header, but it has 50000",
+        ),
+        // The member's header claims more than the directory.
+        (
+            "header.npz",
+            archive(
+                deflated,
+                &[("x.npy", &npy_of("(1000000000000,)", "False", 4000))],
+            ),
+            "but it has 4128",
+        ),
+        (
+            "columns.npz",
+            archive(
+                stored,
+                &[("x.npy", &npy_of("(1000000, 1000000)", "True", 4000))],
+            ),
+            "but it has 4128",
+        ),
+        // Two members that are the same bytes: each more costs 46 bytes and unpacks to all of it
+        // again.
+        (
+            "overlap.npz",
+            patched(twice.clone(), 1, LOCAL_HEADER, 0),
+            "its members share bytes: it is damaged or a zip bomb",
+        ),
+        (
+            "packed.npz",
+            patched(
+                archive(stored, &[("x.npy", &npy_of("(1000,)", "False", 4000))]),
+                0,
+                PACKED_BYTES,
+                4_000_000,
+            ),
+            "damaged",
+        ),
+        (
+            "stored.npz",
+            patched(
+                archive(stored, &[("x.npy", &npy_of("(1000,)", "False", 4000))]),
+                0,
+                BYTES,
+                4_000_000,
+            ),
+            "is stored, but claims",
+        ),
+    ] {
+        let path = file(&scratch, name, &bytes);
+        let text = refused(&path);
+        assert!(text.contains(why), "{name}: {text}\n  lacks: {why}");
+        fs::remove_file(path).unwrap();
+        assert!(scratch.names().is_empty(), "{name}: {:?}", scratch.names());
+    }
+    // And what is honest is read, though it is mostly zeros.
+    let path = file(&scratch, "honest.npz", &honest);
+    let contents = open(&path, Some(&scratch.path().join("cache"))).unwrap();
+    assert_eq!(contents.arrays[0].rows(), 1000);
+}
+
+#[test]
+fn what_takes_more_room_than_there_is_is_not_begun() {
+    let scratch = Scratch::new();
+    let header = npy::header(&npy_of("(10,)", "False", 40)[..]).unwrap();
+    let member = |unpacked_bytes| Member {
+        index: 0,
+        key: "x".into(),
+        start: 0,
+        packed_bytes: 1,
+        unpacked_bytes,
+        is_stored: false,
+    };
+    let needed = |sizes: &[u64]| {
+        let members: Vec<_> = sizes.iter().map(|&size| (member(size), header)).collect();
+        bytes_needed(&members)
+    };
+    assert_eq!(needed(&[168]), 168);
+    let made = scratch.path().join("made.bin");
+    let error = cache::check_room(&made, needed(&[1 << 60, u64::MAX])).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.exit_code(), 74);
+    assert!(
+        text.contains("it takes up to 18446744073709551615 bytes") && text.contains("`cache-dir`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_packed_member_that_differs_from_its_checksum_is_refused_and_not_kept() {
+    let scratch = Scratch::new();
+    let whole = fs::read(golden("packed.npz")).unwrap();
+    // A stream of its own kind, in which a changed byte is another number.
+    let values: Vec<u8> = (0..4000u32)
+        .map(|value| (value.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let mut bytes = archive(
+        CompressionMethod::Deflated,
+        &[(
+            "x.npy",
+            &[&npy_of("(1000,)", "False", 0)[..], &values].concat(),
+        )],
+    );
+    let checksum = directory_entry(&bytes, 0) + 16;
+    bytes[checksum] ^= 1;
+    let cache = scratch.path().join("cache");
+    for attempt in 0..2 {
+        let path = file(&scratch, "a.npz", &bytes);
+        let error = open(&path, Some(&cache)).unwrap_err();
+        assert!(
+            error.exit_code() == 65 && error.to_string().contains("x: Invalid checksum"),
+            "{attempt}: {error}"
+        );
+    }
+    open(&file(&scratch, "b.npz", &whole), Some(&cache)).unwrap();
+}
+
+#[test]
+fn members_that_are_no_arrays_are_named() {
+    let scratch = Scratch::new();
+    let x = npy_of("(2, 3)", "False", 24);
+    let members: [(&str, &[u8]); 3] = [("x.npy", &x), ("readme.txt", b"hello"), ("deep/y.npy", &x)];
+    let path = file(
+        &scratch,
+        "a.npz",
+        &archive(CompressionMethod::Stored, &members),
+    );
+    let contents = open(&path, None).unwrap();
+    assert_eq!(
+        contents.arrays.iter().map(Array::key).collect::<Vec<_>>(),
+        ["x", "deep/y"]
+    );
+    assert_eq!(
+        contents.others,
+        [("readme.txt".to_string(), "it is no .npy file".to_string())]
+    );
+    let none = file(
+        &scratch,
+        "none.npz",
+        &archive(CompressionMethod::Stored, &[("sheet.xml", b"<a/>")]),
+    );
+    assert!(refused(&none).contains("sheet.xml: it is no .npy file"));
+    let empty = file(
+        &scratch,
+        "empty.npz",
+        &archive(CompressionMethod::Stored, &[]),
+    );
+    assert!(refused(&empty).contains("it holds no arrays"));
+}
+
+#[test]
+fn a_name_that_comes_twice_is_refused() {
+    let scratch = Scratch::new();
+    let x = npy_of("(2, 3)", "False", 24);
+    let mut bytes = archive(CompressionMethod::Stored, &[("x.npy", &x), ("y.npy", &x)]);
+    let name = directory_entry(&bytes, 1) + 46;
+    bytes[name] = b'x';
+    assert!(
+        refused(&file(&scratch, "a.npz", &bytes)).contains("two of its members have the same name")
+    );
+}

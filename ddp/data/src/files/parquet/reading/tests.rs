@@ -1,0 +1,335 @@
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ::parquet::basic::Compression;
+use ::parquet::data_type::{
+    BoolType, ByteArrayType, DoubleType, FixedLenByteArray, FixedLenByteArrayType, FloatType,
+    Int32Type, Int64Type,
+};
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
+
+use crate::disk::testing::Scratch;
+use crate::files::table::{columns as columns_of, open as open_table};
+use crate::files::{Contents, Element};
+
+use super::*;
+
+/// The values of one column, all rows of one group.
+enum Column<'a> {
+    Whole32(&'a [i32]),
+    Whole64(&'a [i64]),
+    F32(&'a [f32]),
+    F64(&'a [f64]),
+    /// Numbers, and where there are some.
+    Sparse(&'a [f64], &'a [i16]),
+    Bools(&'a [bool]),
+    Texts(&'a [&'a str]),
+    Halves(&'a [u16]),
+}
+
+/// Writes a table of row groups of these columns.
+fn write(path: &Path, schema: &str, compression: Compression, groups: &[&[Column<'_>]]) {
+    let end = if schema.ends_with('}') { "" } else { ";" };
+    let schema =
+        Arc::new(parse_message_type(&format!("message table {{ {schema}{end} }}")).unwrap());
+    let properties = Arc::new(
+        WriterProperties::builder()
+            .set_compression(compression)
+            .build(),
+    );
+    let mut writer =
+        SerializedFileWriter::new(File::create(path).unwrap(), schema, properties).unwrap();
+    for columns in groups {
+        let mut group = writer.next_row_group().unwrap();
+        for column in *columns {
+            let mut out = group
+                .next_column()
+                .unwrap()
+                .expect("as many columns as the schema has");
+            match column {
+                Column::Whole32(values) => out.typed::<Int32Type>().write_batch(values, None, None),
+                Column::Whole64(values) => out.typed::<Int64Type>().write_batch(values, None, None),
+                Column::F32(values) => out.typed::<FloatType>().write_batch(values, None, None),
+                Column::F64(values) => out.typed::<DoubleType>().write_batch(values, None, None),
+                Column::Sparse(values, there) => {
+                    out.typed::<DoubleType>()
+                        .write_batch(values, Some(there), None)
+                }
+                Column::Bools(values) => out.typed::<BoolType>().write_batch(values, None, None),
+                Column::Texts(values) => {
+                    let values: Vec<_> = values.iter().map(|text| ByteArray::from(*text)).collect();
+                    out.typed::<ByteArrayType>()
+                        .write_batch(&values, None, None)
+                }
+                Column::Halves(values) => {
+                    let half = |bits: &u16| FixedLenByteArray::from(bits.to_le_bytes().to_vec());
+                    let values: Vec<_> = values.iter().map(half).collect();
+                    out.typed::<FixedLenByteArrayType>()
+                        .write_batch(&values, None, None)
+                }
+            }
+            .unwrap();
+            out.close().unwrap();
+        }
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+struct Table {
+    _scratch: Scratch,
+    path: PathBuf,
+}
+
+impl Table {
+    fn new(schema: &str, groups: &[&[Column<'_>]]) -> Table {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("table.parquet");
+        write(&path, schema, Compression::SNAPPY, groups);
+        Table {
+            _scratch: scratch,
+            path,
+        }
+    }
+
+    fn open(&self, label: Option<&str>) -> Result<Contents> {
+        open_table(
+            &self.path,
+            &TableRequest {
+                label,
+                ..Default::default()
+            },
+        )
+    }
+
+    #[track_caller]
+    fn assert_refused(&self, label: Option<&str>, parts: &[&str]) {
+        let error = self.open(label).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.exit_code(), 65, "{text}");
+        assert!(text.contains(&self.path.display().to_string()), "{text}");
+        parts
+            .iter()
+            .for_each(|part| assert!(text.contains(part), "{text} lacks {part}"));
+    }
+}
+
+fn features(contents: &Contents) -> (Vec<usize>, Vec<f32>) {
+    let array = contents.find("features").unwrap().unwrap();
+    let mut values = vec![0.0; array.rows() as usize * array.row_shape()[0]];
+    array.read_f32(0, &mut values).unwrap();
+    (vec![array.rows() as usize, array.row_shape()[0]], values)
+}
+
+fn labels(contents: &Contents) -> Vec<i64> {
+    let array = contents.find("labels").unwrap().unwrap();
+    let mut labels = vec![0; array.rows() as usize];
+    array.read_i64(0, &mut labels).unwrap();
+    labels
+}
+
+#[test]
+fn numbers_of_every_type_are_features_and_texts_are_classes() {
+    let table = Table::new(
+        "REQUIRED INT32 a; REQUIRED INT32 b (INTEGER(8,true)); REQUIRED INT32 c (INTEGER(32,false)); REQUIRED INT64 d; \
+         REQUIRED INT64 e (INTEGER(64,false)); REQUIRED FLOAT f; OPTIONAL DOUBLE g; REQUIRED BOOLEAN h; \
+         REQUIRED FIXED_LEN_BYTE_ARRAY(2) i (FLOAT16); REQUIRED BYTE_ARRAY y (UTF8)",
+        &[&[
+            Column::Whole32(&[1, -2]),
+            Column::Whole32(&[-128, 127]),
+            Column::Whole32(&[-1, 5]),
+            Column::Whole64(&[-7, 1 << 40]),
+            Column::Whole64(&[-1, 3]),
+            Column::F32(&[0.1, -0.5]),
+            Column::Sparse(&[0.25, 1e10], &[1, 1]),
+            Column::Bools(&[true, false]),
+            Column::Halves(&[0x3e00, 0x8001]),
+            Column::Texts(&["dog", "cat"]),
+        ]],
+    );
+    let contents = table.open(Some("y")).unwrap();
+    let first = [
+        1.0,
+        -128.0,
+        4294967295.0,
+        -7.0,
+        18446744073709551615.0,
+        0.1,
+        0.25,
+        1.0,
+        1.5,
+    ];
+    let second = [
+        -2.0,
+        127.0,
+        5.0,
+        (1u64 << 40) as f32,
+        3.0,
+        -0.5,
+        1e10,
+        0.0,
+        -(2f32.powi(-24)),
+    ];
+    assert_eq!(features(&contents), (vec![2, 9], [first, second].concat()));
+    assert_eq!(
+        (labels(&contents), contents.classes.unwrap()),
+        (vec![1, 0], vec!["cat".to_string(), "dog".into()])
+    );
+    assert_eq!(
+        columns_of(&table.path).unwrap(),
+        ["a", "b", "c", "d", "e", "f", "g", "h", "i", "y"]
+    );
+}
+
+#[test]
+fn labels_are_classes_or_values() {
+    let table = Table::new(
+        "REQUIRED INT64 a; REQUIRED DOUBLE y",
+        &[&[Column::Whole64(&[3, 0]), Column::F64(&[0.5, 1.0])]],
+    );
+    assert_eq!(labels(&table.open(Some("a")).unwrap()), [3, 0]);
+    let values = table.open(Some("y")).unwrap();
+    assert_eq!(
+        values.find("labels").unwrap().unwrap().element(),
+        Element::F64
+    );
+}
+
+#[test]
+fn row_groups_follow_each_other_however_they_are_packed() {
+    let rows = 20_000;
+    let a: Vec<i64> = (0..rows).collect();
+    let y: Vec<i32> = (0..rows as i32).map(|row| row % 3).collect();
+    let part =
+        |from: usize, to: usize| [Column::Whole64(&a[from..to]), Column::Whole32(&y[from..to])];
+    let scratch = Scratch::new();
+    for (name, compression) in [
+        ("none", Compression::UNCOMPRESSED),
+        ("snappy", Compression::SNAPPY),
+        ("zstd", Compression::ZSTD(Default::default())),
+        ("gzip", Compression::GZIP(Default::default())),
+    ] {
+        let path = scratch.path().join(format!("{name}.parquet"));
+        let groups = [part(0, 1), part(1, 9000), part(9000, 20_000)];
+        let groups: Vec<&[Column<'_>]> = groups.iter().map(|group| &group[..]).collect();
+        write(
+            &path,
+            "REQUIRED INT64 a; REQUIRED INT32 y",
+            compression,
+            &groups,
+        );
+        let contents = open_table(
+            &path,
+            &TableRequest {
+                label: Some("y"),
+                ..Default::default()
+            },
+        )
+        .unwrap();
+        let (shape, values) = features(&contents);
+        assert_eq!(shape, [20_000, 1], "{name}");
+        assert!(
+            values
+                .iter()
+                .enumerate()
+                .all(|(row, &value)| value == row as f32),
+            "{name}"
+        );
+        assert!(
+            labels(&contents)
+                .iter()
+                .enumerate()
+                .all(|(row, &label)| label == row as i64 % 3),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_row_and_column() {
+    let number = || Column::F64(&[1.0, 2.0]);
+    let sparse = "REQUIRED DOUBLE a; OPTIONAL DOUBLE b";
+    let table = Table::new(
+        sparse,
+        &[
+            &[number(), Column::Sparse(&[1.0, 1.0], &[1, 1])],
+            &[number(), Column::Sparse(&[1.0], &[1, 0])],
+        ],
+    );
+    table.assert_refused(None, &["row 3, column \"b\"", "null", "fillna"]);
+    let table = Table::new(
+        "REQUIRED DOUBLE a",
+        &[&[number()], &[Column::F64(&[1.0, f64::NAN])]],
+    );
+    table.assert_refused(None, &["row 3, column \"a\"", "finite number, got NaN"]);
+    Table::new("REQUIRED DOUBLE a", &[&[Column::F64(&[1e39])]])
+        .assert_refused(None, &["row 0", "the largest f32"]);
+    let texts = Table::new(
+        "REQUIRED DOUBLE a; REQUIRED BYTE_ARRAY y (UTF8)",
+        &[&[number(), Column::Texts(&["x", ""])]],
+    );
+    texts.assert_refused(None, &["column \"y\" holds texts", "`labels` to \"y\""]);
+    texts.assert_refused(
+        Some("y"),
+        &["row 1, column \"y\"", "as label, got an empty cell"],
+    );
+    texts.assert_refused(Some("z"), &["expected a column \"z\"", "\"a\", \"y\""]);
+    for (schema, part) in [
+        ("REQUIRED INT32 a (DATE)", "dates"),
+        ("REQUIRED INT64 a (DECIMAL(9,2))", "decimals"),
+        ("REPEATED INT32 a", "nested"),
+        ("REQUIRED group a { REQUIRED INT32 b; }", "nested"),
+        ("REQUIRED INT64 __index_level_0__", "index=False"),
+        ("REQUIRED INT96 a", "INT96"),
+        ("REQUIRED INT32 a", "a header and no rows"),
+    ] {
+        Table::new(schema, &[]).assert_refused(None, &[part]);
+    }
+}
+
+#[test]
+fn a_page_that_claims_too_much_is_refused() {
+    let table = Table::new("REQUIRED DOUBLE a", &[&[Column::F64(&[1.0; 2000])]]);
+    let whole = fs::read(&table.path).unwrap();
+    // Behind the first letters: the page's type, then its size in three bytes at most.
+    assert_eq!(
+        (&whole[..4], whole[4], whole[6]),
+        (&b"PAR1"[..], 0x15, 0x15)
+    );
+    let size = whole[7..].iter().position(|byte| byte & 128 == 0).unwrap() + 1;
+    // 2^31 - 2.
+    let claimed = [
+        &whole[..7],
+        &[0xfc, 0xff, 0xff, 0xff, 0x0f],
+        &whole[7 + size..],
+    ]
+    .concat();
+    fs::write(&table.path, claimed).unwrap();
+    table.assert_refused(None, &["the file is damaged"]);
+}
+
+#[test]
+fn damage_anywhere_is_an_error_or_another_number() {
+    let table = Table::new(
+        "REQUIRED INT64 a; OPTIONAL DOUBLE b; REQUIRED BYTE_ARRAY y (UTF8)",
+        &[&[
+            Column::Whole64(&[1, 2, 3]),
+            Column::Sparse(&[1.0, 2.0, 3.0], &[1, 1, 1]),
+            Column::Texts(&["a", "b", "a"]),
+        ]],
+    );
+    let whole = fs::read(&table.path).unwrap();
+    for at in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x11;
+        for bytes in [&whole[..at], &damaged] {
+            fs::write(&table.path, bytes).unwrap();
+            if let Err(error) = table.open(Some("y")) {
+                assert_eq!(error.exit_code(), 65, "byte {at}: {error}");
+            }
+        }
+    }
+}

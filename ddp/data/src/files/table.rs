@@ -1,0 +1,200 @@
+//! Tables: CSV, TSV and Parquet, converted once into the flat format and mapped. Memory holds a
+//! piece of the table and the distinct labels.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::cache;
+use super::contents::Contents;
+use super::conversion::{Columns, Rows};
+use super::csv::{Problem, Record, Records, number};
+use super::io::refuse;
+use super::kind::{Kind, kind};
+use super::shown::shown;
+use super::{flat, gzip, parquet};
+use crate::error::{Error, Result};
+
+pub(crate) use super::conversion::TableRequest;
+pub(crate) use super::shown::listed;
+
+/// The format of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// `tabs`: the delimiter is a tab; else the header shows it.
+    Csv {
+        tabs: bool,
+    },
+    Parquet,
+}
+
+impl Format {
+    fn of(path: &Path) -> Result<Format> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = name.to_ascii_lowercase();
+        match kind(path)? {
+            Kind::Csv => Ok(Format::Csv {
+                tabs: name.trim_end_matches(".gz").ends_with(".tsv"),
+            }),
+            Kind::Parquet => Ok(Format::Parquet),
+            other => Err(refuse(
+                path,
+                format!("expected a table, got {}", other.name()),
+            )),
+        }
+    }
+}
+
+/// The table at `path` (.csv, .tsv, both also .gz; .parquet) as a mapped file of arrays.
+pub(crate) fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
+    let format = Format::of(path)?;
+    let asked = serde_json::json!({
+        "label": request.label,
+        "features": request.features,
+        "format": format!("{format:?}"),
+        "labels are texts": request.labels_are_texts,
+    });
+    let made = cache::converted(path, request.cache_dir, &format!("table {asked}"), |to| {
+        flat::write(to, |out| match format {
+            Format::Csv { tabs } => convert_csv(path, request, tabs, to, out),
+            Format::Parquet => parquet::convert(path, request, to, out),
+        })
+    })?;
+    flat::open(&made, &path.display().to_string())
+}
+
+/// The names of the columns of the table at `path`. Reads only its header.
+pub fn columns(path: &Path) -> Result<Vec<String>> {
+    match Format::of(path)? {
+        Format::Csv { tabs } => header(path, &mut records(path, tabs)?),
+        Format::Parquet => parquet::columns(path),
+    }
+}
+
+fn records(path: &Path, tabs: bool) -> Result<Records<Box<dyn Read>>> {
+    Records::new(gzip::table(path)?, tabs).map_err(problem_in(path))
+}
+
+fn convert_csv(
+    path: &Path,
+    request: &TableRequest<'_>,
+    tabs: bool,
+    to: &Path,
+    out: &mut flat::Writer,
+) -> Result<flat::About> {
+    let mut records = records(path, tabs)?;
+    let columns = Columns::choose(path, request, header(path, &mut records)?)?;
+    // A number takes four bytes, its cell at least one and a delimiter.
+    let cells_max = gzip::table_bytes_max(path)?.saturating_add(2) / 2;
+    let bytes_max = cells_max.saturating_mul(4);
+    let mut rows = Rows::new(&columns, to, out, bytes_max, false)?;
+    let any_number = columns
+        .names
+        .iter()
+        .any(|name| number(name.as_bytes()).is_some());
+    while let Some(record) = records.next().map_err(problem_in(path))? {
+        convert_record(&columns, any_number, &record, &mut rows)?;
+    }
+    rows.finish(&columns)
+}
+
+/// `any_number`: whether some columns are called like numbers.
+fn convert_record(
+    columns: &Columns<'_>,
+    any_number: bool,
+    record: &Record<'_>,
+    rows: &mut Rows<'_>,
+) -> Result<()> {
+    let (got, expected) = (record.len(), columns.names.len());
+    if got != expected {
+        let line = record.line();
+        return Err(columns.bad(format!(
+            "line {line}: expected {expected} cells, as in the header, got {got}; help: quote texts that hold delimiters"
+        )));
+    }
+    for (index, &column) in columns.features.iter().enumerate() {
+        let cell = record.cell(column);
+        match number(cell) {
+            Some(value) if (value as f32).is_finite() => rows.feature(index, value),
+            value => {
+                let place = format!("line {}", record.line_of(column));
+                return Err(columns.bad_feature(&place, column, cell, value));
+            }
+        }
+    }
+    if let Some(column) = columns.label {
+        let (cell, name) = (record.cell(column), &columns.names[column]);
+        let bad = |what: String| {
+            let line = record.line_of(column);
+            columns.bad(format!("line {line}, column \"{name}\": {what}"))
+        };
+        if any_number && cell == name.as_bytes() && number(cell).is_none() {
+            let got = shown(cell);
+            return Err(bad(format!(
+                "the label \"{got}\" is the column's name, and other names are numbers, as if the first line were a row; \
+                 {HEADER_HELP}"
+            )));
+        }
+        rows.label(cell, bad)?;
+    }
+    rows.end_row()
+}
+
+/// What to do about a table without a header.
+const HEADER_HELP: &str = "help: put a line with names above it (pandas: read_csv(path, header=None).add_prefix(\"x\")\
+     .to_csv(other, index=False)); if numbers are names, put a letter before each";
+
+/// The names of the columns, from the first line.
+fn header(path: &Path, records: &mut Records<impl Read>) -> Result<Vec<String>> {
+    let bad = |what: String| refuse(path, what);
+    let record = records.next().map_err(problem_in(path))?;
+    let Some(record) = record else {
+        return Err(bad(
+            "it is empty: expected a line with names, then rows".into()
+        ));
+    };
+    let cells = record.len();
+    let numbers = (0..cells).filter_map(|column| number(record.cell(column)));
+    let numbers: Vec<f64> = numbers.collect();
+    if looks_like_a_row(&numbers, cells) {
+        let (line, count) = (record.line(), numbers.len());
+        return Err(bad(format!(
+            "line {line}: expected the names of columns, got {count} numbers in {cells} cells, as in a row; {HEADER_HELP}"
+        )));
+    }
+    let name = |column: usize| {
+        let name = String::from_utf8(record.cell(column).to_vec());
+        name.map_err(|_| {
+            let column = column + 1;
+            bad(format!(
+                "the name of column {column} is not UTF-8; help: save the file as UTF-8"
+            ))
+        })
+    };
+    (0..cells).map(name).collect()
+}
+
+/// Whether a first line of `cells` cells with these numbers is a row rather than names, so that a
+/// row would be lost. Numbers in even steps beside a text are names: 0, 1, 2 … as pandas writes
+/// them, years, wavelengths.
+fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
+    if numbers.is_empty() || 2 * numbers.len() < cells {
+        return false;
+    }
+    let step = (numbers[numbers.len() - 1] - numbers[0]) / (numbers.len() as f64 - 1.0);
+    let is_even = |pair: &[f64]| (pair[1] - pair[0] - step).abs() <= 0.01 * step;
+    let are_names = numbers.len() >= 3
+        && numbers.len() < cells
+        && step > 0.0
+        && numbers.windows(2).all(is_even);
+    !are_names
+}
+
+fn problem_in(path: &Path) -> impl FnOnce(Problem) -> Error {
+    move |problem| match problem {
+        Problem::Malformed(line, what) => refuse(path, format!("line {line}: {what}")),
+        Problem::Unreadable(error) => gzip::unreadable(path, error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! What fuzz targets call (`ddp/fuzz`): bytes as the content of a file of some name, read as data
+//! would be. Not for anybody else.
+//!
+//! Whatever the bytes are, the end is numbers or bad data, exit code 65; never more numbers than
+//! the bytes can be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+use crate::files::{self, Array, Element, claimed_bytes, gzip, table};
+
+/// What is packed becomes at most so many times as long.
+const RATIO_MAX: usize = 1032;
+/// Numbers that are read at a time, or a row.
+const READ_AT_ONCE: usize = 4096;
+
+/// Reads all arrays of a file of this name (`a.npz`) in every way. Gives how many numbers that
+/// were.
+pub fn arrays(name: &str, bytes: &[u8]) -> Result<usize> {
+    in_folder(name, bytes, |path, folder| {
+        let read = files::open(path, Some(folder)).and_then(|contents| {
+            contents.arrays.iter().try_fold(0, |count, array| {
+                let elements = array.row_elements() * array.rows() as usize;
+                let most = bytes.len().saturating_mul(RATIO_MAX);
+                assert!(
+                    elements <= most,
+                    "{array:?}: more numbers than {} bytes can be",
+                    bytes.len()
+                );
+                read_in_every_way(array)?;
+                Ok(count + elements)
+            })
+        });
+        if let Err(error) = &read {
+            assert!(
+                error.to_string().contains(&*path.to_string_lossy()),
+                "{error} does not name its file"
+            );
+        }
+        read
+    })
+}
+
+/// As `arrays` of a flat `.bin`, whose checksum is made right first: few inputs would come further.
+pub fn flat(bytes: &[u8]) -> Result<usize> {
+    let mut bytes = bytes.to_vec();
+    if bytes.len() >= 64 {
+        bytes[..8].copy_from_slice(b"DDPFLAT1");
+        let number =
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let (start, length) = (number(8) as usize, number(16) as usize);
+        let mut crc = flate2::Crc::new();
+        crc.update(
+            start
+                .checked_add(length)
+                .and_then(|end| bytes.get(start..end))
+                .unwrap_or_default(),
+        );
+        bytes[24..28].copy_from_slice(&crc.sum().to_le_bytes());
+    }
+    in_folder("a.bin", &bytes, |path, _| {
+        // The checksums of arrays are the fuzzer's: most differ, which is bad data and nothing
+        // else.
+        let verified = files::flat::verify(path);
+        assert!(verified.is_ok() || verified.is_err_and(|error| error.exit_code() == 65));
+        Ok(())
+    })?;
+    arrays("a.bin", &bytes)
+}
+
+/// What the first bytes of a packed array claim that it is long.
+pub fn claimed(bytes: &[u8]) -> Option<u64> {
+    claimed_bytes(bytes).ok().flatten()
+}
+
+/// All rows, as each type; types that hold the same number exactly must agree.
+fn read_in_every_way(array: &Array) -> Result<()> {
+    let elements = array.row_elements();
+    let (mut f32s, mut f64s, mut i64s) = (Vec::new(), Vec::new(), Vec::new());
+    let mut first = 0;
+    while first < array.rows() {
+        let rows = ((READ_AT_ONCE / elements).max(1) as u64).min(array.rows() - first);
+        let count = rows as usize * elements;
+        f32s.resize(count, 0.0);
+        f64s.resize(count, 0.0);
+        i64s.resize(count, 0);
+        array.read_f32(first, &mut f32s)?;
+        array.read_f64(first, &mut f64s)?;
+        // Of the widest whole numbers a double is itself rounded.
+        if !matches!(array.element(), Element::I64 | Element::U64) {
+            let same = |(narrow, wide): (&f32, &f64)| {
+                *narrow == *wide as f32 || (narrow.is_nan() && wide.is_nan())
+            };
+            assert!(
+                f32s.iter().zip(&f64s).all(same),
+                "{array:?}: f32 and f64 differ"
+            );
+        }
+        if !array.element().is_float() {
+            array.read_i64(first, &mut i64s)?;
+            assert!(
+                i64s.iter()
+                    .zip(&f64s)
+                    .all(|(&whole, &wide)| whole as f64 == wide),
+                "{array:?}: i64 and f64 differ"
+            );
+        }
+        first += rows;
+    }
+    Ok(())
+}
+
+/// Reads a table of this name (`a.csv`), first without a label, then with its last column as the
+/// label. Gives how many numbers that were; an error where it is a table in neither way.
+pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
+    in_folder(name, bytes, |path, folder| {
+        let names = table::columns(path)?;
+        let read = |label: Option<&String>| {
+            let label = label.map(String::as_str);
+            let contents = table::open(
+                path,
+                &table::TableRequest {
+                    label,
+                    cache_dir: Some(folder),
+                    ..Default::default()
+                },
+            )?;
+            contents
+                .arrays
+                .iter()
+                .map(finite_numbers)
+                .sum::<Result<usize>>()
+        };
+        match (read(None), read(names.last())) {
+            (Ok(alone), Ok(labelled)) => Ok(alone + labelled),
+            // A text is no feature, and a table of one column has no label.
+            (Ok(count), Err(error)) | (Err(error), Ok(count)) if error.exit_code() == 65 => {
+                Ok(count)
+            }
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        }
+    })
+}
+
+/// Unpacks an array that gzip has packed. Gives its size.
+pub fn unpacked(bytes: &[u8]) -> Result<u64> {
+    in_folder("array.gz", bytes, |path, folder| {
+        let made = gzip::unpacked(path, Some(folder), claimed_bytes)?;
+        let start = fs::read(&made).map_err(|error| Error::Internal(error.to_string()))?;
+        match claimed_bytes(&start) {
+            Ok(Some(bytes)) if bytes == start.len() as u64 => Ok(bytes),
+            other => Err(Error::Internal(format!(
+                "{} bytes were unpacked of a claim of {other:?}",
+                start.len()
+            ))),
+        }
+    })
+}
+
+/// Reads all numbers of an array; any that is not finite is a mistake of the conversion.
+fn finite_numbers(array: &Array) -> Result<usize> {
+    let mut row = vec![0.0; array.row_shape().iter().product()];
+    for number in 0..array.rows() {
+        array.read_f64(number, &mut row)?;
+        if row.iter().any(|value| !value.is_finite()) {
+            return Err(Error::Internal(format!(
+                "row {number} of {} is {row:?}",
+                array.name()
+            )));
+        }
+    }
+    Ok(row.len() * array.rows() as usize)
+}
+
+/// Gives `read` a file of these bytes and a folder for what it makes; both are gone when it is
+/// done.
+fn in_folder<T>(
+    name: &str,
+    bytes: &[u8],
+    read: impl FnOnce(&Path, &Path) -> Result<T>,
+) -> Result<T> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    // In memory: making a file durable costs nothing there.
+    let folder = PathBuf::from(format!("/dev/shm/ddp-fuzz-{}-{number}", std::process::id()));
+    let failed = |error: std::io::Error| Error::Internal(error.to_string());
+    fs::create_dir(&folder).map_err(failed)?;
+    let path = folder.join(name);
+    let read = fs::write(&path, bytes)
+        .map_err(failed)
+        .and_then(|()| read(&path, &folder.join("cache")));
+    fs::remove_dir_all(&folder).map_err(failed)?;
+    read
+}

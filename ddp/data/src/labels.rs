@@ -1,0 +1,282 @@
+//! The labels of rows as classes or numbers: integers and texts are classes, other numbers are
+//! numbers, unless the task says otherwise.
+
+use std::collections::BTreeMap;
+
+use super::files::Array;
+use super::stack::Stack;
+use super::task::{TaskKind, TaskSpec};
+use crate::error::{Error, Result};
+
+/// The most classes.
+pub(crate) const CLASSES_MAX: usize = 1 << 16;
+
+/// The labels of one file: numbers, or if `names` are given, codes of these texts.
+#[derive(Clone, Debug)]
+pub(crate) struct FileLabels {
+    pub(crate) array: Array,
+    pub(crate) names: Option<Vec<String>>,
+}
+
+/// The labels of all rows.
+#[derive(Debug)]
+pub(crate) struct Labels {
+    stack: Stack,
+    coding: Coding,
+}
+
+/// How the contents of files become targets.
+#[derive(Debug)]
+enum Coding {
+    /// Whole numbers are the classes.
+    Classes,
+    /// Texts are the classes: of each file, the class of each code, and the texts.
+    Texts {
+        classes: Vec<Vec<i64>>,
+        names: Vec<Vec<String>>,
+    },
+    /// Whole numbers are the names of classes.
+    Named(BTreeMap<i64, i64>),
+    /// Numbers are the targets.
+    Values,
+}
+
+/// Stands for a label that is no class.
+const NO_CLASS: i64 = i64::MIN;
+
+impl Labels {
+    /// Labels by their type, or as `task` says; and the names of classes, if they are texts.
+    pub(crate) fn new(
+        files: Vec<FileLabels>,
+        task: Option<TaskKind>,
+    ) -> Result<(Labels, Option<Vec<String>>)> {
+        if let Some(names) = texts_in(&files)? {
+            if task == Some(TaskKind::Regression) {
+                let (place, text) = (files[0].array.name(), names.first());
+                return Err(Error::Data(format!(
+                    "{place}: expected numbers as labels for `task` regression, got texts such as {text:?}; help: leave out \
+                     `task`, or give other `labels`",
+                    text = text.map_or("", String::as_str)
+                )));
+            }
+            let class = |text: &String| names.binary_search(text).ok();
+            return Ok((Labels::of_texts(files, class)?, Some(names)));
+        }
+        let any_float = files.iter().any(|file| file.array.element().is_float());
+        let coding = match task {
+            Some(TaskKind::Regression) => Coding::Values,
+            None if any_float => Coding::Values,
+            _ => Coding::Classes,
+        };
+        Ok((Labels::with(files, coding)?, None))
+    }
+
+    /// Labels for a model that has learned `task` already.
+    pub(crate) fn of_task(files: Vec<FileLabels>, task: &TaskSpec) -> Result<Labels> {
+        let are_texts = texts_in(&files)?.is_some();
+        let Some(classes) = task.classes() else {
+            return Labels::of_numbers(files, task.outputs(), are_texts);
+        };
+        match classes.texts() {
+            _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
+            Some(names) => {
+                let classes = classes_by_number(names, files[0].array.name())?;
+                Labels::with(files, Coding::Named(classes))
+            }
+            None => Labels::with(files, Coding::Classes),
+        }
+    }
+
+    /// Labels for a model that gives so many numbers.
+    fn of_numbers(files: Vec<FileLabels>, outputs: usize, are_texts: bool) -> Result<Labels> {
+        let place = files[0].array.name().to_string();
+        let labels = Labels::with(files, Coding::Values)?;
+        let got = match are_texts {
+            true => "texts".into(),
+            false if labels.width() == outputs => return Ok(labels),
+            false => format!("{} numbers", labels.width()),
+        };
+        Err(Error::Data(format!(
+            "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {got}; \
+             help: give other `labels`"
+        )))
+    }
+
+    fn of_texts(
+        files: Vec<FileLabels>,
+        class_of: impl Fn(&String) -> Option<usize>,
+    ) -> Result<Labels> {
+        let names = files
+            .iter()
+            .map(|file| file.names.clone().unwrap_or_default());
+        let names: Vec<Vec<String>> = names.collect();
+        let class = |text: &String| class_of(text).map_or(NO_CLASS, |class| class as i64);
+        let classes = names.iter().map(|names| names.iter().map(class).collect());
+        let classes = classes.collect();
+        Labels::with(files, Coding::Texts { classes, names })
+    }
+
+    fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
+        let stack = Stack::new(files.into_iter().map(|file| file.array).collect())?;
+        let is_class = !matches!(coding, Coding::Values);
+        if is_class && stack.width() != 1 {
+            let array = &stack.arrays()[0];
+            return Err(Error::Data(format!(
+                "{}: expected one label for each row, got {} (shape {:?}); help: of one-hot rows save the argmax; for numbers \
+                 set `task` to regression",
+                array.name(),
+                stack.width(),
+                array.row_shape()
+            )));
+        }
+        Ok(Labels { stack, coding })
+    }
+
+    /// The number of rows.
+    pub(crate) fn rows(&self) -> u64 {
+        self.stack.rows()
+    }
+
+    /// Numbers in a label.
+    pub(crate) fn width(&self) -> usize {
+        self.stack.width()
+    }
+
+    /// Whether labels are classes.
+    pub(crate) fn are_classes(&self) -> bool {
+        !matches!(self.coding, Coding::Values)
+    }
+
+    /// The arrays they are in.
+    pub(crate) fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
+    /// Reads the classes of rows from `first` on. What is no class is below 0 or beyond all
+    /// classes.
+    pub(crate) fn classes(&self, first: u64, into: &mut [i64]) -> Result<()> {
+        for (file, row, range) in self.stack.pieces(first, into.len()) {
+            let (array, into) = (&self.stack.arrays()[file], &mut into[range]);
+            match array.element().is_float() {
+                true => read_whole_floats(array, row, into)?,
+                false => array.read_i64(row, into)?,
+            }
+            match &self.coding {
+                Coding::Texts { classes, .. } => {
+                    let classes = &classes[file];
+                    let class = |code: i64| classes.get(usize::try_from(code).ok()?).copied();
+                    for code in into {
+                        *code = class(*code).unwrap_or(NO_CLASS);
+                    }
+                }
+                Coding::Named(classes) => {
+                    for name in into {
+                        *name = classes.get(name).copied().unwrap_or(NO_CLASS);
+                    }
+                }
+                Coding::Classes | Coding::Values => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the numbers of rows from `first` on.
+    pub(crate) fn values(&self, first: u64, into: &mut [f32]) -> Result<()> {
+        self.stack.read_f32(first, into)
+    }
+
+    /// Why the label of this row is no class, or none of the `known` ones.
+    pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
+        const HELP: &str = "help: number classes from 0 on without gaps, or set `task` to regression to learn the numbers as they are";
+        let place = self.stack.place(row);
+        let number = self.stack.number(row, 0)?;
+        let label = self.text(row, number as i64);
+        let label = label.map_or_else(|| number.to_string(), |text| format!("{text:?}"));
+        let place = format!("{place}: the label");
+        Ok(match known {
+            _ if number.fract() != 0.0 || !number.is_finite() => {
+                format!("{place}: expected a whole number as class, got {label}; {HELP}")
+            }
+            Some(known) => {
+                format!(
+                    "{place}: expected one of the {known} classes that the model was trained on, got {label}"
+                )
+            }
+            None => {
+                let most = CLASSES_MAX - 1;
+                format!("{place}: expected a class from 0 to {most}, got {label}; {HELP}")
+            }
+        })
+    }
+
+    /// The text of this code in the file that has this row.
+    fn text(&self, row: u64, code: i64) -> Option<&String> {
+        let Coding::Texts { names, .. } = &self.coding else {
+            return None;
+        };
+        names[self.stack.find(row).0].get(usize::try_from(code).ok()?)
+    }
+
+    /// Why a number of the label of this row cannot be learned.
+    pub(crate) fn why_no_value(&self, row: u64, column: usize) -> Result<String> {
+        Ok(format!(
+            "{}, number {column} of the label: expected a finite f32, got {}; help: leave such rows out",
+            self.stack.place(row),
+            self.stack.number(row, column)?
+        ))
+    }
+}
+
+/// The classes whose names are whole numbers, by these numbers. `place` is the array of labels.
+fn classes_by_number(names: &[String], place: &str) -> Result<BTreeMap<i64, i64>> {
+    let mut classes = BTreeMap::new();
+    for (class, name) in names.iter().enumerate() {
+        let Ok(number) = name.parse::<i64>() else {
+            continue;
+        };
+        if let Some(other) = classes.insert(number, class as i64) {
+            let other = &names[other as usize];
+            return Err(Error::Data(format!(
+                "{place}: expected texts as labels, got numbers, and the model's classes {other:?} and {name:?} are the same \
+                 number; help: give a table, in which labels are texts"
+            )));
+        }
+    }
+    Ok(classes)
+}
+
+/// The texts of all files together, sorted by their bytes; `None` if labels are numbers.
+fn texts_in(files: &[FileLabels]) -> Result<Option<Vec<String>>> {
+    let (with, without): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.names.is_some());
+    match (with.first(), without.first()) {
+        (None, _) => Ok(None),
+        (Some(with), Some(without)) => Err(Error::Data(format!(
+            "{}: expected texts as labels, as in {}, got numbers; help: give labels of one kind",
+            without.array.name(),
+            with.array.name()
+        ))),
+        (Some(_), None) => {
+            let names = files.iter().flat_map(|file| file.names.iter().flatten());
+            let mut names: Vec<String> = names.cloned().collect();
+            names.sort_unstable();
+            names.dedup();
+            Ok(Some(names))
+        }
+    }
+}
+
+/// Reads classes that are stored as floats.
+fn read_whole_floats(array: &Array, first: u64, into: &mut [i64]) -> Result<()> {
+    const PIECE: usize = 64;
+    let mut numbers = [0f64; PIECE];
+    for (index, into) in into.chunks_mut(PIECE).enumerate() {
+        let numbers = &mut numbers[..into.len()];
+        array.read_f64(first + (index * PIECE) as u64, numbers)?;
+        for (class, &number) in into.iter_mut().zip(&*numbers) {
+            // A cast would make class 0 of NaN.
+            let is_whole = number.fract() == 0.0 && number.abs() < 1e18;
+            *class = if is_whole { number as i64 } else { NO_CLASS };
+        }
+    }
+    Ok(())
+}

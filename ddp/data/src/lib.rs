@@ -1,0 +1,48 @@
+//! Data to train on: what a dataset is, built-in data, users' files, the order of rows, and the
+//! loader that fills batches.
+//!
+//! Files: `choose` finds them and the arrays in them, `files` reads one, `opened` puts several
+//! together (`stack`, `labels`), `scan` reads all rows before training, `rounding` warns of what
+//! f32 loses, `file_rows` reads rows; `prepare` does all of it.
+
+#![forbid(unsafe_code)]
+
+pub mod choose;
+mod dataset;
+pub mod disk;
+pub mod error;
+mod file_rows;
+pub mod files;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod glyphs;
+mod labels;
+pub mod loader;
+mod mix;
+mod normalize;
+mod opened;
+mod prepare;
+mod ranks;
+mod request;
+mod rounding;
+pub mod safetensors;
+pub mod sampler;
+mod scan;
+pub mod spec;
+mod split;
+mod stack;
+pub mod synthetic;
+mod task;
+mod tensor_spec;
+
+pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
+pub use error::{Error, Result};
+pub use loader::{Batch, InOrder, Loader, Micro, Resident, SlotId, Source};
+pub use normalize::{Normalization, Normalize};
+pub use prepare::{open, prepare};
+pub use ranks::{Alone, Ranks};
+pub use request::{Data, DataRequest, Trained};
+pub use sampler::Sampler;
+pub use spec::{DataSpec, FilesSpec};
+pub use task::{Classes, LabelName, TaskKind, TaskSpec};
+pub use tensor_spec::TensorSpec;

@@ -1,0 +1,198 @@
+//! Fills batches: a rank's rows of a global batch are gathered into one of two slots and cut into
+//! micro-batches.
+//!
+//! The next batch is gathered by a background thread during the step (`fetch.rs`). Batches get onto
+//! GPUs in two ways: copied from host memory (`ferry.rs`), or gathered from data kept there
+//! (`resident.rs`). Letters: R rows of this rank, at most; I… and T… the shapes of a row's inputs
+//! and targets.
+
+mod batch;
+mod ferry;
+mod fetch;
+mod lanes;
+mod memory;
+mod resident;
+mod slots;
+mod source;
+
+use std::sync::Arc;
+
+use ddp_kernels::Device;
+
+pub use self::batch::{Batch, Micro, SlotId};
+pub use self::resident::Resident;
+use self::slots::Slots;
+pub use self::source::Source;
+use crate::dataset::Dataset;
+use crate::error::Result;
+use crate::sampler::{self, Permutation, Sampler};
+
+/// Fills the batches of training, in the sampler's order.
+#[derive(Debug)]
+pub struct Loader {
+    slots: Slots,
+    sampler: Sampler,
+    rank: usize,
+    size: usize,
+    /// The orders of the last epoch and of the next one, by the parity of the epoch.
+    orders: [Option<(u64, Permutation)>; 2],
+    /// The first step that will not be loaded.
+    end: u64,
+}
+
+/// The order of rows in `epoch`.
+fn order_of<'a>(
+    orders: &'a mut [Option<(u64, Permutation)>; 2],
+    sampler: &Sampler,
+    epoch: u64,
+) -> &'a Permutation {
+    let place = &mut orders[(epoch % 2) as usize];
+    if place.as_ref().is_none_or(|(there, _)| *there != epoch) {
+        *place = Some((epoch, sampler.permutation(epoch)));
+    }
+    &place.as_ref().expect("set above").1
+}
+
+impl Loader {
+    /// Batches of `dataset` for rank `rank` of `size`. At most `micro` rows go through the model at
+    /// once.
+    pub fn new(
+        dataset: Arc<dyn Dataset>,
+        sampler: Sampler,
+        rank: usize,
+        size: usize,
+        micro: Option<usize>,
+        device: Device,
+    ) -> Result<Loader> {
+        Loader::from_source(
+            Source::new(dataset, [device; 2]),
+            sampler,
+            rank,
+            size,
+            micro,
+        )
+    }
+
+    /// Like `new`, from a source.
+    pub fn from_source(
+        source: Source,
+        sampler: Sampler,
+        rank: usize,
+        size: usize,
+        micro: Option<usize>,
+    ) -> Result<Loader> {
+        assert_eq!(
+            source.dataset.rows(),
+            sampler.rows(),
+            "the sampler is for another dataset"
+        );
+        // No rank's share of a batch is larger than a full batch divided by the ranks, rounded up.
+        let slots = Slots::new(source, sampler.batch().div_ceil(size as u64), micro)?;
+        Ok(Loader {
+            slots,
+            sampler,
+            rank,
+            size,
+            orders: [None, None],
+            end: u64::MAX,
+        })
+    }
+
+    /// This rank's rows for step `step0`, counted from 0. The rows of the step after it are
+    /// gathered in the background.
+    pub fn load(&mut self, step0: u64) -> Result<&Batch> {
+        let place = self.sampler.at(step0);
+        let mine = sampler::share(&place.positions, self.rank, self.size);
+        let (rows, first) = (
+            place.positions.end - place.positions.start,
+            mine.start - place.positions.start,
+        );
+        let order = order_of(&mut self.orders, &self.sampler, place.epoch);
+        let mine = mine.map(|position| order.row(position));
+        let recurs = rows == self.sampler.batch().min(self.sampler.rows());
+        self.slots
+            .load([step0, place.epoch], rows, first, mine, recurs)?;
+        if step0 + 1 < self.end {
+            let place = self.sampler.at(step0 + 1);
+            let order = order_of(&mut self.orders, &self.sampler, place.epoch);
+            let mine = sampler::share(&place.positions, self.rank, self.size);
+            self.slots
+                .prefetch(step0 + 1, mine.map(|position| order.row(position)))?;
+        }
+        Ok(self.slots.last())
+    }
+
+    /// Says that no step from `step0` on, counted from 0, will be loaded, so that nothing is
+    /// gathered for it.
+    pub fn ends_before(&mut self, step0: u64) {
+        self.end = step0;
+    }
+
+    /// The rows of the batch loaded last, in its order.
+    pub fn rows(&self) -> &[u64] {
+        &self.slots.rows
+    }
+
+    /// The order of rows.
+    pub fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+}
+
+/// Fills batches for evaluation: this rank's contiguous share of all rows, in order.
+#[derive(Debug)]
+pub struct InOrder {
+    slots: Slots,
+    share: std::ops::Range<u64>,
+    batch: u64,
+}
+
+impl InOrder {
+    /// Batches of at most `batch` rows for rank `rank` of `size`.
+    pub fn new(
+        dataset: Arc<dyn Dataset>,
+        rank: usize,
+        size: usize,
+        batch: usize,
+        device: Device,
+    ) -> Result<InOrder> {
+        InOrder::from_source(Source::new(dataset, [device; 2]), rank, size, batch)
+    }
+
+    /// Like `new`, from a source.
+    pub fn from_source(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
+        assert!(batch > 0, "batches of no rows");
+        let share = sampler::share(&(0..source.dataset.rows()), rank, size);
+        let rows_max = (batch as u64).min(share.end - share.start);
+        Ok(InOrder {
+            slots: Slots::new(source, rows_max, None)?,
+            share,
+            batch: batch as u64,
+        })
+    }
+
+    /// The number of this rank's batches. Ranks may differ by one.
+    pub fn count(&self) -> u64 {
+        (self.share.end - self.share.start).div_ceil(self.batch)
+    }
+
+    /// Batch `index`. Its `first` is its first row, its `rows` are all rows of the dataset.
+    pub fn load(&mut self, index: u64) -> Result<&Batch> {
+        assert!(index < self.count(), "batch {index} of {}", self.count());
+        let (rows, all) = (self.rows(index), self.slots.dataset.rows());
+        self.slots.load([index, 0], all, rows.start, rows, false)?;
+        if index + 1 < self.count() {
+            let rows = self.rows(index + 1);
+            self.slots.prefetch(index + 1, rows)?;
+        }
+        Ok(self.slots.last())
+    }
+
+    fn rows(&self, index: u64) -> std::ops::Range<u64> {
+        let start = self.share.start + index * self.batch;
+        start..start.saturating_add(self.batch).min(self.share.end)
+    }
+}
+
+#[cfg(test)]
+mod tests;

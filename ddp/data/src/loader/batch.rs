@@ -1,0 +1,133 @@
+//! The rows of one step.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ddp_kernels::Tensor;
+
+use crate::error::Result;
+
+/// This rank's rows of one global batch. Tensors are views of a slot: on the CPU they hold these
+/// rows until the next batch is loaded, on a GPU for all work that is given to the device's current
+/// stream before the next batch is loaded. If a model is split over devices, inputs are on the
+/// first and targets on the last. Letters: I… and T… the shapes of a row's inputs and targets.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The step, from 0; in evaluation the number of the batch.
+    pub step: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Rows of the global batch, over all ranks.
+    pub rows: u64,
+    /// The position of this rank's first row in the global batch.
+    pub first: u64,
+    /// How many rows are this rank's. May be 0.
+    pub mine: usize,
+    /// What the model sees of them: `[mine, I…]`.
+    pub x: Tensor,
+    /// Their targets: `[mine, T…]`.
+    pub targets: Tensor,
+    micro: usize,
+    /// The memory it is in, if batches of this size use it again.
+    slot: Option<SlotId>,
+}
+
+/// Identifies one piece of memory for batches in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotId(u64);
+
+impl SlotId {
+    /// An identity that nothing else has.
+    pub fn unique() -> SlotId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        SlotId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A part of a batch that goes through the model at once.
+#[derive(Debug)]
+pub struct Micro {
+    /// What the model sees: `[rows, I…]`.
+    pub x: Tensor,
+    /// Targets of the same rows: `[rows, T…]`.
+    pub targets: Tensor,
+    /// The position of its first row in the global batch.
+    pub first: u64,
+    /// How many rows.
+    pub rows: usize,
+}
+
+impl Batch {
+    /// A batch of given tensors: `x` and `targets` are this rank's rows, from row `first` of the
+    /// `rows` of the global batch on; at most `micro` of them go through the model at once.
+    pub fn new(
+        step: u64,
+        epoch: u64,
+        rows: u64,
+        first: u64,
+        x: Tensor,
+        targets: Tensor,
+        micro: usize,
+    ) -> Batch {
+        assert!(micro > 0, "micro-batches of no rows");
+        let mine = x.shape()[0];
+        assert_eq!(targets.shape()[0], mine, "a target for each row");
+        Batch {
+            step,
+            epoch,
+            rows,
+            first,
+            mine,
+            x,
+            targets,
+            micro,
+            slot: None,
+        }
+    }
+
+    /// The same batch in memory that batches of this size use again.
+    pub fn in_slot(self, slot: SlotId) -> Batch {
+        Batch {
+            slot: Some(slot),
+            ..self
+        }
+    }
+
+    /// The memory it is in, if batches of this size use it again.
+    pub fn slot(&self) -> Option<SlotId> {
+        self.slot
+    }
+
+    /// The number of micro-batches: 0 if no row is this rank's.
+    pub fn micro_count(&self) -> usize {
+        self.mine.div_ceil(self.micro)
+    }
+
+    /// The most micro-batches of any rank, if `ranks` ranks share this batch.
+    pub fn micro_count_max(&self, ranks: usize) -> usize {
+        let most = usize::try_from(self.rows.div_ceil(ranks as u64)).unwrap_or(usize::MAX);
+        most.max(self.mine).div_ceil(self.micro)
+    }
+
+    /// The position of the first row of micro-batch `index` in the global batch.
+    pub fn first_of_micro(&self, index: usize) -> u64 {
+        self.first + (index * self.micro) as u64
+    }
+
+    /// Micro-batch `index`. All have the same number of rows, except the last, which may have
+    /// fewer.
+    pub fn micro(&self, index: usize) -> Result<Micro> {
+        assert!(
+            index < self.micro_count(),
+            "micro-batch {index} of {}",
+            self.micro_count()
+        );
+        let start = index * self.micro;
+        let rows = start..(start + self.micro).min(self.mine);
+        Ok(Micro {
+            x: self.x.slice(rows.clone())?,
+            targets: self.targets.slice(rows.clone())?,
+            first: self.first_of_micro(index),
+            rows: rows.len(),
+        })
+    }
+}

@@ -1,0 +1,258 @@
+//! Data kept on GPUs as a whole, and batches gathered there: per step only row numbers are copied,
+//! through pinned memory and the copy streams. Who waits for whom: `lanes.rs`.
+//!
+//! Letters: N rows of the data; R rows of a batch on this rank, at most; I… and T… the shapes of a
+//! row's inputs and targets.
+
+use std::ops::Range;
+use std::panic::Location;
+
+use ddp_kernels::error::{OutOfMemory, TensorInfo};
+use ddp_kernels::transfer::{self, announced};
+use ddp_kernels::{DType, Device, Shape, Tensor, memory, ops};
+
+use super::lanes::{CopyStreams, SlotTransfers};
+use super::memory::{first_rows, made};
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+
+ddp_kernels::choices! {
+    /// Whether the data are kept on the GPUs.
+    #[derive(Default)]
+    pub enum Resident {
+        /// Where it fits
+        #[default]
+        Auto = "auto",
+        /// Always; too little memory is an error
+        On = "on",
+        /// Never: each batch is copied ahead of its step
+        Off = "off",
+    }
+}
+
+/// The most bytes of rows, inputs and targets together, that are gathered at a time for the
+/// upload.
+const STAGE_BYTES: usize = 8 << 20;
+const NAME: &str =
+    "the training data, kept on the device (`data-on-device` on; auto and off train without)";
+
+/// All rows of a dataset on GPUs.
+#[derive(Clone, Debug)]
+pub(super) struct Tables {
+    /// Inputs `[N, I…]` and targets `[N, T…]`.
+    parts: [Tensor; 2],
+    streams: CopyStreams,
+}
+
+impl Tables {
+    /// All of `dataset`, inputs on the first of these GPUs and targets on the second; `None` if
+    /// `choice` is `Off`, or `Auto` and there is too little memory. Every rank keeps all rows,
+    /// since it may need any of them in each epoch.
+    #[track_caller]
+    pub(super) fn new(
+        dataset: &dyn Dataset,
+        devices: [Device; 2],
+        choice: Resident,
+    ) -> Result<Option<Tables>> {
+        let rows = dataset.rows();
+        if choice == Resident::Off || rows == 0 || !devices[0].is_accelerator() {
+            return Ok(None);
+        }
+        // First, since a device reports its free memory only once it is in use.
+        let streams = CopyStreams::new(devices)?;
+        for (index, stream) in streams.all().iter().enumerate() {
+            let (device, free) = (stream.device(), memory::free_bytes(stream.device()));
+            let needed = needed_bytes(dataset, streams.parts(index));
+            match choice {
+                Resident::Auto if !fits(needed, free) => return Ok(None),
+                Resident::On if needed > free => {
+                    return Err(too_little(dataset, device, needed, free));
+                }
+                _ => {}
+            }
+        }
+        let Ok(rows) = usize::try_from(rows) else {
+            return Ok(None);
+        };
+        // Made on the copy streams, the only ones that use them.
+        let table = |part: usize, shape: &[usize], dtype: DType| {
+            let stream = streams.of(part);
+            stream.scope(|| Tensor::empty(shape, dtype, devices[part]))
+        };
+        let parts = match made(dataset, rows, &table) {
+            // Another process took the memory meanwhile.
+            Err(Error::Tensor(ddp_kernels::Error::OutOfMemory(_))) if choice == Resident::Auto => {
+                return Ok(None);
+            }
+            other => other?.map(|table| table.named(NAME)),
+        };
+        let tables = Tables { parts, streams };
+        announced("the training data, kept on the device", || {
+            tables.upload(dataset)
+        })?;
+        Ok(Some(tables))
+    }
+
+    /// The bytes of all of it.
+    pub(super) fn bytes(&self) -> usize {
+        self.parts.iter().map(Tensor::bytes).sum()
+    }
+
+    /// Uploads all rows in stages. Two stages take turns: one is gathered while the other is
+    /// copied.
+    fn upload(&self, dataset: &dyn Dataset) -> Result<()> {
+        let count = self.parts[0].shape()[0];
+        let row_bytes: usize = self.parts.iter().map(|part| part.bytes() / count).sum();
+        let stage_rows = (STAGE_BYTES / row_bytes.max(1)).clamp(1, count);
+        let pinned = |_: usize, shape: &[usize], dtype: DType| Tensor::zeros_pinned(shape, dtype);
+        let stage = || -> Result<([Tensor; 2], SlotTransfers)> {
+            Ok((
+                made(dataset, stage_rows, &pinned)?,
+                SlotTransfers::default(),
+            ))
+        };
+        let mut stages = [stage()?, stage()?];
+        let mut numbers = Vec::with_capacity(stage_rows);
+        for (turn, start) in (0..count).step_by(stage_rows).enumerate() {
+            let end = (start + stage_rows).min(count);
+            numbers.clear();
+            numbers.extend(start as u64..end as u64);
+            let (host, transfers): &mut ([Tensor; 2], SlotTransfers) = &mut stages[turn % 2];
+            transfers.wait_for_host_side()?;
+            let host = first_rows(host, end - start)?;
+            dataset.gather(&numbers, &host[0], &host[1])?;
+            for (part, host) in host.iter().enumerate() {
+                let there = self.parts[part].slice(start..end)?;
+                let copy = transfer::copy_async(&there, host, self.streams.of(part))?;
+                // On one stream what comes after the second copy is after both.
+                let index = part.min(self.streams.all().len() - 1);
+                transfers.copied[index] = Some(copy);
+            }
+        }
+        // The last copies need no wait: later work on the same streams reads the tables, and pinned
+        // memory is not reused before its copies are done.
+        Ok(())
+    }
+}
+
+/// The bytes of some parts of the data: inputs (0), targets (1).
+fn needed_bytes(dataset: &dyn Dataset, parts: Range<usize>) -> usize {
+    let rows = usize::try_from(dataset.rows()).unwrap_or(usize::MAX);
+    let spec = dataset.spec();
+    let row_bytes = [spec.inputs.bytes(), spec.targets.bytes()];
+    let row_bytes: usize = row_bytes[parts].iter().sum();
+    row_bytes.saturating_mul(rows)
+}
+
+/// Whether data of `needed` bytes are kept if `free` bytes are left beside the model, its gradients
+/// and the optimizer's moments. Activations, batches and workspaces are not known before the first
+/// step, so the data leave three times as much as they take.
+fn fits(needed: usize, free: usize) -> bool {
+    needed <= free / 4
+}
+
+/// The device's own error, before anything is allocated.
+#[track_caller]
+fn too_little(dataset: &dyn Dataset, device: Device, needed: usize, free: usize) -> Error {
+    let rows = usize::try_from(dataset.rows()).unwrap_or(usize::MAX);
+    let inputs = &dataset.spec().inputs;
+    let Ok(shape) = Shape::new(&inputs.shape_of(rows)).or_else(|_| Shape::new(&[0])) else {
+        return Error::Internal("an empty shape is none".into());
+    };
+    let stats = memory::stats(device);
+    Error::Tensor(ddp_kernels::Error::OutOfMemory(Box::new(OutOfMemory {
+        device,
+        wanted: TensorInfo {
+            name: Some(NAME.into()),
+            dtype: inputs.dtype,
+            shape,
+            device,
+        },
+        asked_bytes: needed,
+        free_bytes: free,
+        limit_bytes: stats.allocated_bytes.saturating_add(free),
+        allocated_bytes: stats.allocated_bytes,
+        reserved_bytes: stats.reserved_bytes,
+        largest: memory::largest_live(device, 5),
+        at: Location::caller(),
+    })))
+}
+
+/// Gathers batches from the tables into two slots.
+#[derive(Debug)]
+pub(super) struct DeviceGatherer {
+    tables: Tables,
+    slots: [RowNumbers; 2],
+}
+
+/// The row numbers of a slot.
+#[derive(Debug)]
+struct RowNumbers {
+    /// i64 `[R]`, pinned.
+    host: Tensor,
+    /// i64 `[R]` on the device of each copy stream.
+    there: Vec<Tensor>,
+    transfers: SlotTransfers,
+}
+
+impl RowNumbers {
+    fn new(streams: &CopyStreams, rows_max: usize) -> Result<RowNumbers> {
+        let host = Tensor::zeros_pinned(&[rows_max], DType::I64)?.named("row numbers");
+        let mut there = Vec::new();
+        for stream in streams.all() {
+            // Made on the copy stream, the only one that uses it.
+            let numbers =
+                stream.scope(|| Tensor::empty(&[rows_max], DType::I64, stream.device()))?;
+            there.push(numbers.named("row numbers"));
+        }
+        Ok(RowNumbers {
+            host,
+            there,
+            transfers: SlotTransfers::default(),
+        })
+    }
+}
+
+impl DeviceGatherer {
+    /// For batches of at most `rows_max` rows.
+    pub(super) fn new(tables: Tables, rows_max: usize) -> Result<DeviceGatherer> {
+        let slots = [
+            RowNumbers::new(&tables.streams, rows_max)?,
+            RowNumbers::new(&tables.streams, rows_max)?,
+        ];
+        Ok(DeviceGatherer { tables, slots })
+    }
+
+    /// Gathers `rows` into `batch`, which is in slot `slot`.
+    pub(super) fn fill(&mut self, slot: usize, rows: &[u64], batch: &[Tensor; 2]) -> Result<()> {
+        let Tables { parts, streams } = &self.tables;
+        streams.leave(&mut self.slots[1 - slot].transfers)?;
+        let RowNumbers {
+            host,
+            there,
+            transfers,
+        } = &mut self.slots[slot];
+        transfers.wait_for_host_side()?;
+        let host = host.slice(0..rows.len())?;
+        // A tensor has no more rows than fit i64.
+        host.with_slice_mut(|numbers: &mut [i64]| {
+            for (number, &row) in numbers.iter_mut().zip(rows) {
+                *number = row as i64;
+            }
+        })?;
+        streams.free_slot(transfers)?;
+        for (index, stream) in streams.all().iter().enumerate() {
+            let numbers = there[index].slice(0..rows.len())?;
+            let copy = announced("the row numbers of this step", || {
+                transfer::copy_async(&numbers, &host, stream)
+            })?;
+            transfers.copied[index] = Some(copy);
+            stream.scope(|| {
+                let mut own = streams.parts(index);
+                own.try_for_each(|part| ops::gather_rows(&batch[part], &parts[part], &numbers))
+            })?;
+            CopyStreams::hand_over(&stream.record()?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! The memory of batches, and how rows get into it.
+
+use std::sync::Arc;
+
+use ddp_kernels::{DType, Tensor};
+
+use super::batch::{Batch, SlotId};
+use super::ferry::BatchCopier;
+use super::fetch::Prefetcher;
+use super::memory::{first_rows, made};
+use super::resident::DeviceGatherer;
+use super::source::Source;
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+
+/// Memory for one batch of this rank.
+#[derive(Debug)]
+struct Slot {
+    id: SlotId,
+    /// Inputs `[R, I…]` and targets `[R, T…]`, each on its device.
+    memory: [Tensor; 2],
+    batch: Option<Batch>,
+}
+
+/// How rows get into a slot.
+#[derive(Debug)]
+enum Path {
+    /// Gathered into the batch itself, in host memory.
+    Host,
+    /// Copied from host memory to GPUs.
+    Copied(BatchCopier),
+    /// Gathered on GPUs from data that are kept there.
+    Resident(DeviceGatherer),
+}
+
+/// The two slots of a loader. They are made once and used in turn, so that addresses repeat and
+/// nothing is allocated later; one may be filled while the other is read.
+#[derive(Debug)]
+pub(super) struct Slots {
+    pub(super) dataset: Arc<dyn Dataset>,
+    slots: [Slot; 2],
+    next: usize,
+    /// The rows loaded last, in their order.
+    pub(super) rows: Vec<u64>,
+    micro: usize,
+    path: Path,
+    prefetcher: Prefetcher,
+}
+
+impl Slots {
+    pub(super) fn new(source: Source, rows_max: u64, micro: Option<usize>) -> Result<Slots> {
+        let Source {
+            dataset,
+            devices,
+            tables,
+        } = source;
+        let rows_max = usize::try_from(rows_max).map_err(|_| {
+            Error::Usage(format!(
+                "`batch-size`: expected a batch that fits memory, got {rows_max} rows a rank"
+            ))
+        })?;
+        let slot = || -> Result<Slot> {
+            let on = |part: usize, shape: &[usize], dtype: DType| {
+                Tensor::empty(shape, dtype, devices[part])
+            };
+            Ok(Slot {
+                id: SlotId::unique(),
+                memory: made(&*dataset, rows_max, &on)?,
+                batch: None,
+            })
+        };
+        let slots = [slot()?, slot()?];
+        let path = match tables {
+            Some(tables) => Path::Resident(DeviceGatherer::new(tables, rows_max)?),
+            None if devices[0].is_accelerator() => {
+                Path::Copied(BatchCopier::new(&*dataset, rows_max, devices)?)
+            }
+            None => Path::Host,
+        };
+        let micro = micro.unwrap_or(rows_max).max(1);
+        let prefetcher = Prefetcher::new(dataset.clone(), rows_max);
+        Ok(Slots {
+            dataset,
+            slots,
+            next: 0,
+            rows: Vec::with_capacity(rows_max),
+            micro,
+            path,
+            prefetcher,
+        })
+    }
+
+    /// Fills the next slot with the rows `mine`, from row `first` of a batch of `rows` rows on.
+    /// `recurs`: batches of this size are the usual ones.
+    pub(super) fn load(
+        &mut self,
+        [step, epoch]: [u64; 2],
+        rows: u64,
+        first: u64,
+        mine: impl Iterator<Item = u64>,
+        recurs: bool,
+    ) -> Result<&Batch> {
+        let fetched = self.prefetcher.take(step, &mut self.rows)?;
+        if !fetched {
+            self.rows.clear();
+            self.rows.extend(mine);
+        }
+        let turn = self.next;
+        self.next = 1 - turn;
+        let slot = &mut self.slots[turn];
+        let views = first_rows(&slot.memory, self.rows.len())?;
+        let gather = |host: &[Tensor; 2]| match fetched {
+            true => Ok(()),
+            false => {
+                let [inputs, targets] = first_rows(host, self.rows.len())?;
+                self.dataset.gather(&self.rows, &inputs, &targets)
+            }
+        };
+        match &mut self.path {
+            Path::Host => gather(&views)?,
+            Path::Copied(copier) => {
+                copier.begin(turn)?;
+                gather(copier.host())?;
+                copier.copy(turn, &views)?;
+            }
+            Path::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
+        }
+        let [x, targets] = views;
+        let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
+        Ok(slot.batch.insert(match recurs {
+            true => batch.in_slot(slot.id),
+            false => batch,
+        }))
+    }
+
+    /// Gathers the rows `mine` of batch `batch` in the background, since it is probably loaded
+    /// next.
+    pub(super) fn prefetch(&mut self, batch: u64, mine: impl Iterator<Item = u64>) -> Result<()> {
+        let host = match &self.path {
+            Path::Host => &self.slots[self.next].memory,
+            Path::Copied(copier) => copier.host(),
+            Path::Resident(_) => return Ok(()),
+        };
+        self.prefetcher.start(batch, mine, host.clone())
+    }
+
+    /// The batch loaded last.
+    pub(super) fn last(&self) -> &Batch {
+        self.slots[1 - self.next]
+            .batch
+            .as_ref()
+            .expect("one was loaded")
+    }
+}

@@ -1,0 +1,284 @@
+//! Which rows a loader brings, and where.
+
+use ddp_kernels::{DType, Tensor};
+
+use super::*;
+use crate::dataset::{check_gather, sampled_hash};
+use crate::synthetic::row_number;
+use crate::{DataSpec, RowSpec, TaskSpec, TensorSpec, open, read_rows};
+
+fn numbered(rows: u64, held_out: u64) -> crate::Data {
+    let spec: DataSpec = format!("synthetic:row-number,rows={rows},held-out={held_out}")
+        .parse()
+        .unwrap();
+    open(&spec).unwrap()
+}
+
+fn rows_of(x: &Tensor) -> Vec<u64> {
+    x.to_vec::<f32>()
+        .unwrap()
+        .chunks(4)
+        .map(row_number)
+        .collect()
+}
+
+#[test]
+fn the_order_of_rows_does_not_depend_on_the_number_of_ranks() {
+    let data = numbered(103, 0);
+    let sampler = Sampler::new(103, 10, 3, false).unwrap();
+    let order = |size: usize, micro: Option<usize>| {
+        let mut loaders: Vec<Loader> = (0..size)
+            .map(|rank| {
+                Loader::new(data.train.clone(), sampler, rank, size, micro, Device::Cpu).unwrap()
+            })
+            .collect();
+        let mut rows = Vec::new();
+        for step in 0..2 * sampler.steps_per_epoch() {
+            let mut next = 0;
+            for loader in &mut loaders {
+                let batch = loader.load(step).unwrap();
+                assert_eq!(
+                    (batch.step, batch.epoch),
+                    (step, step / sampler.steps_per_epoch())
+                );
+                assert_eq!(batch.first, next);
+                let mut mine = Vec::new();
+                for index in 0..batch.micro_count() {
+                    let part = batch.micro(index).unwrap();
+                    assert_eq!(part.first, next + mine.len() as u64);
+                    assert_eq!(rows_of(&part.targets), rows_of(&part.x));
+                    assert_eq!(part.x.shape()[0], part.rows);
+                    mine.extend(rows_of(&part.x));
+                }
+                assert_eq!(mine, rows_of(&batch.x));
+                assert_eq!(mine.len(), batch.mine);
+                next += mine.len() as u64;
+                let whole = batch.rows;
+                assert_eq!(loader.rows(), mine);
+                if next == whole {
+                    assert!(loader.rank == size - 1 || whole < size as u64);
+                }
+                rows.extend(mine);
+            }
+            assert_eq!(next, if step % 11 == 10 { 3 } else { 10 });
+        }
+        rows
+    };
+    let alone = order(1, None);
+    let mut first_epoch = alone[..103].to_vec();
+    assert_ne!(first_epoch, alone[103..]);
+    first_epoch.sort_unstable();
+    assert_eq!(first_epoch, (0..103).collect::<Vec<_>>());
+    for (size, micro) in [
+        (1, Some(3)),
+        (2, None),
+        (3, Some(2)),
+        (4, Some(1)),
+        (12, None),
+        (12, Some(100)),
+    ] {
+        assert_eq!(
+            order(size, micro),
+            alone,
+            "{size} ranks, micro-batches of {micro:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_without_rows_has_an_empty_batch() {
+    let data = numbered(100, 0);
+    let sampler = Sampler::new(100, 3, 0, false).unwrap();
+    let mut loader = Loader::new(data.train, sampler, 0, 5, Some(8), Device::Cpu).unwrap();
+    let batch = loader.load(0).unwrap();
+    assert_eq!((batch.mine, batch.micro_count(), batch.rows), (0, 0, 3));
+    assert_eq!(batch.x.shape().dims(), [0, 4]);
+}
+
+#[test]
+fn two_slots_take_turns_so_that_the_next_batch_can_be_gathered_beside_this_one() {
+    let data = numbered(100, 0);
+    let sampler = Sampler::new(100, 10, 0, false).unwrap();
+    let mut loader = Loader::new(data.train.clone(), sampler, 0, 1, None, Device::Cpu).unwrap();
+    let first = loader.load(0).unwrap().x.clone();
+    let before = rows_of(&first);
+    // The second is gathered by now, or is being.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(rows_of(&first), before);
+    let second = loader.load(1).unwrap().x.clone();
+    assert!(!first.shares_memory_with(&second));
+    assert!(first.shares_memory_with(&loader.load(2).unwrap().x));
+}
+
+#[test]
+fn a_batch_that_was_gathered_ahead_is_the_one_that_was_asked_for() {
+    let data = numbered(1000, 0);
+    let sampler = Sampler::new(1000, 32, 7, false).unwrap();
+    let mut ahead = Loader::new(data.train.clone(), sampler, 0, 2, None, Device::Cpu).unwrap();
+    for step in 0..70 {
+        let expected = {
+            let mut alone =
+                Loader::new(data.train.clone(), sampler, 0, 2, None, Device::Cpu).unwrap();
+            alone.ends_before(step);
+            rows_of(&alone.load(step).unwrap().x)
+        };
+        let batch = rows_of(&ahead.load(step).unwrap().x);
+        assert_eq!(
+            (&batch, ahead.rows()),
+            (&expected, &expected[..]),
+            "step {step}"
+        );
+    }
+}
+
+#[test]
+fn a_step_loaded_out_of_turn_is_the_same() {
+    let data = numbered(1000, 0);
+    let sampler = Sampler::new(1000, 32, 7, false).unwrap();
+    let mut loader = Loader::new(data.train, sampler, 1, 3, None, Device::Cpu).unwrap();
+    let straight: Vec<_> = (0..70)
+        .map(|step| rows_of(&loader.load(step).unwrap().x))
+        .collect();
+    for step in [69, 0, 31, 32, 5] {
+        assert_eq!(
+            rows_of(&loader.load(step).unwrap().x),
+            straight[step as usize],
+            "step {step}"
+        );
+    }
+}
+
+#[test]
+fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
+    let data = numbered(1, 107);
+    for size in [1, 2, 3, 8, 200] {
+        let mut seen = Vec::new();
+        for rank in 0..size {
+            let mut batches =
+                InOrder::new(data.held_out.clone(), rank, size, 10, Device::Cpu).unwrap();
+            for index in 0..batches.count() {
+                let batch = batches.load(index).unwrap();
+                assert_eq!((batch.first, batch.rows), (seen.len() as u64, 107));
+                assert!(batch.mine > 0 && batch.mine <= 10);
+                seen.extend(rows_of(&batch.x));
+            }
+        }
+        assert_eq!(seen, (0..107).collect::<Vec<_>>(), "{size} ranks");
+    }
+    let nothing = numbered(1, 0);
+    assert_eq!(
+        InOrder::new(nothing.held_out, 0, 1, 10, Device::Cpu)
+            .unwrap()
+            .count(),
+        0
+    );
+}
+
+#[test]
+fn classes_come_as_whole_numbers_beside_their_images() {
+    let data = open(&"glyphs,rows=50".parse().unwrap()).unwrap();
+    let mut loader = Loader::new(
+        data.train.clone(),
+        Sampler::new(50, 8, 0, false).unwrap(),
+        0,
+        1,
+        None,
+        Device::Cpu,
+    )
+    .unwrap();
+    let batch = loader.load(0).unwrap();
+    assert_eq!(batch.x.to_string(), "\"batch\" f32[8, 784] on cpu");
+    let (x, classes) = (
+        batch.x.to_vec::<f32>().unwrap(),
+        batch.targets.to_vec::<i64>().unwrap(),
+    );
+    let rows = loader.rows().to_vec();
+    let [again, labels] = read_rows(&*data.train, &rows).unwrap();
+    assert_eq!(x, again.to_vec::<f32>().unwrap());
+    assert_eq!(classes, labels.to_vec::<i64>().unwrap());
+}
+
+/// Rows of whole numbers in two dimensions with a class for each line: every number tells its row.
+#[derive(Debug)]
+struct Lines(RowSpec);
+
+const LINES: usize = 3;
+const WIDTH: usize = 2;
+
+impl Lines {
+    fn new() -> Lines {
+        Lines(RowSpec {
+            inputs: TensorSpec::new(DType::I64, &[LINES, WIDTH]),
+            targets: TensorSpec::new(DType::U8, &[LINES]),
+            task: TaskSpec::numbered_classes(4),
+        })
+    }
+}
+
+impl Dataset for Lines {
+    fn rows(&self) -> u64 {
+        21
+    }
+
+    fn spec(&self) -> &RowSpec {
+        &self.0
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        Ok(format!("lines {:x}", sampled_hash(self)?))
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        check_gather(self, rows, inputs, targets);
+        let each = |width: u64| {
+            let numbers = move |&row: &u64| (0..width).map(move |at| row * width + at);
+            rows.iter().flat_map(numbers)
+        };
+        inputs.with_slice_mut(|inputs: &mut [i64]| {
+            let numbers = each((LINES * WIDTH) as u64);
+            inputs
+                .iter_mut()
+                .zip(numbers)
+                .for_each(|(to, number)| *to = number as i64);
+        })?;
+        Ok(targets.with_slice_mut(|targets: &mut [u8]| {
+            let numbers = each(LINES as u64);
+            targets
+                .iter_mut()
+                .zip(numbers)
+                .for_each(|(to, number)| *to = (number % 4) as u8);
+        })?)
+    }
+}
+
+#[test]
+fn inputs_may_be_integers_in_two_dimensions_with_a_target_for_each_position() {
+    let data: Arc<dyn Dataset> = Arc::new(Lines::new());
+    assert_ne!(data.fingerprint().unwrap(), "lines 0");
+    let sampler = Sampler::new(21, 8, 3, false).unwrap();
+    for rank in 0..2 {
+        let mut loader = Loader::new(data.clone(), sampler, rank, 2, Some(3), Device::Cpu).unwrap();
+        let mut batches = InOrder::new(data.clone(), rank, 2, 4, Device::Cpu).unwrap();
+        let check = |batch: &Batch, rows: &[u64]| {
+            let [inputs, targets] = read_rows(&*data, rows).unwrap();
+            assert_eq!(batch.x.shape().dims(), [rows.len(), LINES, WIDTH]);
+            assert_eq!(batch.targets.shape().dims(), [rows.len(), LINES]);
+            let expected = inputs.to_vec::<i64>().unwrap();
+            assert_eq!(batch.x.to_vec::<i64>().unwrap(), expected);
+            let expected = targets.to_vec::<u8>().unwrap();
+            assert_eq!(batch.targets.to_vec::<u8>().unwrap(), expected);
+        };
+        for step in 0..7 {
+            let batch = loader.load(step).unwrap().clone();
+            check(&batch, loader.rows());
+            let micro = batch.micro(0).unwrap();
+            assert_eq!(micro.x.shape().dims(), [micro.rows, LINES, WIDTH]);
+            assert_eq!(micro.targets.shape().dims(), [micro.rows, LINES]);
+        }
+        for index in 0..batches.count() {
+            let batch = batches.load(index).unwrap();
+            let rows: Vec<u64> = (batch.first..batch.first + batch.mine as u64).collect();
+            check(batch, &rows);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Opens the files of features and of labels: files of one kind, as one stack of features and one
+//! of labels.
+//!
+//! The label of a table is a column, that of a file with several arrays one of them; a file with
+//! one array needs a second file, which IDX files have beside them. All files use the names of
+//! columns and of the label of the first one.
+
+mod ask;
+mod labels;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_kernels::mapped::Mapped;
+
+pub(crate) use self::ask::{Ask, LabelSource};
+use self::ask::{Labelled, Source, array_of};
+use super::choose::{self, Wanted};
+use super::files::table::{self, TableRequest};
+use super::files::{self, Array, Contents};
+use super::labels::FileLabels;
+use super::stack::Stack;
+use super::task::LabelName;
+use crate::error::{Error, Result};
+
+/// Files that are open.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) features: Stack,
+    pub(crate) labels: Option<Vec<FileLabels>>,
+    pub(crate) columns: Option<Vec<String>>,
+    /// The name of the labels in their first file.
+    pub(crate) label: Option<LabelName>,
+    /// Whether the user named files that hold only labels.
+    pub(crate) has_given_label_files: bool,
+    /// The user's files that are read in place: if one changes, the data change.
+    pub(crate) watched: Vec<Arc<Mapped>>,
+}
+
+/// One file of the data.
+struct Part {
+    features: Array,
+    labels: Option<Labelled>,
+    columns: Option<Vec<String>>,
+}
+
+/// Opens all of it. Only headers are read, unless files have to be converted first.
+pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
+    let paths = choose::files(&ask.spec.path, ask.setting)?;
+    let source = labels::source(ask, &paths)?;
+    let mut ask = ask.clone();
+    let mut features = Vec::with_capacity(paths.len());
+    let mut labels: Vec<Labelled> = Vec::new();
+    let mut columns = None;
+    for (index, path) in paths.iter().enumerate() {
+        let part = match choose::is_table(path) {
+            true => open_table(&ask, path, &source)?,
+            false => open_arrays(&ask, path, &source)?,
+        };
+        if index == 0 {
+            columns.clone_from(&part.columns);
+        }
+        ask.columns = ask.columns.or(part.columns);
+        let name = part.labels.as_ref().and_then(|labels| labels.name.clone());
+        ask.label = name.or(ask.label);
+        features.push(part.features);
+        labels.extend(part.labels);
+    }
+    match &source {
+        Source::Files(files, part) => {
+            labels = labels::of_files(&mut ask, files, part.as_deref())?;
+        }
+        Source::Beside(files) => labels = labels::of_files(&mut ask, files, None)?,
+        _ => {}
+    }
+    labels::check_rows(&ask, &source, &features, &labels)?;
+    labels::agree_on_texts(&ask, &mut labels)?;
+    let label_arrays = labels.iter().map(|labels| &labels.of_file.array);
+    let is_given = |mapped: &&Arc<Mapped>| {
+        let mut given = paths.iter().chain(source.files());
+        given.any(|path| path == mapped.path())
+    };
+    let arrays = features.iter().chain(label_arrays);
+    let watched = arrays
+        .map(Array::mapped)
+        .filter(is_given)
+        .cloned()
+        .collect();
+    let label = labels.first().and_then(|labels| labels.name.clone());
+    let labels = labels.into_iter().map(|labels| labels.of_file).collect();
+    Ok(Opened {
+        features: Stack::new(features)?,
+        labels: (source != Source::Unwanted).then_some(labels),
+        columns,
+        label,
+        has_given_label_files: matches!(source, Source::Files(..)),
+        watched,
+    })
+}
+
+/// A table: its columns except the label.
+fn open_table(ask: &Ask<'_>, path: &Path, source: &Source) -> Result<Part> {
+    let features = feature_columns(ask)?;
+    let features = features.as_deref();
+    let label = match source {
+        Source::Named(name) => Some(name.clone()),
+        Source::Default => Some(labels::default_column(ask, path, features)?),
+        _ => None,
+    };
+    let is_feature = |label: &&String| features.is_some_and(|names| names.contains(label));
+    if let Some(label) = label.as_ref().filter(is_feature) {
+        return Err(Error::Usage(format!(
+            "`{}` {label}: expected a column that is no feature, got a feature of {}: a model that sees the label learns \
+             nothing; help: give another label, or other features as in `{}` {}#a,b",
+            ask.labels_setting,
+            path.display(),
+            ask.setting,
+            ask.spec.path
+        )));
+    }
+    let request = TableRequest {
+        label: label.as_deref(),
+        features,
+        labels_are_texts: false,
+        cache_dir: ask.cache_dir,
+    };
+    let contents = table::open(path, &request)?;
+    let labels = label.map(|label| Labelled::of_column(path, &contents, label));
+    Ok(Part {
+        features: array_of(&contents, path, "features")?,
+        labels: labels.transpose()?,
+        columns: contents.columns,
+    })
+}
+
+/// The columns of a table that are features, in their order; `None` for all except the label.
+fn feature_columns(ask: &Ask<'_>) -> Result<Option<Vec<String>>> {
+    let split = |part: &String| {
+        part.split(',')
+            .map(|name| name.trim().to_string())
+            .collect()
+    };
+    let named: Option<Vec<String>> = ask.spec.part.as_ref().map(split);
+    let (Some(known), Some(named)) = (&ask.columns, &named) else {
+        return Ok(ask.columns.clone().or(named));
+    };
+    let (mut a, mut b) = (known.clone(), named.clone());
+    a.sort_unstable();
+    b.sort_unstable();
+    if a == b {
+        return Ok(Some(known.clone()));
+    }
+    let (path, part) = (&ask.spec.path, named.join(","));
+    Err(Error::Usage(format!(
+        "`{}` {path}#{part}: expected the columns that the model was trained on: {}; help: leave out #{part}: columns are \
+         found by their names",
+        ask.setting,
+        difference(known, named)
+    )))
+}
+
+/// How two lists of columns differ.
+fn difference(expected: &[String], got: &[String]) -> String {
+    let mut pairs = expected.iter().zip(got);
+    match pairs.position(|(expected, got)| expected != got) {
+        Some(index) => {
+            let (expected, got) = (&expected[index], &got[index]);
+            format!("column {}: expected {expected:?}, got {got:?}", index + 1)
+        }
+        None => format!("expected {} columns, got {}", expected.len(), got.len()),
+    }
+}
+
+/// A file of arrays.
+fn open_arrays(ask: &Ask<'_>, path: &Path, source: &Source) -> Result<Part> {
+    let contents = files::open(path, ask.cache_dir)?;
+    let wanted = Wanted {
+        features: ask.spec.part.as_deref(),
+        labels: match source {
+            Source::Named(name) => Some(name),
+            _ => None,
+        },
+        labels_elsewhere: match &ask.label {
+            Some(LabelName::Array(name)) => Some(name),
+            _ => None,
+        },
+        looks_for_labels: *source == Source::Default,
+        to_evaluate: ask.to_evaluate,
+    };
+    let (features, labels) = choose::arrays(&contents, path, wanted)?;
+    if labels.is_none() && wanted.looks_for_labels {
+        return Err(Error::Usage(format!(
+            "`{}` {}: expected labels in the file, got {}; help: give `{}` FILE, or '#NAME' for an array of this file",
+            ask.setting,
+            path.display(),
+            choose::listed(&contents),
+            ask.labels_setting
+        )));
+    }
+    let Contents {
+        arrays,
+        classes,
+        columns,
+        ..
+    } = contents;
+    let labels = labels.map(|index| Labelled::of_array(path, &arrays[index], classes));
+    let features = arrays[features].clone();
+    // They may be the names of another array.
+    let columns = columns.filter(|columns| columns.len() == features.row_elements());
+    if let (Some(expected), Some(got)) = (&ask.columns, &columns)
+        && expected != got
+    {
+        return Err(Error::Data(format!(
+            "{}: expected the columns that the model was trained on, in their order: {}; help: save them in that order, or \
+             give a table, whose columns are found by their names",
+            path.display(),
+            difference(expected, got)
+        )));
+    }
+    Ok(Part {
+        features,
+        labels,
+        columns,
+    })
+}

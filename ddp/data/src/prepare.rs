@@ -1,0 +1,283 @@
+//! From a request to data: opens files, reads all rows, splits and normalizes. All ranks do it
+//! together, so that whatever is wrong is one error for all, before training begins.
+
+mod built_in;
+mod look;
+mod source;
+mod warnings;
+
+use std::sync::Arc;
+
+use ddp_kernels::{Device, memory};
+use xxhash_rust::xxh3::xxh3_64;
+
+use self::built_in::built_in;
+use self::look::{Findings, look};
+use self::source::Source;
+use crate::dataset::{Dataset, NoRows, RowSpec};
+use crate::error::{Error, Result};
+use crate::file_rows::{FileData, Side, Watch};
+use crate::files::Element;
+use crate::normalize::{Normalization, Normalize};
+use crate::opened::{Ask, LabelSource};
+use crate::ranks::{Alone, Ranks};
+use crate::request::{Data, DataRequest, Trained};
+use crate::scan;
+use crate::spec::{DataSpec, FilesSpec};
+use crate::split::Split;
+use crate::task::{Classes, TaskSpec};
+
+/// Opens the data of a request on all ranks together. An error is the same on all of them.
+pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
+    // Ranks with different requests would wait for each other in different places.
+    let asked = [("the configuration".to_string(), request.text())];
+    ranks.must_match(&asked, "start every rank with the same settings")?;
+    request.check()?;
+    match (&request.data, &request.trained) {
+        (DataSpec::Files(spec), Some(trained)) => to_use(request, spec, trained, ranks),
+        (DataSpec::Files(spec), None) => to_train(request, spec, ranks),
+        (DataSpec::Glyphs(_) | DataSpec::Synthetic(_), _) => built_in(request, ranks),
+    }
+}
+
+/// Opens the data of `spec` as they are, in one process.
+pub fn open(spec: &DataSpec) -> Result<Data> {
+    prepare(&DataRequest::new(spec.clone()), &Alone)
+}
+
+fn label_source(given: &Option<String>) -> LabelSource {
+    match given {
+        Some(text) => LabelSource::Given(text.clone()),
+        None => LabelSource::Default,
+    }
+}
+
+/// Rows for a model that is trained already.
+fn to_use(
+    request: &DataRequest,
+    spec: &FilesSpec,
+    trained: &Trained,
+    ranks: &dyn Ranks,
+) -> Result<Data> {
+    let ask = Ask {
+        setting: "data",
+        spec,
+        labels_setting: "labels",
+        labels: match trained.needs_labels {
+            true => label_source(&request.labels),
+            false => LabelSource::Unwanted,
+        },
+        columns: trained.columns.clone(),
+        label: trained.label.clone(),
+        labels_are_texts: has_text_names(&trained.task),
+        cache_dir: request.cache_dir.as_deref(),
+        to_evaluate: true,
+    };
+    let source = Source::open(&ask, request.task, Some(&trained.task), ranks)?;
+    check_trained_width(trained, &source)?;
+    if let Some(labels) = &source.labels {
+        scan::labels(labels, trained.task.classes().map(Classes::count), ranks)?;
+    }
+    let columns = source
+        .opened
+        .columns
+        .clone()
+        .or_else(|| trained.columns.clone());
+    let label = source.opened.label.clone();
+    let findings = Findings::unread(source.features().element()?.is_float());
+    let rows = data_of(
+        source,
+        &findings,
+        Side::All,
+        &trained.task,
+        &trained.normalization,
+    );
+    let description = format!(
+        "{}: {} rows, {:?} features each, {}",
+        request.data,
+        rows.rows(),
+        rows.row_shape(),
+        rows.task()
+    );
+    Ok(Data {
+        held_out: Arc::new(NoRows(rows.spec().clone())),
+        train: Arc::new(rows),
+        description,
+        normalization: trained.normalization.clone(),
+        columns,
+        label,
+    })
+}
+
+/// Rows to train on, and rows to evaluate on.
+fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Result<Data> {
+    let ask = Ask {
+        setting: "data",
+        spec,
+        labels_setting: "labels",
+        labels: label_source(&request.labels),
+        columns: None,
+        label: None,
+        labels_are_texts: false,
+        cache_dir: request.cache_dir.as_deref(),
+        to_evaluate: false,
+    };
+    let source = Source::open(&ask, request.task, None, ranks)?;
+    let rows = source.features().rows();
+    let split = match request.val_split > 0.0 {
+        true => Some(Split::new(rows, request.val_split, request.seed)?),
+        false => None,
+    };
+    let training_rows = split.as_ref().map_or(rows, Split::training_rows);
+    if training_rows < ranks.size() as u64 {
+        return Err(Error::Data(format!(
+            "`data` {}: expected a row to train on for each of {} ranks, got {training_rows}; help: start fewer ranks, or \
+             give more data",
+            request.data,
+            ranks.size()
+        )));
+    }
+    let findings = look(&source, None, split.as_ref(), request.normalize, ranks)?;
+    let task = source.task(&findings.counts)?;
+    let normalization = normalization(request.normalize, &source, &findings)?;
+    if ranks.rank() == 0 {
+        warnings::warn(request, &source, &findings, &task)?;
+    }
+    let val = match &request.val_data {
+        Some(DataSpec::Files(spec)) => {
+            let val = open_val(request, spec, &source, &task, ranks)?;
+            let findings = look(&val, Some(&task), None, request.normalize, ranks)?;
+            Some(data_of(val, &findings, Side::All, &task, &normalization))
+        }
+        _ => None,
+    };
+    let (columns, label) = (source.opened.columns.clone(), source.opened.label.clone());
+    let side = split.clone().map_or(Side::All, Side::TrainedOn);
+    let train = data_of(source, &findings, side, &task, &normalization);
+    let held_out: Arc<dyn Dataset> = match (split, val) {
+        (Some(split), _) => Arc::new(train.on_side(Side::HeldOut(split))),
+        (None, Some(val)) => Arc::new(val),
+        (None, None) => Arc::new(NoRows(train.spec().clone())),
+    };
+    Ok(Data {
+        description: Data::describe(&request.data.to_string(), &train, &*held_out),
+        train: Arc::new(train),
+        held_out,
+        normalization,
+        columns,
+        label,
+    })
+}
+
+/// How features are normalized, as `how` and what was found in them say.
+fn normalization(
+    how: Normalize,
+    source: &Source,
+    findings: &Findings,
+) -> Result<Option<Normalization>> {
+    let element = source.features().element()?;
+    Ok(match (how, &findings.features) {
+        (Normalize::Unit, _) if element == Element::U8 => Some(Normalization::of_bytes()),
+        (how, Some(found)) => Normalization::of(how, &found.moments),
+        _ => None,
+    })
+}
+
+fn data_of(
+    source: Source,
+    findings: &Findings,
+    side: Side,
+    task: &TaskSpec,
+    normalization: &Option<Normalization>,
+) -> FileData {
+    let arrays = source.features().arrays().iter();
+    let bytes = arrays.clone().map(|array| array.mapped().len());
+    // Files larger than memory are read in any order: reading ahead would be wasted.
+    if bytes.fold(0, u64::saturating_add) > memory::free_bytes(Device::Cpu) as u64 {
+        arrays.for_each(|array| array.mapped().random_order(true));
+    }
+    let counts = findings.counts.iter().flat_map(|count| count.to_le_bytes());
+    let counts: Vec<u8> = counts.collect();
+    let names = task
+        .classes()
+        .map_or(String::new(), |classes| classes.names().join("\n"));
+    let Source { opened, labels, .. } = source;
+    FileData {
+        spec: RowSpec::features(opened.features.width(), task.clone()),
+        features: Arc::new(opened.features),
+        labels: labels.map(Arc::new),
+        side,
+        normalization: normalization.clone(),
+        checks: findings.has_unread_features,
+        labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),
+        watch: Arc::new(Watch::over(opened.watched)),
+    }
+}
+
+/// Whether labels of tables are texts, even if all could be numbers.
+fn has_text_names(task: &TaskSpec) -> bool {
+    task.classes()
+        .is_some_and(|classes| classes.texts().is_some())
+}
+
+/// Opens the rows of `val-data`, which must be like those that are trained on.
+fn open_val(
+    request: &DataRequest,
+    spec: &FilesSpec,
+    train: &Source,
+    task: &TaskSpec,
+    ranks: &dyn Ranks,
+) -> Result<Source> {
+    let path = &spec.path;
+    if request.val_labels.is_none() && train.opened.has_given_label_files {
+        return Err(Error::Usage(format!(
+            "`val-data` {path}: expected `val-labels`, since `labels` names files; help: give the labels of these rows"
+        )));
+    }
+    let ask = Ask {
+        setting: "val-data",
+        spec,
+        labels_setting: "val-labels",
+        labels: label_source(&request.val_labels),
+        columns: train.opened.columns.clone(),
+        label: train.opened.label.clone(),
+        labels_are_texts: has_text_names(task),
+        cache_dir: request.cache_dir.as_deref(),
+        to_evaluate: true,
+    };
+    let val = Source::open(&ask, request.task, Some(task), ranks)?;
+    let (expected, got) = (train.features().width(), val.features().width());
+    let trained = train.features().arrays();
+    if expected != got {
+        let (place, like) = (val.features().arrays()[0].name(), trained[0].name());
+        return Err(Error::Data(format!(
+            "{place}: expected {expected} features a row, as in {like}, got {got}; help: give rows of the same shape as \
+             `val-data`"
+        )));
+    }
+    let mut arrays = val.features().arrays().iter();
+    let same = arrays.find(|array| trained.iter().any(|trained| trained.is_same(array)));
+    if let (Some(array), 0) = (same, ranks.rank()) {
+        let name = array.name();
+        tracing::warn!(
+            "`val-data` {path}: {name} is trained on too: it says nothing about new rows"
+        );
+    }
+    Ok(val)
+}
+
+/// An error if a trained model cannot take these rows.
+fn check_trained_width(trained: &Trained, source: &Source) -> Result<()> {
+    let expected = trained.row_shape.iter().product::<usize>();
+    let (features, got) = (source.features(), source.features().width());
+    if expected != got {
+        let place = features.arrays()[0].name();
+        return Err(Error::Data(format!(
+            "{place}: expected {expected} features a row, as the model was trained on, got {got}"
+        )));
+    }
+    trained.check_normalization()
+}
+
+#[cfg(test)]
+mod tests;

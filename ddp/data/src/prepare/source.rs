@@ -1,0 +1,110 @@
+//! Files that are open, of the same kind and size on all ranks.
+
+use crate::error::{Error, Result};
+use crate::labels::Labels;
+use crate::opened::{self, Ask, Opened};
+use crate::ranks::{Ranks, in_turn};
+use crate::stack::Stack;
+use crate::task::{LabelName, TaskKind, TaskSpec};
+
+/// Open files of features and labels.
+pub(super) struct Source {
+    /// The setting that names them.
+    pub(super) setting: &'static str,
+    pub(super) opened: Opened,
+    pub(super) labels: Option<Labels>,
+    /// The names of classes, if labels are texts.
+    pub(super) names: Option<Vec<String>>,
+}
+
+impl Source {
+    /// Opens and converts files, on one rank of a host first. `known` is the task that was learned
+    /// from other rows.
+    pub(super) fn open(
+        ask: &Ask<'_>,
+        task: Option<TaskKind>,
+        known: Option<&TaskSpec>,
+        ranks: &dyn Ranks,
+    ) -> Result<Source> {
+        let source = in_turn(ranks, || {
+            let mut opened = opened::open(ask)?;
+            opened.features.element()?;
+            let (labels, names) = match (opened.labels.take(), known) {
+                (None, _) => (None, None),
+                (Some(files), Some(known)) => (Some(Labels::of_task(files, known)?), None),
+                (Some(files), None) => {
+                    let (labels, names) = Labels::new(files, task)?;
+                    (Some(labels), names)
+                }
+            };
+            let setting = ask.setting;
+            Ok(Source {
+                setting,
+                opened,
+                labels,
+                names,
+            })
+        })?;
+        source.check_alike(&ask.spec.path, ranks)?;
+        Ok(source)
+    }
+
+    pub(super) fn features(&self) -> &Stack {
+        &self.opened.features
+    }
+
+    /// An error on all ranks unless they have opened alike files. Ranks share the reading of rows
+    /// from here on.
+    fn check_alike(&self, path: &str, ranks: &dyn Ranks) -> Result<()> {
+        let (features, opened) = (self.features(), &self.opened);
+        let labels = match (&self.labels, &self.names) {
+            (None, _) => "none".to_string(),
+            (Some(_), Some(_)) => "texts".into(),
+            (Some(labels), None) if labels.are_classes() => "classes".into(),
+            (Some(labels), None) => format!("{} numbers a row", labels.width()),
+        };
+        let name = match &opened.label {
+            Some(LabelName::Column(name) | LabelName::Array(name)) => name,
+            None => "without a name",
+        };
+        let lines = |names: &Option<Vec<String>>| names.as_deref().unwrap_or_default().join("\n");
+        let values = [
+            ("the number of files", features.arrays().len().to_string()),
+            ("the number of rows", features.rows().to_string()),
+            ("the number of features", features.width().to_string()),
+            ("the type of features", features.element()?.to_string()),
+            ("the columns", lines(&opened.columns)),
+            ("the label", name.to_string()),
+            ("the labels", labels),
+            ("the classes", lines(&self.names)),
+        ];
+        let of_files = |what: &str| format!("{what} of `{}` {path}", self.setting);
+        let values = values.map(|(what, value)| (of_files(what), value));
+        ranks.must_match(
+            &values,
+            "compare the files on the hosts: all ranks need the same data",
+        )
+    }
+
+    /// What is to be learned, from the rows of each class.
+    pub(super) fn task(&self, counts: &[u64]) -> Result<TaskSpec> {
+        let labels = self.labels.as_ref();
+        let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
+        if !labels.are_classes() {
+            let outputs = labels.width();
+            return Ok(TaskSpec::Regression { outputs });
+        }
+        let classes = self.names.as_ref().map_or(counts.len(), Vec::len);
+        if classes < 2 {
+            let (place, rows) = (labels.stack().arrays()[0].name(), labels.rows());
+            return Err(Error::Data(format!(
+                "{place}: expected labels of at least 2 classes, got {classes} in {rows} rows; help: give other `labels`, or \
+                 set `task` to regression"
+            )));
+        }
+        Ok(match self.names.clone() {
+            Some(names) => TaskSpec::named_classes(names),
+            None => TaskSpec::numbered_classes(classes),
+        })
+    }
+}

@@ -1,0 +1,439 @@
+//! The way from files to data, on one rank and on several: the same rows, the same numbers to the
+//! bit, the same errors.
+
+mod names;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::TaskKind;
+use crate::disk::testing::Scratch;
+use crate::ranks::tests::ranks;
+use crate::{LabelName, read_rows};
+
+fn npy(scratch: &Scratch, name: &str, descr: &str, shape: &[usize], data: &[u8]) -> PathBuf {
+    let shape: String = shape.iter().map(|size| format!("{size},")).collect();
+    let mut header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    header.push_str(&" ".repeat((64 - (10 + header.len() + 1) % 64) % 64));
+    header.push('\n');
+    let path = scratch.path().join(name);
+    let length = (header.len() as u16).to_le_bytes();
+    fs::write(
+        &path,
+        [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), data].concat(),
+    )
+    .unwrap();
+    path
+}
+
+fn bytes<T: Copy, const N: usize>(numbers: &[T], to_bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    numbers
+        .iter()
+        .flat_map(|&number| to_bytes(number))
+        .collect()
+}
+
+fn floats(scratch: &Scratch, name: &str, rows: &[&[f32]]) -> PathBuf {
+    npy(
+        scratch,
+        name,
+        "<f4",
+        &[rows.len(), rows[0].len()],
+        &bytes(&rows.concat(), f32::to_le_bytes),
+    )
+}
+
+fn whole(scratch: &Scratch, name: &str, labels: &[i64]) -> PathBuf {
+    npy(
+        scratch,
+        name,
+        "<i8",
+        &[labels.len()],
+        &bytes(labels, i64::to_le_bytes),
+    )
+}
+
+fn request(data: &Path, labels: Option<&Path>) -> DataRequest {
+    let mut request = DataRequest::new(data.to_str().unwrap().parse().unwrap());
+    request.labels = labels.map(|labels| labels.to_str().unwrap().to_string());
+    request
+}
+
+/// All rows and their classes.
+fn all(data: &dyn Dataset) -> Vec<(Vec<f32>, i64)> {
+    let row = |row| {
+        let [x, class] = read_rows(data, &[row]).unwrap();
+        (x.to_vec().unwrap(), class.to_vec().unwrap()[0])
+    };
+    (0..data.rows()).map(row).collect()
+}
+
+/// Many rows of three features, no two alike, and their classes.
+fn many(scratch: &Scratch) -> (PathBuf, PathBuf) {
+    const ROWS: usize = 50_000;
+    let x: Vec<f32> = (0..ROWS)
+        .flat_map(|row| [row as f32, (row * 7919 % 1000) as f32 / 7.0, -2.5])
+        .collect();
+    let y: Vec<i64> = (0..ROWS as i64).map(|row| row % 5).collect();
+    let x = npy(
+        scratch,
+        "x.npy",
+        "<f4",
+        &[ROWS, 3],
+        &bytes(&x, f32::to_le_bytes),
+    );
+    (x, whole(scratch, "y.npy", &y))
+}
+
+#[test]
+fn normalization_has_the_same_bits_on_any_number_of_ranks() {
+    let scratch = Scratch::new();
+    let (x, y) = many(&scratch);
+    for how in [Normalize::Standard, Normalize::Unit] {
+        let mut request = request(&x, Some(&y));
+        (request.normalize, request.val_split) = (how, 0.3);
+        let of = |size| {
+            let all = ranks(size, |world| {
+                let data = prepare(&request, world).unwrap();
+                (
+                    data.normalization.unwrap(),
+                    data.train.fingerprint().unwrap(),
+                    data.held_out.fingerprint().unwrap(),
+                )
+            });
+            assert!(all.iter().all(|of_rank| *of_rank == all[0]));
+            all[0].clone()
+        };
+        let one = of(1);
+        assert!(of(2) == one && of(3) == one, "{how:?}");
+        assert!(
+            how != Normalize::Standard || (one.0.shift[2], one.0.scale[2]) == (-2.5, 1.0),
+            "{:?}",
+            one.0
+        );
+    }
+}
+
+#[test]
+fn rows_that_are_kept_for_evaluation_are_never_trained_on_and_the_same_on_any_number_of_ranks() {
+    let scratch = Scratch::new();
+    let (x, y) = many(&scratch);
+    let mut request = request(&x, Some(&y));
+    (request.val_split, request.seed) = (0.1, 5);
+    let sides = ranks(2, |world| {
+        let data = prepare(&request, world).unwrap();
+        (all(&*data.train), all(&*data.held_out))
+    });
+    assert!(sides[0] == sides[1]);
+    let (train, held_out) = &sides[0];
+    assert_eq!((train.len(), held_out.len()), (45_000, 5_000));
+    let mut seen: Vec<usize> = train
+        .iter()
+        .chain(held_out)
+        .map(|(x, _)| x[0] as usize)
+        .collect();
+    seen.sort_unstable();
+    assert!(
+        seen.iter().copied().eq(0..50_000),
+        "each row is on one side"
+    );
+    assert!(
+        train
+            .iter()
+            .chain(held_out)
+            .all(|(x, class)| *class == x[0] as i64 % 5),
+        "with its own label"
+    );
+}
+
+#[test]
+fn statistics_are_of_the_rows_that_are_trained_on() {
+    let scratch = Scratch::new();
+    let (x, y) = many(&scratch);
+    let mut request = request(&x, Some(&y));
+    (request.normalize, request.val_split) = (Normalize::Standard, 0.5);
+    let data = prepare(&request, &crate::Alone).unwrap();
+    let rows = all(&*data.train);
+    let mean = rows.iter().map(|(x, _)| f64::from(x[0])).sum::<f64>() / rows.len() as f64;
+    let square = rows
+        .iter()
+        .map(|(x, _)| f64::from(x[0]).powi(2))
+        .sum::<f64>()
+        / rows.len() as f64;
+    // Each of the numbers, near 1, is two roundings of f32 off, its mean and deviation one of
+    // theirs each.
+    assert!(
+        mean.abs() < 1e-6 && (square - 1.0).abs() < 1e-6,
+        "{mean} {square}"
+    );
+    let all_rows = prepare(
+        &DataRequest {
+            val_split: 0.0,
+            ..request
+        },
+        &crate::Alone,
+    )
+    .unwrap();
+    assert_ne!(all_rows.normalization, data.normalization);
+}
+
+#[test]
+fn built_in_data_can_be_normalized_too() {
+    let spec: DataSpec = "synthetic:classification,rows=5000,held-out=10,features=3"
+        .parse()
+        .unwrap();
+    let mut request = DataRequest::new(spec);
+    request.normalize = Normalize::Standard;
+    let of = |size| {
+        ranks(size, |world| {
+            prepare(&request, world).unwrap().normalization.unwrap()
+        })
+    };
+    assert!(of(1)[0] == of(3)[2]);
+    let data = prepare(&request, &crate::Alone).unwrap();
+    let mean = all(&*data.train)
+        .iter()
+        .map(|(x, _)| f64::from(x[1]))
+        .sum::<f64>()
+        / 5000.0;
+    assert!(mean.abs() < 1e-6, "{mean}");
+    assert!(data.train.fingerprint().unwrap().contains("normalized"));
+}
+
+/// A model that was trained on texts.
+fn trained() -> Trained {
+    Trained {
+        task: TaskSpec::named_classes(["ant", "bee", "cow"].map(String::from).into()),
+        row_shape: vec![2],
+        normalization: Some(Normalization {
+            shift: vec![1.0, 2.0],
+            scale: vec![2.0, 0.5],
+        }),
+        columns: Some(vec!["a".into(), "b".into()]),
+        label: Some(LabelName::Column("kind".into())),
+        needs_labels: true,
+    }
+}
+
+fn table(scratch: &Scratch, text: &str) -> DataRequest {
+    let path = scratch.path().join("t.csv");
+    fs::write(&path, text).unwrap();
+    DataRequest {
+        trained: Some(trained()),
+        ..request(&path, None)
+    }
+}
+
+#[test]
+fn a_model_finds_its_columns_classes_and_normalization_again() {
+    let scratch = Scratch::new();
+    let world = crate::Alone;
+    let text = "kind,b,more,a\ncow,6,x,1\nbee,4,y,3\n";
+    let mut request = table(&scratch, text);
+    request.labels = Some("kind".into());
+    let data = prepare(&request, &world).unwrap();
+    assert_eq!(
+        all(&*data.train),
+        [(vec![0.0, 2.0], 2), (vec![4.0, 1.0], 1)]
+    );
+    assert_eq!(
+        (data.held_out.rows(), data.columns.unwrap()),
+        (0, vec!["a".to_string(), "b".to_string()])
+    );
+    // Without labels every class is 0, and the column need not be there.
+    request.trained.as_mut().unwrap().needs_labels = false;
+    request.labels = None;
+    assert_eq!(
+        all(&*prepare(&request, &world).unwrap().train),
+        [(vec![0.0, 2.0], 0), (vec![4.0, 1.0], 0)]
+    );
+    // Arrays have no names: then they are taken in their order.
+    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0], &[3.0, 4.0]]);
+    let request = DataRequest {
+        trained: request.trained,
+        ..super::tests::request(&x, None)
+    };
+    assert_eq!(
+        all(&*prepare(&request, &world).unwrap().train),
+        [(vec![0.0, 2.0], 0), (vec![4.0, 1.0], 0)]
+    );
+}
+
+#[test]
+fn rows_that_a_model_was_not_trained_for_are_refused_with_their_place() {
+    let scratch = Scratch::new();
+    let error = |request: &DataRequest| {
+        let errors = ranks(2, |world| prepare(request, world).unwrap_err().to_string());
+        assert_eq!(errors[0], errors[1]);
+        errors[0].clone()
+    };
+    let message = error(&table(&scratch, "a,b,kind\n1,2,ant\n1,2,dog\n1,2,emu\n"));
+    assert!(
+        message.contains("t.csv")
+            && message.contains("row 1: the label: expected one of the 3 classes"),
+        "{message}"
+    );
+    let message = error(&table(&scratch, "a,c,kind\n1,2,ant\n"));
+    assert!(
+        message.contains("t.csv") && message.contains('b'),
+        "{message}"
+    );
+    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0, 3.0]]);
+    let y = whole(&scratch, "y.npy", &[0]);
+    let message = error(&DataRequest {
+        trained: Some(trained()),
+        ..request(&x, Some(&y))
+    });
+    assert!(
+        message.contains("x.npy: expected 2 features a row") && message.contains("got 3"),
+        "{message}"
+    );
+    let mut other = trained();
+    other.task = TaskSpec::Regression { outputs: 2 };
+    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0]]);
+    let message = error(&DataRequest {
+        trained: Some(other),
+        ..request(&x, Some(&y))
+    });
+    assert!(
+        message.contains("y.npy: expected 2 numbers as the label of each row"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_number_that_is_not_finite_is_found_when_a_model_reads_it() {
+    let scratch = Scratch::new();
+    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0], &[3.0, f32::NAN]]);
+    let mut request = DataRequest {
+        trained: Some(trained()),
+        ..request(&x, None)
+    };
+    request.trained.as_mut().unwrap().needs_labels = false;
+    let data = prepare(&request, &crate::Alone).unwrap();
+    let error = read_rows(&*data.train, &[1]).unwrap_err();
+    assert!(
+        error.exit_code() == 65
+            && error
+                .to_string()
+                .contains("x.npy, row 1, feature 1: expected a finite f32, got NaN"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_byte_that_is_no_bool_is_found_before_training() {
+    let scratch = Scratch::new();
+    let x = npy(&scratch, "x.npy", "|b1", &[3, 2], &[0, 1, 1, 0, 1, 2]);
+    let y = whole(&scratch, "y.npy", &[0, 1, 0]);
+    let error = prepare(&request(&x, Some(&y)), &crate::Alone).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        error.exit_code() == 65 && text.contains("x.npy, row 2, number 1: expected a bool"),
+        "{text}"
+    );
+}
+
+#[test]
+fn labels_are_what_they_look_like_or_what_the_task_says() {
+    let scratch = Scratch::new();
+    let world = crate::Alone;
+    let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0], &[3.0]]);
+    let fractions = |numbers: &[f32]| {
+        npy(
+            &scratch,
+            "y.npy",
+            "<f4",
+            &[numbers.len()],
+            &bytes(numbers, f32::to_le_bytes),
+        )
+    };
+    let task = |y: &Path, task| {
+        let request = DataRequest {
+            task,
+            ..request(&x, Some(y))
+        };
+        prepare(&request, &world)
+            .map(|data| data.train.task().to_string())
+            .map_err(|error| error.to_string())
+    };
+    let y = fractions(&[0.0, 1.0, 3.0]);
+    assert_eq!(task(&y, None).unwrap(), "regression of 1 number");
+    assert_eq!(
+        task(&y, Some(TaskKind::Classification)).unwrap(),
+        "classification into 4 classes"
+    );
+    let y = whole(&scratch, "z.npy", &[0, 1, 3]);
+    assert_eq!(task(&y, None).unwrap(), "classification into 4 classes");
+    assert_eq!(
+        task(&y, Some(TaskKind::Regression)).unwrap(),
+        "regression of 1 number"
+    );
+}
+
+#[test]
+#[ignore = "a measurement for people: prints microseconds"]
+fn how_long_gathering_takes() {
+    const ROWS: usize = 20_000;
+    const PIXELS: usize = 784;
+    let scratch = Scratch::new();
+    let grey: Vec<u8> = (0..ROWS * PIXELS)
+        .map(|index| (index * 31 % 251) as u8)
+        .collect();
+    let wide: Vec<u8> = grey
+        .iter()
+        .flat_map(|&grey| f32::from(grey).to_le_bytes())
+        .collect();
+    let y = whole(
+        &scratch,
+        "y.npy",
+        &(0..ROWS as i64).map(|row| row % 10).collect::<Vec<_>>(),
+    );
+    let bytes = request(
+        &npy(&scratch, "bytes.npy", "|u1", &[ROWS, PIXELS], &grey),
+        Some(&y),
+    );
+    let floats = request(
+        &npy(&scratch, "floats.npy", "<f4", &[ROWS, PIXELS], &wide),
+        Some(&y),
+    );
+    let glyphs = DataRequest::new("glyphs".parse().unwrap());
+    let normalized = |request: &DataRequest, normalize| DataRequest {
+        normalize,
+        ..request.clone()
+    };
+    for (name, request) in [
+        ("glyphs", &glyphs),
+        ("bytes", &bytes),
+        ("bytes, unit", &normalized(&bytes, Normalize::Unit)),
+        ("f32", &floats),
+        ("f32, standard", &normalized(&floats, Normalize::Standard)),
+    ] {
+        let data = prepare(request, &crate::Alone).unwrap().train;
+        let order = crate::Sampler::new(ROWS as u64, 128, 0, false)
+            .unwrap()
+            .permutation(0);
+        let batches: Vec<Vec<u64>> = (0..150)
+            .map(|batch| (0..128).map(|row| order.row(batch * 128 + row)).collect())
+            .collect();
+        let [x, classes] = read_rows(&*data, &[0; 128]).unwrap();
+        let mut times_us: Vec<f64> = Vec::new();
+        for _ in 0..3 {
+            for rows in &batches {
+                let started = std::time::Instant::now();
+                data.gather(rows, &x, &classes).unwrap();
+                times_us.push(started.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        // The first round draws glyphs, and brings pages.
+        let mut later = times_us.split_off(batches.len());
+        later.sort_by(f64::total_cmp);
+        println!(
+            "{name}: {:.1} us for 128 rows of {PIXELS}, the median of {}",
+            later[later.len() / 2],
+            later.len()
+        );
+    }
+}

@@ -1,0 +1,445 @@
+//! Which columns and arrays are features and which is the label: the same in all files of one
+//! model, whatever else is in them.
+
+use super::*;
+
+/// A table, at this name in the scratch folder.
+fn put(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
+    let path = scratch.path().join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn alone(request: &DataRequest) -> Result<Data> {
+    prepare(request, &crate::Alone)
+}
+
+/// It is refused with this code, for a reason that has these parts.
+#[track_caller]
+fn refused(request: &DataRequest, code: u8, parts: &[&str]) {
+    let error = alone(request).unwrap_err();
+    assert_eq!(error.exit_code(), code, "{error}");
+    let missing: Vec<_> = parts
+        .iter()
+        .filter(|part| !error.to_string().contains(**part))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?} is not in: {error}");
+}
+
+fn classes(data: &dyn Dataset) -> Vec<i64> {
+    all(data).into_iter().map(|row| row.1).collect()
+}
+
+fn labelled(data: &Path, labels: &str) -> DataRequest {
+    DataRequest {
+        labels: Some(labels.into()),
+        ..request(data, None)
+    }
+}
+
+fn with_val(data: &Path, val: &Path) -> DataRequest {
+    DataRequest {
+        val_data: Some(val.to_str().unwrap().parse().unwrap()),
+        ..request(data, None)
+    }
+}
+
+/// A model as it was trained on these data.
+fn trained_on(data: &Data) -> Trained {
+    Trained {
+        task: data.train.task().clone(),
+        row_shape: data.train.row_shape().to_vec(),
+        normalization: data.normalization.clone(),
+        columns: data.columns.clone(),
+        label: data.label.clone(),
+        needs_labels: true,
+    }
+}
+
+fn later(trained: &Trained, data: &Path) -> DataRequest {
+    DataRequest {
+        trained: Some(trained.clone()),
+        ..request(data, None)
+    }
+}
+
+#[test]
+fn the_label_of_the_first_file_is_that_of_all() {
+    let scratch = Scratch::new();
+    let first = put(&scratch, "d/a.csv", "x1,x2,y\n1,2,0\n3,4,1\n");
+    put(&scratch, "d/b.csv", "x1,x2,y,z\n5,6,1,0\n7,8,0,1\n");
+    let folder = scratch.path().join("d");
+    let data = alone(&request(&folder, None)).unwrap();
+    assert_eq!(
+        (classes(&*data.train), &data.label),
+        (vec![0, 1, 1, 0], &Some(LabelName::Column("y".into())))
+    );
+
+    // So it is where rows are evaluated on, in training and later.
+    let val = put(&scratch, "v.csv", "z,x2,y,x1,w\n0,6,1,5,0\n1,8,0,7,0\n");
+    let data = alone(&with_val(&first, &val)).unwrap();
+    assert_eq!(
+        all(&*data.held_out),
+        [(vec![5.0, 6.0], 1), (vec![7.0, 8.0], 0)]
+    );
+    let trained = trained_on(&data);
+    assert_eq!(
+        classes(&*alone(&later(&trained, &val)).unwrap().train),
+        [1, 0]
+    );
+    // Unless somebody says otherwise.
+    let otherwise = DataRequest {
+        labels: Some("z".into()),
+        ..later(&trained, &val)
+    };
+    assert_eq!(classes(&*alone(&otherwise).unwrap().train), [0, 1]);
+
+    put(&scratch, "d/b.csv", "x1,x2,z\n5,6,1\n7,8,0\n");
+    refused(
+        &request(&folder, None),
+        65,
+        &[
+            "b.csv",
+            "\"y\"",
+            "\"x1\", \"x2\", \"z\"",
+            "give `labels` '#COLUMN'",
+        ],
+    );
+    let other = put(&scratch, "other.csv", "x1,x2,w\n5,6,1\n7,8,0\n");
+    refused(
+        &later(&trained, &other),
+        65,
+        &[
+            "other.csv",
+            "\"y\"",
+            "\"x1\", \"x2\", \"w\"",
+            "give `labels` '#COLUMN'",
+        ],
+    );
+}
+
+#[test]
+fn files_of_labels_alone_have_them_in_the_same_column() {
+    let scratch = Scratch::new();
+    for (name, x) in [("x-0.npy", 1.0), ("x-1.npy", 2.0)] {
+        floats(&scratch, name, &[&[x], &[x]]);
+    }
+    put(&scratch, "y-0.csv", "id,kind\n7,0\n8,1\n");
+    put(&scratch, "y-1.csv", "kind,id\n1,5\n0,6\n");
+    let path = |name: &str| scratch.path().join(name);
+    let asked = request(&path("x-*.npy"), Some(&path("y-*.csv")));
+    assert_eq!(classes(&*alone(&asked).unwrap().train), [0, 1, 1, 0]);
+    put(&scratch, "y-1.csv", "sort,id\n1,5\n0,6\n");
+    refused(
+        &asked,
+        65,
+        &["y-1.csv", "\"kind\"", "\"sort\", \"id\"", "FILE#COLUMN"],
+    );
+    // Where there is one column there is nothing to confuse.
+    put(&scratch, "y-1.csv", "sort\n1\n0\n");
+    assert_eq!(classes(&*alone(&asked).unwrap().train), [0, 1, 1, 0]);
+}
+
+#[test]
+fn arrays_that_somebody_named_are_found_in_other_files() {
+    use safetensors::{Dtype, tensor::TensorView};
+    let x = TensorView::new(Dtype::F32, vec![2, 1], &[0; 8]).unwrap();
+    let [first, second] = [[0, 1], [1, 0]].map(|labels: [i64; 2]| bytes(&labels, i64::to_le_bytes));
+    let y = |labels| TensorView::new(Dtype::I64, vec![2], labels).unwrap();
+    let (first, second) = (y(&first), y(&second));
+    let scratch = Scratch::new();
+    let write = |name: &str, arrays: &[(&str, &TensorView<'_>)]| {
+        let path = scratch.path().join(name);
+        fs::write(
+            &path,
+            safetensors::serialize(arrays.iter().copied(), None).unwrap(),
+        )
+        .unwrap();
+        path
+    };
+    let evaluated = |train: &Path, labels: &str, data: &Path| {
+        let trained = trained_on(&alone(&labelled(train, labels)).unwrap());
+        classes(&*alone(&later(&trained, data)).unwrap().train)
+    };
+    let one = write(
+        "one.safetensors",
+        &[("x", &x), ("y", &first), ("kind", &second)],
+    );
+    assert_eq!(
+        (evaluated(&one, "#y", &one), evaluated(&one, "#kind", &one)),
+        (vec![0, 1], vec![1, 0])
+    );
+    let arrays = [
+        ("x_train", &x),
+        ("kind_train", &first),
+        ("x_test", &x),
+        ("y_test", &first),
+        ("kind_test", &second),
+    ];
+    let sides = write("sides.safetensors", &arrays);
+    assert_eq!(evaluated(&sides, "#kind_train", &sides), [1, 0]);
+    // Files that do not have it are taken as they look.
+    let others = write(
+        "others.safetensors",
+        &[("features", &x), ("labels", &first)],
+    );
+    assert_eq!(evaluated(&one, "#kind", &others), [0, 1]);
+}
+
+#[test]
+fn columns_that_contradict_the_model_are_refused() {
+    let scratch = Scratch::new();
+    let table = put(&scratch, "t.csv", "x1,x2,y\n1,2,0\n3,4,1\n");
+    let part = |part: &str| PathBuf::from(format!("{}#{part}", table.display()));
+    let one = trained_on(&alone(&labelled(&part("x1"), "y")).unwrap());
+    refused(
+        &later(&one, &part("x2")),
+        2,
+        &["t.csv#x2", "expected \"x1\", got \"x2\"", "leave out #x2"],
+    );
+    refused(
+        &later(&one, &part("x1,x2")),
+        2,
+        &["expected 1 columns, got 2"],
+    );
+    assert_eq!(
+        all(&*alone(&later(&one, &part("x1"))).unwrap().train),
+        [(vec![1.0], 0), (vec![3.0], 1)]
+    );
+    // The same columns in another order are the same: the model's order counts.
+    let both = trained_on(&alone(&request(&table, None)).unwrap());
+    let turned = alone(&later(&both, &part("x2,x1"))).unwrap();
+    assert_eq!(
+        all(&*turned.train),
+        [(vec![1.0, 2.0], 0), (vec![3.0, 4.0], 1)]
+    );
+    refused(
+        &with_val(&part("x1"), &part("x2")),
+        2,
+        &["`val-data`", "t.csv#x2"],
+    );
+}
+
+#[test]
+fn the_label_is_no_feature() {
+    let scratch = Scratch::new();
+    let table = put(&scratch, "z.csv", "a,b,y\n1,2,0\n3,4,1\n");
+    let path = table.display();
+    refused(
+        &labelled(Path::new(&format!("{path}#a,y")), "y"),
+        2,
+        &["`labels` y", "no feature", "z.csv#a,b"],
+    );
+    let trained = trained_on(&alone(&request(&table, None)).unwrap());
+    let feature = DataRequest {
+        labels: Some("b".into()),
+        ..later(&trained, &table)
+    };
+    refused(&feature, 2, &["`labels` b", "no feature"]);
+    // Nor is it where the table is named twice.
+    let twice = alone(&labelled(&table, &format!("{path}#a"))).unwrap();
+    assert_eq!(
+        all(&*twice.train),
+        [(vec![2.0, 0.0], 1), (vec![4.0, 1.0], 3)]
+    );
+    assert_eq!(
+        classes(&*alone(&labelled(&table, &path.to_string())).unwrap().train),
+        [0, 1]
+    );
+}
+
+#[test]
+fn a_flat_file_has_its_columns_where_the_model_has_them() {
+    let scratch = Scratch::new();
+    let convert = |text: &str, cache: &str| {
+        let table = put(&scratch, "t.csv", text);
+        let cache = scratch.path().join(cache);
+        alone(&DataRequest {
+            cache_dir: Some(cache.clone()),
+            ..labelled(&table, "kind")
+        })
+        .unwrap();
+        let mut made = fs::read_dir(&cache)
+            .unwrap()
+            .map(|entry| entry.unwrap().path().join("data.bin"));
+        made.find(|path| path.exists()).unwrap()
+    };
+    let table = put(&scratch, "train.csv", "a,b,kind\n1,2,0\n3,4,1\n");
+    let same = convert("kind,a,b\n1,5,6\n0,7,8\n", "same");
+    let turned = convert("b,a,kind\n6,5,1\n8,7,0\n", "turned");
+    let more = convert("a,b,c,kind\n5,6,0,1\n7,8,0,0\n", "more");
+    let trained = trained_on(&alone(&request(&table, None)).unwrap());
+    assert_eq!(
+        all(&*alone(&later(&trained, &same)).unwrap().train),
+        [(vec![5.0, 6.0], 1), (vec![7.0, 8.0], 0)]
+    );
+    refused(
+        &later(&trained, &turned),
+        65,
+        &[
+            "data.bin",
+            "column 1: expected \"a\", got \"b\"",
+            "in their order",
+        ],
+    );
+    refused(&later(&trained, &more), 65, &["expected 2 columns, got 3"]);
+    refused(&with_val(&table, &turned), 65, &["data.bin", "column 1"]);
+    // A table is turned round to what a flat file had.
+    let flat = trained_on(&alone(&request(&turned, None)).unwrap());
+    let data = alone(&later(&flat, &table)).unwrap();
+    assert_eq!(
+        all(&*data.train),
+        [(vec![2.0, 1.0], 0), (vec![4.0, 3.0], 1)]
+    );
+}
+
+#[test]
+fn a_name_is_a_column_before_it_is_a_folder() {
+    let scratch = Scratch::new();
+    let folder = scratch.path().join("target");
+    fs::create_dir(&folder).unwrap();
+    let folder = folder.to_str().unwrap();
+    let table = put(&scratch, "t.csv", &format!("a,{folder},b\n1,0,2\n3,1,4\n"));
+    assert_eq!(
+        all(&*alone(&labelled(&table, folder)).unwrap().train),
+        [(vec![1.0, 2.0], 0), (vec![3.0, 4.0], 1)]
+    );
+    let table = put(&scratch, "u.csv", "a,target,b\n1,0,2\n3,1,4\n");
+    let hint = format!("'#{folder}' if it is the name of a column");
+    refused(
+        &labelled(&table, folder),
+        65,
+        &["`labels`", "got none", &hint],
+    );
+}
+
+#[test]
+fn texts_in_one_table_make_texts_of_numbers_in_the_others() {
+    let scratch = Scratch::new();
+    put(&scratch, "d/a.csv", "x,kind\n1,1\n2,K\n");
+    put(&scratch, "d/b.csv", "x,kind\n3,1\n4,2\n5,02\n");
+    let shards = alone(&request(&scratch.path().join("d"), None)).unwrap();
+    let one = put(&scratch, "one.csv", "x,kind\n1,1\n2,K\n3,1\n4,2\n5,02\n");
+    let one = alone(&request(&one, None)).unwrap();
+    assert_eq!(
+        (all(&*shards.train), shards.train.task()),
+        (all(&*one.train), one.train.task())
+    );
+    // And where a model has learned texts: 02, 1, 2, K.
+    let val = put(&scratch, "v.csv", "x,kind\n1,2\n2,02\n");
+    let trained = trained_on(&one);
+    assert_eq!(
+        classes(&*alone(&later(&trained, &val)).unwrap().train),
+        [2, 0]
+    );
+    // Of arrays nobody knows how their numbers would be written.
+    let y = whole(&scratch, "y.npy", &[1, 2]);
+    let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0]]);
+    let by_number = DataRequest {
+        trained: Some(trained),
+        ..request(&x, Some(&y))
+    };
+    refused(&by_number, 65, &["y.npy", "\"02\" and \"2\"", "table"]);
+}
+
+#[test]
+fn numbers_name_classes_whatever_they_are_stored_as() {
+    let scratch = Scratch::new();
+    let table = put(&scratch, "t.csv", "x,kind\n1,1\n2,K\n3,2\n4,-1\n");
+    let trained = trained_on(&alone(&request(&table, None)).unwrap());
+    let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0], &[3.0]]);
+    let by_number = |y: &Path| DataRequest {
+        trained: Some(trained.clone()),
+        ..request(&x, Some(y))
+    };
+    let floating = |labels: &[f32]| {
+        npy(
+            &scratch,
+            "y.npy",
+            "<f4",
+            &[3],
+            &bytes(labels, f32::to_le_bytes),
+        )
+    };
+    // The classes are -1, 1, 2, K.
+    assert_eq!(
+        classes(
+            &*alone(&by_number(&whole(&scratch, "z.npy", &[1, 2, -1])))
+                .unwrap()
+                .train
+        ),
+        [1, 2, 0]
+    );
+    assert_eq!(
+        classes(
+            &*alone(&by_number(&floating(&[1.0, 2.0, -1.0])))
+                .unwrap()
+                .train
+        ),
+        [1, 2, 0]
+    );
+    refused(
+        &by_number(&floating(&[1.0, 0.0, 2.0])),
+        65,
+        &["y.npy, row 1: the label: expected one of the 4 classes"],
+    );
+    refused(
+        &by_number(&floating(&[1.0, 1.0, 1.5])),
+        65,
+        &["y.npy, row 2: the label: expected a whole number as class, got 1.5"],
+    );
+}
+
+#[test]
+fn labels_go_with_the_features_file_by_file() {
+    let scratch = Scratch::new();
+    let x = |files: &[(&str, usize)]| {
+        for (name, rows) in files {
+            floats(
+                &scratch,
+                &format!("x-{name}.npy"),
+                &vec![&[1.0f32][..]; *rows],
+            );
+        }
+    };
+    let y = |files: &[(&str, usize)]| {
+        for (name, rows) in files {
+            whole(
+                &scratch,
+                &format!("{name}.npy"),
+                &(0..*rows as i64).map(|row| row % 2).collect::<Vec<_>>(),
+            );
+        }
+    };
+    let path = |name: &str| scratch.path().join(name);
+    let asked = |labels: &str| request(&path("x-*.npy"), Some(&path(labels)));
+    x(&[("01", 10), ("02", 9)]);
+    y(&[("y-01", 9), ("y-02", 10), ("all", 19)]);
+    refused(
+        &asked("y-*.npy"),
+        65,
+        &[
+            "y-01.npy: expected a label for each of the 10 rows of",
+            "x-01.npy",
+            "got 9",
+        ],
+    );
+    assert_eq!(alone(&asked("all.npy")).unwrap().train.rows(), 19);
+    y(&[("y-01", 10), ("y-02", 5), ("y-03", 4)]);
+    refused(
+        &asked("y-*.npy"),
+        65,
+        &["`labels`", "one for each of the 2 files", "got 3"],
+    );
+    // Names that are sorted otherwise: 1, 10, 2 against 01, 02, 10.
+    x(&[("02", 10), ("10", 10)]);
+    y(&[("z-1", 10), ("z-2", 10), ("z-10", 10)]);
+    refused(
+        &asked("z-*.npy"),
+        65,
+        &["`labels`", "z-10.npy", "x-02.npy", "zeros"],
+    );
+    y(&[("w64-0001", 10), ("w64-0002", 10), ("w64-0010", 10)]);
+    assert_eq!(alone(&asked("w64-*.npy")).unwrap().train.rows(), 30);
+}

@@ -1,0 +1,106 @@
+//! Warnings about data that can be trained on.
+
+use super::look::Findings;
+use super::source::Source;
+use crate::error::Result;
+use crate::files::Element;
+use crate::normalize::Normalize;
+use crate::request::DataRequest;
+use crate::rounding::{self, Ends, STEPS_MIN};
+use crate::scan::{self, Moments};
+use crate::stack::Stack;
+use crate::task::TaskSpec;
+
+/// Rows that are read to find columns that f32 rounds, and numbers of them if rows are wide.
+const ROWS: u64 = 1024;
+const NUMBERS: usize = 1 << 22;
+
+/// Logs what a user should know of these data.
+pub(super) fn warn(
+    request: &DataRequest,
+    source: &Source,
+    findings: &Findings,
+    task: &TaskSpec,
+) -> Result<()> {
+    let data = &request.data;
+    let features = source.features();
+    if features.element()? == Element::U8 && request.normalize == Normalize::None {
+        tracing::warn!(
+            "`data` {data}: features are bytes up to 255, and models learn better from 0 to 1; help: set `normalize` to unit"
+        );
+    }
+    if let Some(found) = &findings.features {
+        // Tables are checked when they are converted.
+        let close = columns_too_close(features, &found.moments)?;
+        let name = |(column, ends)| (format!("{column} (counted from 0)"), ends);
+        let close: Vec<_> = close.into_iter().map(name).collect();
+        if let Some(warning) = rounding::warning(&close) {
+            tracing::warn!("`data` {data}: {warning}");
+        }
+        if !found.is_complete {
+            tracing::warn!(
+                "`data` {data}: more than {} GB of features: {} rows spread over all were checked before training, the others \
+                 are checked when they are trained on",
+                scan::BYTES_MAX >> 30,
+                found.moments.count
+            );
+        }
+    }
+    if let (Some(classes), None) = (task.classes(), &source.names) {
+        let counts = findings.counts.iter().enumerate();
+        let absent = counts.filter(|(_, count)| **count == 0);
+        let absent: Vec<usize> = absent.map(|(class, _)| class).collect();
+        if !absent.is_empty() {
+            let shown = absent.iter().take(8).map(usize::to_string);
+            let shown = shown.collect::<Vec<_>>().join(", ");
+            let more = if absent.len() > 8 { " …" } else { "" };
+            tracing::warn!(
+                "`data` {data}: of {} classes {} have no rows: {shown}{more}; help: number classes from 0 on without gaps",
+                classes.count(),
+                absent.len()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The features that f32 makes nearly constant: candidates by their moments, confirmed by some rows
+/// as f64.
+pub(super) fn columns_too_close(features: &Stack, moments: &Moments) -> Result<Vec<(usize, Ends)>> {
+    let may_round = matches!(
+        features.element()?,
+        Element::F64 | Element::I64 | Element::U64 | Element::I32 | Element::U32
+    );
+    let is_close = |(&least, &greatest): (&f32, &f32)| {
+        let ends = Ends {
+            least: f64::from(least),
+            greatest: f64::from(greatest),
+            any_rounded: true,
+        };
+        // Either end may have been rounded by a step.
+        ends.greatest == ends.least || ends.greatest - ends.least < (STEPS_MIN + 2.0) * ends.step()
+    };
+    let ranges = moments.least.iter().zip(&moments.greatest).enumerate();
+    let mut close: Vec<(usize, Ends)> = ranges
+        .filter(|(_, range)| may_round && is_close(*range))
+        .map(|(column, _)| (column, Ends::NONE))
+        .collect();
+    if close.is_empty() {
+        return Ok(close);
+    }
+    let (rows, width) = (features.rows(), features.width());
+    let count = ROWS.min((NUMBERS / width).max(16) as u64).min(rows);
+    let mut numbers = vec![0.0; width];
+    for index in 0..count {
+        let row = (u128::from(index) * u128::from(rows) / u128::from(count)) as u64;
+        features.read_f64(row, &mut numbers)?;
+        for (column, ends) in &mut close {
+            ends.add(numbers[*column]);
+        }
+    }
+    close.retain(|(_, ends)| ends.are_too_close());
+    Ok(close)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,74 @@
+//! What data need of the ranks that open them together. The engine implements it over its world;
+//! `Alone` is one process.
+
+use crate::error::Result;
+
+/// The ranks of a job. All of them make the same calls in the same order.
+pub trait Ranks {
+    /// This rank's number, from 0.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn size(&self) -> usize;
+
+    /// This rank's number among those of its host.
+    fn local_rank(&self) -> usize;
+
+    /// The bytes of all ranks, in their order, or the error of the first rank that has one: the
+    /// same on all ranks. Ranks wait here as long as one of them may take to convert or scan data.
+    fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>>;
+
+    /// An error on all ranks if one of `values`, each with its name, differs between them.
+    fn must_match(&self, values: &[(String, String)], help: &str) -> Result<()>;
+}
+
+/// One process.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone;
+
+impl Ranks for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn local_rank(&self) -> usize {
+        0
+    }
+
+    fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        outcome.map(|bytes| vec![bytes])
+    }
+
+    fn must_match(&self, _: &[(String, String)], _: &str) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// This rank's `outcome` if all ranks have succeeded, else the error of the first rank that has
+/// one.
+pub(crate) fn agree<T>(ranks: &dyn Ranks, outcome: Result<T>) -> Result<T> {
+    let (value, outcome) = match outcome {
+        Ok(value) => (Some(value), Ok(Vec::new())),
+        Err(error) => (None, Err(error)),
+    };
+    ranks.share(outcome)?;
+    Ok(value.expect("an error is shared by all ranks"))
+}
+
+/// What `open` returns, on one rank of each host before the others, which then find the files that
+/// it has converted.
+pub(crate) fn in_turn<T>(ranks: &dyn Ranks, open: impl Fn() -> Result<T>) -> Result<T> {
+    let first = match ranks.local_rank() {
+        0 => open().map(Some),
+        _ => Ok(None),
+    };
+    let first = agree(ranks, first)?;
+    agree(ranks, first.map_or_else(open, Ok))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

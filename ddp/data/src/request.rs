@@ -1,0 +1,183 @@
+//! Which data are wanted, and the data themselves.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::dataset::Dataset;
+use crate::error::{Error, Result};
+use crate::normalize::{Normalization, Normalize};
+use crate::spec::DataSpec;
+use crate::task::{LabelName, TaskKind, TaskSpec};
+
+/// What a run trains and evaluates on.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// The rows to train on.
+    pub train: Arc<dyn Dataset>,
+    /// Other rows, for evaluation. May have none.
+    pub held_out: Arc<dyn Dataset>,
+    /// For people: what this is and how much.
+    pub description: String,
+    /// How features were normalized.
+    pub normalization: Option<Normalization>,
+    /// The names of features, if their columns have names.
+    pub columns: Option<Vec<String>>,
+    /// The name of the labels, if they have one.
+    pub label: Option<LabelName>,
+}
+
+/// Which data are wanted. Fields are named after the settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataRequest {
+    /// The rows to train on, or to use a model on.
+    pub data: DataSpec,
+    /// Where their labels are.
+    pub labels: Option<String>,
+    /// Rows to evaluate on.
+    pub val_data: Option<DataSpec>,
+    /// Where their labels are.
+    pub val_labels: Option<String>,
+    /// The fraction of the rows that is held out for evaluation, chosen by `seed`.
+    pub val_split: f64,
+    /// The seed of the split.
+    pub seed: u64,
+    /// What labels are, if not what their type says.
+    pub task: Option<TaskKind>,
+    /// How features are normalized.
+    pub normalize: Normalize,
+    /// Where converted files are kept.
+    pub cache_dir: Option<PathBuf>,
+    /// The model that the rows are for, if it is trained already.
+    pub trained: Option<Trained>,
+}
+
+/// What a trained model expects of rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trained {
+    /// What it learned, with the names of classes.
+    pub task: TaskSpec,
+    /// The shape of one row's features.
+    pub row_shape: Vec<usize>,
+    /// How features are normalized.
+    pub normalization: Option<Normalization>,
+    /// The names of features in their order, if their columns had names.
+    pub columns: Option<Vec<String>>,
+    /// The name of the labels, if they had one.
+    pub label: Option<LabelName>,
+    /// Whether rows need labels; without them every target is 0.
+    pub needs_labels: bool,
+}
+
+impl Data {
+    /// A line for people: what these data are and how much.
+    pub(crate) fn describe(name: &str, train: &dyn Dataset, held_out: &dyn Dataset) -> String {
+        format!(
+            "{name}: {} rows to train on, {} held out, {:?} features each, {}",
+            train.rows(),
+            held_out.rows(),
+            train.row_shape(),
+            train.task()
+        )
+    }
+}
+
+impl Trained {
+    /// An error if the normalization does not fit the rows.
+    pub(crate) fn check_normalization(&self) -> Result<()> {
+        let width = self.row_shape.iter().product();
+        match &self.normalization {
+            Some(normalization) if !normalization.fits(width) => Err(Error::Data(format!(
+                "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged",
+                normalization.shift.len(),
+                normalization.scale.len()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl DataRequest {
+    /// The data of `spec`, as they are.
+    pub fn new(spec: DataSpec) -> DataRequest {
+        DataRequest {
+            data: spec,
+            labels: None,
+            val_data: None,
+            val_labels: None,
+            val_split: 0.0,
+            seed: 0,
+            task: None,
+            normalize: Normalize::None,
+            cache_dir: None,
+            trained: None,
+        }
+    }
+
+    /// Everything that has to be the same on all ranks, one setting a line.
+    pub(crate) fn text(&self) -> String {
+        let splits = self.val_split != 0.0;
+        let given = [
+            ("data", Some(format!("\"{}\"", self.data))),
+            (
+                "labels",
+                self.labels.as_ref().map(|labels| format!("{labels:?}")),
+            ),
+            (
+                "val-data",
+                self.val_data.as_ref().map(|data| format!("\"{data}\"")),
+            ),
+            (
+                "val-labels",
+                self.val_labels.as_ref().map(|labels| format!("{labels:?}")),
+            ),
+            ("val-split", splits.then(|| self.val_split.to_string())),
+            ("seed", splits.then(|| self.seed.to_string())),
+            ("task", self.task.map(|task| format!("{task:?}"))),
+            ("normalize", Some(format!("{:?}", self.normalize))),
+        ];
+        let given = given.into_iter();
+        given
+            .filter_map(|(name, value)| Some(format!("{name} = {}\n", value?)))
+            .collect()
+    }
+
+    /// Refuses settings that contradict each other.
+    pub(crate) fn check(&self) -> Result<()> {
+        let refuse = |text: String| Err(Error::Usage(text));
+        if let (Some(data), true) = (&self.val_data, self.val_split > 0.0) {
+            return refuse(format!(
+                "`val-split` {}: expected no `val-data`, got {data}; help: leave out one of them",
+                self.val_split
+            ));
+        }
+        if let (Some(labels), None) = (&self.val_labels, &self.val_data) {
+            return refuse(format!(
+                "`val-labels` {labels}: expected `val-data`, whose labels they are; help: give both or none"
+            ));
+        }
+        if let Some(data @ (DataSpec::Glyphs(_) | DataSpec::Synthetic(_))) = &self.val_data {
+            return refuse(format!(
+                "`val-data` {}: expected files; help: built-in data have held-out rows: set held-out=N in `data`",
+                data.name()
+            ));
+        }
+        if matches!(self.data, DataSpec::Files(_)) {
+            return Ok(());
+        }
+        let given = [
+            ("labels", self.labels.is_some()),
+            ("val-data", self.val_data.is_some()),
+            ("val-split", self.val_split > 0.0),
+            // A trained model brings its task.
+            ("task", self.task.is_some() && self.trained.is_none()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((setting, _)) => refuse(format!(
+                "`{setting}`: expected files as `data`, got {}, which has labels and held-out rows; help: leave out \
+                 `{setting}`",
+                self.data.name()
+            )),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Columns whose numbers are so close together for their size that f32 can hardly tell them apart:
+//! times within a minute, as seconds since 1970, are all the same in f32.
+
+/// With fewer f32 steps between the ends of a column, most of its information is lost.
+pub(crate) const STEPS_MIN: f64 = 16.0;
+
+/// The least and the greatest number of a column, before rounding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ends {
+    pub(crate) least: f64,
+    pub(crate) greatest: f64,
+    /// Whether f32 rounds some of them.
+    pub(crate) any_rounded: bool,
+}
+
+impl Ends {
+    /// Of no numbers.
+    pub(crate) const NONE: Ends = Ends {
+        least: f64::INFINITY,
+        greatest: f64::NEG_INFINITY,
+        any_rounded: false,
+    };
+
+    #[inline]
+    pub(crate) fn add(&mut self, number: f64) {
+        self.least = if number < self.least {
+            number
+        } else {
+            self.least
+        };
+        self.greatest = if number > self.greatest {
+            number
+        } else {
+            self.greatest
+        };
+        self.any_rounded |= f64::from(number as f32) != number;
+    }
+
+    /// Whether the numbers differ, but by few f32 steps or by none.
+    pub(crate) fn are_too_close(&self) -> bool {
+        self.any_rounded
+            && self.least < self.greatest
+            && self.greatest - self.least < STEPS_MIN * self.step()
+    }
+
+    /// The distance between neighbouring f32 at the size of these numbers.
+    pub(crate) fn step(&self) -> f64 {
+        let size = self.least.abs().max(self.greatest.abs()) as f32;
+        let next = f32::from_bits((size.to_bits() + 1).min(f32::MAX.to_bits()));
+        f64::from(next) - f64::from(size)
+    }
+}
+
+/// The warning about columns whose numbers are too close, by their names; `None` if there are none.
+pub(crate) fn warning(close: &[(String, Ends)]) -> Option<String> {
+    let (name, ends) = close.first()?;
+    let more = match close.len() - 1 {
+        0 => String::new(),
+        1 => " (and those of 1 more column)".into(),
+        more => format!(" (and those of {more} more columns)"),
+    };
+    Some(format!(
+        "the numbers of column {name}{more} are between {} and {}, where f32 has steps of {}: most of their information is \
+         lost; help: subtract an offset before saving them, as in x - x.min()",
+        ends.least,
+        ends.greatest,
+        ends.step()
+    ))
+}
+
+#[cfg(test)]
+mod tests;

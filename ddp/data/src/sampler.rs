@@ -1,0 +1,201 @@
+//! Which rows are in which batch: pure functions of the seed and the step, for any number of ranks.
+//!
+//! Each epoch has one permutation of all rows, keyed by seed and epoch. Global batch k is at
+//! positions k·G to (k+1)·G of it, the last one shorter, and each rank takes a contiguous share. So
+//! a run may continue with another number of ranks and still see every row once an epoch.
+//!
+//! No index is kept: a bijection turns a position into its row, in constant time and without
+//! memory.
+
+use std::ops::Range;
+
+use super::mix::{derive, mix};
+use crate::error::{Error, Result};
+
+/// The order of rows in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampler {
+    rows: u64,
+    batch: u64,
+    seed: u64,
+    drop_last: bool,
+}
+
+/// Where a step is in the run, and which positions of its epoch's permutation it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The batch within the epoch, from 0.
+    pub in_epoch: u64,
+    /// The positions of the global batch in the epoch's permutation.
+    pub positions: Range<u64>,
+}
+
+impl Sampler {
+    /// The order of `rows` rows in global batches of `batch` rows. `drop_last` skips an epoch's
+    /// short batch.
+    pub fn new(rows: u64, batch: u64, seed: u64, drop_last: bool) -> Result<Sampler> {
+        if batch == 0 {
+            return Err(Error::Usage(
+                "`batch-size`: expected at least 1 row in a batch, got 0".into(),
+            ));
+        }
+        if rows == 0 {
+            return Err(Error::Data(
+                "the training data: expected at least one row, got none".into(),
+            ));
+        }
+        if drop_last && rows < batch {
+            return Err(Error::Usage(format!(
+                "`drop-last` with `batch-size` {batch}: expected at least {batch} rows to train on, got {rows}; help: set \
+                 `batch-size` to {rows} or less, or leave out `drop-last`"
+            )));
+        }
+        Ok(Sampler {
+            rows,
+            batch,
+            seed,
+            drop_last,
+        })
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The rows of a full global batch: at most all rows.
+    pub fn batch(&self) -> u64 {
+        self.batch.min(self.rows)
+    }
+
+    /// The batches of an epoch: at least one.
+    pub fn steps_per_epoch(&self) -> u64 {
+        if self.drop_last {
+            self.rows / self.batch
+        } else {
+            self.rows.div_ceil(self.batch)
+        }
+    }
+
+    /// The place of step `step0`, counted from 0 over the whole run.
+    pub fn at(&self, step0: u64) -> Place {
+        let (epoch, in_epoch) = (
+            step0 / self.steps_per_epoch(),
+            step0 % self.steps_per_epoch(),
+        );
+        // Below `rows`, since in_epoch is below rows / batch rounded up.
+        let start = in_epoch * self.batch;
+        Place {
+            epoch,
+            in_epoch,
+            positions: start..start.saturating_add(self.batch).min(self.rows),
+        }
+    }
+
+    /// The order of rows in an epoch.
+    pub fn permutation(&self, epoch: u64) -> Permutation {
+        Permutation::new(self.rows, derive(self.seed, epoch))
+    }
+}
+
+/// The share of `positions` that rank `rank` of `size` takes: of G positions those from
+/// ⌊rank·G/size⌋ to ⌊(rank+1)·G/size⌋. Every position is in exactly one share; shares may be empty.
+pub fn share(positions: &Range<u64>, rank: usize, size: usize) -> Range<u64> {
+    assert!(rank < size, "rank {rank} of {size}");
+    let length = u128::from(positions.end - positions.start);
+    // At most 2⁶⁴ · 2⁶⁴ before the division, and at most `length` after it.
+    let cut = |rank: usize| positions.start + (length * rank as u128 / size as u128) as u64;
+    cut(rank)..cut(rank + 1)
+}
+
+/// Rounds of the Feistel network. Four are the minimum for a strong pseudorandom permutation; small
+/// halves need more to reach all orders evenly: the tests fail with six.
+const ROUNDS: usize = 12;
+
+/// A random order of `rows` rows: a bijection between positions and rows.
+///
+/// A Feistel network permutes the 2ᵇ numbers of the fewest bits b that hold every row. A result
+/// outside the rows is permuted again (cycle walking) until it is inside: less than twice on
+/// average.
+#[derive(Clone, Debug)]
+pub struct Permutation {
+    rows: u64,
+    /// The bits of the two halves; the high half may have one less.
+    high_bits: u32,
+    low_bits: u32,
+    keys: [u64; ROUNDS],
+}
+
+impl Permutation {
+    /// The order of `rows` rows for this key.
+    pub(crate) fn new(rows: u64, key: u64) -> Permutation {
+        assert!(rows > 0, "an order of no rows");
+        let bits = (u64::BITS - (rows - 1).leading_zeros()).max(2);
+        let keys = std::array::from_fn(|round| derive(key, round as u64));
+        Permutation {
+            rows,
+            high_bits: bits / 2,
+            low_bits: bits - bits / 2,
+            keys,
+        }
+    }
+
+    /// The row at `position`.
+    pub fn row(&self, position: u64) -> u64 {
+        assert!(
+            position < self.rows,
+            "position {position} of {} rows",
+            self.rows
+        );
+        self.walk(position, Permutation::forth)
+    }
+
+    /// The position of `row`: the inverse of `row`.
+    pub fn position(&self, row: u64) -> u64 {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        self.walk(row, Permutation::back)
+    }
+
+    /// Ends because a bijection's cycle returns to its start, which is inside.
+    fn walk(&self, mut number: u64, turn: impl Fn(&Permutation, u64) -> u64) -> u64 {
+        loop {
+            number = turn(self, number);
+            if number < self.rows {
+                return number;
+            }
+        }
+    }
+
+    fn forth(&self, number: u64) -> u64 {
+        let (mut high, mut low) = (number >> self.low_bits, number & ones(self.low_bits));
+        for pair in self.keys.chunks_exact(2) {
+            high ^= half(low, pair[0], self.high_bits);
+            low ^= half(high, pair[1], self.low_bits);
+        }
+        high << self.low_bits | low
+    }
+
+    fn back(&self, number: u64) -> u64 {
+        let (mut high, mut low) = (number >> self.low_bits, number & ones(self.low_bits));
+        for pair in self.keys.chunks_exact(2).rev() {
+            low ^= half(high, pair[1], self.low_bits);
+            high ^= half(low, pair[0], self.high_bits);
+        }
+        high << self.low_bits | low
+    }
+}
+
+/// `bits` random bits (1 to 32) from one half of a number and a round's key.
+#[inline]
+fn half(value: u64, key: u64, bits: u32) -> u64 {
+    mix(value ^ key) >> (u64::BITS - bits)
+}
+
+fn ones(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+#[cfg(test)]
+mod tests;

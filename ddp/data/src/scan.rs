@@ -1,0 +1,218 @@
+//! Reads all rows once before training: the moments of features, non-finite numbers, and the
+//! classes there are.
+//!
+//! The result has the same bits for any number of ranks and threads. Rows are cut into blocks and
+//! blocks into segments depending only on their number and size. The blocks of a segment are added
+//! one after another (Chan's formula, in f64), then the segments; ranks and threads take whole
+//! segments.
+//!
+//! Of features larger than `BYTES_MAX` only some blocks are read, spread evenly over all rows,
+//! which is enough for moments. Non-finite numbers elsewhere are then found when they are trained
+//! on.
+
+mod labels;
+mod moments;
+mod segments;
+
+use std::ops::Range;
+
+pub(crate) use self::labels::labels;
+pub(crate) use self::moments::Moments;
+use self::segments::in_segments;
+use crate::error::{Error, Result};
+use crate::ranks::Ranks;
+use crate::sampler::share;
+use crate::stack::Stack;
+
+/// The most bytes of features, as f32, that are read before training.
+pub(crate) const BYTES_MAX: u64 = 8 << 30;
+/// The numbers of a block: as f32 they stay in a core's cache while they are read twice.
+const BLOCK_NUMBERS: usize = 1 << 16;
+/// The fewest rows of a block if rows are larger, so that merging costs less than adding; unless a
+/// block would then have more numbers than the second of these.
+const BLOCK_ROWS_MIN: usize = 8;
+const BLOCK_NUMBERS_MAX: usize = 1 << 22;
+/// As many segments as most numbers of ranks share evenly.
+const SEGMENTS: u64 = 240;
+/// The most bytes of the moments of all segments together.
+const SEGMENTS_BYTES: u64 = 64 << 20;
+
+/// Rows of one width that can be read in order.
+pub(crate) trait Rows: Sync {
+    fn rows(&self) -> u64;
+    fn width(&self) -> usize;
+    /// Reads whole rows from `first` on.
+    fn read(&self, first: u64, into: &mut [f32]) -> Result<()>;
+}
+
+impl Rows for Stack {
+    fn rows(&self) -> u64 {
+        Stack::rows(self)
+    }
+
+    fn width(&self) -> usize {
+        Stack::width(self)
+    }
+
+    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
+        self.read_f32(first, into)
+    }
+}
+
+/// What was found in features.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Found {
+    /// Of the rows that are trained on.
+    pub(crate) moments: Moments,
+    /// The row and the feature of the first non-finite number.
+    pub(crate) bad: Option<(u64, u64)>,
+    /// Whether every row was read.
+    pub(crate) is_complete: bool,
+}
+
+/// Which blocks are read, and how they are cut into segments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Plan {
+    rows: u64,
+    block_rows: u64,
+    blocks: u64,
+    /// How many blocks are read.
+    taken: u64,
+    segments: u64,
+}
+
+impl Plan {
+    fn new(rows: u64, width: usize, bytes_max: u64) -> Plan {
+        let least = BLOCK_ROWS_MIN.min(BLOCK_NUMBERS_MAX / width).max(1);
+        let block_rows = (BLOCK_NUMBERS / width).max(least) as u64;
+        let blocks = rows.div_ceil(block_rows);
+        let block_bytes = block_rows * width as u64 * 4;
+        let taken = blocks.min((bytes_max / block_bytes).max(1));
+        let moments_bytes = Moments::bytes(width) as u64;
+        let segments_max = SEGMENTS.min((SEGMENTS_BYTES / moments_bytes).max(1));
+        Plan {
+            rows,
+            block_rows,
+            blocks,
+            taken,
+            segments: segments_max.min(taken),
+        }
+    }
+
+    /// The rows of the blocks of a segment, in order.
+    fn blocks_of(self, segment: u64) -> impl Iterator<Item = Range<u64>> {
+        share(&(0..self.taken), segment as usize, self.segments as usize).map(move |index| {
+            let block =
+                (u128::from(index) * u128::from(self.blocks) / u128::from(self.taken)) as u64;
+            let first = block * self.block_rows;
+            first..(first + self.block_rows).min(self.rows)
+        })
+    }
+}
+
+/// Reads features; all ranks share the work. Moments are of those rows that `is_trained_on`.
+pub(crate) fn features(
+    rows: &dyn Rows,
+    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    ranks: &dyn Ranks,
+    bytes_max: u64,
+) -> Result<Found> {
+    let plan = Plan::new(rows.rows(), rows.width(), bytes_max);
+    let mine = share(&(0..plan.segments), ranks.rank(), ranks.size());
+    let found = in_segments(mine, |segment| {
+        let (moments, bad) = read_segment(rows, is_trained_on, plan, segment)?;
+        Ok(encode(&moments, bad))
+    });
+    let all = ranks.share(found.map(|segments| segments.concat()))?;
+    let mut total = Found {
+        moments: Moments::none(rows.width()),
+        bad: None,
+        is_complete: plan.taken == plan.blocks,
+    };
+    // Each rank's segments follow those of the rank before.
+    for bytes in all {
+        for segment in bytes.chunks(BAD_BYTES + Moments::bytes(rows.width())) {
+            let decoded = decode(segment);
+            let (moments, bad) = decoded
+                .ok_or_else(|| Error::Internal("another rank's moments cannot be read".into()))?;
+            total.moments.merge(&moments);
+            total.bad = total.bad.or(bad);
+        }
+    }
+    Ok(total)
+}
+
+type Segment = (Moments, Option<(u64, u64)>);
+
+fn read_segment(
+    rows: &dyn Rows,
+    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    plan: Plan,
+    segment: u64,
+) -> Result<Segment> {
+    let width = rows.width();
+    let mut total = Moments::none(width);
+    let mut x = vec![0f32; plan.block_rows as usize * width];
+    for block in plan.blocks_of(segment) {
+        let x = &mut x[..(block.end - block.start) as usize * width];
+        rows.read(block.start, x)?;
+        if let Some(index) = first_nonfinite(x) {
+            let row = block.start + (index / width) as u64;
+            return Ok((total, Some((row, (index % width) as u64))));
+        }
+        let kept = keep(x, width, block.start, is_trained_on);
+        total.merge(&Moments::of_rows(&x[..kept * width], width));
+    }
+    Ok((total, None))
+}
+
+/// The index of the first number that is not finite.
+pub(crate) fn first_nonfinite(x: &[f32]) -> Option<usize> {
+    // Pieces without a branch inside are vectorized.
+    const PIECE: usize = 256;
+    let all_finite = |piece: &[f32]| piece.iter().fold(true, |all, x| all & x.is_finite());
+    let start = PIECE * x.chunks(PIECE).position(|piece| !all_finite(piece))?;
+    let index = x[start..].iter().position(|x| !x.is_finite())?;
+    Some(start + index)
+}
+
+/// Moves the rows that are trained on to the front. Returns how many they are.
+fn keep(
+    x: &mut [f32],
+    width: usize,
+    first: u64,
+    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+) -> usize {
+    let mut kept = 0;
+    for row in 0..x.len() / width {
+        if is_trained_on(first + row as u64) {
+            if kept != row {
+                x.copy_within(row * width..(row + 1) * width, kept * width);
+            }
+            kept += 1;
+        }
+    }
+    kept
+}
+
+/// A bad place as bytes: whether there is one, its row and its feature.
+const BAD_BYTES: usize = 24;
+
+fn encode(moments: &Moments, bad: Option<(u64, u64)>) -> Vec<u8> {
+    let (row, feature) = bad.unwrap_or_default();
+    let bad = [u64::from(bad.is_some()), row, feature].map(u64::to_le_bytes);
+    [bad.as_flattened(), &moments.to_bytes()].concat()
+}
+
+fn decode(bytes: &[u8]) -> Option<Segment> {
+    let (bad, moments) = bytes.split_first_chunk::<BAD_BYTES>()?;
+    let number = |index: usize| bad.as_chunks().0[index];
+    let [is_bad, row, feature] = [0, 1, 2].map(|index| u64::from_le_bytes(number(index)));
+    Some((
+        Moments::from_bytes(moments)?,
+        (is_bad != 0).then_some((row, feature)),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

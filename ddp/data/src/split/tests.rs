@@ -1,0 +1,43 @@
+//! Every row is on one side of a split.
+
+use proptest::prelude::*;
+
+use super::*;
+
+proptest! {
+    #[test]
+    fn every_row_is_on_one_side(rows in 2u64..500, fraction in 0.001f64..0.999, seed: u64) {
+        let split = Split::new(rows, fraction, seed).unwrap();
+        let mut sides = vec![0; rows as usize];
+        for index in 0..split.held_out_rows() {
+            let row = split.held_out_row(index);
+            prop_assert!(!split.is_trained_on(row));
+            sides[row as usize] += 1;
+        }
+        for index in 0..split.training_rows() {
+            let row = split.training_row(index);
+            prop_assert!(split.is_trained_on(row));
+            sides[row as usize] += 1;
+        }
+        prop_assert!(sides.iter().all(|&count| count == 1));
+        let off = split.held_out_rows() as f64 - rows as f64 * fraction;
+        prop_assert!(off.abs() <= 1.0, "{off}");
+    }
+}
+
+#[test]
+fn another_seed_keeps_other_rows_and_one_row_cannot_be_split() {
+    let held = |seed| -> Vec<u64> {
+        let split = Split::new(1000, 0.1, seed).unwrap();
+        (0..split.held_out_rows())
+            .map(|index| split.held_out_row(index))
+            .collect()
+    };
+    assert_eq!(held(1), held(1));
+    assert_ne!(held(1), held(2));
+    let error = Split::new(1, 0.5, 0).unwrap_err();
+    assert!(
+        error.exit_code() == 65 && error.to_string().contains("`val-split`"),
+        "{error}"
+    );
+}

@@ -1,0 +1,227 @@
+//! `synthetic:…`: rows made from a formula when they are read, without memory, with the same bits
+//! on every machine.
+//!
+//! Classification and regression: features are nearly normal with deviation 1; targets come from a
+//! fixed random network with one hidden ReLU layer (the teacher), plus noise. Row number: features
+//! and targets are digits of the row number.
+
+use ddp_kernels::Tensor;
+
+use super::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
+use super::mix::{Draws, derive, normal_of};
+use super::spec::{DataSpec, SyntheticKind, SyntheticSpec};
+use super::task::TaskSpec;
+use crate::error::Result;
+
+/// Rows made from a formula.
+#[derive(Debug)]
+pub struct Synthetic {
+    spec: SyntheticSpec,
+    /// "train" or "held-out".
+    split: &'static str,
+    rows: u64,
+    row_key: u64,
+    row_spec: RowSpec,
+    teacher: Teacher,
+}
+
+/// The hidden width of the teacher: too wide for a linear model to imitate.
+const HIDDEN: usize = 32;
+/// Partial sums of a dot product: a fixed order that can be vectorized.
+const LANES: usize = 16;
+
+/// A fixed random network. F features, H hidden units, O outputs.
+#[derive(Debug, Default)]
+struct Teacher {
+    /// `[H, F]`
+    first: Vec<f32>,
+    /// `[O, H]`
+    second: Vec<f32>,
+}
+
+impl Teacher {
+    fn new(key: u64, features: usize, outputs: usize) -> Teacher {
+        // A hidden unit has deviation 1; the ReLU keeps half of its square, so that an output has
+        // deviation 1 too.
+        let matrix = |part: u64, count: usize, deviation: f64| {
+            let mut draws = Draws::new(derive(key, part));
+            (0..count)
+                .map(|_| draws.normal() * deviation as f32)
+                .collect()
+        };
+        Teacher {
+            first: matrix(0, HIDDEN * features, (1.0 / features as f64).sqrt()),
+            second: matrix(1, outputs * HIDDEN, (2.0 / HIDDEN as f64).sqrt()),
+        }
+    }
+
+    fn hidden(&self, x: &[f32]) -> [f32; HIDDEN] {
+        std::array::from_fn(|unit| dot(&self.first[unit * x.len()..][..x.len()], x).max(0.0))
+    }
+
+    fn output(&self, hidden: &[f32; HIDDEN], index: usize) -> f32 {
+        dot(&self.second[index * HIDDEN..][..HIDDEN], hidden)
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; LANES];
+    let (a_chunks, b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let rest = a_chunks
+        .remainder()
+        .iter()
+        .zip(b_chunks.remainder())
+        .map(|(a, b)| a * b)
+        .fold(0.0, |sum, term| sum + term);
+    for (a, b) in a_chunks.zip(b_chunks) {
+        sums.iter_mut()
+            .zip(a)
+            .zip(b)
+            .for_each(|((sum, a), b)| *sum += a * b);
+    }
+    sums.iter().fold(rest, |sum, lane| sum + lane)
+}
+
+/// The purpose of a key derived from the seed.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Teacher,
+    Train,
+    HeldOut,
+}
+
+impl Synthetic {
+    /// Training rows and held-out rows of the same teacher.
+    pub fn pair(spec: &SyntheticSpec) -> (Synthetic, Synthetic) {
+        (
+            Synthetic::new(spec, "train", spec.rows, Purpose::Train),
+            Synthetic::new(spec, "held-out", spec.held_out, Purpose::HeldOut),
+        )
+    }
+
+    fn new(spec: &SyntheticSpec, split: &'static str, rows: u64, purpose: Purpose) -> Synthetic {
+        let task = match spec.kind {
+            SyntheticKind::Classification => TaskSpec::numbered_classes(spec.outputs),
+            SyntheticKind::Regression | SyntheticKind::RowNumber => TaskSpec::Regression {
+                outputs: spec.outputs,
+            },
+        };
+        let teacher = match spec.kind {
+            SyntheticKind::RowNumber => Teacher::default(),
+            _ => Teacher::new(
+                derive(spec.seed, Purpose::Teacher as u64),
+                spec.features,
+                spec.outputs,
+            ),
+        };
+        let row_key = derive(spec.seed, purpose as u64);
+        Synthetic {
+            spec: spec.clone(),
+            split,
+            rows,
+            row_key,
+            row_spec: RowSpec::features(spec.features, task),
+            teacher,
+        }
+    }
+
+    /// Writes one row's features, and returns the random numbers that follow for its noise.
+    fn features(&self, row: u64, x: &mut [f32]) -> Draws {
+        let mut draws = Draws::new(derive(self.row_key, row));
+        x.iter_mut().for_each(|x| *x = normal_of(draws.bits()));
+        draws
+    }
+
+    fn class(&self, row: u64, x: &mut [f32]) -> i64 {
+        let mut draws = self.features(row, x);
+        let hidden = self.teacher.hidden(x);
+        let noise = self.spec.noise as f32;
+        let mut best = (f32::NEG_INFINITY, 0);
+        for class in 0..self.spec.outputs {
+            let score = self.teacher.output(&hidden, class) + noise * draws.normal();
+            if score > best.0 {
+                best = (score, class);
+            }
+        }
+        best.1 as i64
+    }
+
+    fn values(&self, row: u64, x: &mut [f32], values: &mut [f32]) {
+        if self.spec.kind == SyntheticKind::RowNumber {
+            spell(row, x);
+            return spell(row, values);
+        }
+        let mut draws = self.features(row, x);
+        let hidden = self.teacher.hidden(x);
+        let noise = self.spec.noise as f32;
+        for (index, value) in values.iter_mut().enumerate() {
+            *value = self.teacher.output(&hidden, index) + noise * draws.normal();
+        }
+    }
+}
+
+/// Bits of the row number in one feature: each feature is exact in f32 and in [0, 1).
+const DIGIT_BITS: u32 = 10;
+
+fn spell(row: u64, digits: &mut [f32]) {
+    let base = 1u64 << DIGIT_BITS;
+    for (index, digit) in digits.iter_mut().enumerate() {
+        *digit = ((row >> (DIGIT_BITS * index as u32)) % base) as f32 / base as f32;
+    }
+}
+
+/// The row number in features or targets of `synthetic:row-number`.
+pub fn row_number(digits: &[f32]) -> u64 {
+    let base = (1u64 << DIGIT_BITS) as f32;
+    digits
+        .iter()
+        .rev()
+        .fold(0, |row, digit| row << DIGIT_BITS | (digit * base) as u64)
+}
+
+impl Dataset for Synthetic {
+    fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    fn spec(&self) -> &RowSpec {
+        &self.row_spec
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        let spec = DataSpec::Synthetic(self.spec.clone());
+        Ok(format!(
+            "{spec} {} {:016x}",
+            self.split,
+            sampled_hash(self)?
+        ))
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
+        check_gather(self, rows, inputs, targets);
+        let SyntheticSpec {
+            features, outputs, ..
+        } = self.spec;
+        inputs.with_slice_mut(|x: &mut [f32]| {
+            let rows = rows.iter().zip(x.chunks_exact_mut(features));
+            match self.spec.kind {
+                SyntheticKind::Classification => targets.with_slice_mut(|classes: &mut [i64]| {
+                    for ((&row, x), class) in rows.zip(classes) {
+                        *class = self.class(row, x);
+                    }
+                }),
+                SyntheticKind::Regression | SyntheticKind::RowNumber => {
+                    targets.with_slice_mut(|values: &mut [f32]| {
+                        for ((&row, x), values) in rows.zip(values.chunks_exact_mut(outputs)) {
+                            self.values(row, x, values);
+                        }
+                    })
+                }
+            }
+        })??;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! What is to be learned from rows.
+
+use std::fmt;
+
+use ddp_kernels::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::tensor_spec::TensorSpec;
+
+/// What is to be learned from rows, as a checkpoint says it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TaskSpec {
+    /// A class for each row, or for each position of a row.
+    Classification(Classes),
+    /// Numbers for each row.
+    Regression {
+        /// How many numbers.
+        outputs: usize,
+    },
+}
+
+impl TaskSpec {
+    /// Classes called 0, 1, 2 …
+    pub fn numbered_classes(count: usize) -> TaskSpec {
+        TaskSpec::Classification(Classes::numbered(count))
+    }
+
+    /// Classes with these names.
+    pub fn named_classes(names: Vec<String>) -> TaskSpec {
+        TaskSpec::Classification(Classes::named(names))
+    }
+
+    /// The classes, if targets are classes.
+    pub fn classes(&self) -> Option<&Classes> {
+        match self {
+            TaskSpec::Classification(classes) => Some(classes),
+            TaskSpec::Regression { .. } => None,
+        }
+    }
+
+    /// What labels are.
+    pub fn kind(&self) -> TaskKind {
+        match self {
+            TaskSpec::Classification(_) => TaskKind::Classification,
+            TaskSpec::Regression { .. } => TaskKind::Regression,
+        }
+    }
+
+    /// The targets of a row with one label.
+    pub fn targets(&self) -> TensorSpec {
+        match self {
+            TaskSpec::Classification(_) => TensorSpec::new(DType::I64, &[]),
+            TaskSpec::Regression { outputs } => TensorSpec::new(DType::F32, &[*outputs]),
+        }
+    }
+
+    /// How many numbers a model gives for a target: one a class, or the outputs.
+    pub fn outputs(&self) -> usize {
+        match self {
+            TaskSpec::Classification(classes) => classes.count,
+            TaskSpec::Regression { outputs } => *outputs,
+        }
+    }
+}
+
+impl fmt::Display for TaskSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TaskSpec::Classification(classes) => {
+                write!(f, "classification into {} classes", classes.count)
+            }
+            TaskSpec::Regression { outputs: 1 } => f.write_str("regression of 1 number"),
+            TaskSpec::Regression { outputs } => write!(f, "regression of {outputs} numbers"),
+        }
+    }
+}
+
+/// How many classes there are, and their names unless these are 0, 1, 2 …
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "SavedClasses")]
+pub struct Classes {
+    #[serde(rename = "classes")]
+    count: usize,
+    names: Option<Vec<String>>,
+}
+
+/// As checkpoints have it. Older ones name numbered classes, too.
+#[derive(Deserialize)]
+struct SavedClasses {
+    classes: usize,
+    names: Option<Vec<String>>,
+}
+
+impl TryFrom<SavedClasses> for Classes {
+    type Error = String;
+
+    fn try_from(
+        SavedClasses {
+            classes: count,
+            names,
+        }: SavedClasses,
+    ) -> Result<Classes, String> {
+        match names {
+            None => Ok(Classes::numbered(count)),
+            Some(names) if names.len() == count => Ok(Classes::named(names)),
+            Some(names) => {
+                let got = names.len();
+                Err(format!(
+                    "task: expected {count} names of classes, got {got}"
+                ))
+            }
+        }
+    }
+}
+
+impl Classes {
+    /// Classes called 0, 1, 2 …
+    pub fn numbered(count: usize) -> Classes {
+        Classes { count, names: None }
+    }
+
+    /// Classes with these names, which may be 0, 1, 2 …
+    pub fn named(names: Vec<String>) -> Classes {
+        let count = names.len();
+        let mut numbered = names.iter().enumerate();
+        let are_numbers = numbered.all(|(class, name)| *name == class.to_string());
+        let names = (!are_numbers).then_some(names);
+        Classes { count, names }
+    }
+
+    /// How many classes.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The names, unless they are 0, 1, 2 …
+    pub fn texts(&self) -> Option<&[String]> {
+        self.names.as_deref()
+    }
+
+    /// The name of a class.
+    pub fn name(&self, class: usize) -> String {
+        match &self.names {
+            Some(names) => names[class].clone(),
+            None => class.to_string(),
+        }
+    }
+
+    /// The names of all classes, in their order.
+    pub fn names(&self) -> Vec<String> {
+        (0..self.count).map(|class| self.name(class)).collect()
+    }
+
+    /// The first class with this name.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        match &self.names {
+            Some(names) => names.iter().position(|other| other == name),
+            None => {
+                let class: usize = name.parse().ok()?;
+                (class < self.count && name == class.to_string()).then_some(class)
+            }
+        }
+    }
+}
+
+ddp_kernels::choices! {
+    /// What labels are.
+    pub enum TaskKind {
+        /// Labels are classes
+        Classification = "classification",
+        /// Labels are numbers
+        Regression = "regression",
+    }
+}
+
+/// The name of labels. Labels of other files for the same model most likely have the same name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LabelName {
+    /// The column of a table.
+    Column(String),
+    /// The array of a file with several.
+    Array(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbered_classes_need_no_names() {
+        let numbered = TaskSpec::numbered_classes(3);
+        let text = serde_json::to_value(&numbered).unwrap();
+        assert_eq!(
+            text,
+            json!({"classification": {"classes": 3, "names": null}})
+        );
+        let read = |names| {
+            let text = json!({"classification": {"classes": 3, "names": names}});
+            serde_json::from_value::<TaskSpec>(text)
+        };
+        assert_eq!(read(json!(null)).unwrap(), numbered);
+        // As versions up to 0.5 wrote it.
+        assert_eq!(read(json!(["0", "1", "2"])).unwrap(), numbered);
+        assert_ne!(read(json!(["0", "1", "02"])).unwrap(), numbered);
+        let error = read(json!(["a"])).unwrap_err().to_string();
+        assert_eq!(error, "task: expected 3 names of classes, got 1");
+    }
+
+    #[test]
+    fn a_class_is_found_by_its_name() {
+        let numbered = Classes::named(["0", "1", "2"].map(String::from).into());
+        assert_eq!((numbered.texts(), numbered.count()), (None, 3));
+        for (name, class) in [("2", Some(2)), ("3", None), ("02", None), ("-1", None)] {
+            assert_eq!(numbered.find(name), class, "{name}");
+        }
+        let named = Classes::named(["b", "a", "a"].map(String::from).into());
+        assert_eq!((named.find("a"), named.find("1")), (Some(1), None));
+        assert_eq!(named.names(), ["b", "a", "a"]);
+    }
+}

@@ -1,0 +1,218 @@
+//! The ledger of one rank as text, for rank 0. Bounded: the lines that move most, and the sums of
+//! the rest.
+
+use std::collections::BTreeMap;
+
+use ddp_kernels::Device;
+use ddp_kernels::transfer::{Hint, Kind, Ledger, Phase};
+use serde::{Deserialize, Serialize};
+
+use crate::devices;
+use crate::error::{Error, Result};
+use ddp_data::Batch;
+
+/// The most lines of a rank: more than a training has, and few enough for thousands of ranks.
+pub(super) const LINES_MAX: usize = 64;
+/// The most hints of a rank.
+const HINTS_MAX: usize = 16;
+/// The most characters of a source line's name; of a longer one the end is told, which says most.
+const PLACE_CHARS_MAX: usize = 160;
+
+/// What `Phase::Step` is called.
+pub(super) const STEP: &str = "step";
+/// What `Kind::Collective` is called.
+pub(super) const BETWEEN_RANKS: &str = "between ranks";
+
+/// The kinds in the order in which people see them.
+pub(super) const KINDS: [Kind; 6] = [
+    Kind::Upload,
+    Kind::Download,
+    Kind::Peer,
+    Kind::Staged,
+    Kind::Collective,
+    Kind::ScalarRead,
+];
+/// The phases beside the step, in order.
+pub(super) const OTHER_PHASES: [Phase; 4] = [
+    Phase::Setup,
+    Phase::Log,
+    Phase::Evaluation,
+    Phase::Checkpoint,
+];
+
+/// This rank's part of a training.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// Steps, the same on every rank.
+    pub steps: u64,
+    /// Rows that were this rank's, over all steps.
+    pub rows: u64,
+    /// Times that this rank went through the model with some of them.
+    pub passes: u64,
+}
+
+impl Share {
+    /// One step, on `batch`.
+    pub fn count(&mut self, batch: &Batch) {
+        self.steps += 1;
+        self.rows += batch.mine as u64;
+        self.passes += batch.micro_count() as u64;
+    }
+}
+
+/// How often, and how much.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amount {
+    /// Transfers.
+    pub count: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Amount {
+    pub(super) fn add(&mut self, other: Amount) {
+        self.count = self.count.saturating_add(other.count);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
+/// All that one source line moved in one way in one phase: on a rank, between whatever devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Line {
+    pub(super) phase: String,
+    pub(super) kind: String,
+    /// The source line; empty for the sum of many.
+    pub(super) at: String,
+    /// Moved by policy, not by a call.
+    pub(super) implicit: bool,
+    pub(super) announced: Option<String>,
+    pub(super) amount: Amount,
+}
+
+/// A hint of the ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Advice {
+    pub(super) pattern: String,
+    pub(super) lines: Vec<String>,
+    pub(super) count: u64,
+    pub(super) text: String,
+}
+
+/// What one rank tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Book {
+    pub(super) devices: Vec<String>,
+    pub(super) simulated: bool,
+    pub(super) share: Share,
+    pub(super) lines: Vec<Line>,
+    /// What `lines` has no room for, by phase and kind.
+    pub(super) rest: Vec<Line>,
+    pub(super) hints: Vec<Advice>,
+}
+
+impl Book {
+    pub(super) fn new(ledger: &Ledger, share: Share, devices: &[Device]) -> Book {
+        let mut all: BTreeMap<(Phase, Kind, String, bool), Line> = BTreeMap::new();
+        for row in ledger.rows() {
+            let at = ending(row.place().to_string(), PLACE_CHARS_MAX);
+            let (phase, kind) = (row.phase.to_string(), row.kind.to_string());
+            let (implicit, announced) = (row.implicit, row.announced.map(str::to_string));
+            let key = (row.phase, row.kind, at.clone(), implicit);
+            let line = Line {
+                phase,
+                kind,
+                at,
+                implicit,
+                announced,
+                amount: Amount::default(),
+            };
+            all.entry(key).or_insert(line).amount.add(Amount {
+                count: row.count,
+                bytes: row.bytes,
+            });
+        }
+        let (lines, rest) = bounded(all.into_values().collect());
+        Book {
+            devices: devices
+                .iter()
+                .map(|&device| devices::described(device))
+                .collect(),
+            simulated: devices.iter().any(|&device| devices::is_simulated(device)),
+            share,
+            lines,
+            rest,
+            hints: ledger.hints().iter().take(HINTS_MAX).map(advice).collect(),
+        }
+    }
+
+    pub(super) fn to_text(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self)
+            .map_err(|error| Error::Internal(format!("the book of transfers is no text: {error}")))
+    }
+
+    pub(super) fn from_text(text: &[u8], rank: usize) -> Result<Book> {
+        let unreadable = |error| {
+            Error::Internal(format!(
+                "rank {rank}'s book of transfers cannot be read: {error}"
+            ))
+        };
+        serde_json::from_slice(text).map_err(unreadable)
+    }
+}
+
+/// The lines that are kept, those of the step first, then the largest; and the sums of the others.
+pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
+    lines.sort_by_key(|line| {
+        (
+            line.phase != STEP,
+            std::cmp::Reverse((line.amount.bytes, line.amount.count)),
+        )
+    });
+    let mut rest: BTreeMap<(String, String), Line> = BTreeMap::new();
+    for Line {
+        phase,
+        kind,
+        amount,
+        ..
+    } in lines.split_off(lines.len().min(LINES_MAX))
+    {
+        let key = (phase.clone(), kind.clone());
+        let none = Line {
+            phase,
+            kind,
+            at: String::new(),
+            implicit: false,
+            announced: None,
+            amount: Amount::default(),
+        };
+        rest.entry(key).or_insert(none).amount.add(amount);
+    }
+    (lines, rest.into_values().collect())
+}
+
+fn advice(hint: &Hint) -> Advice {
+    let hint = hint.to_json();
+    let text = |name: &str| hint[name].as_str().unwrap_or_default().to_string();
+    let lines = hint["lines"].as_array().into_iter().flatten();
+    let lines = lines.filter_map(|line| {
+        line.as_str()
+            .map(|line| ending(line.to_string(), PLACE_CHARS_MAX))
+    });
+    let count = hint["count"].as_u64().unwrap_or(0);
+    Advice {
+        pattern: text("pattern"),
+        lines: lines.collect(),
+        count,
+        text: text("text"),
+    }
+}
+
+/// The last characters of a text, if it has more than `chars_max`.
+fn ending(text: String, chars_max: usize) -> String {
+    let too_many = text.chars().count().saturating_sub(chars_max);
+    if too_many == 0 {
+        text
+    } else {
+        format!("…{}", text.chars().skip(too_many + 1).collect::<String>())
+    }
+}

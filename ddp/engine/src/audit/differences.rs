@@ -1,0 +1,132 @@
+//! What ranks do differently in their steps, though they run the same program.
+//!
+//! Only steps are compared, because rank 0 also saves and logs. All ranks must make the same
+//! collectives with the same bytes. For other transfers, a source line may move more on a rank in
+//! proportion to its rows or to its passes through the model. Where these are equal, lines are
+//! compared exactly. A line that only some ranks have is a difference, unless the others had no
+//! rows.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::book::{Amount, BETWEEN_RANKS, Book, STEP, Share};
+
+/// A source line that moves more on some ranks than on others, without their rows being the reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Difference {
+    /// What it moves: `device to host` …
+    pub kind: String,
+    /// The source line.
+    pub at: String,
+    /// Whether a policy moves it, not a call.
+    pub implicit: bool,
+    /// The reason it was announced with, if it was.
+    pub announced: Option<String>,
+    /// Over the run, by rank; none where a rank did not tell of each of its lines.
+    pub amounts: Vec<Option<Amount>>,
+}
+
+impl Difference {
+    /// How far apart the ranks are: in bytes, and in transfers.
+    fn size(&self) -> (u64, u64) {
+        let known = || self.amounts.iter().flatten();
+        let apart = |of: &dyn Fn(&Amount) -> u64| {
+            known().map(of).max().unwrap_or(0) - known().map(of).min().unwrap_or(0)
+        };
+        (apart(&|amount| amount.bytes), apart(&|amount| amount.count))
+    }
+}
+
+/// Compares the ranks' books, in the order of ranks. The largest difference first.
+pub(super) fn find(books: &[Book]) -> Vec<Difference> {
+    let mut lines: BTreeMap<(&str, &str, bool), Difference> = BTreeMap::new();
+    for (rank, book) in books.iter().enumerate() {
+        for line in book.lines.iter().filter(|line| line.phase == STEP) {
+            let difference = lines
+                .entry((&line.kind, &line.at, line.implicit))
+                .or_insert_with(|| Difference {
+                    kind: line.kind.clone(),
+                    at: line.at.clone(),
+                    implicit: line.implicit,
+                    announced: line.announced.clone(),
+                    amounts: books
+                        .iter()
+                        .map(|book| nothing_of(&line.kind, book))
+                        .collect(),
+                });
+            difference.amounts[rank]
+                .get_or_insert_default()
+                .add(line.amount);
+        }
+    }
+    let shares: Vec<Share> = books.iter().map(|book| book.share).collect();
+    let mut found: Vec<Difference> = lines
+        .into_values()
+        .filter(|line| !is_explained(line, &shares))
+        .collect();
+    found.sort_by_key(|difference| std::cmp::Reverse(difference.size()));
+    found
+}
+
+/// What a rank moved at a line of this kind that it does not list: nothing, if it lists all lines
+/// of the kind.
+fn nothing_of(kind: &str, book: &Book) -> Option<Amount> {
+    let has_more = book
+        .rest
+        .iter()
+        .any(|rest| rest.phase == STEP && rest.kind == kind);
+    (!has_more).then(Amount::default)
+}
+
+fn is_explained(line: &Difference, shares: &[Share]) -> bool {
+    let known = || {
+        line.amounts
+            .iter()
+            .zip(shares)
+            .filter_map(|(amount, share)| Some(((*amount)?, share)))
+    };
+    let range = |of: &dyn Fn(Amount, &Share) -> u64| {
+        Range::of(known().map(|(amount, share)| of(amount, share)))
+    };
+    let amounts = [
+        range(&|amount, _| amount.bytes),
+        range(&|amount, _| amount.count),
+    ];
+    let reasons = [
+        range(&|_, share| share.rows),
+        range(&|_, share| share.passes),
+    ];
+    amounts.iter().all(|amount| {
+        let is_free_to_vary = line.kind != BETWEEN_RANKS;
+        amount.least == amount.most
+            || is_free_to_vary && reasons.iter().any(|reason| amount.is_within(reason))
+    })
+}
+
+/// From the rank that has least to the one that has most.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    least: u64,
+    most: u64,
+}
+
+impl Range {
+    fn of(values: impl Iterator<Item = u64> + Clone) -> Range {
+        Range {
+            least: values.clone().min().unwrap_or(0),
+            most: values.max().unwrap_or(0),
+        }
+    }
+
+    /// Whether the values differ by no larger a part than those of `reason`. Integers make this
+    /// exact for values in proportion to `reason`.
+    fn is_within(&self, reason: &Range) -> bool {
+        u128::from(self.least) * u128::from(reason.most)
+            >= u128::from(self.most) * u128::from(reason.least)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! The checkpoints of a run: `OUT/checkpoints/step-%08d`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::layout::{checkpoints, name, steps};
+use super::manifest::{Opened, is_of_another_version, open};
+use crate::error::{Error, Result};
+
+/// Checkpoints that cannot be used, each with the reason.
+pub type PassedOver = Vec<(PathBuf, String)>;
+
+/// Why a checkpoint is skipped. An error if it may be intact but cannot be read: skipping it would
+/// lose work.
+fn damage(folder: &Path, error: Error) -> Result<String> {
+    let older = "or name an older checkpoint of the run (`resume` PATH)";
+    match error {
+        // It is none at all, or has no such file.
+        Error::Io { ref source, .. }
+            if matches!(
+                source.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(error.to_string())
+        }
+        Error::Io {
+            action,
+            path,
+            source,
+            ..
+        } => Err(Error::Io {
+            action,
+            path,
+            source,
+            way_out: format!("Check that it may be read, {older}"),
+        }),
+        Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
+            "{text}; it is intact, but of another version of ddp-train: use that version, {older}"
+        ))),
+        Error::Data(text) => Ok(text),
+        other => Err(other),
+    }
+}
+
+/// How often a folder is listed again when a checkpoint was gone before it was opened: a running
+/// job removes old checkpoints.
+pub(super) const LISTED_MAX: u32 = 20;
+
+/// Waits before the next listing: hosts see changes of a shared folder late.
+fn nap(listed: u32) {
+    std::thread::sleep(Duration::from_millis(20) * listed);
+}
+
+/// The newest intact checkpoint of a run, and the damaged ones that were skipped, with the reason.
+pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
+    let checkpoints = checkpoints(out);
+    for listed in 1.. {
+        if let Some(found) = newest_of(&checkpoints, &steps(&checkpoints)?, listed == LISTED_MAX)? {
+            return Ok(found);
+        }
+        nap(listed);
+    }
+    unreachable!("the last time it is found or not")
+}
+
+/// The newest intact checkpoint of these steps. None if one disappeared, unless this `is_last`
+/// attempt ignores that.
+pub(super) fn newest_of(
+    checkpoints: &Path,
+    steps: &BTreeSet<u64>,
+    is_last: bool,
+) -> Result<Option<(Option<Opened>, PassedOver)>> {
+    let mut passed_over = Vec::new();
+    for &step in steps.iter().rev() {
+        let folder = checkpoints.join(name(step));
+        match open(&folder) {
+            Ok(opened) if opened.state.step == step => {
+                return Ok(Some((Some(opened), passed_over)));
+            }
+            Ok(opened) => {
+                let why = format!(
+                    "it holds step {}, and its name says {step}",
+                    opened.state.step
+                );
+                passed_over.push((folder, why));
+            }
+            Err(_) if is_gone(&folder) && !is_last => return Ok(None),
+            Err(error) => {
+                let why = damage(&folder, error)?;
+                passed_over.push((folder, why));
+            }
+        }
+    }
+    Ok(Some((None, passed_over)))
+}
+
+/// Whether there is no such folder any more.
+pub fn is_gone(folder: &Path) -> bool {
+    fs::metadata(folder).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// A checkpoint of a run, and why it is this one.
+#[derive(Clone, Debug)]
+pub struct Chosen {
+    /// Every byte of it checked.
+    pub opened: Opened,
+    /// For people.
+    pub why: String,
+}
+
+/// The checkpoint with the lowest validation loss if it is intact, else the newest. Warns of
+/// checkpoints that are skipped.
+pub fn best(out: &Path) -> Result<Chosen> {
+    for listed in 1.. {
+        let (newest, passed_over) = newest(out)?;
+        for (folder, why) in &passed_over {
+            tracing::warn!("skipped the checkpoint {}: {why}", folder.display());
+        }
+        let newest = newest.ok_or_else(|| {
+            let got = passed_over.first().map_or("none".to_string(), |(_, why)| {
+                format!("none that is whole: {why}")
+            });
+            let way_out = "Train first, or give another folder";
+            Error::Data(format!(
+                "{}: expected a whole checkpoint in it, got {got}. {way_out}",
+                out.display()
+            ))
+        })?;
+        if let Some(chosen) = best_or(newest, out, listed == LISTED_MAX)? {
+            return Ok(chosen);
+        }
+        nap(listed);
+    }
+    unreachable!("the last time something is chosen")
+}
+
+/// The best checkpoint according to the newest one, or the newest. None if the best disappeared
+/// because there is a newer one, unless this `is_last` attempt ignores that.
+pub(super) fn best_or(newest: Opened, out: &Path, is_last: bool) -> Result<Option<Chosen>> {
+    let chosen = |opened: Opened, why: &str| {
+        Ok(Some(Chosen {
+            opened,
+            why: why.into(),
+        }))
+    };
+    let Some(best) = newest.state.best else {
+        return chosen(newest, "the newest; none was evaluated before it");
+    };
+    if best.step == newest.state.step {
+        return chosen(newest, "the best by validation, and the newest");
+    }
+    let checkpoints = checkpoints(out);
+    let folder = checkpoints.join(name(best.step));
+    let why_not = match open(&folder) {
+        Ok(opened) => return chosen(opened, "the best by validation"),
+        Err(_) if is_gone(&folder) => {
+            let is_newest = steps(&checkpoints)?.last() == Some(&newest.state.step);
+            if !is_newest && !is_last {
+                return Ok(None);
+            }
+            "it is not there".to_string()
+        }
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(
+        "the best model by validation was that of step {}, but {why_not}: the newest is taken",
+        best.step
+    );
+    chosen(newest, "the newest")
+}

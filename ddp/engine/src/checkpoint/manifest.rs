@@ -1,0 +1,323 @@
+//! `manifest.json` of a checkpoint, written last: size and BLAKE3 of each file.
+//!
+//! A checkpoint is opened whole or not at all: every byte is compared with its checksum, the
+//! manifest with the only form in which it is written, and no file may be missing or too many. All
+//! files are opened before any is read, and the model's stays open, since a running job may remove
+//! the folder.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::errors::{damaged, other_format, unreadable};
+use super::files::{ReadFrom, open_file, read_small};
+use super::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
+use super::state::State;
+use crate::error::{Error, Result};
+use ddp_data::disk::Contents;
+
+/// The version that is written.
+const FORMAT: u32 = 1;
+/// Longer ones are refused unread: an entry takes less than 200 bytes, and there is one a rank.
+const BYTES_MAX: u64 = 16 << 20;
+/// Files that are opened before any is read. ZeRO-1 has one a rank, and a process may open only so
+/// many.
+const OPEN_MAX: usize = 256;
+
+/// What a checkpoint consists of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    format: u32,
+    step: u64,
+    files: Vec<FileEntry>,
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its name in the checkpoint's folder.
+    pub name: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// The BLAKE3 of its contents: 64 lower-case hexadecimal digits.
+    pub blake3: String,
+}
+
+/// A checkpoint that is whole, to the byte.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// Where it lies.
+    pub folder: PathBuf,
+    /// What the run was when it was saved.
+    pub state: State,
+    /// Its files but the manifest.
+    pub files: Vec<FileEntry>,
+    /// The BLAKE3 of its manifest: folders in which it is the same have the same bytes.
+    pub manifest_blake3: String,
+    /// The file that was checked, whatever becomes of the folder.
+    pub(super) model: Arc<File>,
+}
+
+impl Opened {
+    /// The file with the model.
+    pub fn model_file(&self) -> PathBuf {
+        self.folder.join(MODEL_FILE)
+    }
+
+    /// The files with the optimizer's moments, in the order of their parts.
+    pub(super) fn optimizer_files(&self) -> Vec<PathBuf> {
+        let parts = self.state.world.optimizer_parts;
+        (0..parts)
+            .map(|part| self.folder.join(optimizer_file(part, parts)))
+            .collect()
+    }
+}
+
+impl FileEntry {
+    pub(super) fn new(name: &str, contents: Contents) -> FileEntry {
+        FileEntry {
+            name: name.into(),
+            bytes: contents.bytes,
+            blake3: contents.blake3,
+        }
+    }
+
+    /// How `file`, which has this name in `folder`, differs from what was written: in length, and
+    /// if `is_read` in its bytes.
+    fn difference(&self, folder: &Path, file: &File, is_read: bool) -> Result<Option<String>> {
+        let FileEntry {
+            name,
+            bytes,
+            blake3,
+        } = self;
+        let path = folder.join(name);
+        let length = file.metadata().map_err(unreadable(&path))?.len();
+        if length != *bytes {
+            return Ok(Some(format!(
+                "{name} has {length} bytes, and was written with {bytes}"
+            )));
+        }
+        if !is_read {
+            return Ok(None);
+        }
+        let mut hash = blake3::Hasher::new();
+        hash.update_reader(ReadFrom::start(file))
+            .map_err(unreadable(&path))?;
+        let differs = hash.finalize().to_hex().as_str() != blake3;
+        Ok(differs
+            .then(|| format!("{name} has other bytes than were written (its BLAKE3 differs)")))
+    }
+}
+
+impl Manifest {
+    /// Of the checkpoint of step `step`, with these files.
+    pub(crate) fn new(step: u64, files: Vec<FileEntry>) -> Manifest {
+        Manifest {
+            format: FORMAT,
+            step,
+            files,
+        }
+    }
+
+    pub(super) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Whether a checkpoint of the files `others` has the same model and moments.
+    pub(super) fn has_tensors_of(&self, others: &[FileEntry]) -> bool {
+        let of = |files: &[FileEntry]| -> BTreeSet<(String, String)> {
+            let tensors = files.iter().filter(|entry| entry.name != STATE_FILE);
+            tensors
+                .map(|entry| (entry.name.clone(), entry.blake3.clone()))
+                .collect()
+        };
+        of(&self.files) == of(others)
+    }
+
+    /// The file, which has one form only.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).expect("it has names and numbers alone");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// From the file's bytes. An error says what is wrong with them.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Manifest, String> {
+        let manifest: Manifest =
+            serde_json::from_slice(bytes).map_err(|error| format!("cannot be read: {error}"))?;
+        if manifest.format != FORMAT {
+            return Err(other_format(manifest.format, FORMAT));
+        }
+        if manifest.to_bytes() != bytes {
+            return Err("is not as it was written".into());
+        }
+        Ok(manifest)
+    }
+}
+
+/// The checkpoint in `folder`, every byte of it checked.
+pub fn open(folder: &Path) -> Result<Opened> {
+    open_reading(folder, |_| true)
+}
+
+/// As `open`, but reads only the files whose place in the manifest `is_read` accepts; other ranks
+/// read the rest. Names and lengths of all are compared.
+pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Result<Opened> {
+    let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX)?;
+    let manifest =
+        Manifest::parse(&bytes).map_err(|why| damaged(folder, format!("{MANIFEST_FILE} {why}")))?;
+    check_names(folder, &manifest)?;
+    let mut files = open_first(folder, &manifest)?;
+    for (place, entry) in manifest.files.iter().enumerate() {
+        let file = match files.get(&*entry.name) {
+            Some(file) => file,
+            None => &open_file(folder, &entry.name)?,
+        };
+        let difference = entry.difference(folder, file, is_read(place))?;
+        difference.map_or(Ok(()), |why| Err(damaged(folder, why)))?;
+    }
+    let state = State::of_file(folder, &files[STATE_FILE])?;
+    let parts = state.world.optimizer_parts;
+    let expected = (0..parts).map(|part| optimizer_file(part, parts));
+    let expected: BTreeSet<String> = expected
+        .chain([MODEL_FILE.to_string(), STATE_FILE.to_string()])
+        .collect();
+    if state.step != manifest.step || names(&manifest) != expected {
+        return Err(damaged(
+            folder,
+            format!("{MANIFEST_FILE} and {STATE_FILE} are of different checkpoints"),
+        ));
+    }
+    let model = Arc::new(files.remove(MODEL_FILE).expect("it is one of the first"));
+    let manifest_blake3 = blake3::hash(&bytes).to_hex().to_string();
+    Ok(Opened {
+        folder: folder.to_path_buf(),
+        state,
+        files: manifest.files,
+        manifest_blake3,
+        model,
+    })
+}
+
+/// Opens what every checkpoint has, and of the other files as many as may be open.
+fn open_first<'a>(folder: &Path, manifest: &'a Manifest) -> Result<BTreeMap<&'a str, File>> {
+    let others = manifest
+        .files
+        .iter()
+        .map(|entry| &*entry.name)
+        .filter(|name| ![MODEL_FILE, STATE_FILE].contains(name));
+    let names = [MODEL_FILE, STATE_FILE]
+        .into_iter()
+        .chain(others)
+        .take(OPEN_MAX);
+    names
+        .map(|name| Ok((name, open_file(folder, name)?)))
+        .collect()
+}
+
+/// Opens the model file at `path`. In the folder of a checkpoint it must match the manifest.
+pub(super) fn open_model(path: &Path) -> Result<File> {
+    // By another name, too, it is one of the checkpoint's.
+    let real = path.canonicalize().map_err(unreadable(path))?;
+    let (Some(folder), Some(name)) = (real.parent(), real.file_name()) else {
+        return File::open(path).map_err(unreadable(path));
+    };
+    if ![MANIFEST_FILE, STATE_FILE]
+        .iter()
+        .any(|name| folder.join(name).exists())
+    {
+        return File::open(path).map_err(unreadable(path));
+    }
+    let name = name.to_string_lossy();
+    let refuse = |why: String| {
+        let way_out = format!(
+            "Give another; or, if it is not of the checkpoint that {MANIFEST_FILE} tells of, put it into a folder of its own"
+        );
+        Error::Data(format!(
+            "cannot load the model from {}: {why}. {way_out}",
+            path.display()
+        ))
+    };
+    let why = |error: Error| refuse(format!("it lies in the folder of a checkpoint: {error}"));
+    let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX).map_err(why)?;
+    let manifest = Manifest::parse(&bytes)
+        .map_err(|why| refuse(format!("{MANIFEST_FILE} beside it {why}")))?;
+    let entry = manifest.files.iter().find(|entry| entry.name == name);
+    let entry =
+        entry.ok_or_else(|| refuse(format!("{MANIFEST_FILE} beside it does not name {name}")))?;
+    let file = open_file(folder, &name)?;
+    entry
+        .difference(folder, &file, true)?
+        .map_or(Ok(file), |why| Err(refuse(why)))
+}
+
+/// Whether manifest and state are intact but of a version that this program does not read.
+pub(super) fn is_of_another_version(folder: &Path) -> bool {
+    let Ok(bytes) = read_small(folder, MANIFEST_FILE, BYTES_MAX) else {
+        return false;
+    };
+    let format = serde_json::from_slice::<Value>(&bytes)
+        .ok()
+        .and_then(|value| value.get("format")?.as_u64());
+    if format.is_some_and(|format| format > u64::from(FORMAT)) {
+        return true;
+    }
+    let Ok(manifest) = Manifest::parse(&bytes) else {
+        return false;
+    };
+    let Some(entry) = manifest.files.iter().find(|entry| entry.name == STATE_FILE) else {
+        return false;
+    };
+    let Ok(state) = read_small(folder, STATE_FILE, entry.bytes) else {
+        return false;
+    };
+    blake3::hash(&state).to_hex().as_str() == entry.blake3 && State::parse(&state).is_err()
+}
+
+fn names(manifest: &Manifest) -> BTreeSet<String> {
+    manifest
+        .files
+        .iter()
+        .map(|entry| entry.name.clone())
+        .collect()
+}
+
+/// Whether the files are those in the folder.
+fn check_names(folder: &Path, manifest: &Manifest) -> Result<()> {
+    let told = names(manifest);
+    if told.len() != manifest.files.len() {
+        return Err(damaged(
+            folder,
+            format!("{MANIFEST_FILE} names a file twice"),
+        ));
+    }
+    let mut there = BTreeSet::new();
+    for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
+        let name = entry
+            .map_err(unreadable(folder))?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        // What file managers and the like leave where people have looked.
+        if !name.starts_with('.') {
+            there.insert(name);
+        }
+    }
+    there.remove(MANIFEST_FILE);
+    if let Some(name) = told.difference(&there).next() {
+        return Err(damaged(folder, format!("it lacks {name}")));
+    }
+    if let Some(name) = there.difference(&told).next() {
+        return Err(damaged(
+            folder,
+            format!("it has {name}, which {MANIFEST_FILE} does not name"),
+        ));
+    }
+    Ok(())
+}

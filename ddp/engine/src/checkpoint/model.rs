@@ -1,0 +1,182 @@
+//! `model.safetensors`: all parameters and buffers as f32 under their names, in the format of
+//! `safetensors.torch`.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_kernels::transfer::{Phase, announced, in_phase};
+use ddp_kernels::{DType, Device, Tensor};
+
+use super::errors::{some, unreadable};
+use super::files::ReadFrom;
+use super::manifest::{self, Opened};
+use super::tensors::{self, Written};
+use crate::error::{Error, Result};
+use ddp_data::safetensors::{Entry, Header};
+use ddp_nn::params::{Parameter, Params};
+
+/// Writes a new file with all parameters and buffers in the order of their declaration. It is the
+/// same file for a model in one part or in several.
+pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
+    let list = in_order(parts);
+    let on_host = |(params, parameter): &(&Params, &Parameter)| -> Result<Tensor> {
+        let bring = || params.master(parameter.id).to((Device::Cpu, DType::F32));
+        Ok(in_phase(Phase::Checkpoint, || {
+            announced("saving the model", bring)
+        })?)
+    };
+    tensors::write_file(path, &header(&list), list.iter().map(on_host)).map(drop)
+}
+
+/// The header of a file of these.
+pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
+    Header::of(
+        list.iter()
+            .map(|(_, parameter)| (parameter.name.as_str(), parameter.shape.as_slice())),
+    )
+}
+
+/// Loads a file with exactly the names and shapes of `parts`, in f32, bf16 or f16. A file in a
+/// checkpoint must match its checksum. Nothing changes before all of that is checked; an error
+/// while reading values leaves some changed.
+pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
+    ModelFile::of(path, manifest::open_model(path)?.into(), parts)?.load(parts)
+}
+
+/// The same, of a file whose bytes another rank compares.
+pub fn load_unchecked(path: &Path, parts: &[&Params]) -> Result<()> {
+    ModelFile::of(
+        path,
+        File::open(path).map_err(unreadable(path))?.into(),
+        parts,
+    )?
+    .load(parts)
+}
+
+/// Fills `parts` from a checkpoint: from the file that was checked, even if its folder is gone.
+pub fn load_opened(opened: &Opened, parts: &[&Params]) -> Result<()> {
+    ModelFile::of(&opened.model_file(), opened.model.clone(), parts)?.load(parts)
+}
+
+/// A file that has the names and shapes of a model.
+pub(super) struct ModelFile<'a> {
+    path: &'a Path,
+    file: Arc<File>,
+    header: Header,
+}
+
+impl ModelFile<'_> {
+    /// Checks the file, which was opened at `path`, against the model.
+    pub(super) fn of<'a>(
+        path: &'a Path,
+        file: Arc<File>,
+        parts: &[&Params],
+    ) -> Result<ModelFile<'a>> {
+        let header = header_of(path, &file)?;
+        let list = in_order(parts);
+        let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
+        check(&header, &parameters).map_err(|why| refuse(path, why))?;
+        Ok(ModelFile { path, file, header })
+    }
+
+    /// Fills the model with its values.
+    pub(super) fn load(self, parts: &[&Params]) -> Result<()> {
+        let mut bytes = Vec::new();
+        for (params, parameter) in in_order(parts) {
+            let entry = self.header.find(&parameter.name).expect("checked");
+            let written = Written::of(&entry.dtype).expect("checked");
+            let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
+            let target = params.master(parameter.id);
+            // On the CPU and in f32 values are read into their place.
+            let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
+            let host = if direct {
+                target.clone()
+            } else {
+                Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
+            };
+            host.with_slice_mut(|values: &mut [f32]| written.read(&mut file, values, &mut bytes))?
+                .map_err(unreadable(self.path))?;
+            if !direct {
+                let host = host.to_dtype(target.dtype())?;
+                in_phase(Phase::Checkpoint, || {
+                    announced("loading the model", || target.copy_from(&host))
+                })?;
+            }
+            params.refresh(parameter.range.clone())?;
+        }
+        Ok(())
+    }
+}
+
+/// The header of a safetensors file that was opened at `path`.
+pub(super) fn header_of(path: &Path, file: &File) -> Result<Header> {
+    let length = file.metadata().map_err(unreadable(path))?.len();
+    Header::read(&mut ReadFrom::start(file), length)
+        .map_err(unreadable(path))?
+        .map_err(|why| refuse(path, why))
+}
+
+/// All parameters in the order of the layers, each with the part that has it.
+pub(super) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
+    let of_part = |params: &'a Params| {
+        params
+            .in_order()
+            .into_iter()
+            .map(move |parameter| (params, parameter))
+    };
+    parts.iter().flat_map(|params| of_part(params)).collect()
+}
+
+/// Whether the file has exactly this model's parameters, in their shapes, and in a dtype that is
+/// exact in f32.
+fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
+    let missing: Vec<_> = list
+        .iter()
+        .map(|p| p.name.as_str())
+        .filter(|name| header.find(name).is_none())
+        .collect();
+    let known = |entry: &&Entry| list.iter().any(|parameter| parameter.name == entry.name);
+    let others: Vec<_> = header
+        .entries
+        .iter()
+        .filter(|entry| !known(entry))
+        .map(|e| e.name.as_str())
+        .collect();
+    if !missing.is_empty() || !others.is_empty() {
+        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", some(&missing)));
+        let has = (!others.is_empty())
+            .then(|| format!("it has {}, which the model does not", some(&others)));
+        let text = [lacks, has]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join("; ");
+        return Err(format!(
+            "it is of another model: {text}. Give the `model` and the settings it was trained with"
+        ));
+    }
+    for parameter in list {
+        let entry = header.find(&parameter.name).expect("none is missing");
+        if entry.shape != parameter.shape {
+            return Err(format!(
+                "{} has the shape {:?} in it, {:?} in the model. Give the `model` and the settings it was trained with",
+                entry.name, entry.shape, parameter.shape
+            ));
+        }
+        if Written::of(&entry.dtype).is_none() {
+            return Err(format!(
+                "{} is {} in it: expected F32, BF16 or F16. Save it again in one of these",
+                entry.name, entry.dtype
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn refuse(path: &Path, why: String) -> Error {
+    Error::Data(format!(
+        "cannot load the model from {}: {why}",
+        path.display()
+    ))
+}

@@ -1,0 +1,270 @@
+//! The optimizer's moments in files: `optimizer.safetensors`, or under ZeRO-1 one file a rank, such
+//! as `optimizer-00002-of-00004.safetensors`.
+//!
+//! The moment of a whole parameter is a tensor `0.weight.exp_avg` in the parameter's shape. If
+//! several ranks share a parameter, each has flat pieces: `0.weight.exp_avg[1024..2048]`. The
+//! file's metadata `pieces` say as JSON which part of which parameter each one is, so any number of
+//! ranks can read them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::errors::{some, unreadable};
+use super::model::header_of;
+use ddp_data::safetensors::{Entry, Header};
+use ddp_nn::optim::Optimizer;
+use ddp_nn::params::Params;
+
+/// The metadata that say what pieces are.
+const PIECES: &str = "pieces";
+
+/// What a file has of a parameter's moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    tensor: String,
+    parameter: String,
+    moment: String,
+    start: usize,
+    length: usize,
+}
+
+/// A tensor that is to be written: where its numbers are.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    named: Named,
+    shape: Vec<usize>,
+    /// The part of the model.
+    pub(super) stage: usize,
+    /// Which of the optimizer's moments.
+    pub(super) moment: usize,
+    /// Where it begins there.
+    pub(super) at: usize,
+}
+
+impl Outgoing {
+    /// How many numbers.
+    pub(super) fn length(&self) -> usize {
+        self.named.length
+    }
+
+    /// What this rank has of the moments of `stages`, from the input on.
+    pub(super) fn of(stages: &[(&Params, &Optimizer)]) -> Vec<Outgoing> {
+        let mut all = Vec::new();
+        for (stage, (params, optimizer)) in stages.iter().enumerate() {
+            let mut pieces: Vec<_> = optimizer.owned_pieces().iter().collect();
+            pieces.sort_by_key(|piece| (piece.parameter, piece.start));
+            for (piece, (moment, name)) in pieces.into_iter().flat_map(|piece| {
+                optimizer
+                    .rule()
+                    .moment_names()
+                    .iter()
+                    .enumerate()
+                    .map(move |m| (piece, m))
+            }) {
+                let parameter = params.parameter(piece.parameter);
+                let (start, length, whole) = (piece.start, piece.length, parameter.range.len());
+                let tensor = match length == whole {
+                    true => format!("{}.{name}", parameter.name),
+                    false => format!("{}.{name}[{start}..{}]", parameter.name, start + length),
+                };
+                let shape = if length == whole {
+                    parameter.shape.clone()
+                } else {
+                    vec![length]
+                };
+                let (parameter, moment_name) = (parameter.name.clone(), name.to_string());
+                let named = Named {
+                    tensor,
+                    parameter,
+                    moment: moment_name,
+                    start,
+                    length,
+                };
+                all.push(Outgoing {
+                    named,
+                    shape,
+                    stage,
+                    moment,
+                    at: piece.at,
+                });
+            }
+        }
+        all
+    }
+}
+
+/// The header of a file of these.
+pub(super) fn header(list: &[Outgoing]) -> Header {
+    let pieces: Vec<&Named> = list
+        .iter()
+        .map(|outgoing| &outgoing.named)
+        .filter(|named| named.tensor.ends_with(']'))
+        .collect();
+    let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
+    if !pieces.is_empty() {
+        let pieces = serde_json::to_string(&pieces).expect("names and numbers alone");
+        metadata.insert(PIECES.into(), pieces);
+    }
+    let tensors = list
+        .iter()
+        .map(|outgoing| (outgoing.named.tensor.as_str(), outgoing.shape.as_slice()));
+    Header::with_metadata(tensors, metadata)
+}
+
+/// What the files of a checkpoint have: by parameter and moment, the pieces in order.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    pub(super) files: Vec<PathBuf>,
+    moments: BTreeMap<(String, String), Vec<HeldPiece>>,
+}
+
+/// A piece of a moment in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeldPiece {
+    /// The first of the parameter's elements.
+    pub(super) start: usize,
+    pub(super) length: usize,
+    /// Which file.
+    pub(super) file: usize,
+    /// Where in it.
+    pub(super) offset: u64,
+}
+
+impl Held {
+    /// Reads the headers of `files`. The inner error says what is wrong with them.
+    pub(super) fn read(files: Vec<PathBuf>) -> crate::error::Result<Result<Held, String>> {
+        let mut held = Held::default();
+        for (file, path) in files.iter().enumerate() {
+            let header = header_of(path, &File::open(path).map_err(unreadable(path))?)?;
+            if let Err(why) = held.add(file, &header) {
+                return Ok(Err(format!("{}: {why}", name_of(path))));
+            }
+        }
+        held.moments
+            .values_mut()
+            .for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
+        held.files = files;
+        Ok(Ok(held))
+    }
+
+    /// Adds what file number `file` has.
+    pub(super) fn add(&mut self, file: usize, header: &Header) -> Result<(), String> {
+        let pieces: Vec<Named> = match header.metadata.get(PIECES) {
+            None => Vec::new(),
+            Some(text) => serde_json::from_str(text)
+                .map_err(|error| format!("its pieces cannot be read: {error}"))?,
+        };
+        let pieces: BTreeMap<&str, &Named> = pieces
+            .iter()
+            .map(|named| (named.tensor.as_str(), named))
+            .collect();
+        for entry in &header.entries {
+            let (key, start) = place(entry, pieces.get(entry.name.as_str()).copied())?;
+            let (length, offset) = (entry.count(), header.data_start + entry.start);
+            self.moments.entry(key).or_default().push(HeldPiece {
+                start,
+                length,
+                file,
+                offset,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the files hold exactly the `wanted` moments, each once and whole. `wanted` gives the
+    /// parameter, the name of the moment and the number of elements.
+    pub(super) fn check<'a>(
+        &self,
+        wanted: impl Iterator<Item = (&'a str, &'a str, usize)>,
+    ) -> Result<(), String> {
+        let mut others: BTreeMap<&(String, String), &Vec<HeldPiece>> =
+            self.moments.iter().collect();
+        let mut missing = Vec::new();
+        for (parameter, moment, count) in wanted {
+            let key = (parameter.to_string(), moment.to_string());
+            match others.remove(&key) {
+                None => missing.push(format!("{parameter}.{moment}")),
+                Some(pieces) => check_whole(pieces, count)
+                    .map_err(|why| format!("{parameter}.{moment} {why}"))?,
+            }
+        }
+        let list = |names: Vec<String>| some(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        let others: Vec<String> = others
+            .keys()
+            .map(|(parameter, moment)| format!("{parameter}.{moment}"))
+            .collect();
+        if missing.is_empty() && others.is_empty() {
+            return Ok(());
+        }
+        let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", list(missing)));
+        let has = (!others.is_empty())
+            .then(|| format!("it has {}, which this run has not", list(others)));
+        Err([lacks, has]
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join("; "))
+    }
+
+    /// The pieces of a moment.
+    pub(super) fn pieces(&self, parameter: &str, moment: &str) -> &[HeldPiece] {
+        self.moments
+            .get(&(parameter.to_string(), moment.to_string()))
+            .map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Which parameter's which moment a tensor is of, and where it begins in it.
+fn place(entry: &Entry, named: Option<&Named>) -> Result<((String, String), usize), String> {
+    let name = &entry.name;
+    if entry.dtype != "F32" {
+        return Err(format!("{name} is {}: expected F32", entry.dtype));
+    }
+    let Some(named) = named else {
+        let (parameter, moment) = name
+            .rsplit_once('.')
+            .ok_or_else(|| format!("{name} is no moment of a parameter"))?;
+        return Ok(((parameter.into(), moment.into()), 0));
+    };
+    if entry.shape != [named.length] {
+        return Err(format!(
+            "{name} has the shape {:?}, and its piece {} elements",
+            entry.shape, named.length
+        ));
+    }
+    Ok(((named.parameter.clone(), named.moment.clone()), named.start))
+}
+
+fn check_whole(pieces: &[HeldPiece], count: usize) -> Result<(), String> {
+    let mut next = 0usize;
+    for piece in pieces {
+        if piece.start != next {
+            return Err(format!(
+                "has elements from {} on where {next} of {count} come next",
+                piece.start
+            ));
+        }
+        if piece.length > count - next {
+            return Err(format!(
+                "has more than the {count} elements of the parameter"
+            ));
+        }
+        next += piece.length;
+    }
+    if next == count {
+        Ok(())
+    } else {
+        Err(format!("has {next} of {count} elements"))
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
+}

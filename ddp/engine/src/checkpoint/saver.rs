@@ -1,0 +1,277 @@
+//! Saving while training continues: `save` copies to a snapshot, and a thread writes that.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ddp_comm::World;
+use ddp_kernels::transfer::{Phase, in_phase};
+
+use super::exchange;
+use super::layout;
+use super::prune::clean;
+use super::snapshot::Snapshot;
+use super::state::{FORMAT, State};
+use super::writer::{Job, Writer};
+use crate::error::{Error, Result};
+use crate::step::Step;
+use ddp_data::disk as files;
+
+/// How long anybody waits for what is being written: a large model to a slow disk takes its time.
+pub const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
+/// How often somebody who waits hears what for.
+const SAID_EVERY: Duration = Duration::from_secs(60);
+
+/// Saves checkpoints. All ranks make the same calls at the same steps. Its thread has a group,
+/// "saving". Dropping it waits for the thread, at most as long as ranks wait for each other.
+#[derive(Debug)]
+pub struct Saver {
+    rank: usize,
+    ranks: usize,
+    /// Gone when this is dropped, which ends the thread.
+    jobs: Option<mpsc::Sender<Job>>,
+    done: mpsc::Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+    /// Made for the first checkpoint; the thread has it while it writes.
+    snapshot: Option<Snapshot>,
+    /// The step that is being written, and since when.
+    writing: Option<(u64, Instant)>,
+    /// What has to be durable before a checkpoint is, with its path.
+    record: Option<(Arc<File>, PathBuf)>,
+    /// How long it waits when it is dropped, and at most otherwise.
+    patience: Duration,
+    patience_max: Duration,
+    checkpoints: PathBuf,
+    last: Option<PathBuf>,
+    /// Durable, and not yet told of.
+    written: Vec<(u64, PathBuf)>,
+    held_up: Duration,
+}
+
+/// What became of a job.
+struct Done {
+    step: u64,
+    snapshot: Snapshot,
+    folder: Result<PathBuf>,
+}
+
+impl Saver {
+    /// For the run in the folder `out`, of which the newest `keep` checkpoints and the best are
+    /// kept. Removes what a killed run left, so the caller must hold the record's lock. All ranks
+    /// call it together.
+    pub fn new(world: &World, out: &Path, keep: u64) -> Result<Saver> {
+        let (rank, ranks) = (world.rank(), world.size());
+        let group = world
+            .group("saving")?
+            .with_timeout(SAVING_MAX.max(world.timeout()));
+        let checkpoints = layout::checkpoints(out);
+        exchange::all(
+            &group,
+            if rank == 0 && checkpoints.is_dir() {
+                clean(&checkpoints)
+            } else {
+                Ok(())
+            },
+        )?;
+        let writer = Writer {
+            checkpoints: checkpoints.clone(),
+            keep,
+            group,
+        };
+        let (jobs, to_write) = mpsc::channel();
+        let (written, done) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("saver".into())
+            .spawn(move || serve(&writer, &to_write, &written));
+        let thread = thread.map_err(files::failed("start the thread that writes to", out))?;
+        Ok(Saver {
+            rank,
+            ranks,
+            jobs: Some(jobs),
+            done,
+            thread: Some(thread),
+            snapshot: None,
+            writing: None,
+            record: None,
+            patience: world.timeout(),
+            patience_max: SAVING_MAX.max(world.timeout()),
+            checkpoints,
+            last: None,
+            written: Vec::new(),
+            held_up: Duration::ZERO,
+        })
+    }
+
+    /// Makes `record` durable before each checkpoint. A lock on the file lasts as long as this
+    /// handle.
+    pub fn write_behind(&mut self, record: File, path: &Path) {
+        self.record = Some((Arc::new(record), path.to_path_buf()));
+    }
+
+    /// Copies values and moments to the snapshot and starts writing them. Waits for the previous
+    /// checkpoint first. Rank 0 writes the model, and every rank its moments under ZeRO-1, else
+    /// rank 0. `state.best` is kept besides the newest. All ranks call it together.
+    pub fn save(&mut self, step: &mut Step, state: State) -> Result<()> {
+        let began = Instant::now();
+        let saved = in_phase(Phase::Checkpoint, || self.begin(step, state));
+        self.held_up += began.elapsed();
+        saved
+    }
+
+    fn begin(&mut self, step: &mut Step, mut state: State) -> Result<()> {
+        self.wait()?;
+        step.gather()?;
+        let shares = step
+            .stages()
+            .iter()
+            .any(|stage| stage.model().params.shares() > 1);
+        state.format = FORMAT;
+        state.world.optimizer_parts = if shares { self.ranks } else { 1 };
+        state.optimizer_since = step.optimizer().since();
+        state
+            .check()
+            .map_err(|why| Error::Internal(format!("the state of a checkpoint {why}")))?;
+        let is_first = self.rank == 0;
+        let mut snapshot = match self.snapshot.take() {
+            Some(snapshot) => snapshot,
+            None => Snapshot::new(step, is_first, is_first || shares)?,
+        };
+        snapshot.fill(step)?;
+        let jobs = self.jobs.as_ref().expect("it is not dropped");
+        let step = state.step;
+        jobs.send(Job {
+            snapshot,
+            state,
+            record: self.record.clone(),
+        })
+        .map_err(|_| ended())?;
+        self.writing = Some((step, Instant::now()));
+        Ok(())
+    }
+
+    /// An error of the background, if there is one by now. Does not wait.
+    pub fn check(&mut self) -> Result<()> {
+        match self.done.try_recv() {
+            Ok(done) => self.take(done),
+            Err(mpsc::TryRecvError::Empty) => Ok(()),
+            Err(mpsc::TryRecvError::Disconnected) => Err(ended()),
+        }
+    }
+
+    /// Waits until the last one is durable, on all ranks. Where it lies.
+    pub fn finish(&mut self) -> Result<Option<PathBuf>> {
+        let began = Instant::now();
+        let waited = self.wait();
+        self.held_up += began.elapsed();
+        waited?;
+        Ok(self.last.clone())
+    }
+
+    /// Checkpoints that became durable since the last call: step and folder.
+    pub fn written(&mut self) -> Vec<(u64, PathBuf)> {
+        std::mem::take(&mut self.written)
+    }
+
+    /// How long saving has held up training: snapshots, and waiting for the previous checkpoint.
+    pub fn held_up(&self) -> Duration {
+        self.held_up
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        let Some((step, began)) = self.writing else {
+            return Ok(());
+        };
+        let waits_since = Instant::now();
+        let done = loop {
+            match self.done.recv_timeout(SAID_EVERY.min(self.patience_max)) {
+                Ok(done) => break done,
+                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
+                Err(RecvTimeoutError::Timeout) if waits_since.elapsed() >= self.patience_max => {
+                    return Err(self.stuck(step));
+                }
+                Err(RecvTimeoutError::Timeout) => self.say_what_for(step, began),
+            }
+        };
+        self.take(done)
+    }
+
+    fn say_what_for(&self, step: u64, began: Instant) {
+        if self.rank == 0 {
+            let (folder, seconds) = (
+                self.checkpoints.join(layout::name(step)),
+                began.elapsed().as_secs(),
+            );
+            tracing::warn!(
+                "waiting for {}, which has been being written for {seconds} s: is its disk stuck?",
+                folder.display()
+            );
+        }
+    }
+
+    fn stuck(&self, step: u64) -> Error {
+        let waited = format!("it was not done after {} s", self.patience_max.as_secs());
+        files::failed("write", &self.checkpoints.join(layout::name(step)))(std::io::Error::new(
+            ErrorKind::TimedOut,
+            waited,
+        ))
+        .into()
+    }
+
+    fn take(&mut self, done: Done) -> Result<()> {
+        self.writing = None;
+        self.snapshot = Some(done.snapshot);
+        let folder = done.folder?;
+        self.last = Some(folder.clone());
+        self.written.push((done.step, folder));
+        Ok(())
+    }
+}
+
+/// Writes one checkpoint after the other, until the saver is dropped.
+fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>) {
+    in_phase(Phase::Checkpoint, || {
+        for job in jobs {
+            let folder = writer.write(&job);
+            let Job {
+                snapshot, state, ..
+            } = job;
+            // Nobody listens where the saver is being dropped.
+            let _ = done.send(Done {
+                step: state.step,
+                snapshot,
+                folder,
+            });
+        }
+    });
+}
+
+fn ended() -> Error {
+    Error::Internal("the thread that writes checkpoints has ended".into())
+}
+
+impl Drop for Saver {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some((step, _)) = self.writing
+            && matches!(
+                self.done.recv_timeout(self.patience),
+                Err(RecvTimeoutError::Timeout)
+            )
+        {
+            let folder = self.checkpoints.join(layout::name(step));
+            tracing::warn!(
+                "{} is still being written, and is not waited for any longer",
+                folder.display()
+            );
+            return;
+        }
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been told of.
+            let _ = thread.join();
+        }
+    }
+}

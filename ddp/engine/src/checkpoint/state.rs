@@ -1,0 +1,297 @@
+//! `state.json` of a checkpoint: everything but tensors that is needed to resume a run or to use
+//! its model.
+//!
+//! The file may come from anyone: unknown names and impossible numbers are refused.
+
+use std::fs::File;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::errors::{damaged, other_format};
+use super::files::read_all;
+use super::layout::STATE_FILE;
+use crate::error::Result;
+use ddp_data::{LabelName, Normalization, TaskSpec};
+
+/// The version of this file that is written.
+pub(super) const FORMAT: u32 = 1;
+
+/// Longer files are refused unread: ten million features take less.
+const BYTES_MAX: u64 = 256 << 20;
+/// The most steps, epochs, rows and the like: JSON numbers are exact up to here.
+const COUNT_MAX: u64 = 1 << 53;
+/// The most ranks, classes and outputs.
+const WIDTH_MAX: usize = 1 << 24;
+
+/// What a run was when it was saved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// That of this file.
+    pub format: u32,
+    /// The program that wrote it.
+    pub program: String,
+    /// Steps taken.
+    pub step: u64,
+    /// Rows trained on, over all ranks.
+    pub samples: u64,
+    /// The program's settings, by name, with all defaults filled in. They are kept, not read, here.
+    pub config: Map<String, Value>,
+    /// Where the sampler is.
+    pub position: Position,
+    /// How the learning rate goes.
+    pub schedule: ScheduleState,
+    /// The step after which the optimizer started with zero moments: 0, unless the run was resumed
+    /// with another optimizer.
+    #[serde(default)]
+    pub optimizer_since: u64,
+    /// On what it ran.
+    pub world: WorldState,
+    /// What is learned, with the names of classes.
+    pub task: TaskSpec,
+    /// The shape of one row's features.
+    pub row_shape: Vec<usize>,
+    /// What is done to features before the model sees them.
+    pub normalization: Option<Normalization>,
+    /// What features are called, in their order, of data whose columns have names.
+    pub columns: Option<Vec<String>>,
+    /// What labels are called, where they have a name.
+    pub label: Option<LabelName>,
+    /// That of the training data.
+    pub fingerprint: String,
+    /// That of the rows that `best` and `last` were evaluated on; none where there were none.
+    #[serde(default)]
+    pub held_out: Option<String>,
+    /// The evaluation with the least loss so far.
+    pub best: Option<Best>,
+    /// The last evaluation.
+    pub last: Option<Best>,
+}
+
+/// Where the order of rows is: pure numbers, so that any number of ranks can go on from them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Position {
+    /// The seed of the order.
+    pub seed: u64,
+    /// The epoch of the next step, from 0.
+    pub epoch: u64,
+    /// Batches of it that are done.
+    pub in_epoch: u64,
+    /// Rows of the data.
+    pub rows: u64,
+    /// Rows of a global batch.
+    pub batch: u64,
+    /// Whether short batches are left out.
+    pub drop_last: bool,
+}
+
+/// How the learning rate goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleState {
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// Of these, until the peak.
+    pub warmup_steps: u64,
+    /// The next step's learning rate.
+    pub learning_rate: f64,
+}
+
+/// On what a run ran.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorldState {
+    /// Ranks.
+    pub ranks: usize,
+    /// Of how many files the optimizer's moments are: one, or one a rank.
+    pub optimizer_parts: usize,
+    /// A line a rank: on what.
+    pub devices: Vec<String>,
+}
+
+/// An evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// After this step.
+    pub step: u64,
+    /// The mean loss over held-out rows.
+    pub loss: f64,
+    /// The part that is classified rightly.
+    pub accuracy: Option<f64>,
+}
+
+impl State {
+    /// Reads the open file of the checkpoint in `folder`. An error says what is wrong with the
+    /// file.
+    pub(super) fn of_file(folder: &Path, file: &File) -> Result<State> {
+        let bytes = read_all(folder, STATE_FILE, file, BYTES_MAX)?;
+        State::parse(&bytes).map_err(|why| damaged(folder, format!("{STATE_FILE} {why}")))
+    }
+
+    /// From the file's bytes. An error says what is wrong with them.
+    pub fn parse(bytes: &[u8]) -> Result<State, String> {
+        let unreadable = |error: serde_json::Error| format!("cannot be read: {error}");
+        let value: Value = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let format = value.get("format").and_then(Value::as_u64);
+        let format = format.ok_or("does not say its format: it is no state of a checkpoint")?;
+        if format != u64::from(FORMAT) {
+            return Err(other_format(format, FORMAT));
+        }
+        // From the bytes, where a name that comes twice is an error.
+        let state: State = serde_json::from_slice(bytes).map_err(unreadable)?;
+        let known = serde_json::to_value(&state).map_err(unreadable)?;
+        if let Some(name) = unknown(&value, &known) {
+            return Err(format!(
+                "has {name}, which this program does not know: it was written by another version"
+            ));
+        }
+        state.check()?;
+        Ok(state)
+    }
+
+    /// The file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // JSON has no numbers that are not finite.
+        let finite = |evaluation: Option<Best>| evaluation.filter(Best::is_finite);
+        let state = State {
+            best: finite(self.best),
+            last: finite(self.last),
+            ..self.clone()
+        };
+        let mut bytes =
+            serde_json::to_vec_pretty(&state).expect("it has names, texts and numbers alone");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Says which number cannot be.
+    pub fn check(&self) -> Result<(), String> {
+        self.check_counts()?;
+        let features = self
+            .row_shape
+            .iter()
+            .try_fold(1usize, |product, &length| product.checked_mul(length));
+        let features = features.filter(|&count| (1..=1 << 40).contains(&count));
+        let features =
+            features.ok_or_else(|| format!("has rows of the shape {:?}", self.row_shape))?;
+        self.check_task()?;
+        if let Some(Normalization { shift, scale }) = &self.normalization {
+            let fits = (shift.len() == 1 || shift.len() == features) && shift.len() == scale.len();
+            if !fits || !shift.iter().chain(scale).all(|number| number.is_finite()) {
+                let lengths = (shift.len(), scale.len());
+                return Err(format!(
+                    "has a normalization of {lengths:?} numbers for {features} features, or one that is not finite"
+                ));
+            }
+        }
+        if let Some(columns) = self
+            .columns
+            .as_ref()
+            .filter(|columns| columns.len() != features)
+        {
+            return Err(format!(
+                "has the names of {} columns for {features} features",
+                columns.len()
+            ));
+        }
+        let schedule = &self.schedule;
+        if !schedule.learning_rate.is_finite()
+            || schedule.learning_rate < 0.0
+            || schedule.warmup_steps > schedule.steps
+        {
+            return Err(format!("has a schedule that cannot be: {schedule:?}"));
+        }
+        let evaluations = [&self.best, &self.last].into_iter().flatten();
+        match evaluations
+            .into_iter()
+            .find(|evaluation| !evaluation.is_finite() || evaluation.step > self.step)
+        {
+            Some(evaluation) => Err(format!("has an evaluation that cannot be: {evaluation:?}")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_counts(&self) -> Result<(), String> {
+        let Position {
+            epoch,
+            in_epoch,
+            rows,
+            batch,
+            ..
+        } = self.position;
+        let counts = [
+            ("step", self.step, 0),
+            ("samples", self.samples, 0),
+            ("position.epoch", epoch, 0),
+            ("position.in_epoch", in_epoch, 0),
+            ("position.rows", rows, 1),
+            ("position.batch", batch, 1),
+            ("schedule.steps", self.schedule.steps, 0),
+        ];
+        if let Some((name, count, least)) = counts
+            .into_iter()
+            .find(|&(_, count, least)| !(least..=COUNT_MAX).contains(&count))
+        {
+            return Err(format!(
+                "has {name} = {count}: expected from {least} to {COUNT_MAX}"
+            ));
+        }
+        if self.optimizer_since > self.step {
+            return Err(format!(
+                "has optimizer_since = {}: expected up to its step, {}",
+                self.optimizer_since, self.step
+            ));
+        }
+        let WorldState {
+            ranks,
+            optimizer_parts,
+            devices,
+        } = &self.world;
+        if !(1..=WIDTH_MAX).contains(ranks)
+            || ![1, *ranks].contains(optimizer_parts)
+            || devices.len() != *ranks
+        {
+            let devices = devices.len();
+            return Err(format!(
+                "has {ranks} ranks, {devices} devices and an optimizer in {optimizer_parts} parts"
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_task(&self) -> Result<(), String> {
+        match self.task.outputs() {
+            1..=WIDTH_MAX => Ok(()),
+            _ => Err(format!("has a task that cannot be: {}", self.task)),
+        }
+    }
+}
+
+impl Best {
+    fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.accuracy.is_none_or(f64::is_finite)
+    }
+}
+
+/// The name of something in `given` that `known` has not.
+fn unknown(given: &Value, known: &Value) -> Option<String> {
+    match (given, known) {
+        (Value::Object(given), Value::Object(known)) => {
+            given
+                .iter()
+                .find_map(|(name, given)| match known.get(name) {
+                    None => Some(name.clone()),
+                    Some(known) => unknown(given, known).map(|inner| format!("{name}.{inner}")),
+                })
+        }
+        (Value::Array(given), Value::Array(known)) => given
+            .iter()
+            .zip(known)
+            .find_map(|(given, known)| unknown(given, known)),
+        _ => None,
+    }
+}

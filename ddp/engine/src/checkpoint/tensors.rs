@@ -1,0 +1,98 @@
+//! Tensors to and from files, piece by piece, without a second copy in memory.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use ddp_kernels::Tensor;
+use ddp_kernels::dtype::{bf16, f16};
+
+use crate::error::Result;
+use ddp_data::disk::{self as files, Contents, Output};
+use ddp_data::safetensors::Header;
+
+/// Elements that are turned into bytes, or back, at a time.
+pub(super) const PIECE: usize = 1 << 16;
+
+/// Writes a new file: the header, then `tensors`, which are those it tells of, f32 in host memory.
+pub(super) fn write_file(
+    path: &Path,
+    header: &Header,
+    tensors: impl Iterator<Item = Result<Tensor>>,
+) -> Result<Contents> {
+    let contents = files::write_file(path, |output| {
+        output.write(&header.to_bytes())?;
+        let mut bytes = Vec::with_capacity(4 * PIECE);
+        for tensor in tensors {
+            write(output, &tensor?, &mut bytes)?;
+        }
+        Ok(())
+    })?;
+    assert_eq!(
+        contents.bytes,
+        header.file_bytes(),
+        "the header tells of other tensors than were written"
+    );
+    Ok(contents)
+}
+
+fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> ddp_data::Result<()> {
+    values.with_slice(|values: &[f32]| {
+        values.chunks(PIECE).try_for_each(|piece| {
+            bytes.clear();
+            piece
+                .iter()
+                .for_each(|value| bytes.extend(value.to_le_bytes()));
+            output.write(bytes)
+        })
+    })?
+}
+
+/// How a file has numbers that are f32, or become f32 without being rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Written {
+    /// The one that a safetensors file calls so.
+    pub(super) fn of(dtype: &str) -> Option<Written> {
+        match dtype {
+            "F32" => Some(Written::F32),
+            "BF16" => Some(Written::Bf16),
+            "F16" => Some(Written::F16),
+            _ => None,
+        }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        if self == Written::F32 { 4 } else { 2 }
+    }
+
+    /// Reads `values` from where `file` is. `bytes` is memory for it.
+    pub(super) fn read(
+        self,
+        file: &mut impl Read,
+        values: &mut [f32],
+        bytes: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        for piece in values.chunks_mut(PIECE) {
+            bytes.resize(self.bytes() * piece.len(), 0);
+            file.read_exact(bytes)?;
+            match self {
+                Written::F32 => fill(piece, bytes, f32::from_le_bytes),
+                Written::Bf16 => fill(piece, bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+                Written::F16 => fill(piece, bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fill<const N: usize>(values: &mut [f32], bytes: &[u8], number: impl Fn([u8; N]) -> f32) {
+    values
+        .iter_mut()
+        .zip(bytes.as_chunks().0)
+        .for_each(|(value, bytes)| *value = number(*bytes));
+}

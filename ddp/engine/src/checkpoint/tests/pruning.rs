@@ -1,0 +1,94 @@
+//! Which checkpoints stay.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::{Scratch, save, state};
+use crate::checkpoint::find::{best_or, newest_of};
+use crate::checkpoint::layout::steps;
+use crate::checkpoint::prune::goes;
+use crate::checkpoint::{Best, Opened, State, folder, open};
+
+proptest! {
+    #[test]
+    fn the_newest_stay_and_the_best(
+        steps in proptest::collection::btree_set(0u64..50, 1..20),
+        newest in 0usize..20,
+        keep in 1u64..6,
+        best in proptest::option::of(0u64..50),
+    ) {
+        let newest = *steps.iter().nth(newest % steps.len()).unwrap();
+        let gone: BTreeSet<u64> = goes(&steps, newest, keep, best).into_iter().collect();
+        prop_assert!(gone.is_subset(&steps));
+        let left: Vec<u64> = steps.difference(&gone).copied().collect();
+        prop_assert!(left.contains(&newest));
+        prop_assert!(best.is_none_or(|best| !gone.contains(&best)));
+        // Later ones are not this run's to judge.
+        prop_assert!(gone.iter().all(|&step| step < newest));
+        let up_to = |steps: &[u64]| -> Vec<u64> { steps.iter().rev().copied().filter(|&step| step <= newest).collect() };
+        let (all, left) = (up_to(&steps.iter().copied().collect::<Vec<_>>()), up_to(&left));
+        let kept = all.len().min(keep as usize);
+        prop_assert_eq!(&left[..kept], &all[..kept]);
+        prop_assert!(left[kept..].iter().all(|&step| Some(step) == best), "{:?}", left);
+    }
+}
+
+#[test]
+fn a_best_that_is_beaten_goes() {
+    let steps = BTreeSet::from([1, 2, 3, 4]);
+    assert_eq!(goes(&steps, 4, 1, Some(1)), [2, 3]);
+    assert_eq!(goes(&steps, 4, 1, Some(3)), [1, 2]);
+    assert_eq!(goes(&steps, 4, u64::MAX, None), [0; 0]);
+    assert_eq!(
+        goes(&steps, 4, 0, None),
+        [1, 2, 3],
+        "the newest stays whatever is asked"
+    );
+}
+
+#[test]
+fn what_is_gone_since_it_was_listed_is_listed_anew_and_at_last_passed_over() {
+    let scratch = Scratch::new();
+    save(scratch.path(), &[1, 2]);
+    let checkpoints = scratch.path().join("checkpoints");
+    let listed = steps(&checkpoints).unwrap();
+    std::fs::remove_dir_all(folder(scratch.path(), 2)).unwrap();
+    assert!(newest_of(&checkpoints, &listed, false).unwrap().is_none());
+    let (newest, passed_over) = newest_of(&checkpoints, &listed, true).unwrap().unwrap();
+    assert_eq!((newest.unwrap().state.step, passed_over.len()), (1, 1));
+    assert!(passed_over[0].1.contains("No such file"), "{passed_over:?}");
+}
+
+#[test]
+fn a_best_that_is_gone_is_looked_for_anew_where_there_is_a_newer_one() {
+    let scratch = Scratch::new();
+    save(scratch.path(), &[2]);
+    let opened = open(&folder(scratch.path(), 2)).unwrap();
+    let best = Some(Best {
+        step: 1,
+        loss: 1.0,
+        accuracy: None,
+    });
+    let newest = || Opened {
+        state: State { best, ..state(2) },
+        ..opened.clone()
+    };
+    // It was never saved.
+    let chosen = best_or(newest(), scratch.path(), false).unwrap().unwrap();
+    assert_eq!(
+        (chosen.opened.state.step, &chosen.why[..]),
+        (2, "the newest")
+    );
+    save(scratch.path(), &[3]);
+    assert!(best_or(newest(), scratch.path(), false).unwrap().is_none());
+    assert_eq!(
+        best_or(newest(), scratch.path(), true)
+            .unwrap()
+            .unwrap()
+            .opened
+            .state
+            .step,
+        2
+    );
+}

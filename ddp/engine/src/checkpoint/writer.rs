@@ -1,0 +1,192 @@
+//! Writing a checkpoint, on the thread `saver` of every rank: aside, made durable, renamed.
+//!
+//! Rank 0 makes the folder and writes the model. Ranks with moments write these. Rank 0 checks that
+//! it sees all files, writes the state, and last the manifest. An error on any rank is the error of
+//! all.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ddp_comm::Group;
+
+use super::exchange;
+use super::layout::{self, MANIFEST_FILE, MODEL_FILE, STATE_FILE, optimizer_file};
+use super::manifest::{FileEntry, Manifest, open};
+use super::prune::{REPLACED, UNFINISHED, prune};
+use super::snapshot::Snapshot;
+use super::state::State;
+use crate::error::{Error, Result};
+use crate::faults::{self, Place};
+use ddp_data::disk as files;
+
+/// How long network file systems may take to show on one host what another has made.
+const SEEN_MAX: Duration = Duration::from_secs(5);
+
+/// What is to be written.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) snapshot: Snapshot,
+    pub(super) state: State,
+    /// What has to be durable before, on the rank that keeps it.
+    pub(super) record: Option<(Arc<File>, PathBuf)>,
+}
+
+/// Who writes.
+#[derive(Debug)]
+pub(super) struct Writer {
+    /// OUT/checkpoints.
+    pub(super) checkpoints: PathBuf,
+    /// How many checkpoints stay.
+    pub(super) keep: u64,
+    /// All ranks, for this thread alone.
+    pub(super) group: Group,
+}
+
+impl Writer {
+    /// Writes a checkpoint, and removes those that need not stay. Returns where it lies.
+    pub(super) fn write(&self, job: &Job) -> Result<PathBuf> {
+        let name = layout::name(job.state.step);
+        let (aside, folder) = (
+            self.checkpoints.join(format!("{UNFINISHED}{name}")),
+            self.checkpoints.join(name),
+        );
+        let attempt = self.attempt(job, &aside, &folder);
+        if attempt.is_err() && self.is_first() {
+            // The first error is the one to report.
+            let _ = files::remove_folder(&aside);
+        }
+        attempt.map(|()| folder)
+    }
+
+    fn is_first(&self) -> bool {
+        self.group.rank() == 0
+    }
+
+    fn attempt(&self, job: &Job, aside: &Path, folder: &Path) -> Result<()> {
+        faults::at_step(Place::Save, job.state.step)?;
+        let first = |work: &dyn Fn() -> Result<()>| if self.is_first() { work() } else { Ok(()) };
+        if job.state.world.optimizer_parts == 1 {
+            let all = || {
+                self.begin(aside)?;
+                self.complete(job, aside, folder, self.write_mine(job, aside)?)
+            };
+            return exchange::all(&self.group, first(&all)).map(drop);
+        }
+        exchange::all(&self.group, first(&|| self.begin(aside)))?;
+        let files = exchange::all(&self.group, self.write_mine(job, aside))?.concat();
+        exchange::all(
+            &self.group,
+            first(&|| self.complete(job, aside, folder, files.clone())),
+        )
+        .map(drop)
+    }
+
+    /// The folder that all write to. Rank 0.
+    fn begin(&self, aside: &Path) -> Result<()> {
+        files::make_folder(&self.checkpoints)?;
+        // Of an attempt before, whose removal failed.
+        files::remove_folder(aside)?;
+        Ok(files::make_new_folder(aside)?)
+    }
+
+    /// What this rank has in its snapshot.
+    fn write_mine(&self, job: &Job, aside: &Path) -> Result<Vec<FileEntry>> {
+        if !self.is_first() && !is_seen(|| aside.is_dir()) {
+            return Err(not_seen(aside));
+        }
+        let moments = optimizer_file(self.group.rank(), job.state.world.optimizer_parts);
+        let mut files = Vec::new();
+        if let Some(contents) = job.snapshot.write_model(&aside.join(MODEL_FILE))? {
+            files.push(FileEntry::new(MODEL_FILE, contents));
+        }
+        if let Some(contents) = job.snapshot.write_moments(&aside.join(&moments))? {
+            files.push(FileEntry::new(&moments, contents));
+        }
+        Ok(files)
+    }
+
+    /// State, manifest, the name; then what need not stay goes. Rank 0.
+    fn complete(
+        &self,
+        job: &Job,
+        aside: &Path,
+        folder: &Path,
+        mut entries: Vec<FileEntry>,
+    ) -> Result<()> {
+        for entry in &entries {
+            let path = aside.join(&entry.name);
+            if !is_seen(|| fs::metadata(&path).is_ok_and(|metadata| metadata.len() == entry.bytes))
+            {
+                return Err(not_seen(&path));
+            }
+        }
+        if let Some((record, path)) = &job.record {
+            record
+                .sync_data()
+                .map_err(files::failed("make durable", path))?;
+        }
+        let state = &job.state;
+        let contents = files::write_file(&aside.join(STATE_FILE), |output| {
+            output.write(&state.to_bytes())
+        })?;
+        entries.push(FileEntry::new(STATE_FILE, contents));
+        let manifest = Manifest::new(state.step, entries);
+        files::write_file(&aside.join(MANIFEST_FILE), |output| {
+            output.write(&manifest.to_bytes())
+        })?;
+        files::sync_folder(aside)?;
+        self.put_in_place(&manifest, aside, folder)?;
+        if let Err(error) = prune(
+            &self.checkpoints,
+            state.step,
+            self.keep,
+            state.best.map(|best| best.step),
+        ) {
+            // This checkpoint is safe; the next one tries again.
+            tracing::warn!("older checkpoints stay: {error}");
+        }
+        Ok(())
+    }
+
+    /// Renames the checkpoint to its name, replacing another of this step: a run that resumed from
+    /// an older checkpoint reaches a step twice.
+    fn put_in_place(&self, manifest: &Manifest, aside: &Path, folder: &Path) -> Result<()> {
+        if fs::symlink_metadata(folder).is_err() {
+            return Ok(files::rename(aside, folder)?);
+        }
+        if open(folder).is_ok_and(|there| manifest.has_tensors_of(&there.files)) {
+            return Ok(files::remove_folder(aside)?);
+        }
+        // If the process is killed between the two, the next run gives it its name back.
+        let replaced = self
+            .checkpoints
+            .join(format!("{REPLACED}{}", layout::name(manifest.step())));
+        files::remove_folder(&replaced)?;
+        files::rename(folder, &replaced)?;
+        files::rename(aside, folder)?;
+        Ok(files::remove_folder(&replaced)?)
+    }
+}
+
+/// Whether something comes to be seen before long.
+fn is_seen(look: impl Fn() -> bool) -> bool {
+    let began = Instant::now();
+    while !look() {
+        if began.elapsed() > SEEN_MAX {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    true
+}
+
+fn not_seen(path: &Path) -> Error {
+    Error::Io {
+        action: "see",
+        path: path.to_path_buf(),
+        source: std::io::Error::other("another rank has written it, and here it is not"),
+        way_out: "With `zero` 1 all ranks write to `out`: give a folder that all hosts share, or use `zero` 0".into(),
+    }
+}

@@ -1,0 +1,26 @@
+//! Names of devices.
+
+use ddp_kernels::Device;
+use ddp_kernels::device::discover;
+
+/// The device as people know it: `cuda:0 NVIDIA H200`.
+pub fn described(device: Device) -> String {
+    name_of(device).map_or_else(|| device.to_string(), |name| format!("{device} {name}"))
+}
+
+/// What the driver calls it.
+pub fn name_of(device: Device) -> Option<&'static str> {
+    let Device::Cuda(index) = device else {
+        return None;
+    };
+    discover()
+        .gpus
+        .iter()
+        .find(|gpu| gpu.index == index)
+        .map(|gpu| gpu.name.as_str())
+}
+
+/// Whether no such device exists: its name says so.
+pub fn is_simulated(device: Device) -> bool {
+    name_of(device).is_some_and(|name| name.contains("Simulated"))
+}

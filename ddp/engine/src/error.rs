@@ -1,0 +1,186 @@
+//! The error type of this crate, and the exit code of each error.
+//!
+//! Texts name settings in backquotes (`graph`), and a program replaces these by its flags.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong in training. `Debug` shows the same text as `Display`.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Flags or a configuration that cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// A model that cannot be built as described.
+    #[error("{layer}: expected {expected}, got {got}. {way_out}")]
+    Model {
+        /// The layer, by its name in the model.
+        layer: String,
+        /// What would have been right.
+        expected: String,
+        /// What was given.
+        got: String,
+        /// What to do.
+        way_out: String,
+    },
+    /// Data that cannot be trained on.
+    #[error("{0}")]
+    Data(String),
+    /// A file or folder that cannot be read or written.
+    #[error("cannot {action} {}: {source}. {way_out}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+        /// What to do.
+        way_out: String,
+    },
+    /// The loss is not a number any more.
+    #[error("{0}")]
+    NonFinite(String),
+    /// The run was asked to stop, has saved what it had, and can go on.
+    #[error("{0}")]
+    Stopped(String),
+    /// `doctor` has found something that has to be mended.
+    #[error("{0}")]
+    Unhealthy(String),
+    /// An error that happened on another rank.
+    #[error("{text}")]
+    Remote {
+        /// Its text.
+        text: String,
+        /// Its exit code.
+        exit_code: u8,
+    },
+    /// A mistake of this program.
+    #[error("{0}. This is a mistake in ddp: please report it.")]
+    Internal(String),
+    /// An error between ranks.
+    #[error(transparent)]
+    Comm(#[from] ddp_comm::Error),
+    /// An error of a tensor operation.
+    #[error(transparent)]
+    Tensor(#[from] ddp_kernels::Error),
+}
+
+impl From<ddp_nn::Error> for Error {
+    fn from(error: ddp_nn::Error) -> Error {
+        match error {
+            ddp_nn::Error::Usage(text) => Error::Usage(text),
+            ddp_nn::Error::Model {
+                layer,
+                expected,
+                got,
+                help,
+            } => Error::Model {
+                layer,
+                expected,
+                got,
+                way_out: format!("help: {help}"),
+            },
+            ddp_nn::Error::Outside { source, .. } => from_outside(source),
+            ddp_nn::Error::Tensor(error) => Error::Tensor(error),
+            other => Error::Internal(other.to_string()),
+        }
+    }
+}
+
+impl From<ddp_data::Error> for Error {
+    fn from(error: ddp_data::Error) -> Error {
+        match error {
+            ddp_data::Error::Usage(text) => Error::Usage(text),
+            ddp_data::Error::Data(text) => Error::Data(text),
+            ddp_data::Error::Io {
+                action,
+                path,
+                source,
+                help,
+            } => Error::Io {
+                action,
+                path,
+                source,
+                way_out: format!("help: {help}"),
+            },
+            ddp_data::Error::Remote { text, exit_code } => Error::Remote { text, exit_code },
+            ddp_data::Error::Internal(text) => Error::Internal(text),
+            ddp_data::Error::Outside { source, .. } => from_outside(source),
+            ddp_data::Error::Tensor(error) => Error::Tensor(error),
+            other => Error::Internal(other.to_string()),
+        }
+    }
+}
+
+/// What a library was told by a callback of this crate.
+fn from_outside(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
+    match source
+        .downcast::<Error>()
+        .map(|error| *error)
+        .or_else(|other| other.downcast().map(|error| Error::Comm(*error)))
+    {
+        Ok(error) => error,
+        Err(other) => Error::Internal(other.to_string()),
+    }
+}
+
+impl From<Error> for ddp_nn::Error {
+    fn from(error: Error) -> ddp_nn::Error {
+        ddp_nn::Error::Outside {
+            exit_code: error.exit_code(),
+            source: Box::new(error),
+        }
+    }
+}
+
+impl From<Error> for ddp_data::Error {
+    fn from(error: Error) -> ddp_data::Error {
+        ddp_data::Error::Outside {
+            exit_code: error.exit_code(),
+            source: Box::new(error),
+        }
+    }
+}
+
+impl Error {
+    /// The exit code of a process that ends with this error.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(_) | Error::Model { .. } => 2,
+            Error::Data(_) => 65,
+            Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))
+                if is_out_of_memory(error) =>
+            {
+                71
+            }
+            Error::Internal(_) | Error::Tensor(_) => 70,
+            Error::Io { .. } => 74,
+            Error::Remote { exit_code, .. } => *exit_code,
+            Error::Unhealthy(_) => 69,
+            Error::Stopped(_) => 75,
+            Error::NonFinite(_) => 76,
+            Error::Comm(error) => error.exit_code(),
+        }
+    }
+}
+
+fn is_out_of_memory(error: &ddp_kernels::Error) -> bool {
+    matches!(error, ddp_kernels::Error::OutOfMemory(_))
+}
+
+impl ddp_comm::HasExitCode for Error {
+    fn exit_code(&self) -> u8 {
+        Error::exit_code(self)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

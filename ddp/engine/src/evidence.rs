@@ -1,0 +1,560 @@
+//! What a classification run keeps for its report at the last evaluation: the confusion matrix, and
+//! some held-out rows, wrongly classified ones first.
+//!
+//! Counts are integers, summed over the ranks exactly. Samples are the first in the order of rows,
+//! so they do not depend on the number of ranks. C is the number of classes.
+
+mod counts;
+mod picture;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use ddp_comm::{Group, World};
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+pub use self::counts::{ClassCounts, first_largest};
+pub use self::picture::Picture;
+use crate::error::{Error, Result};
+use ddp_data::disk as files;
+use ddp_data::{self as data, Batch, Classes, Data, Dataset, Normalization, TensorSpec};
+
+/// The samples that a run keeps for its report.
+pub const SAMPLES_FILE: &str = "samples.json";
+
+/// With more classes the record has no table, but the pairs that are mistaken most often.
+pub const SHOWN_CLASSES_MAX: usize = 30;
+/// How many of those pairs.
+const PAIRS_MAX: usize = 50;
+/// Rows that are shown.
+const SAMPLES_MAX: usize = 24;
+/// Features of all rows that are looked at for them: a row of more than this is not shown.
+const FEATURES_MAX: usize = 1 << 24;
+/// Features of a row that is no picture, as they are shown.
+const VALUES_MAX: usize = 12;
+
+/// Which classes are taken for which: an event of the record.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Confusion {
+    /// After this step.
+    pub step: u64,
+    /// What the classes are called.
+    pub names: Vec<String>,
+    /// Held-out rows of each class.
+    pub rows: Vec<u64>,
+    /// Rows that are taken for it.
+    pub predicted: Vec<u64>,
+    /// Of these, rightly.
+    pub right: Vec<u64>,
+    /// By class, and by what its rows are taken for; none of many classes.
+    pub counts: Option<Vec<Vec<u64>>>,
+    /// The most frequent mistakes: class, predicted class, count. None with very many classes.
+    pub mistakes: Option<Vec<[u64; 3]>>,
+}
+
+impl Confusion {
+    /// Whether all of it fits together: a record may have been edited.
+    pub fn is_sound(&self) -> bool {
+        let classes = self.rows.len();
+        let sum = |numbers: &[u64]| {
+            numbers
+                .iter()
+                .try_fold(0u64, |sum, &number| sum.checked_add(number))
+        };
+        let counts = self.counts.as_deref().unwrap_or_default();
+        [self.predicted.len(), self.right.len()] == [classes; 2]
+            && classes > 0
+            && [&self.rows, &self.predicted]
+                .iter()
+                .all(|numbers| sum(numbers).is_some())
+            && self
+                .right
+                .iter()
+                .zip(&self.rows)
+                .all(|(right, rows)| right <= rows)
+            && self
+                .counts
+                .as_ref()
+                .is_none_or(|counts| counts.len() == classes && classes <= SHOWN_CLASSES_MAX)
+            && counts
+                .iter()
+                .zip(&self.rows)
+                .all(|(counts, rows)| counts.len() == classes && sum(counts) == Some(*rows))
+            && self
+                .mistakes
+                .iter()
+                .flatten()
+                .all(|pair| pair[0].max(pair[1]) < classes as u64)
+    }
+
+    /// What a class is called.
+    pub fn name(&self, class: usize) -> String {
+        self.names
+            .get(class)
+            .cloned()
+            .unwrap_or_else(|| class.to_string())
+    }
+}
+
+/// Some held-out rows and what the model says of them: `samples.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// After this step.
+    pub step: u64,
+    /// What the features shown are called, where they have names and are no picture.
+    pub columns: Vec<String>,
+    /// How many features a row has.
+    pub features: usize,
+    /// Those that are wrong first, each in the order of rows.
+    pub samples: Vec<Sample>,
+}
+
+/// One row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Its number among the held-out rows.
+    pub row: u64,
+    /// Its class.
+    pub truth: String,
+    /// What it is taken for.
+    pub predicted: String,
+    /// Whether the two are the same.
+    pub is_right: bool,
+    /// How sure the model is, from 0 to 1.
+    pub confidence: Option<f32>,
+    /// The row, if it looks like a picture.
+    pub picture: Option<Picture>,
+    /// Else its first features; none of a number that is none.
+    pub values: Vec<Option<f32>>,
+}
+
+impl Samples {
+    /// Keeps them in a run's folder.
+    pub fn save(&self, out: &Path) -> Result<()> {
+        let path = out.join(SAMPLES_FILE);
+        let text = serde_json::to_vec(self)
+            .map_err(|error| Error::Internal(format!("samples are no text: {error}")))?;
+        Ok(files::replace_file(&path, |file| {
+            file.write_all(&text).map_err(files::failed("write", &path))
+        })?)
+    }
+
+    /// Whether it can be shown: a file may have been edited.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        if self.samples.len() > SAMPLES_MAX {
+            return Err(format!(
+                "expected at most {SAMPLES_MAX} samples, got {}",
+                self.samples.len()
+            ));
+        }
+        match self.samples.iter().find(|sample| {
+            sample
+                .picture
+                .as_ref()
+                .is_some_and(|picture| !picture.is_sound())
+        }) {
+            Some(sample) => Err(format!(
+                "row {} has a picture whose pixels do not fit its sizes",
+                sample.row
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the held-out rows are, for showing some of them.
+#[derive(Clone, Debug)]
+pub struct HeldOut {
+    dataset: Arc<dyn Dataset>,
+    columns: Option<Vec<String>>,
+    normalization: Option<Normalization>,
+    /// Rows made from a formula look like nothing.
+    may_be_pictures: bool,
+}
+
+impl HeldOut {
+    /// The held-out rows of `data`.
+    pub fn of(data: &Data, may_be_pictures: bool) -> HeldOut {
+        let (dataset, columns, normalization) = (
+            data.held_out.clone(),
+            data.columns.clone(),
+            data.normalization.clone(),
+        );
+        HeldOut {
+            dataset,
+            columns,
+            normalization,
+            may_be_pictures,
+        }
+    }
+
+    /// What each row's targets are.
+    pub fn targets(&self) -> &TensorSpec {
+        &self.dataset.spec().targets
+    }
+}
+
+/// What is seen of the held-out rows while they are evaluated, on one rank.
+#[derive(Debug)]
+pub struct Evidence {
+    classes: Classes,
+    counts: ClassCounts,
+    seen: SeenRows,
+}
+
+/// The first rows of this rank, of each sort.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct SeenRows {
+    wrong: Vec<Seen>,
+    right: Vec<Seen>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Seen {
+    row: u64,
+    truth: usize,
+    predicted: usize,
+    confidence: Option<f32>,
+}
+
+impl Evidence {
+    /// For rows with one of these classes each.
+    pub fn of(classes: &Classes) -> Evidence {
+        Evidence {
+            classes: classes.clone(),
+            counts: ClassCounts::of(classes.count()),
+            seen: SeenRows::default(),
+        }
+    }
+
+    /// Counts the answers of a batch: `output` (B, C).
+    pub fn see(&mut self, batch: &Batch, output: &Tensor) -> Result<()> {
+        let (outputs, classes) =
+            announced("which classes are taken for which", || -> Result<_> {
+                let outputs = output.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
+                let classes = batch.targets.to(Device::Cpu)?.to_dtype(DType::I64)?;
+                Ok((outputs, classes.to_vec::<i64>()?))
+            })?;
+        for (index, (logits, &truth)) in outputs
+            .chunks_exact(self.classes.count())
+            .zip(&classes)
+            .enumerate()
+        {
+            // The evaluation has refused any other.
+            let Ok(truth) = usize::try_from(truth) else {
+                continue;
+            };
+            if truth < self.classes.count() {
+                self.count(batch.first + index as u64, truth, logits);
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, row: u64, truth: usize, logits: &[f32]) {
+        let predicted = self.counts.count(truth, logits);
+        let seen = if truth == predicted {
+            &mut self.seen.right
+        } else {
+            &mut self.seen.wrong
+        };
+        if seen.len() < SAMPLES_MAX {
+            let confidence =
+                Some(confidence(logits, predicted)).filter(|confidence| confidence.is_finite());
+            seen.push(Seen {
+                row,
+                truth,
+                predicted,
+                confidence,
+            });
+        }
+    }
+
+    /// Puts together what all ranks have seen; all call it together. On the first rank, what to keep: the counts, and the samples.
+    pub fn together(
+        mut self,
+        step: u64,
+        held_out: &HeldOut,
+        group: &Group,
+        world: &World,
+    ) -> Result<Option<(Confusion, Result<Samples>)>> {
+        self.counts.add_up(group)?;
+        let mine =
+            serde_json::to_vec(&self.seen).map_err(|error| unreadable(world.rank(), error))?;
+        let all = world.all_gather_bytes(&mine)?;
+        if world.rank() > 0 {
+            return Ok(None);
+        }
+        let mut shown = SeenRows::default();
+        for (rank, text) in all.iter().enumerate() {
+            let seen: SeenRows =
+                serde_json::from_slice(text).map_err(|error| unreadable(rank, error))?;
+            shown.wrong.extend(seen.wrong);
+            shown.right.extend(seen.right);
+        }
+        let names = self.classes.names();
+        let confusion = confusion(step, &names, &self.counts);
+        Ok(Some((confusion, shown.samples(step, &names, held_out))))
+    }
+}
+
+fn unreadable(rank: usize, error: serde_json::Error) -> Error {
+    Error::Internal(format!(
+        "what rank {rank} has seen of the held-out rows is no text: {error}"
+    ))
+}
+
+/// What softmax says of a class.
+fn confidence(logits: &[f32], class: usize) -> f32 {
+    let relative = |logit: f32| (f64::from(logit) - f64::from(logits[class])).exp();
+    (1.0 / logits.iter().map(|&logit| relative(logit)).sum::<f64>()) as f32
+}
+
+fn confusion(step: u64, names: &[String], counts: &ClassCounts) -> Confusion {
+    let rows = counts.rows();
+    Confusion {
+        step,
+        names: names.to_vec(),
+        predicted: counts.answers(),
+        right: counts.right(),
+        counts: counts.table().filter(|_| rows.len() <= SHOWN_CLASSES_MAX),
+        mistakes: counts.mistakes(PAIRS_MAX),
+        rows,
+    }
+}
+
+impl SeenRows {
+    /// The first rows of each sort, with their features.
+    fn samples(mut self, step: u64, names: &[String], held_out: &HeldOut) -> Result<Samples> {
+        let HeldOut {
+            dataset,
+            columns,
+            normalization,
+            may_be_pictures,
+        } = held_out;
+        let features: usize = dataset.row_shape().iter().product();
+        self.wrong.sort_by_key(|seen| seen.row);
+        self.right.sort_by_key(|seen| seen.row);
+        let most = SAMPLES_MAX.min(FEATURES_MAX / features.max(1));
+        let seen: Vec<Seen> = self
+            .wrong
+            .into_iter()
+            .chain(self.right)
+            .take(most)
+            .collect();
+        let rows: Vec<u64> = seen.iter().map(|seen| seen.row).collect();
+        let [x, _] = data::read_rows(&**dataset, &rows)?;
+        let mut x = x.to_dtype(DType::F32)?.to_vec::<f32>()?;
+        normalization
+            .iter()
+            .for_each(|normalization| undo(normalization, &mut x, features));
+        let columns = columns.as_deref().unwrap_or_default();
+        let shape =
+            Some(dataset.row_shape()).filter(|_| *may_be_pictures && are_like_pixels(columns));
+        let pictures = shape.and_then(|shape| Picture::of_rows(shape, &x));
+        let name = |class: usize| {
+            names
+                .get(class)
+                .cloned()
+                .unwrap_or_else(|| class.to_string())
+        };
+        let sample = |(index, seen): (usize, &Seen)| {
+            let picture = pictures.as_ref().map(|pictures| pictures[index].clone());
+            let values = x[index * features..].iter().take(if picture.is_some() {
+                0
+            } else {
+                VALUES_MAX.min(features)
+            });
+            Sample {
+                row: seen.row,
+                truth: name(seen.truth),
+                predicted: name(seen.predicted),
+                is_right: seen.truth == seen.predicted,
+                confidence: seen.confidence,
+                picture,
+                values: values
+                    .map(|&value| Some(value).filter(|value| value.is_finite()))
+                    .collect(),
+            }
+        };
+        let samples = seen.iter().enumerate().map(sample).collect();
+        let shown = if pictures.is_some() { 0 } else { VALUES_MAX };
+        Ok(Samples {
+            step,
+            columns: columns.iter().take(shown).cloned().collect(),
+            features,
+            samples,
+        })
+    }
+}
+
+/// Undoes `(x - shift) * scale`. A feature with scale 0 becomes its shift.
+fn undo(normalization: &Normalization, x: &mut [f32], features: usize) {
+    let of = |numbers: &[f32], feature: usize| {
+        numbers
+            .get(if numbers.len() == 1 { 0 } else { feature })
+            .copied()
+    };
+    for row in x.chunks_exact_mut(features.max(1)) {
+        for (feature, value) in row.iter_mut().enumerate() {
+            if let (Some(shift), Some(scale)) = (
+                of(&normalization.shift, feature),
+                of(&normalization.scale, feature),
+            ) {
+                *value = if scale == 0.0 {
+                    shift
+                } else {
+                    *value / scale + shift
+                };
+            }
+        }
+    }
+}
+
+/// Whether columns may be pixels: they have no names, or names that differ only in numbers, as
+/// `pixel17` and `3x12`.
+fn are_like_pixels(columns: &[String]) -> bool {
+    let letters = |name: &String| {
+        name.chars()
+            .filter(|character| !character.is_ascii_digit())
+            .collect::<String>()
+    };
+    columns
+        .split_first()
+        .is_none_or(|(first, others)| others.iter().all(|other| letters(other) == letters(first)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confidence_is_a_probability() {
+        assert_eq!(confidence(&[1000.0, 1000.0], 0), 0.5);
+    }
+
+    #[test]
+    fn every_row_is_counted_once_in_each_sum() {
+        let mut evidence = Evidence::of(&Classes::numbered(3));
+        let answers = [(0, 0), (0, 1), (1, 1), (2, 1), (2, 1), (2, 2)];
+        for (row, (truth, predicted)) in answers.into_iter().enumerate() {
+            let logits: Vec<f32> = (0..3)
+                .map(|class| if class == predicted { 4.0 } else { 0.0 })
+                .collect();
+            evidence.count(row as u64, truth, &logits);
+        }
+        let confusion = confusion(9, &["a".into(), "b".into()], &evidence.counts);
+        assert!(confusion.is_sound());
+        assert_eq!(
+            (
+                &confusion.rows[..],
+                &confusion.predicted[..],
+                &confusion.right[..]
+            ),
+            (&[2, 1, 3][..], &[1, 4, 1][..], &[1, 1, 1][..])
+        );
+        assert_eq!(
+            confusion.counts,
+            Some(vec![vec![1, 1, 0], vec![0, 1, 0], vec![0, 2, 1]])
+        );
+        assert_eq!(confusion.mistakes, Some(vec![[2, 1, 2], [0, 1, 1]]));
+        assert_eq!([confusion.name(1), confusion.name(2)], ["b", "2"]);
+        let rows = |seen: &[Seen]| seen.iter().map(|seen| seen.row).collect::<Vec<_>>();
+        assert_eq!(
+            (rows(&evidence.seen.wrong), rows(&evidence.seen.right)),
+            (vec![1, 3, 4], vec![0, 2, 5])
+        );
+    }
+
+    #[test]
+    fn counts_that_do_not_fit_together_are_not_believed() {
+        let sound = Confusion {
+            step: 1,
+            names: vec![],
+            rows: vec![1, 1],
+            predicted: vec![1, 1],
+            right: vec![1, 0],
+            counts: Some(vec![vec![1, 0], vec![1, 0]]),
+            mistakes: Some(vec![[1, 0, 1]]),
+        };
+        assert!(sound.is_sound());
+        let wrong = [
+            Confusion {
+                rows: vec![1],
+                ..sound.clone()
+            },
+            Confusion {
+                rows: vec![],
+                predicted: vec![],
+                right: vec![],
+                counts: None,
+                mistakes: None,
+                ..sound.clone()
+            },
+            Confusion {
+                right: vec![2, 0],
+                ..sound.clone()
+            },
+            Confusion {
+                counts: Some(vec![vec![1, 0], vec![1]]),
+                ..sound.clone()
+            },
+            Confusion {
+                counts: Some(vec![vec![1, 0], vec![u64::MAX, 1]]),
+                ..sound.clone()
+            },
+            Confusion {
+                mistakes: Some(vec![[2, 0, 1]]),
+                ..sound.clone()
+            },
+            Confusion {
+                rows: vec![u64::MAX, 1],
+                counts: None,
+                ..sound.clone()
+            },
+        ];
+        for confusion in wrong {
+            assert!(!confusion.is_sound(), "{confusion:?}");
+        }
+    }
+
+    #[test]
+    fn normalization_is_undone() {
+        let mut x = [1.0, 2.0, 3.0, 4.0];
+        undo(
+            &Normalization {
+                shift: vec![10.0, 5.0],
+                scale: vec![0.5, 0.0],
+            },
+            &mut x,
+            2,
+        );
+        assert_eq!(x, [12.0, 5.0, 16.0, 5.0]);
+        undo(
+            &Normalization {
+                shift: vec![1.0],
+                scale: vec![2.0],
+            },
+            &mut x,
+            2,
+        );
+        assert_eq!(x, [7.0, 3.5, 9.0, 3.5]);
+    }
+
+    #[test]
+    fn columns_with_names_of_their_own_are_no_pixels() {
+        let named = |names: &[&str]| {
+            are_like_pixels(
+                &names
+                    .iter()
+                    .map(|name| name.to_string())
+                    .collect::<Vec<_>>(),
+            )
+        };
+        assert!(named(&[]) && named(&["pixel0", "pixel1", "pixel22"]) && named(&["1x1", "1x12"]));
+        assert!(!named(&["width", "height", "age"]));
+    }
+}

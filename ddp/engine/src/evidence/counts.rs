@@ -1,0 +1,124 @@
+//! Answers counted by class: whole numbers, so that the order in which they are added does not
+//! matter. Letters: C classes.
+
+use std::cmp::Reverse;
+
+use ddp_comm::{Group, Reduce};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{Device, Tensor};
+
+use crate::error::Result;
+
+/// Up to this many classes every pair of class and answer is counted: 8 MB.
+const TABLE_CLASSES_MAX: usize = 1024;
+
+/// Answers by class.
+#[derive(Debug)]
+pub struct ClassCounts {
+    classes: usize,
+    /// Rows of each class (C), answers (C), right answers (C); and the rows of each class by answer
+    /// (C, C), unless there are many classes.
+    sums: Vec<i64>,
+}
+
+impl ClassCounts {
+    /// Nothing counted yet.
+    pub fn of(classes: usize) -> ClassCounts {
+        let table = match classes {
+            0..=TABLE_CLASSES_MAX => classes * classes,
+            _ => 0,
+        };
+        let sums = vec![0; 3 * classes + table];
+        ClassCounts { classes, sums }
+    }
+
+    /// Counts an answer for a row of this class, and returns the answer.
+    pub fn count(&mut self, class: usize, logits: &[f32]) -> usize {
+        let (classes, answer) = (self.classes, first_largest(logits));
+        self.sums[class] += 1;
+        self.sums[classes + answer] += 1;
+        self.sums[2 * classes + class] += i64::from(class == answer);
+        if let Some(count) = self.sums.get_mut(3 * classes + class * classes + answer) {
+            *count += 1;
+        }
+        answer
+    }
+
+    /// Adds up the counts of all ranks, which call it together.
+    pub fn add_up(&mut self, group: &Group) -> Result<()> {
+        let sums = Tensor::from_slice(&self.sums, &[self.sums.len()], Device::Cpu)?;
+        let sums = sums.named("counts of classes");
+        group.all_reduce(&sums, Reduce::Sum, &Stream::default_of(Device::Cpu)?)?;
+        self.sums = sums.to_vec()?;
+        Ok(())
+    }
+
+    /// The rows of each class.
+    pub fn rows(&self) -> Vec<u64> {
+        self.part(0)
+    }
+
+    /// How often each class is the answer.
+    pub fn answers(&self) -> Vec<u64> {
+        self.part(1)
+    }
+
+    /// The right answers for each class.
+    pub fn right(&self) -> Vec<u64> {
+        self.part(2)
+    }
+
+    fn part(&self, index: usize) -> Vec<u64> {
+        let part = &self.sums[index * self.classes..][..self.classes];
+        part.iter().map(|count| count.cast_unsigned()).collect()
+    }
+
+    /// For each class its rows by answer; None if there are many classes.
+    pub fn table(&self) -> Option<Vec<Vec<u64>>> {
+        (self.classes <= TABLE_CLASSES_MAX).then(|| {
+            (0..self.classes)
+                .map(|class| self.part(3 + class))
+                .collect()
+        })
+    }
+
+    /// The most frequent mistakes: class, answer, rows. None if there are many classes.
+    pub fn mistakes(&self, most: usize) -> Option<Vec<[u64; 3]>> {
+        let mut mistakes = Vec::new();
+        for (class, answers) in self.table()?.into_iter().enumerate() {
+            let answers = answers.into_iter().enumerate();
+            let wrong = answers.filter(|&(answer, rows)| answer != class && rows > 0);
+            mistakes.extend(wrong.map(|(answer, rows)| [class as u64, answer as u64, rows]));
+        }
+        mistakes.sort_by_key(|mistake| Reverse(mistake[2]));
+        mistakes.truncate(most);
+        Some(mistakes)
+    }
+}
+
+/// The first of the largest logits (C), as `ops::accuracy` has it: NaN is larger than all numbers.
+pub fn first_largest(logits: &[f32]) -> usize {
+    let larger = |a: f32, b: f32| a > b || (a.is_nan() && !b.is_nan());
+    (1..logits.len()).fold(0, |best, index| match larger(logits[index], logits[best]) {
+        true => index,
+        false => best,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_is_the_one_that_accuracy_counts() {
+        for (logits, best) in [
+            (vec![1.0, 3.0, 3.0, 2.0], 1),
+            (vec![-1.0], 0),
+            (vec![-0.0, 0.0], 0),
+            (vec![f32::NAN, 9.0], 0),
+            (vec![0.0, f32::NAN, f32::NAN], 1),
+        ] {
+            assert_eq!(first_largest(&logits), best, "{logits:?}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The training step and what surrounds it: reducer, trainer, checkpoints, record, audit.
+//!
+//! Start reading at `step.rs`, then `trainer/training.rs`, the loop around it.
+
+#![forbid(unsafe_code)]
+
+pub mod audit;
+pub mod checkpoint;
+pub mod devices;
+pub mod error;
+pub mod evidence;
+mod faults;
+pub mod process;
+pub mod ranks;
+pub mod record;
+pub mod reducer;
+pub mod shown;
+pub mod step;
+pub mod tasks;
+pub mod trainer;
+
+pub use error::{Error, Result};

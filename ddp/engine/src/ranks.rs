@@ -1,0 +1,51 @@
+//! The ranks of a world, as data need them.
+
+use std::time::Duration;
+
+use ddp_comm::{Field, World};
+use ddp_data::{Error, Ranks, Result};
+
+/// How long ranks wait for one that converts or scans data. One that ends is noticed at once.
+const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The ranks of a world.
+pub struct OfWorld<'a>(pub &'a World);
+
+impl Ranks for OfWorld<'_> {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn local_rank(&self) -> usize {
+        self.0.local_rank()
+    }
+
+    fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        let told = outcome.as_ref().map(Vec::as_slice);
+        let told = told.map_err(|error| (error.exit_code(), error.to_string()));
+        match self.0.share_outcome(PATIENCE, told).map_err(wrapped)? {
+            Ok(all) => Ok(all),
+            Err(remote) => Err(match outcome {
+                Err(own) if remote.rank == self.rank() => own,
+                _ => Error::remote(remote.exit_code, remote.text),
+            }),
+        }
+    }
+
+    fn must_match(&self, values: &[(String, String)], help: &str) -> Result<()> {
+        let field = |(name, value): &(String, String)| Field::must_match(name, value, help);
+        let fields: Vec<Field> = values.iter().map(field).collect();
+        self.0.handshake(&fields).map_err(wrapped)
+    }
+}
+
+fn wrapped(error: ddp_comm::Error) -> Error {
+    Error::Outside {
+        exit_code: error.exit_code(),
+        source: Box::new(error),
+    }
+}

@@ -1,0 +1,228 @@
+//! Claims about the record.
+
+use std::fs;
+
+use super::*;
+use ddp_data::disk::testing::Scratch;
+
+/// A settings' file.
+const SETTINGS: &str = "steps = 3\n";
+
+fn lines(out: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(out.join(EVENTS_FILE)).unwrap();
+    assert!(text.ends_with('\n'));
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}")))
+        .collect()
+}
+
+fn step(step: u64, loss: f64) -> StepEvent {
+    let (samples_per_s, step_ms, data_ms, save_ms) = (1000.0, 1.5, 0.25, 0.0);
+    StepEvent {
+        step,
+        epoch: 0,
+        loss,
+        lr: 0.001,
+        grad_norm: Some(2.5),
+        samples_per_s,
+        step_ms,
+        data_ms,
+        reduce_ms: Some(0.125),
+        save_ms,
+    }
+}
+
+#[test]
+fn a_run_is_its_events_in_order() {
+    let scratch = Scratch::new();
+    let out = scratch.path().join("a/b");
+    let mut record = Record::create(&out, SETTINGS).unwrap();
+    let config = json!({ "hidden": [256, 128] });
+    let (versions, devices) = ([("ddp-train", "0.2.0".to_string())], ["cpu".to_string()]);
+    let start = Start {
+        config: config.as_object().unwrap(),
+        versions: &versions,
+        devices: &devices,
+        ranks: 1,
+        hosts: 1,
+        threads: 2,
+        transport: "alone",
+        overlap: false,
+        buckets: 2,
+        data: "digits",
+        fingerprint: "glyphs 00",
+        parameters: 7,
+        steps: 3,
+        steps_per_epoch: 10,
+    };
+    record.start(&start).unwrap();
+    record.step(&step(1, 2.25)).unwrap();
+    record
+        .eval(&EvalEvent {
+            step: 1,
+            loss: 2.0,
+            accuracy: Some(0.5),
+        })
+        .unwrap();
+    let end = End {
+        reason: "done",
+        exit_code: 0,
+        steps: 3,
+        samples: 384,
+        seconds: 1.0,
+        samples_per_s: 384.0,
+        loss: Some(2.25),
+        eval_loss: Some(2.0),
+        accuracy: Some(0.5),
+        peak_mb: None,
+        device_peak_mb: None,
+    };
+    record.end(&end, &Ledger::new()).unwrap();
+    let lines = lines(&out);
+    let events: Vec<_> = lines
+        .iter()
+        .map(|line| line["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(events, ["start", "step", "eval", "end"]);
+    assert_eq!(lines[0]["config"]["hidden"], json!([256, 128]));
+    assert_eq!(
+        (
+            &lines[0]["versions"]["ddp-train"],
+            &lines[0]["world"]["ranks"]
+        ),
+        (&json!("0.2.0"), &json!(1))
+    );
+    let expected = r#"{"event":"step","step":1,"epoch":0,"loss":2.25,"lr":0.001,"grad_norm":2.5,"samples_per_s":1000.0,"step_ms":1.5,"data_ms":0.25,"reduce_ms":0.125,"save_ms":0.0}"#;
+    assert_eq!(
+        fs::read_to_string(out.join(EVENTS_FILE))
+            .unwrap()
+            .lines()
+            .nth(1),
+        Some(expected)
+    );
+    assert_eq!(
+        lines[2],
+        json!({ "event": "eval", "step": 1, "loss": 2.0, "accuracy": 0.5 })
+    );
+    assert_eq!(
+        (
+            &lines[3]["samples"],
+            &lines[3]["transfers"]["crossed"]["count"]
+        ),
+        (&json!(384), &json!(0))
+    );
+    assert_eq!(fs::read_to_string(out.join(CONFIG_FILE)).unwrap(), SETTINGS);
+}
+
+#[test]
+fn a_number_that_is_none_is_null() {
+    let scratch = Scratch::new();
+    let mut record = Record::create(scratch.path(), SETTINGS).unwrap();
+    for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        record
+            .step(&StepEvent {
+                grad_norm: None,
+                ..step(1, loss)
+            })
+            .unwrap();
+    }
+    for line in lines(scratch.path()) {
+        assert_eq!(
+            (&line["loss"], &line["grad_norm"]),
+            (&Value::Null, &Value::Null)
+        );
+    }
+}
+
+#[test]
+fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
+    let scratch = Scratch::new();
+    let out = scratch.path().join("out");
+    Record::create(&out, SETTINGS)
+        .unwrap()
+        .step(&step(1, 1.0))
+        .unwrap();
+    fs::create_dir(scratch.path().join("out-2")).unwrap();
+    for out in [out.clone(), scratch.path().join("out/")] {
+        let error = Record::create(&out, SETTINGS).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        let free = scratch.path().join("out-3");
+        assert!(
+            text.contains("holds a run") && text.contains(&format!("`out` {},", free.display())),
+            "{text}"
+        );
+    }
+    assert_eq!(lines(&out).len(), 1, "the run that was there is whole");
+    let other = scratch.path().join("only-checkpoints");
+    fs::create_dir_all(other.join("checkpoints")).unwrap();
+    assert_eq!(Record::create(&other, SETTINGS).unwrap_err().exit_code(), 2);
+}
+
+#[test]
+fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
+    let scratch = Scratch::new();
+    drop(Record::create(scratch.path(), SETTINGS).unwrap());
+    let mut again = Record::create(scratch.path(), "seed = 7\n").unwrap();
+    assert!(
+        fs::read_to_string(scratch.path().join(CONFIG_FILE))
+            .unwrap()
+            .contains("seed = 7")
+    );
+    let error = Record::create(scratch.path(), SETTINGS).unwrap_err();
+    assert!(
+        error.to_string().contains("holds a run"),
+        "one that begins now does: {error}"
+    );
+    again.step(&step(1, 1.0)).unwrap();
+    assert_eq!(lines(scratch.path()).len(), 1);
+}
+
+#[test]
+fn a_config_file_of_somebody_elses_is_left_alone() {
+    let scratch = Scratch::new();
+    fs::write(scratch.path().join(CONFIG_FILE), "mine = 1\n").unwrap();
+    for _ in 0..2 {
+        let error = Record::create(scratch.path(), SETTINGS).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(
+            error.to_string().contains("config.toml that no run wrote"),
+            "{error}"
+        );
+    }
+    assert_eq!(
+        fs::read_to_string(scratch.path().join(CONFIG_FILE)).unwrap(),
+        "mine = 1\n"
+    );
+}
+
+#[test]
+fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
+    let full = OpenOptions::new().append(true).open("/dev/full");
+    let Ok(file) = full else {
+        return eprintln!("skipped: no /dev/full");
+    };
+    let mut record = Record {
+        file,
+        path: "out/metrics.jsonl".into(),
+        length: 0,
+        line: Vec::new(),
+    };
+    let error = record.step(&step(1, 1.0)).unwrap_err();
+    assert_eq!(error.exit_code(), 74);
+    let text = error.to_string();
+    assert!(
+        text.contains("cannot write out/metrics.jsonl") && text.contains("space left"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_named() {
+    let scratch = Scratch::new();
+    let file = scratch.path().join("file");
+    fs::write(&file, "").unwrap();
+    let error = Record::create(&file.join("out"), SETTINGS).unwrap_err();
+    assert_eq!(error.exit_code(), 74);
+    assert!(error.to_string().contains("file/out"), "{error}");
+}

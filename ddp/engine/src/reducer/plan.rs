@@ -1,0 +1,296 @@
+//! Which elements of the gradients travel together: a pure function of the parameters' layout.
+//!
+//! Buckets are ranges of the gradients' arena in its order, which is that in which a backward pass completes them. A bucket
+//! may go when the last parameter in it is complete. The first is small, so that the ranks begin early; the others are as
+//! large as the cap allows, since every call costs something. What one layer completes stays together where it fits, so that no
+//! bucket waits for a bias of the layer below. A parameter larger than the cap is cut.
+//!
+//! Under ZeRO-1 each of N ranks owns one of N equal slices of every bucket. Then buckets begin and end at multiples of a grain, N quanta, so
+//! that slices are whole quanta; what is left over of a layer goes with the next bucket, rather than letting a bucket wait for the layer below.
+
+use std::ops::Range;
+
+/// Buckets are cut at multiples of this many elements, as the optimizer's chunks are.
+pub const QUANTUM: usize = ddp_kernels::ops::QUANTUM;
+
+/// How large buckets may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketSizes {
+    /// The most elements of the first bucket.
+    pub first_elements: usize,
+    /// The most elements of every other.
+    pub elements: usize,
+}
+
+impl BucketSizes {
+    /// Buckets of at most `bytes` bytes of f32; the first of at most a mebibyte.
+    pub fn of_bytes(bytes: usize) -> BucketSizes {
+        let elements = (bytes / 4).max(QUANTUM);
+        BucketSizes {
+            first_elements: elements.min((1 << 20) / 4),
+            elements,
+        }
+    }
+}
+
+/// One bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its elements of the gradients' arena, padding between parameters included.
+    pub range: Range<usize>,
+    /// The parameters with elements in it, by their place in the list given to `plan`.
+    pub parameters: Range<usize>,
+}
+
+impl Bucket {
+    /// The elements of it that `rank` of `ranks` owns, in the arena. The plan was made with the grain of as many ranks.
+    pub fn slice(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let (length, rest) = (self.range.len() / ranks, self.range.len() % ranks);
+        assert!(
+            rest == 0 && rank < ranks,
+            "a bucket of {} elements has no slice {rank} of {ranks}",
+            self.range.len()
+        );
+        let start = self.range.start + rank * length;
+        start..start + length
+    }
+}
+
+/// What buckets begin and end at multiples of, where each of `shares` ranks owns a slice of each.
+pub fn grain(shares: usize) -> usize {
+    if shares > 1 { shares * QUANTUM } else { 1 }
+}
+
+/// Cuts the arena: `parameters` are the ranges of the trained ones in the arena's order, `layers` how many of them each
+/// layer completes together. With a `grain` above 1 the last bucket ends at a multiple of it too, behind the last parameter.
+pub fn plan(
+    parameters: &[Range<usize>],
+    layers: &[usize],
+    sizes: BucketSizes,
+    grain: usize,
+) -> Vec<Bucket> {
+    assert_eq!(
+        layers.iter().sum::<usize>(),
+        parameters.len(),
+        "every parameter is some layer's"
+    );
+    assert!(
+        grain == 1 || (grain > 0 && grain.is_multiple_of(QUANTUM)),
+        "a grain of {grain} cuts quanta"
+    );
+    let layer_ends: Vec<usize> = layers
+        .iter()
+        .scan(0, |count, &length| {
+            *count += length;
+            Some(*count)
+        })
+        .collect();
+    let end = parameters
+        .last()
+        .map_or(0, |last| last.end.next_multiple_of(grain));
+    let unit = grain.max(QUANTUM);
+    let mut buckets: Vec<Bucket> = Vec::new();
+    let mut start = 0;
+    while start < end {
+        let most = if buckets.is_empty() {
+            sizes.first_elements
+        } else {
+            sizes.elements
+        };
+        let limit = start.saturating_add((most / unit * unit).max(unit));
+        // How many parameters, from the first of all, end where a bucket up to them still keeps to the limit.
+        let fitting = parameters.partition_point(|p| p.end <= limit);
+        let done = parameters.partition_point(|p| p.end <= start);
+        let whole_layers = layer_ends
+            .iter()
+            .rev()
+            .find(|&&count| count <= fitting && count > done);
+        let stop = match whole_layers.copied().unwrap_or(fitting) {
+            count if count == parameters.len() => end,
+            // The padding goes with the parameter before it.
+            count if count > done => parameters[count].start,
+            _ => limit.min(end),
+        };
+        let stop = match stop / grain * grain {
+            whole if whole > start => whole,
+            // Not a grain: as much as can go with the parameters that fill the first one up.
+            _ => {
+                let touched = parameters.partition_point(|p| p.start < start + grain);
+                (parameters[touched - 1].end / grain * grain).clamp(start + grain, limit)
+            }
+        };
+        let last = parameters.partition_point(|p| p.start < stop);
+        buckets.push(Bucket {
+            range: start..stop,
+            parameters: done..last,
+        });
+        start = stop;
+    }
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Parameters of these lengths, each on a multiple of 64 elements, as `Params` lays them out.
+    fn laid_out(lengths: &[usize]) -> Vec<Range<usize>> {
+        laid_out_at(lengths, 64)
+    }
+
+    fn laid_out_at(lengths: &[usize], multiple: usize) -> Vec<Range<usize>> {
+        let mut start = 0usize;
+        let place = |&length: &usize| {
+            let range = start..start + length;
+            start = range.end.next_multiple_of(multiple);
+            range
+        };
+        lengths.iter().map(place).collect()
+    }
+
+    fn sizes(first: usize, rest: usize) -> BucketSizes {
+        BucketSizes {
+            first_elements: first,
+            elements: rest,
+        }
+    }
+
+    #[test]
+    fn the_first_bucket_is_small_and_the_rest_fill_up() {
+        let parameters = laid_out(&[10, 10_240, 1024, 1024 * 1024, 1024, 1024 * 784]);
+        let plan = plan(&parameters, &[2, 2, 2], BucketSizes::of_bytes(25 << 20), 1);
+        let ranges: Vec<_> = plan
+            .iter()
+            .map(|bucket| bucket.parameters.clone())
+            .collect();
+        assert_eq!(ranges, [0..2, 2..6]);
+    }
+
+    #[test]
+    fn a_parameter_larger_than_the_cap_is_cut() {
+        let plan = plan(&laid_out(&[5000]), &[1], sizes(1024, 2048), 1);
+        let ranges: Vec<_> = plan.iter().map(|bucket| bucket.range.clone()).collect();
+        assert_eq!(ranges, [0..1024, 1024..3072, 3072..5000]);
+        assert!(plan.iter().all(|bucket| bucket.parameters == (0..1)));
+    }
+
+    #[test]
+    fn a_model_without_trained_parameters_has_no_buckets() {
+        assert_eq!(plan(&[], &[], BucketSizes::of_bytes(1 << 20), 1), []);
+        assert_eq!(plan(&[], &[], BucketSizes::of_bytes(1 << 20), grain(3)), []);
+    }
+
+    #[test]
+    fn a_layer_stays_together_where_it_fits() {
+        let parameters = laid_out(&[64, 4096, 64, 4096, 64, 9000]);
+        let plan = plan(&parameters, &[2, 2, 2], sizes(2048, 8192), 1);
+        let ranges: Vec<_> = plan
+            .iter()
+            .map(|bucket| bucket.parameters.clone())
+            .collect();
+        // A bias alone, its weight in what the first bucket left over … and then layers, whole where they fit.
+        assert_eq!(ranges, [0..1, 1..2, 2..4, 4..5, 5..6, 5..6]);
+    }
+
+    #[test]
+    fn with_a_grain_what_is_left_of_a_layer_goes_with_the_next_bucket() {
+        // Two ranks: buckets of whole 2048s. The first layer has 5 quanta, the second 3, the third 1.
+        let parameters = laid_out_at(&[64, 4096, 64, 2048, 9], QUANTUM);
+        let plan = plan(&parameters, &[2, 2, 1], sizes(6000, 5000), grain(2));
+        let parts: Vec<_> = plan
+            .iter()
+            .map(|bucket| (bucket.range.clone(), bucket.parameters.clone()))
+            .collect();
+        // Limits of 4096. Not 0..6144: that would wait for the second layer's bias.
+        assert_eq!(
+            parts,
+            [(0..4096, 0..2), (4096..8192, 1..4), (8192..10_240, 4..5)]
+        );
+        let slices: Vec<_> = plan
+            .iter()
+            .map(|bucket| [bucket.slice(0, 2), bucket.slice(1, 2)])
+            .collect();
+        assert_eq!(
+            slices,
+            [
+                [0..2048, 2048..4096],
+                [4096..6144, 6144..8192],
+                [8192..9216, 9216..10_240]
+            ]
+        );
+    }
+
+    #[test]
+    fn a_model_smaller_than_a_quantum_a_rank_is_one_bucket_of_a_grain() {
+        let plan = plan(&laid_out_at(&[3], QUANTUM), &[1], sizes(1, 1), grain(5));
+        assert_eq!(
+            plan,
+            [Bucket {
+                range: 0..5 * QUANTUM,
+                parameters: 0..1
+            }]
+        );
+        assert_eq!(plan[0].slice(4, 5), 4 * QUANTUM..5 * QUANTUM);
+    }
+
+    proptest! {
+        #[test]
+        fn with_a_grain_slices_are_whole_quanta_and_cover_every_element_once(
+            lengths in prop::collection::vec(1usize..9000, 1..40),
+            in_layer in 1usize..5,
+            first in 0usize..6000,
+            rest in 0usize..20_000,
+            shares in 2usize..6,
+        ) {
+            let parameters = laid_out_at(&lengths, QUANTUM);
+            let layers: Vec<usize> = lengths.chunks(in_layer).map(<[usize]>::len).collect();
+            let grain = grain(shares);
+            let plan = plan(&parameters, &layers, sizes(first, rest), grain);
+            let mut end = 0;
+            for (index, bucket) in plan.iter().enumerate() {
+                prop_assert!(!bucket.range.is_empty());
+                let cap = (if index == 0 { first } else { rest }).max(grain);
+                prop_assert!(bucket.range.len() <= cap, "{:?} is larger than {}", bucket, cap);
+                for rank in 0..shares {
+                    let slice = bucket.slice(rank, shares);
+                    prop_assert_eq!(slice.start, end);
+                    prop_assert!(slice.len() * shares == bucket.range.len() && slice.len().is_multiple_of(QUANTUM));
+                    end = slice.end;
+                }
+                prop_assert_eq!(end, bucket.range.end);
+                for (place, p) in parameters.iter().enumerate() {
+                    let touches = p.start < bucket.range.end && bucket.range.start < p.end;
+                    prop_assert_eq!(touches, bucket.parameters.contains(&place));
+                }
+            }
+            prop_assert_eq!(end, parameters.last().unwrap().end.next_multiple_of(grain));
+        }
+
+        #[test]
+        fn buckets_cover_every_element_once_in_order_within_the_cap(
+            lengths in prop::collection::vec(1usize..9000, 1..40),
+            in_layer in 1usize..5,
+            first in 0usize..6000,
+            rest in 0usize..20_000,
+        ) {
+            let parameters = laid_out(&lengths);
+            let layers: Vec<usize> = lengths.chunks(in_layer).map(<[usize]>::len).collect();
+            let plan = plan(&parameters, &layers, sizes(first, rest), 1);
+            let mut end = 0;
+            for (index, bucket) in plan.iter().enumerate() {
+                prop_assert_eq!(bucket.range.start, end);
+                prop_assert!(!bucket.range.is_empty());
+                end = bucket.range.end;
+                let cap = (if index == 0 { first } else { rest }).max(QUANTUM);
+                // The padding behind the last parameter, fewer than 64 elements, rides along.
+                prop_assert!(bucket.range.len() < cap + 64, "{:?} is larger than {}", bucket, cap);
+                for (place, p) in parameters.iter().enumerate() {
+                    let touches = p.start < bucket.range.end && bucket.range.start < p.end;
+                    prop_assert_eq!(touches, bucket.parameters.contains(&place));
+                }
+            }
+            prop_assert_eq!(end, parameters.last().unwrap().end);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! What a model learns: one file or folder for each task. A new task is a folder here, a line in
+//! `of`, and a variant of `TaskSpec`.
+
+mod cells;
+mod classes;
+mod numbers;
+mod task;
+
+use ddp_data::TaskSpec;
+
+pub use self::task::{
+    Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
+    Totals,
+};
+
+/// The task that `spec` describes.
+pub fn of(spec: &TaskSpec) -> Box<dyn Task> {
+    match spec {
+        TaskSpec::Classification(classes) => Box::new(classes::LearnClasses(classes.clone())),
+        TaskSpec::Regression { outputs } => Box::new(numbers::LearnNumbers { outputs: *outputs }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

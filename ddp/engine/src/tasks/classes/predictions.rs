@@ -1,0 +1,116 @@
+//! Predicted classes as `.csv` or `.npy`. Letters: C classes.
+
+use ddp_data::Classes;
+use ddp_kernels::{DType, npy};
+
+use crate::error::Result;
+use crate::evidence::first_largest;
+use crate::tasks::cells::{cell, put, put_numbers};
+use crate::tasks::task::{Format, PredictionOptions, Predictions};
+
+/// Writes the class of each row.
+pub(super) struct ClassesOfRows {
+    options: PredictionOptions,
+    names: Vec<String>,
+    /// The names as cells.
+    cells: Vec<String>,
+}
+
+impl ClassesOfRows {
+    pub(super) fn new(classes: &Classes, options: PredictionOptions) -> ClassesOfRows {
+        let names = classes.names();
+        ClassesOfRows {
+            options,
+            cells: names.iter().map(|name| cell(name)).collect(),
+            names,
+        }
+    }
+
+    /// The first line of a table.
+    fn columns(&self) -> String {
+        let mut columns = ["row", "prediction", "probability"]
+            .map(String::from)
+            .to_vec();
+        let each = [
+            ("p", self.options.probabilities),
+            ("logit", self.options.logits),
+        ];
+        for (prefix, _) in each.iter().filter(|(_, asked)| *asked) {
+            let names = self.names.iter();
+            columns.extend(names.map(|name| cell(&format!("{prefix}:{name}"))));
+        }
+        columns.join(",") + "\n"
+    }
+
+    fn line(&self, row: u64, logits: &[f32], into: &mut Vec<u8>) {
+        let (answer, p) = (first_largest(logits), probabilities(logits));
+        put(
+            into,
+            format_args!("{row},{},{:?}", self.cells[answer], p[answer]),
+        );
+        if self.options.probabilities {
+            put_numbers(into, &p);
+        }
+        if self.options.logits {
+            put_numbers(into, logits);
+        }
+        into.push(b'\n');
+    }
+}
+
+impl Predictions for ClassesOfRows {
+    fn head(&self, rows: usize) -> Result<Vec<u8>> {
+        if self.options.format == Format::Csv {
+            return Ok(self.columns().into_bytes());
+        }
+        let header = match self.options.probabilities || self.options.logits {
+            true => npy::header(DType::F32, &[rows, self.names.len()]),
+            false => npy::header(DType::I64, &[rows]),
+        };
+        Ok(header.expect("numpy has i64 and f32"))
+    }
+
+    fn row(&self, row: u64, logits: &[f32], into: &mut Vec<u8>) {
+        match self.options.format {
+            Format::Csv => self.line(row, logits, into),
+            Format::Npy if self.options.probabilities => {
+                let p = probabilities(logits);
+                into.extend(p.iter().flat_map(|value| value.to_le_bytes()));
+            }
+            Format::Npy if self.options.logits => {
+                into.extend(logits.iter().flat_map(|value| value.to_le_bytes()));
+            }
+            Format::Npy => into.extend((first_largest(logits) as i64).to_le_bytes()),
+        }
+    }
+}
+
+/// The probabilities of classes, softmax of the logits (C): computed in f64, added in the order of
+/// classes, rounded once.
+fn probabilities(logits: &[f32]) -> Vec<f32> {
+    let largest = f64::from(logits[first_largest(logits)]);
+    let part = |&logit: &f32| (f64::from(logit) - largest).exp();
+    let sum: f64 = logits.iter().map(part).sum();
+    logits
+        .iter()
+        .map(|logit| (part(logit) / sum) as f32)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_those_of_softmax_and_no_logit_is_too_large() {
+        assert_eq!(probabilities(&[0.0, 0.0, f32::MAX]), [0.0, 0.0, 1.0]);
+        let p = probabilities(&[0.0, std::f32::consts::LN_2]);
+        // f32 of ln 2 is off by 2^-25 of it at most.
+        let thirds = [1.0 / 3.0, 2.0 / 3.0];
+        let mut pairs = p.iter().zip(thirds);
+        assert!(
+            pairs.all(|(p, third)| (f64::from(*p) - third).abs() < 1e-7),
+            "{p:?}"
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! What a task is: everything in which learning classes differs from learning numbers.
+//!
+//! Letters: B rows of a batch, O numbers that the model gives for a target.
+
+use std::fmt::Debug;
+
+use ddp_comm::Group;
+use ddp_data::TensorSpec;
+use ddp_kernels::{Device, Tensor};
+use ddp_nn::Loss;
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::evidence::Evidence;
+use crate::step::Stats;
+
+/// What a model learns.
+pub trait Task: Debug + Send + Sync {
+    /// Refuses options of the loss that do not fit this task. `data` is the name of the data.
+    fn check(&self, options: &LossOptions, data: &str) -> Result<()>;
+
+    /// The loss, on the last of the model's devices.
+    fn loss(&self, options: &LossOptions, device: Device) -> Result<Box<dyn Loss>>;
+
+    /// The share of right answers, which the log and evaluations show; None if answers are neither
+    /// right nor wrong.
+    fn accuracy(&self, stats: &Stats) -> Option<f64>;
+
+    /// Why this target makes its loss non-finite, if it does.
+    fn wrong_target(&self, target: f64) -> Option<String>;
+
+    /// Starts what the last evaluation of a run keeps for the report, for targets like these; None
+    /// if there is nothing to show.
+    fn evidence(&self, targets: &TensorSpec) -> Option<Evidence>;
+
+    /// Starts an evaluation for `ddp-train eval`.
+    fn evaluation(&self) -> Box<dyn Evaluation>;
+
+    /// Starts a file of predictions.
+    fn predictions(&self, options: PredictionOptions) -> Result<Box<dyn Predictions>>;
+
+    /// Starts to look at the targets of data.
+    fn survey(&self) -> Box<dyn Survey>;
+}
+
+/// Options of the loss. Each belongs to some tasks only.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossOptions {
+    /// The part of the target that is spread over all classes.
+    pub label_smoothing: f64,
+    /// The weight of each class in the loss; empty for equal weights.
+    pub class_weights: Vec<f64>,
+}
+
+/// Adds up how good answers are.
+pub trait Evaluation {
+    /// Counts a batch: `output` f32 (B, …, O) and its targets, both in host memory. The results of
+    /// all batches are added up in the order of batches.
+    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<f64>;
+
+    /// Adds up the counts of all ranks, which call it together.
+    fn add_up(&mut self, group: &Group) -> Result<()>;
+
+    /// What it comes to, for people.
+    fn text(&self, totals: &Totals) -> String;
+
+    /// The same as a JSON object.
+    fn json(&self, totals: &Totals) -> Value;
+}
+
+/// What all batches of an evaluation come to.
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// The number of rows.
+    pub rows: u64,
+    /// The mean loss.
+    pub loss: f64,
+    /// The sum of what `Evaluation::count` returned.
+    pub sum: f64,
+}
+
+/// What predictions are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PredictionOptions {
+    /// The format of the file.
+    pub format: Format,
+    /// Whether with the probability of each class.
+    pub probabilities: bool,
+    /// Whether with the logit of each class.
+    pub logits: bool,
+}
+
+/// The format of a file of predictions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Text, a line for each row.
+    Csv,
+    /// An array for numpy.
+    Npy,
+}
+
+/// Encodes predictions as the bytes of a file.
+pub trait Predictions {
+    /// What comes before the rows.
+    fn head(&self, rows: usize) -> Result<Vec<u8>>;
+
+    /// Appends the row `row`, for which the model gives these numbers (O).
+    fn row(&self, row: u64, values: &[f32], into: &mut Vec<u8>);
+}
+
+/// Looks at the targets of all rows, for `ddp-train inspect`.
+pub trait Survey {
+    /// Counts the targets of rows from `first` on, in host memory.
+    fn count(&mut self, first: u64, targets: &Tensor) -> Result<()>;
+
+    /// What was found, for people.
+    fn text(&self) -> SurveyText;
+
+    /// The same as a field of JSON.
+    fn json(&self) -> (&'static str, Value);
+}
+
+/// What a survey found, for people.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct SurveyText {
+    /// In a word.
+    pub head: String,
+    /// Lines with columns.
+    pub table: Vec<Vec<String>>,
+    /// What is not in the table; may be empty.
+    pub rest: String,
+}

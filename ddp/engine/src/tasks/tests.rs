@@ -1,0 +1,118 @@
+//! What tasks write and show.
+
+use ddp_kernels::npy;
+
+use super::*;
+
+fn options(format: Format, probabilities: bool, logits: bool) -> PredictionOptions {
+    PredictionOptions {
+        format,
+        probabilities,
+        logits,
+    }
+}
+
+fn classes(names: &[&str]) -> TaskSpec {
+    TaskSpec::named_classes(names.iter().map(|name| name.to_string()).collect())
+}
+
+fn written(options: PredictionOptions, spec: &TaskSpec, values: &[f32]) -> Vec<u8> {
+    let predictions = of(spec).predictions(options).unwrap();
+    let rows = values.chunks(spec.outputs());
+    let mut bytes = predictions.head(rows.len()).unwrap();
+    for (row, values) in (0..).zip(rows) {
+        predictions.row(row, values, &mut bytes);
+    }
+    bytes
+}
+
+#[test]
+fn a_table_reads_back_with_names_that_need_quotes() {
+    let task = classes(&["plain", "with, comma", "with \"quotes\""]);
+    let logits = [0.5, 2.0, -1.0, 3.0, 3.0, -2e-9];
+    let bytes = written(options(Format::Csv, true, true), &task, &logits);
+    let mut reader = csv::Reader::from_reader(&bytes[..]);
+    let heads: Vec<String> = reader.headers().unwrap().iter().map(String::from).collect();
+    assert_eq!(
+        heads[..6],
+        [
+            "row",
+            "prediction",
+            "probability",
+            "p:plain",
+            "p:with, comma",
+            "p:with \"quotes\""
+        ]
+    );
+    assert_eq!(
+        heads[6..],
+        ["logit:plain", "logit:with, comma", "logit:with \"quotes\""]
+    );
+    let rows: Vec<Vec<String>> = reader
+        .records()
+        .map(|row| row.unwrap().iter().map(String::from).collect())
+        .collect();
+    assert_eq!((&rows[0][1][..], &rows[1][1][..]), ("with, comma", "plain"));
+    for (row, logits) in rows.iter().zip(logits.chunks(3)) {
+        let numbers: Vec<f32> = row[2..].iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(numbers[4..], *logits, "to the bit");
+        assert_eq!(
+            numbers[0],
+            numbers[1..4].iter().copied().fold(0.0, f32::max)
+        );
+        // Three numbers rounded to half an ulp each.
+        assert!((numbers[1..4].iter().map(|&p| f64::from(p)).sum::<f64>() - 1.0).abs() < 2e-7);
+    }
+}
+
+#[test]
+fn arrays_are_numpys() {
+    let task = classes(&["a", "b"]);
+    let load = |options: PredictionOptions, task: &TaskSpec, values: &[f32]| {
+        npy::parse(&written(options, task, values), ddp_kernels::Device::Cpu).unwrap()
+    };
+    let logits = [1.0, 2.0, 5.0, 4.0, 0.0, 0.0];
+    let classes = load(options(Format::Npy, false, false), &task, &logits);
+    assert_eq!(
+        (classes.shape().dims(), classes.to_vec::<i64>().unwrap()),
+        (&[3][..], vec![1, 0, 0])
+    );
+    let raw = load(options(Format::Npy, false, true), &task, &logits);
+    assert_eq!(
+        (raw.shape().dims(), raw.to_vec::<f32>().unwrap()),
+        (&[3, 2][..], logits.to_vec())
+    );
+    let p = load(options(Format::Npy, true, false), &task, &logits);
+    assert_eq!(p.to_vec::<f32>().unwrap()[4..], [0.5, 0.5]);
+    let numbers = load(
+        options(Format::Npy, false, false),
+        &TaskSpec::Regression { outputs: 2 },
+        &logits,
+    );
+    assert_eq!(
+        (numbers.shape().dims(), numbers.to_vec::<f32>().unwrap()),
+        (&[3, 2][..], logits.to_vec())
+    );
+}
+
+#[test]
+fn numbers_have_a_column_each() {
+    let one = written(
+        options(Format::Csv, false, false),
+        &TaskSpec::Regression { outputs: 1 },
+        &[0.25, -1e-9],
+    );
+    assert_eq!(
+        String::from_utf8(one).unwrap(),
+        "row,prediction\n0,0.25\n1,-1e-9\n"
+    );
+    let two = written(
+        options(Format::Csv, false, false),
+        &TaskSpec::Regression { outputs: 2 },
+        &[1.0, 2.0],
+    );
+    assert_eq!(
+        String::from_utf8(two).unwrap(),
+        "row,prediction:0,prediction:1\n0,1.0,2.0\n"
+    );
+}

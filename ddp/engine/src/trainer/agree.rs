@@ -1,0 +1,158 @@
+//! What the ranks compare before they train: program, settings, model and data.
+
+use ddp_comm::{Field, World};
+use ddp_data::Data;
+use ddp_kernels::simd;
+use ddp_nn::params::{Parameter, Params};
+
+use super::places::versions;
+use crate::devices::{is_simulated, name_of};
+use crate::error::Result;
+use crate::step::{Stage, Step};
+
+/// The fields of the handshake. A field that must match ends all ranks if it differs.
+pub(super) fn fields(settings: &str, data: &Data, step: &Step) -> Result<Vec<Field>> {
+    let program = "Start every rank with the same build of ddp-train.";
+    let flags = "Start every rank with the same flags.";
+    let same_data = "Give every rank the same data: compare the files on the hosts.";
+    let bits = "Products of matrices may differ in their last bits between these ranks.";
+    let device = step.stages()[0].device();
+    let of_stages = |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> {
+        step.stages().iter().map(text).collect()
+    };
+    let shapes = of_stages(&|stage| Ok(shapes(&stage.model().params)))?;
+    let values = of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?;
+    let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
+    // Names of simulated GPUs are numbered.
+    let name = |stage: &Stage| {
+        let device = stage.device();
+        name_of(device)
+            .filter(|_| !is_simulated(device))
+            .unwrap_or("none")
+    };
+    let gpus: Vec<&str> = step.stages().iter().map(name).collect();
+    let cuda = versions(device)
+        .into_iter()
+        .filter(|_| device.is_accelerator());
+    let cuda: Vec<String> = cuda
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let vectors = format!("{:?}", simd::level());
+    Ok(vec![
+        Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
+        Field::must_match("the configuration", settings, flags),
+        Field::must_match("the parameters' names and shapes", shapes, program),
+        Field::must_match("the model's first values", values, program),
+        Field::must_match("the plan of buckets", buckets, flags),
+        Field::must_match("the training data", data.train.fingerprint()?, same_data),
+        Field::must_match("the held-out data", data.held_out.fingerprint()?, same_data),
+        Field::warn("the processor's vector instructions", vectors, bits),
+        Field::warn("the model of GPU", gpus.join(", "), bits),
+        Field::warn("the versions of CUDA's parts", cuda.join(", "), bits),
+    ])
+}
+
+/// A line for each parameter.
+fn shapes(params: &Params) -> String {
+    let line = |parameter: &Parameter| {
+        let trained = if parameter.is_trained() {
+            ""
+        } else {
+            ", not trained"
+        };
+        format!("{} {:?}{trained}\n", parameter.name, parameter.shape)
+    };
+    params.list().iter().map(line).collect()
+}
+
+/// Ends the run if ranks have different models after step `number`. They add the same gradients, so
+/// every bit should be equal.
+pub(super) fn compare_replicas(step: &mut Step, world: &World, number: u64) -> Result<()> {
+    if world.size() == 1 {
+        return Ok(());
+    }
+    step.gather()?;
+    let mut hashes = String::new();
+    for stage in step.stages() {
+        for (name, hash) in stage.model().params.value_hashes()? {
+            hashes += &format!("{name} with the hash {hash:016x}\n");
+        }
+    }
+    let name = format!("the model after step {number}");
+    let help = "The memory or GPU of one rank, or a link between ranks, has changed bits: run \
+                again without that rank's machine, and test it (nvidia-smi -q -d ECC, dcgmi diag). \
+                Nothing was saved.";
+    Ok(world.handshake(&[Field::must_match(name, hashes, help)])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_comm::World;
+    use ddp_kernels::Device;
+    use ddp_nn::models::ModelSpec;
+    use ddp_nn::models::mlp::MlpSpec;
+
+    use super::*;
+    use crate::trainer::options::RunOptions;
+    use crate::trainer::options::tests::options;
+    use crate::trainer::setup;
+
+    /// The fields of a run, by name.
+    fn fields_of(data: &str, change: impl FnOnce(&mut RunOptions)) -> Vec<(String, String)> {
+        let mut options = options(data);
+        change(&mut options);
+        let data = ddp_data::open(&options.data.data).unwrap();
+        let world = World::single().unwrap();
+        let step = setup::step(&options, &world, &data, &[Device::Cpu]).unwrap();
+        let fields = fields("lr = 0.001\n", &data, &step).unwrap();
+        let fields = fields.into_iter().map(|field| (field.name, field.value));
+        fields.collect()
+    }
+
+    fn small() -> ModelSpec {
+        ModelSpec::Mlp(MlpSpec {
+            hidden: vec![9],
+            ..MlpSpec::default()
+        })
+    }
+
+    #[test]
+    fn each_field_changes_with_what_it_stands_for() {
+        const DATA: &str = "glyphs,rows=64,held-out=16";
+        const OTHER: &str = "glyphs,rows=64,held-out=16,seed=1";
+        let same = fields_of(DATA, |_| ());
+        assert_eq!(fields_of(DATA, |options| options.keep = 7), same);
+        let changed = [
+            (
+                fields_of(DATA, |options| options.model.spec = small()),
+                &[
+                    "the parameters' names and shapes",
+                    "the model's first values",
+                ][..],
+            ),
+            (
+                fields_of(DATA, |options| options.model.seed = 1),
+                &["the model's first values"],
+            ),
+            (
+                fields_of(DATA, |options| options.reduction.bucket_bytes = 10_000),
+                &["the plan of buckets"],
+            ),
+            (
+                fields_of(OTHER, |_| ()),
+                &["the training data", "the held-out data"],
+            ),
+        ];
+        for (fields, names) in changed {
+            for name in names {
+                let value = |fields: &[(String, String)]| {
+                    fields.iter().find(|field| field.0 == *name).cloned()
+                };
+                assert!(
+                    value(&same).is_some() && value(&fields) != value(&same),
+                    "{name}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The model of a run: for training, and for using what was trained.
+
+use ddp_data::RowSpec;
+use ddp_kernels::Device;
+use ddp_nn::models::{DataShape, Model, ModelSpec};
+use ddp_nn::params::Precision;
+
+use crate::error::Result;
+use crate::tasks::LossOptions;
+
+/// A model and its loss. Input and output widths follow from the data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelOptions {
+    /// The family and its settings.
+    pub spec: ModelSpec,
+    /// What the model computes in.
+    pub precision: Precision,
+    /// The seed of the first values and of dropout.
+    pub seed: u64,
+    /// Options of the loss.
+    pub loss: LossOptions,
+}
+
+/// What a model of these rows is built for.
+pub fn data_shape(rows: &RowSpec) -> DataShape<'_> {
+    DataShape {
+        row_shape: &rows.inputs.shape,
+        dtype: rows.inputs.dtype,
+        outputs: rows.task.outputs(),
+    }
+}
+
+impl ModelOptions {
+    /// The parts of the model on `devices`, for these data. `frozen` says by name what is not
+    /// trained.
+    pub fn models(
+        &self,
+        data: &DataShape<'_>,
+        devices: &[Device],
+        frozen: &dyn Fn(&str) -> bool,
+        shares: usize,
+    ) -> Result<Vec<Model>> {
+        let layers = self.spec.layers(data)?;
+        let (precision, seed) = (self.precision, self.seed);
+        let models = Model::split(layers, data.row_shape, devices, |layers, shape, device| {
+            Model::with_shares(layers, shape, precision, device, seed, frozen, shares)
+        });
+        Ok(models?)
+    }
+}

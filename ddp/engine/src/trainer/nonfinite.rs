@@ -1,0 +1,165 @@
+//! Non-finite losses: the bad step is repeated to name the rows. The model is still as it was
+//! before that step, because the optimizer does nothing from then on.
+
+use ddp_comm::World;
+use ddp_data::Loader;
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Tensor, ops};
+
+use crate::error::{Error, Result};
+use crate::step::{Step, StepReport};
+use crate::tasks::Task;
+
+/// The most rows that are named.
+const ROWS_NAMED: usize = 8;
+
+/// The error that ends the run after a non-finite step, the same on all ranks: it names the step,
+/// the rank and the rows. None after a finite step.
+pub(super) fn explain(
+    report: &StepReport,
+    step: &mut Step,
+    loader: &mut Loader,
+    task: &dyn Task,
+    world: &World,
+) -> Result<Option<Error>> {
+    let Some(bad_step) = report.bad_step else {
+        return Ok(None);
+    };
+    let mine = if report.own_bad_step == Some(bad_step) {
+        bad_rows(bad_step, step, loader, task)?
+    } else {
+        String::new()
+    };
+    let all = world.all_gather_bytes(mine.as_bytes())?;
+    let named = all.iter().enumerate().filter(|(_, text)| !text.is_empty());
+    let named = named.map(|(rank, text)| format!("rank {rank}, {}", String::from_utf8_lossy(text)));
+    let named: Vec<String> = named.collect();
+    let cause = if named.is_empty() {
+        "the norm of the gradients, with every row's loss finite".to_string()
+    } else {
+        named.join("; ")
+    };
+    Ok(Some(Error::NonFinite(format!(
+        "step {bad_step}: the loss or its gradient is not finite: {cause}. The model is as it was \
+         before that step, and nothing was saved since; help: if training diverged, use a lower \
+         `lr`, a longer `warmup-steps` or `grad-clip` 1; else look at those rows"
+    ))))
+}
+
+/// This rank's rows of that step whose losses are not finite, by their numbers in the data.
+fn bad_rows(
+    bad_step: u64,
+    step: &mut Step,
+    loader: &mut Loader,
+    task: &dyn Task,
+) -> Result<String> {
+    let batch = loader.load(bad_step - 1)?.clone();
+    let losses = step.losses_of(&batch)?;
+    let targets = announced("the targets of bad rows", || batch.targets.to(Device::Cpu))?;
+    let targets = targets.to_dtype(DType::F64)?.to_vec::<f64>()?;
+    // Some losses are of several targets.
+    let is_one_each = targets.len() == losses.len();
+    let why = |index: usize| {
+        is_one_each
+            .then(|| task.wrong_target(targets[index]))
+            .flatten()
+    };
+    Ok(named_rows(&losses, loader.rows(), &why))
+}
+
+/// Refuses to save a model with non-finite values after step `number`.
+pub(super) fn check_values(step: &Step, number: u64) -> Result<()> {
+    let mut is_bad = false;
+    for stage in step.stages() {
+        let values = stage.model().params.values();
+        let flag = Tensor::zeros(&[1], DType::I64, values.device())?;
+        let one = Tensor::ones(&[1], DType::I64, values.device())?;
+        ops::mark_nonfinite(&flag, values, &one)?;
+        let flag = announced("whether the model is finite", || flag.to_vec::<i64>())?;
+        is_bad |= flag[0] != 0;
+    }
+    if !is_bad {
+        return Ok(());
+    }
+    Err(Error::NonFinite(format!(
+        "after step {number}: the model has non-finite values and is not saved; help: use a lower \
+         `lr`, or `grad-clip` 1"
+    )))
+}
+
+/// Names the rows whose losses are not finite, and if a row has several losses, their positions in
+/// it. `why` says what is wrong with a target: the CPU refuses such a target at once, a GPU makes
+/// its loss NaN.
+fn named_rows(losses: &[f64], rows: &[u64], why: &dyn Fn(usize) -> Option<String>) -> String {
+    let positions = losses.len() / rows.len().max(1);
+    let name = |&index: &usize| {
+        let mut name = rows[index / positions].to_string();
+        if positions > 1 {
+            name += &format!(" at position {}", index % positions);
+        }
+        match why(index) {
+            Some(why) => format!("{name} (whose {why})"),
+            None => name,
+        }
+    };
+    let losses = losses.iter().enumerate();
+    let bad: Vec<usize> = losses
+        .filter(|(_, loss)| !loss.is_finite())
+        .map(|(index, _)| index)
+        .collect();
+    let named: Vec<String> = bad.iter().take(ROWS_NAMED).map(name).collect();
+    let more = bad.len().saturating_sub(ROWS_NAMED);
+    let and_more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    match bad.len() {
+        0 => "whose rows' losses are finite one by one and not in sum".to_string(),
+        1 => format!("row {}", named[0]),
+        _ => format!("rows {}{and_more}", named.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_data::TaskSpec;
+
+    use super::*;
+    use crate::tasks;
+
+    fn named_with(targets: &[i64], losses: &[f64], rows: &[u64]) -> String {
+        let task = tasks::of(&TaskSpec::numbered_classes(10));
+        named_rows(losses, rows, &|index| {
+            task.wrong_target(targets[index] as f64)
+        })
+    }
+
+    #[test]
+    fn bad_rows_are_named_with_targets_that_are_no_classes() {
+        let (nan, rows) = (f64::NAN, [40, 7, 1, 12]);
+        assert_eq!(named_rows(&[0.5, nan, 0.5, 0.1], &rows, &|_| None), "row 7");
+        let targets = [3, 10, 9, -1];
+        assert_eq!(
+            named_with(&targets, &[nan, nan, 0.5, f64::INFINITY], &rows),
+            "rows 40, 7 (whose target 10 is no class: there are 10, from 0), 12 (whose target -1 is no class: there are \
+             10, from 0)"
+        );
+        assert!(named_with(&targets, &[0.5; 4], &rows).contains("finite one by one"));
+        let many: Vec<u64> = (0..11).collect();
+        assert_eq!(
+            named_rows(&[nan; 11], &many, &|_| None),
+            "rows 0, 1, 2, 3, 4, 5, 6, 7 and 3 more"
+        );
+    }
+
+    #[test]
+    fn of_rows_with_several_losses_the_positions_are_named() {
+        let (nan, rows) = (f64::NAN, [40, 7]);
+        let losses = [0.5, 0.5, nan, 0.1, nan, 0.2];
+        assert_eq!(
+            named_with(&[0, 1, 2, 3, 11, 5], &losses, &rows),
+            "rows 40 at position 2, 7 at position 1 (whose target 11 is no class: there are 10, from 0)"
+        );
+    }
+}

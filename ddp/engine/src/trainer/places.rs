@@ -1,0 +1,47 @@
+//! On what a run trains: devices, hosts, threads, versions.
+
+use ddp_comm::World;
+use ddp_kernels::device::discover;
+use ddp_kernels::{Device, simd, threads};
+
+use crate::devices::described;
+use crate::error::Result;
+
+/// Where each rank trains: `cuda:0 NVIDIA H200 on node7, 8 threads`.
+pub(super) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>> {
+    let devices: Vec<String> = devices.iter().map(|&device| described(device)).collect();
+    let devices = devices.join(" and ");
+    let mine = format!(
+        "{devices} on {}, {} threads",
+        world.host(),
+        threads::count()
+    );
+    let all = world.all_gather_bytes(mine.as_bytes())?;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(all.into_iter().map(text).collect())
+}
+
+/// Names and versions: this program, its vector instructions, and on a GPU CUDA's libraries.
+pub(super) fn versions(device: Device) -> Vec<(&'static str, String)> {
+    let mut versions = vec![
+        ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
+        ("simd", format!("{:?}", simd::level()).to_lowercase()),
+    ];
+    if device.is_accelerator() {
+        let found = discover();
+        let driver = found
+            .driver_version
+            .map(|(major, minor)| format!("{major}.{minor}"));
+        let libraries = [
+            ("cuda-driver", driver),
+            ("nvrtc", found.nvrtc.version.clone()),
+            ("cublaslt", found.cublaslt.version.clone()),
+            ("nccl", found.nccl.version.clone()),
+        ];
+        let known = libraries
+            .into_iter()
+            .filter_map(|(name, version)| Some((name, version?)));
+        versions.extend(known);
+    }
+    versions
+}

@@ -1,0 +1,289 @@
+//! Everything before the first step: data, model, and the ranks' agreement that they train the
+//! same.
+
+use ddp_comm::{Group, World};
+use ddp_data::{self as data, Data, InOrder, Loader, Resident, RowSpec, Source};
+use ddp_kernels::{Device, threads};
+use ddp_nn::models::Model;
+use ddp_nn::optim::Optimizer;
+use ddp_nn::params::Params;
+
+use super::model::data_shape;
+use super::options::{Plan, RunOptions};
+use super::program::Program;
+use super::{agree, places, resume};
+use crate::checkpoint::{self, Opened};
+use crate::error::{Error, Result};
+use crate::faults::{self, Place};
+use crate::ranks::OfWorld;
+use crate::reducer::plan::BucketSizes;
+use crate::reducer::{self, ReducerOptions};
+use crate::step::{GraphChoice, Part, Step, StepOptions};
+use crate::tasks;
+
+/// The most rows that pass through the model at a time in evaluation.
+const EVAL_ROWS_MAX: usize = 512;
+/// The most elements of their inputs, and of their outputs: 512 MiB as f32.
+const EVAL_ELEMENTS_MAX: usize = 1 << 27;
+
+/// A run that is ready to train, before it has a folder.
+pub(super) struct Assembled {
+    /// The checkpoint that the run resumes from.
+    pub(super) resumed: Option<Opened>,
+    /// What `override` allowed.
+    pub(super) overridden: Vec<String>,
+    pub(super) devices: Vec<Device>,
+    pub(super) data: Data,
+    pub(super) plan: Plan,
+    pub(super) main: Group,
+    pub(super) step: Step,
+    pub(super) loader: Loader,
+    pub(super) held_out: InOrder,
+    /// Bytes of training data in GPU memory.
+    pub(super) kept_bytes: Option<usize>,
+    /// Where each rank trains.
+    pub(super) places: Vec<String>,
+}
+
+impl Assembled {
+    /// Steps that are done.
+    pub(super) fn taken(&self) -> u64 {
+        self.resumed.as_ref().map_or(0, |opened| opened.state.step)
+    }
+}
+
+/// A run, or the last checkpoint of a run that is resumed and already finished.
+pub(super) enum Prepared {
+    Finished(Box<Opened>),
+    Ready(Box<Assembled>),
+}
+
+/// Opens data and checkpoint, builds the step, and compares all of it between ranks.
+pub(super) fn assemble(
+    options: &RunOptions,
+    program: &dyn Program,
+    world: &World,
+) -> Result<Prepared> {
+    let mut resumed = resume::find(options, world)?;
+    faults::at_step(Place::Setup, 0)?;
+    threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
+    let devices = program.devices(world)?;
+    let device = devices[0];
+    let data = data::prepare(&options.data, &OfWorld(world))?;
+    let mut plan = options.plan(&data)?;
+    let mut overridden = Vec::new();
+    if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
+        return Ok(Prepared::Finished(Box::new(opened)));
+    }
+    if let Some(opened) = &resumed {
+        plan = resume::plan(options, plan, &opened.state)?;
+        overridden = program.changed_settings(opened)?;
+        overridden.extend(resume::changes(
+            options,
+            &plan,
+            &data,
+            device,
+            &opened.state,
+        )?);
+        resume::check(options, &opened.state, &overridden)?;
+    }
+    check_batches(options, world, &data)?;
+
+    let main = world.group("main")?;
+    let mut step = step(options, world, &data, &devices)?;
+    match &resumed {
+        Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
+        None => load_first_values(options, world, &step)?,
+    }
+    checkpoint::wait_for_all(world)?;
+    let mut fields = agree::fields(&program.shared_settings(), &data, &step)?;
+    faults::disagree(&mut fields);
+    world.handshake(&fields)?;
+
+    let (rank, size) = (world.rank(), world.size());
+    // Features are on the device of the first layers, targets on that of the last.
+    let ends = [device, devices[devices.len() - 1]];
+    // After the model's memory: data may take what is left.
+    let keeps = match options.data_on_device {
+        // Ranks that share a GPU see the same free memory and cannot tell how much is theirs.
+        Resident::Auto if world.share_gpus() => Resident::Off,
+        choice => choice,
+    };
+    let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
+    let kept_bytes = train.bytes_on_device();
+    let held_out = Source::new(data.held_out.clone(), ends);
+    let mut loader = Loader::from_source(train, plan.sampler, rank, size, options.micro_batch)?;
+    loader.ends_before(plan.steps);
+    let eval_rows = eval_rows(data.held_out.spec());
+    let held_out = InOrder::from_source(held_out, rank, size, eval_rows)?;
+    let places = places::of_ranks(world, &devices)?;
+    Ok(Prepared::Ready(Box::new(Assembled {
+        resumed,
+        overridden,
+        devices,
+        data,
+        plan,
+        main,
+        step,
+        loader,
+        held_out,
+        kept_bytes,
+        places,
+    })))
+}
+
+/// Refuses batches that are too small for the ranks, and warns of those that are too large for the
+/// data.
+fn check_batches(options: &RunOptions, world: &World, data: &Data) -> Result<()> {
+    let (ranks, rows) = (world.size(), data.train.rows());
+    let batch = options.batch_size;
+    let full_batch = batch.min(rows);
+    if options.graph == GraphChoice::On && full_batch < ranks as u64 {
+        return Err(Error::Usage(format!(
+            "`graph` on: expected a row for each of {ranks} ranks in every batch, got batches of \
+             {full_batch}; help: give a larger `batch-size`, or `graph` auto"
+        )));
+    }
+    if batch > rows && world.rank() == 0 {
+        tracing::warn!(
+            "batch-size {batch} is more than the {rows} rows of the data: every step is a whole \
+             epoch"
+        );
+    }
+    Ok(())
+}
+
+/// Loads the values of `init_from`, if it is given. Rank 0 checks the bytes of a checkpoint's file;
+/// the handshake compares the values of all ranks.
+fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result<()> {
+    let Some(path) = &options.init_from else {
+        return Ok(());
+    };
+    let path = if path.is_dir() {
+        path.join(checkpoint::MODEL_FILE)
+    } else {
+        path.clone()
+    };
+    let stages = step.stages().iter();
+    let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
+    match world.rank() {
+        0 => checkpoint::load_model(&path, &parts),
+        _ => checkpoint::load_unchecked(&path, &parts),
+    }
+}
+
+/// The model in training on this rank's devices: its layers are split over several.
+pub(super) fn step(
+    options: &RunOptions,
+    world: &World,
+    data: &Data,
+    devices: &[Device],
+) -> Result<Step> {
+    let reducer = ReducerOptions {
+        sizes: BucketSizes::of_bytes(options.reduction.bucket_bytes),
+        dtype: options.reduction.dtype,
+        overlap: reducer::overlaps(options.reduction.overlap, world),
+        zero: options.reduction.zero,
+    };
+    if world.size() > 1 && devices.len() > GROUPS.len() {
+        return Err(Error::Usage(format!(
+            "`devices-per-rank` {}: expected from 1 to {} where there are several ranks; help: \
+             use fewer devices per rank",
+            devices.len(),
+            GROUPS.len()
+        )));
+    }
+    let (task, shape) = (data.train.task(), data_shape(data.train.spec()));
+    let frozen = |name: &str| options.is_frozen(name);
+    let shares = reducer.shares(world.size());
+    let models = options.model.models(&shape, devices, &frozen, shares)?;
+    check_trained(options, &models)?;
+    let part = |(index, model): (usize, Model)| -> Result<Part> {
+        let device = devices[index];
+        let name = GROUPS[index.min(GROUPS.len() - 1)];
+        let group = if device.is_accelerator() {
+            world.gpu_group(name, device)?
+        } else {
+            world.group(name)?
+        };
+        let owned = reducer::owned(&model.params, &group, reducer);
+        let optimizer = Optimizer::of_slices(options.rule, &model.params, &owned)?;
+        Ok(Part {
+            model,
+            optimizer,
+            group,
+        })
+    };
+    let parts = models.into_iter().enumerate().map(part);
+    let step_options = StepOptions {
+        reducer,
+        clip_norm: options.grad_clip,
+        seed: options.seed,
+        graph: options.graph,
+    };
+    let last = devices[devices.len() - 1];
+    let loss = tasks::of(task).loss(&options.model.loss, last)?;
+    Step::over(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
+}
+
+/// Rows that pass through the model at a time in evaluation: fewer if rows are large.
+fn eval_rows(rows: &RowSpec) -> usize {
+    let outputs = rows.positions() * rows.task.outputs();
+    let elements = rows.inputs.elements().max(outputs);
+    (EVAL_ELEMENTS_MAX / elements.max(1)).clamp(1, EVAL_ROWS_MAX)
+}
+
+/// Names of the groups in which ranks reduce gradients, one for each of a rank's devices.
+const GROUPS: [&str; 6] = [
+    "gradients",
+    "gradients of part 1",
+    "gradients of part 2",
+    "gradients of part 3",
+    "gradients of part 4",
+    "gradients of part 5",
+];
+
+/// Refuses to freeze unknown parameters, or all of them.
+fn check_trained(options: &RunOptions, models: &[Model]) -> Result<()> {
+    let in_order = models.iter().flat_map(|model| model.params.in_order());
+    let names: Vec<&str> = in_order.map(|parameter| parameter.name.as_str()).collect();
+    options.check_freeze(&names)?;
+    let trained: usize = models
+        .iter()
+        .map(|model| model.params.trained_count())
+        .sum();
+    if !options.freeze.is_empty() && trained == 0 {
+        return Err(Error::Usage(format!(
+            "`freeze` {}: expected some parameters that are not frozen, got none; help: freeze \
+             fewer",
+            options.freeze.join(",")
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_data::{TaskSpec, TensorSpec};
+    use ddp_kernels::DType;
+
+    use super::*;
+
+    #[test]
+    fn large_rows_are_evaluated_fewer_at_a_time() {
+        let features = |count| RowSpec::features(count, TaskSpec::numbered_classes(10));
+        assert_eq!(eval_rows(&features(784)), 512);
+        assert_eq!(eval_rows(&features(1 << 18)), 512);
+        assert_eq!(eval_rows(&features(1 << 20)), 128);
+        assert_eq!(eval_rows(&features(1 << 30)), 1);
+        // 1024 positions with 2^15 classes each.
+        let text = RowSpec {
+            inputs: TensorSpec::new(DType::I64, &[1024]),
+            targets: TensorSpec::new(DType::I64, &[1024]),
+            task: TaskSpec::numbered_classes(1 << 15),
+        };
+        assert_eq!((text.positions(), eval_rows(&text)), (1024, 4));
+        let numbers = RowSpec::features(3, TaskSpec::Regression { outputs: 1 << 20 });
+        assert_eq!((numbers.positions(), eval_rows(&numbers)), (1, 128));
+    }
+}

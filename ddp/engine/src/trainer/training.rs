@@ -1,0 +1,522 @@
+//! A training run on one rank: steps, log, evaluations, checkpoints, and the end.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ddp_comm::{Group, Signal, StopSignals, World};
+use ddp_data::{DataSpec, InOrder, Loader};
+use ddp_kernels::Device;
+use ddp_kernels::transfer::{Ledger, Phase, in_phase};
+use ddp_nn::optim::Schedule;
+
+use super::options::{Plan, RunOptions};
+use super::program::{Chosen, Program};
+use super::setup::{self, Assembled, Prepared};
+use super::stop_poll::StopPoll;
+use super::totals::{Rates, Totals};
+use super::{agree, finished, nonfinite, opening, resume};
+use crate::audit::{self, Share};
+use crate::checkpoint::{self, Best, MODEL_FILE, SAVING_MAX, Saver, State};
+use crate::devices::is_simulated;
+use crate::error::{Error, Result};
+use crate::evidence::{Evidence, HeldOut};
+use crate::faults::{self, Place};
+use crate::process;
+use crate::record::{CheckpointEvent, EVENTS_FILE, End, EvalEvent, Record, StepEvent};
+use crate::step::{Stage, Stats, Step};
+use crate::tasks::{self, Task};
+
+/// How long the record and the report may delay the message of what failed.
+const CLOSING_MAX: Duration = Duration::from_secs(10);
+
+/// A training run, on one rank.
+pub(super) struct Trainer<'a> {
+    options: &'a RunOptions,
+    program: &'a mut dyn Program,
+    world: &'a World,
+    plan: Plan,
+    task: Box<dyn Task>,
+    schedule: Schedule,
+    loader: Loader,
+    held_out: InOrder,
+    held_out_rows: u64,
+    /// Held-out rows for the report.
+    samples: HeldOut,
+    step: Step,
+    main: Group,
+    /// Dropped before the record, whose lock keeps other processes out of the folder.
+    saver: Saver,
+    /// What every checkpoint of this run says; the step and what depends on it are filled in.
+    state: State,
+    /// The step of the last checkpoint.
+    saved: Option<u64>,
+    /// On rank 0.
+    record: Option<Record>,
+    totals: Totals,
+    stop_poll: StopPoll,
+    /// This rank's part of the steps.
+    share: Share,
+}
+
+impl<'a> Trainer<'a> {
+    /// Everything up to the first step. None for a resumed run that is already finished.
+    pub(super) fn new(
+        options: &'a RunOptions,
+        program: &'a mut dyn Program,
+        world: &'a World,
+        stops: StopSignals,
+    ) -> Result<Option<Trainer<'a>>> {
+        // Reading data may take long, and there is nothing to save yet.
+        let exit_code = stopped_early(Signal::User1).exit_code();
+        let text = |signal| stopped_early(signal).to_string();
+        let ending = world.fail_when_asked(&stops, exit_code, text)?;
+        let held = resume::hold(options, world)?;
+        let prepared = setup::assemble(options, program, world)?;
+        drop(ending);
+        // The folder is changed only when no rank can end the job any more.
+        world.barrier()?;
+        let run = match prepared {
+            Prepared::Ready(run) => *run,
+            Prepared::Finished(opened) => {
+                return finished::complete(options, program, held, &opened).map(|()| None);
+            }
+        };
+        let settings = program.settings(&Chosen {
+            plan: run.plan,
+            graph: run.step.graphs().is_some(),
+            data_on_device: run.kept_bytes.is_some(),
+            threads: ddp_kernels::threads::count(),
+        });
+        let mut state = opening::state(options, &settings, &run, world.size())?;
+        let record = if world.rank() == 0 {
+            let record = opening::open_record(options, program, &settings, &run, world, held)?;
+            Some(record)
+        } else {
+            None
+        };
+        if let (Some(bytes), 0) = (run.kept_bytes, world.rank()) {
+            let mb = bytes as f64 / 1e6;
+            tracing::info!("the training data, {mb:.1} MB, are kept on the GPU");
+        }
+        let Assembled {
+            resumed,
+            devices,
+            data,
+            plan,
+            main,
+            step,
+            loader,
+            held_out,
+            ..
+        } = run;
+        let before = resumed.as_ref().map(|opened| &opened.state);
+        let mut totals = Totals::new(before, !is_simulated(devices[0]));
+        if let Some(before) = before {
+            if resume::has_other_held_out_rows(state.held_out.as_ref(), before) {
+                (totals.best, totals.last) = (None, None);
+            }
+            // The best stays what it was while there is nothing to compare.
+            state.held_out = state.held_out.or_else(|| before.held_out.clone());
+        }
+        let stop_poll = StopPoll::new(world, stops, totals.steps)?;
+        // No rank trains before the record is open.
+        world.barrier()?;
+        let mut saver = Saver::new(world, &options.out, options.keep)?;
+        if let Some(record) = &record {
+            let (record, path) = record.handle()?;
+            saver.write_behind(record, path);
+        }
+        let in_place = |opened: &&checkpoint::Opened| resume::is_in_place(opened, &options.out);
+        let saved = resumed.as_ref().filter(in_place);
+        let rate = &options.learning_rate;
+        Ok(Some(Trainer {
+            options,
+            program,
+            world,
+            schedule: Schedule::new(
+                rate.shape,
+                rate.peak,
+                rate.min,
+                plan.warmup_steps,
+                plan.steps,
+            )?,
+            plan,
+            task: tasks::of(data.train.task()),
+            loader,
+            held_out,
+            held_out_rows: data.held_out.rows(),
+            samples: HeldOut::of(&data, !matches!(options.data.data, DataSpec::Synthetic(_))),
+            step,
+            main,
+            saver,
+            state,
+            saved: saved.map(|opened| opened.state.step),
+            record,
+            totals,
+            stop_poll,
+            share: Share::default(),
+        }))
+    }
+
+    /// Trains. The record's last line says how the run ended, also after an error.
+    pub(super) fn run(mut self) -> Result<()> {
+        let trained = self.train_steps();
+        let trained = trained.and_then(|()| self.save_last(self.plan.steps));
+        if matches!(trained, Err(Error::NonFinite(_))) {
+            // A checkpoint from before the bad step may still be being written.
+            _ = self.saver.finish().and_then(|_| self.record_saved());
+        }
+        // Only after a successful run can all ranks be asked.
+        let result = trained.and_then(|saved| self.audit().map(|()| saved));
+        let (reason, exit_code) = match &result {
+            Ok(_) => ("done".to_string(), 0),
+            Err(error) => (self.program.named(&error.to_string()), error.exit_code()),
+        };
+        let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
+        let has_failed = result.is_err() && !all_know;
+        // The cause, such as a disk that does not answer, may hold up the record too.
+        let ending = has_failed.then(|| self.world.fail_after(CLOSING_MAX, &reason, exit_code));
+        let closed = self.close(&reason, exit_code);
+        let report = self.report();
+        drop(ending);
+        if has_failed {
+            // Threads of the run may wait forever: the caller reports the error and ends the
+            // process without waiting for them.
+            std::mem::forget(self);
+            return result.map(drop);
+        }
+        if all_know {
+            // The first rank to leave ends the others, so all close their files first. The first
+            // error is the one that counts.
+            _ = self.world.barrier();
+        }
+        let saved = result?;
+        closed?;
+        if let (0, Some(folder)) = (self.world.rank(), &saved) {
+            let (model, record) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
+            let line = format!("model {}, record {}", model.display(), record.display());
+            self.program.note(&line);
+            if let Some(report) = report {
+                self.program.note(&format!("report {}", report.display()));
+            }
+            self.program.finish();
+        }
+        Ok(())
+    }
+
+    /// All steps, with evaluations and checkpoints between them.
+    fn train_steps(&mut self) -> Result<()> {
+        let (steps, eval_every) = (self.plan.steps, self.plan.eval_every);
+        let taken = self.totals.steps;
+        if taken > 0 && self.saved != Some(taken) {
+            // Resumed from a checkpoint that was put aside: save it under its own name.
+            self.save(taken)?;
+            self.saver.finish()?;
+            self.record_saved()?;
+        }
+        if taken < steps {
+            // A stop may have been requested during set-up.
+            self.stop_if_asked(taken, true)?;
+        }
+        for step0 in taken..steps {
+            let number = step0 + 1;
+            let logs = number == 1 || number == steps || number % self.options.log_every == 0;
+            self.take_step(step0, logs)?;
+            if number == steps {
+                break;
+            }
+            let evaluates = eval_every > 0 && number % eval_every == 0;
+            let is_best = evaluates && in_phase(Phase::Evaluation, || self.evaluate(number))?;
+            let save_every = self.plan.checkpoint_every;
+            let saves = save_every > 0 && (number.is_multiple_of(save_every) || is_best);
+            if saves {
+                self.save(number)?;
+            }
+            self.stop_if_asked(number, evaluates || saves)?;
+        }
+        in_phase(Phase::Evaluation, || self.evaluate(steps)).map(drop)
+    }
+
+    /// One step, from its rows to its line in the record.
+    fn take_step(&mut self, step0: u64, logs: bool) -> Result<()> {
+        let number = step0 + 1;
+        let learning_rate = self.schedule.learning_rate(number);
+        let began = Instant::now();
+        let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
+        self.totals.waits.data += began.elapsed();
+        let (rows, epoch) = (batch.rows, batch.epoch);
+        self.share.count(batch);
+        self.step.run(batch, learning_rate, logs)?;
+        self.totals.waits.reductions += self.step.stages()[0].reducer().last_time().exposed;
+        self.totals.count(rows);
+        faults::rows(number, self.loader.rows());
+        if self.record.is_some() {
+            self.program.step(number);
+        }
+        if logs {
+            in_phase(Phase::Log, || self.log(number, epoch, learning_rate))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the run after step `number` if it was asked to stop: saves it, so that it can be
+    /// resumed. `now` polls even if no poll is due.
+    fn stop_if_asked(&mut self, number: u64, now: bool) -> Result<()> {
+        let Some(signal) = self.stop_poll.requested(number, now)? else {
+            return Ok(());
+        };
+        let folder = self.save_last(number)?;
+        let folder = folder.unwrap_or_else(|| checkpoint::folder(&self.options.out, number));
+        Err(Error::Stopped(format!(
+            "stopped at step {number} of {} by {signal}, and saved in {}; help: continue with the \
+             same command and `resume` auto",
+            self.plan.steps,
+            folder.display()
+        )))
+    }
+
+    /// Reads the statistics of the last step. Ends the run if they are not finite.
+    fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
+        faults::at(Place::Log)?;
+        self.record_saved()?;
+        let report = self.step.report(true)?;
+        self.check_finite(&report)?;
+        let rates = self.totals.rates();
+        let Rates {
+            step_ms,
+            samples_per_s,
+            data_ms,
+            reduce_ms,
+            save_ms,
+        } = rates;
+        let loss = report.stats.loss();
+        self.totals.last_loss = Some(loss);
+        let accuracy = self.task.accuracy(&report.stats);
+        let Some(record) = &mut self.record else {
+            return Ok(());
+        };
+        let event = StepEvent {
+            step: number,
+            epoch: epoch + 1,
+            loss,
+            lr: learning_rate,
+            grad_norm: report.grad_norm,
+            samples_per_s,
+            step_ms,
+            data_ms,
+            // On GPUs the host does not wait for reductions.
+            reduce_ms: (self.step.stages()[0].device() == Device::Cpu).then_some(reduce_ms),
+            save_ms,
+        };
+        self.program.logged(&event, accuracy)?;
+        record.step(&event)
+    }
+
+    fn check_finite(&mut self, report: &crate::step::StepReport) -> Result<()> {
+        let (step, loader) = (&mut self.step, &mut self.loader);
+        match nonfinite::explain(report, step, loader, &*self.task, self.world)? {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// Evaluates the model on held-out rows, if there are any, over all ranks. Returns whether it
+    /// is the best so far.
+    fn evaluate(&mut self, number: u64) -> Result<bool> {
+        if self.held_out_rows == 0 {
+            return Ok(false);
+        }
+        self.compare_replicas(number)?;
+        // The report shows the last evaluation.
+        let is_last = number == self.plan.steps;
+        let targets = self.samples.targets();
+        let mut evidence = self.task.evidence(targets).filter(|_| is_last);
+        let stats = match &mut evidence {
+            None => self.step.evaluate(&mut self.held_out, &self.main)?,
+            Some(evidence) => {
+                let mut see = |batch: &_, output: &_| evidence.see(batch, output);
+                self.step
+                    .evaluate_with(&mut self.held_out, &self.main, &mut see)?
+            }
+        };
+        self.totals.evaluation = Some(stats);
+        let event = EvalEvent {
+            step: number,
+            loss: stats.loss(),
+            accuracy: self.accuracy(),
+        };
+        let is_best = self.totals.evaluated(Best {
+            step: number,
+            loss: event.loss,
+            accuracy: event.accuracy,
+        });
+        if let Some(record) = &mut self.record {
+            let result = describe(&stats, event.accuracy);
+            self.program
+                .note(&format!("step {number}: on held-out rows {result}"));
+            self.program.evaluated(&event)?;
+            record.eval(&event)?;
+        }
+        if let Some(evidence) = evidence {
+            self.keep(evidence, number)?;
+        }
+        self.totals.restart_clock();
+        Ok(is_best)
+    }
+
+    /// Gathers what all ranks saw in the last evaluation, and keeps it for the report.
+    fn keep(&mut self, evidence: Evidence, number: u64) -> Result<()> {
+        let kept = evidence.together(number, &self.samples, &self.main, self.world)?;
+        if let (Some((confusion, samples)), Some(record)) = (kept, &mut self.record) {
+            record.confusion(&confusion)?;
+            // The report can do without samples.
+            if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
+                tracing::warn!("the report will show no samples: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_replicas(&mut self, number: u64) -> Result<()> {
+        self.totals.compared = Some(number);
+        agree::compare_replicas(&mut self.step, self.world, number)
+    }
+
+    /// That of the last evaluation.
+    fn accuracy(&self) -> Option<f64> {
+        let evaluation = self.totals.evaluation.as_ref();
+        evaluation.and_then(|stats| self.task.accuracy(stats))
+    }
+
+    /// Saves the run as it is after step `number`, unless it is saved. A thread writes the files
+    /// while training continues.
+    fn save(&mut self, number: u64) -> Result<()> {
+        if self.saved == Some(number) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        in_phase(Phase::Checkpoint, || self.save_now(number))?;
+        self.saved = Some(number);
+        self.totals.waits.saving += began.elapsed();
+        self.record_saved()
+    }
+
+    fn save_now(&mut self, number: u64) -> Result<()> {
+        // After a bad step the model is that of an earlier step.
+        let report = self.step.report(false)?;
+        self.check_finite(&report)?;
+        if self.totals.compared != Some(number) {
+            self.compare_replicas(number)?;
+        }
+        self.step.gather()?;
+        nonfinite::check_values(&self.step, number)?;
+        faults::at(Place::Snapshot)?;
+        let state = self.state_after(number);
+        self.saver.save(&mut self.step, state)
+    }
+
+    /// Everything but tensors after step `number`.
+    fn state_after(&self, number: u64) -> State {
+        let next = self.loader.sampler().at(number);
+        let mut state = self.state.clone();
+        state.step = number;
+        state.samples = self.totals.samples;
+        state.position.epoch = next.epoch;
+        state.position.in_epoch = next.in_epoch;
+        state.schedule.learning_rate = self.schedule.learning_rate(number + 1);
+        state.best = self.totals.best;
+        state.last = self.totals.last;
+        state
+    }
+
+    /// Records the checkpoints that are durable by now.
+    fn record_saved(&mut self) -> Result<()> {
+        self.saver.check()?;
+        let written = self.saver.written();
+        let Some(record) = &mut self.record else {
+            return Ok(());
+        };
+        for (step, folder) in written {
+            let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
+            let folder = &folder.to_string_lossy();
+            record.checkpoint(&CheckpointEvent { step, folder })?;
+        }
+        Ok(())
+    }
+
+    /// Saves after the last step, and waits until the files are durable. All ranks wait, because
+    /// the first to end ends the job, and longer than usual, because a model may be large.
+    fn save_last(&mut self, number: u64) -> Result<Option<PathBuf>> {
+        self.save(number)?;
+        let folder = self.saver.finish()?;
+        self.record_saved()?;
+        let timeout = SAVING_MAX.max(self.world.timeout());
+        self.world.barrier_within(timeout)?;
+        Ok(folder)
+    }
+
+    /// Sums up what all ranks moved between devices and between each other.
+    fn audit(&mut self) -> Result<()> {
+        let devices: Vec<Device> = self.step.stages().iter().map(Stage::device).collect();
+        let audit = audit::audit(self.world, self.share, &devices)?;
+        if let (Some(audit), Some(record)) = (audit, &mut self.record) {
+            self.program.note(&audit.to_string());
+            record.placement(&audit)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the record's last line.
+    fn close(&mut self, reason: &str, exit_code: u8) -> Result<()> {
+        let accuracy = self.accuracy();
+        let Some(record) = &mut self.record else {
+            return Ok(());
+        };
+        let totals = &self.totals;
+        let seconds = totals.started.elapsed().as_secs_f64();
+        let samples_per_s = if totals.has_rates {
+            totals.samples_here as f64 / seconds.max(1e-9)
+        } else {
+            f64::NAN
+        };
+        let devices = self.step.stages().iter().map(Stage::device);
+        let end = End {
+            reason,
+            exit_code,
+            steps: totals.steps,
+            samples: totals.samples,
+            seconds,
+            samples_per_s,
+            loss: totals.last_loss,
+            eval_loss: totals.evaluation.map(|stats| stats.loss()),
+            accuracy,
+            peak_mb: process::peak_mb(),
+            device_peak_mb: devices.filter_map(process::device_peak_mb).reduce(f64::max),
+        };
+        record.end(&end, &Ledger::of_process())
+    }
+
+    /// Makes the report, however the run ended. A report that fails is only warned of.
+    fn report(&self) -> Option<PathBuf> {
+        self.record.as_ref()?;
+        let report = self.program.report(&self.options.out);
+        report
+            .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+            .ok()
+    }
+}
+
+/// The end of a run that is asked to stop before its first step.
+fn stopped_early(signal: Signal) -> Error {
+    Error::Stopped(format!(
+        "stopped by {signal} during set-up, before any step: nothing is lost; help: run the same \
+         command again"
+    ))
+}
+
+/// `loss 0.0312, accuracy 99.10%`
+fn describe(stats: &Stats, accuracy: Option<f64>) -> String {
+    let percent = |accuracy: f64| format!(", accuracy {:.2}%", accuracy * 100.0);
+    let accuracy = accuracy.map_or(String::new(), percent);
+    format!("loss {:.4}{accuracy}", stats.loss())
+}

@@ -1,0 +1,212 @@
+//! A trial of a run: everything up to the first step, and a few steps on a model that is then
+//! dropped. Of the run nothing is written.
+
+use std::time::{Duration, Instant};
+
+use ddp_comm::World;
+use ddp_kernels::stream::synchronize;
+use ddp_kernels::transfer::{Phase, in_phase};
+use ddp_kernels::{DType, Device};
+
+use super::options::{Plan, Resume, RunOptions};
+use super::program::Program;
+use super::setup::{self, Assembled, Prepared};
+use crate::error::{Error, Result};
+use crate::step::{Stage, Step};
+use crate::{process, record};
+
+/// About how long the steps of a trial take together, and how many they are.
+const TRIAL: Duration = Duration::from_secs(1);
+const STEPS_MIN: u64 = 3;
+const STEPS_MAX: u64 = 50;
+/// Steps before these: the first ones allocate, compile and capture.
+const WARM_UP: u64 = 3;
+
+/// What a run would take.
+#[derive(Debug)]
+pub struct Rehearsal {
+    /// What the data are.
+    pub data: String,
+    /// The plan of the run.
+    pub plan: Plan,
+    /// Steps that are already done.
+    pub taken: u64,
+    /// This rank's devices.
+    pub devices: Vec<Device>,
+    /// Where each rank trains.
+    pub places: Vec<String>,
+    /// Bytes of this rank's model.
+    pub model_bytes: ModelBytes,
+    /// Bytes of a checkpoint, of all ranks together.
+    pub checkpoint_bytes: u64,
+    /// The most host memory that any rank had, in MB.
+    pub host_peak_mb: f64,
+    /// The most GPU memory that any rank had, in MB.
+    pub device_peak_mb: Option<f64>,
+    /// How long steps took; none if no step is left.
+    pub trial: Option<Trial>,
+}
+
+/// Bytes of the model of a rank, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModelBytes {
+    /// Parameters, f32.
+    pub values: u64,
+    /// Their rounded copies.
+    pub copies: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// The optimizer's moments.
+    pub moments: u64,
+}
+
+/// Times of a few steps and an evaluation.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial {
+    /// The median time of a step.
+    pub step: Duration,
+    /// Of so many steps.
+    pub steps: u64,
+    /// The time of an evaluation, if there are held-out rows.
+    pub evaluation: Option<Duration>,
+}
+
+/// Checks everything that can be checked without training, and measures a few steps. None for a
+/// resumed run that is already finished. All ranks call it together.
+pub fn rehearse(
+    options: &RunOptions,
+    program: &dyn Program,
+    world: &World,
+) -> Result<Option<Rehearsal>> {
+    let prepared = in_phase(Phase::Setup, || setup::assemble(options, program, world))?;
+    let Prepared::Ready(mut run) = prepared else {
+        return Ok(None);
+    };
+    if options.resume == Resume::Never && world.rank() == 0 {
+        record::check_free(&options.out)?;
+    }
+    let taken = run.taken();
+    let trial = if taken < run.plan.steps {
+        Some(trial(&mut run, world, taken)?)
+    } else {
+        None
+    };
+    let (host_peak_mb, device_peak_mb) = peaks(&run, world)?;
+    Ok(Some(Rehearsal {
+        taken,
+        model_bytes: ModelBytes::of(&run.step),
+        checkpoint_bytes: checkpoint_bytes(&run.step, world)?,
+        host_peak_mb,
+        device_peak_mb,
+        trial,
+        data: run.data.description,
+        plan: run.plan,
+        devices: run.devices,
+        places: run.places,
+    }))
+}
+
+impl ModelBytes {
+    fn of(step: &Step) -> ModelBytes {
+        let mut bytes = ModelBytes::default();
+        for stage in step.stages() {
+            let params = &stage.model().params;
+            bytes.values += params.values().bytes() as u64;
+            bytes.gradients += params.gradients().bytes() as u64;
+            if params.dtype() != params.master_dtype() {
+                bytes.copies += params.read_arena().bytes() as u64;
+            }
+            let moments = stage.optimizer().moments();
+            bytes.moments += moments
+                .map(|(_, moment)| moment.bytes() as u64)
+                .sum::<u64>();
+        }
+        bytes
+    }
+}
+
+/// Bytes of the model and of all ranks' moments in files, as f32.
+fn checkpoint_bytes(step: &Step, world: &World) -> Result<u64> {
+    let stages = step.stages();
+    let of_f32 = |elements: usize| (elements * DType::F32.bytes()) as u64;
+    let values = |stage: &Stage| -> usize {
+        let parameters = stage.model().params.list().iter();
+        parameters.map(|parameter| parameter.range.len()).sum()
+    };
+    let moments = |stage: &Stage| -> usize {
+        let optimizer = stage.optimizer();
+        let owned = optimizer.owned_pieces();
+        let owned: usize = owned.iter().map(|piece| piece.length).sum();
+        owned * optimizer.moments().count()
+    };
+    let model = of_f32(stages.iter().map(values).sum());
+    let mine = of_f32(stages.iter().map(moments).sum());
+    let all = world.all_gather_bytes(&mine.to_le_bytes())?;
+    let number = |bytes: &Vec<u8>| Some(u64::from_le_bytes(bytes.as_slice().try_into().ok()?));
+    // Without ZeRO-1 each rank has all moments, and one file holds them.
+    let is_shared = stages.iter().any(|stage| stage.model().params.shares() > 1);
+    let moments = if is_shared {
+        all.iter().filter_map(number).sum()
+    } else {
+        mine
+    };
+    Ok(model + moments)
+}
+
+/// Takes steps for about a second, the same number on all ranks.
+fn trial(run: &mut Assembled, world: &World, taken: u64) -> Result<Trial> {
+    let device = run.devices[0];
+    let mut next = taken;
+    let mut take_step = |run: &mut Assembled| -> Result<Duration> {
+        let began = Instant::now();
+        let batch = in_phase(Phase::Step, || run.loader.load(next))?;
+        next = (next + 1).min(run.plan.steps - 1);
+        run.step.run(batch, 0.0, false)?;
+        synchronize(device)?;
+        Ok(began.elapsed())
+    };
+    let mut last = Duration::ZERO;
+    for _ in 0..WARM_UP {
+        last = take_step(run)?;
+    }
+    let count = (TRIAL.as_secs_f64() / last.as_secs_f64().max(1e-6)) as u64;
+    // All ranks take rank 0's number.
+    let mut count = count.clamp(STEPS_MIN, STEPS_MAX).to_le_bytes().to_vec();
+    world.broadcast_bytes(&mut count, 0)?;
+    let count = count.try_into().map(u64::from_le_bytes);
+    let steps = count.map_err(|_| Error::Internal("the trial's length is 8 bytes".into()))?;
+    let times = (0..steps).map(|_| take_step(run));
+    let mut times = times.collect::<Result<Vec<_>>>()?;
+    times.sort();
+    let evaluation = if run.data.held_out.rows() == 0 {
+        None
+    } else {
+        let began = Instant::now();
+        in_phase(Phase::Evaluation, || {
+            run.step.evaluate(&mut run.held_out, &run.main)
+        })?;
+        Some(began.elapsed())
+    };
+    Ok(Trial {
+        step: times[times.len() / 2],
+        steps,
+        evaluation,
+    })
+}
+
+/// The most memory of the host and of a GPU that any rank had, in MB.
+fn peaks(run: &Assembled, world: &World) -> Result<(f64, Option<f64>)> {
+    let devices = run.devices.iter().copied();
+    let device = devices.filter_map(process::device_peak_mb).reduce(f64::max);
+    let mine = [process::peak_mb().unwrap_or(0.0), device.unwrap_or(0.0)];
+    let all = world.all_gather_bytes(&mine.map(f64::to_le_bytes).concat())?;
+    let number = |bytes: &[u8], index: usize| {
+        let bytes = bytes.get(8 * index..8 * index + 8)?;
+        Some(f64::from_le_bytes(bytes.try_into().ok()?))
+    };
+    let peak = |index: usize| {
+        let numbers = all.iter().filter_map(|bytes| number(bytes, index));
+        numbers.fold(0.0, f64::max)
+    };
+    Ok((peak(0), device.map(|_| peak(1))))
+}

@@ -1,0 +1,100 @@
+//! Activations as layers: ReLU and GELU. In a `Sequential` the linear layer below usually applies
+//! them, and the layer above multiplies their derivative into its own backward.
+
+use ddp_kernels::Tensor;
+use ddp_kernels::ops::{self, Activation, Gelu};
+
+use crate::build::Build;
+use crate::error::Result;
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::pass::Pass;
+
+/// An activation, applied to each element.
+#[derive(Debug)]
+pub struct Activate {
+    activation: Activation,
+    /// Whether the layer below applies it.
+    is_fused: bool,
+}
+
+impl Activate {
+    /// Applies `activation`.
+    pub fn new(activation: Activation) -> Activate {
+        Activate {
+            activation,
+            is_fused: false,
+        }
+    }
+
+    /// max(z, 0)
+    pub fn relu() -> Activate {
+        Activate::new(Activation::Relu)
+    }
+
+    /// z·Φ(z), as `torch.nn.GELU()`.
+    pub fn gelu() -> Activate {
+        Activate::new(Activation::Gelu(Gelu::Erf))
+    }
+
+    /// GELU by tanh, as `torch.nn.GELU("tanh")` and GPT-2.
+    pub fn gelu_tanh() -> Activate {
+        Activate::new(Activation::Gelu(Gelu::Tanh))
+    }
+}
+
+impl Layer for Activate {
+    fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        Ok(shape.to_vec())
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if self.is_fused || self.activation == Activation::Identity {
+            return Ok(x.clone());
+        }
+        let y = pass.take(x.shape())?;
+        let kept = match self.activation {
+            Activation::Gelu(kind) => {
+                ops::gelu_into(&y, x, kind)?;
+                x
+            }
+            _ => {
+                ops::relu_into(&y, x)?;
+                &y
+            }
+        };
+        if pass.is_training() {
+            pass.save(kept);
+        }
+        Ok(y)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        if self.activation == Activation::Identity {
+            return Ok(if fold == Fold::Nothing {
+                Folded::nothing()
+            } else {
+                Folded::plain(dy.clone())
+            });
+        }
+        // Saved by the layer below if that applies the activation.
+        let kept = pass.restore().reshape(dy.shape())?;
+        if fold == Fold::Nothing {
+            return Ok(Folded::nothing());
+        }
+        let dx = pass.take(dy.shape())?;
+        match self.activation {
+            Activation::Gelu(kind) => ops::gelu_backward_into(&dx, dy, &kept, kind)?,
+            _ => ops::relu_backward_into(&dx, dy, &kept)?,
+        }
+        pass.fold(dx, fold)
+    }
+
+    fn activation(&self) -> Option<Activation> {
+        (self.activation != Activation::Identity).then_some(self.activation)
+    }
+
+    fn set_fused(&mut self) {
+        self.is_fused = true;
+    }
+}

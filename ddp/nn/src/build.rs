@@ -1,0 +1,266 @@
+//! What layers declare before there is memory: parameters and buffers with their names, shapes and
+//! first values, and where each parameter is used. `Params` allocates what was declared.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ddp_kernels::{DType, Device, Random, Tensor};
+
+use crate::error::{Error, Result};
+
+/// Identifies a parameter or buffer of a model: its number in the order of declaration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub usize);
+
+impl ParamId {
+    /// The number in the order of declaration, from 0.
+    pub fn number(self) -> usize {
+        self.0
+    }
+}
+
+/// The first values of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All equal.
+    Constant(f64),
+    /// Uniform from -bound to bound.
+    Uniform {
+        /// The bound.
+        bound: f64,
+    },
+    /// Normal with mean 0.
+    Normal {
+        /// The standard deviation.
+        deviation: f64,
+    },
+}
+
+/// A declared parameter or buffer.
+#[derive(Clone, Debug)]
+pub(crate) struct Declared {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) init: Init,
+    pub(crate) is_buffer: bool,
+}
+
+/// All declarations of a model's layers.
+#[derive(Debug)]
+pub(crate) struct Declarations {
+    pub(crate) list: Vec<Declared>,
+    /// The parameter of each use, in the order of a forward pass. A tied one occurs several times.
+    pub(crate) uses: Vec<ParamId>,
+    random_layers: u32,
+    /// Tells builds of models apart: a `Tie` remembers its parameter for one build only.
+    serial: u64,
+}
+
+impl Declarations {
+    pub(crate) fn new() -> Declarations {
+        static NEXT_SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = NEXT_SERIAL.fetch_add(1, Ordering::Relaxed);
+        Declarations {
+            list: Vec::new(),
+            uses: Vec::new(),
+            random_layers: 0,
+            serial,
+        }
+    }
+}
+
+/// Collects declarations during `Layer::build`.
+#[derive(Debug)]
+pub struct Build<'a> {
+    declarations: &'a mut Declarations,
+    /// The beginning of all names declared here: `4.`
+    prefix: String,
+}
+
+/// A point in the order of a forward pass: how many uses of parameters come before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UseIndex(usize);
+
+/// One parameter shared by several layers; clones of a `Tie` are the same tie. The layer that is
+/// built first declares the parameter, under its own name; the others use it.
+#[derive(Clone, Debug, Default)]
+pub struct Tie(Arc<Mutex<Option<(u64, ParamId)>>>);
+
+impl Tie {
+    /// A tie without a parameter yet.
+    pub fn new() -> Tie {
+        Tie::default()
+    }
+}
+
+impl<'a> Build<'a> {
+    pub(crate) fn new(declarations: &'a mut Declarations) -> Build<'a> {
+        Build {
+            declarations,
+            prefix: String::new(),
+        }
+    }
+
+    /// Declares a part of this layer: its names begin with `name` and a dot.
+    pub fn scope<R>(&mut self, name: &str, body: impl FnOnce(&mut Build<'_>) -> R) -> R {
+        let prefix = format!("{}{name}.", self.prefix);
+        body(&mut Build {
+            declarations: self.declarations,
+            prefix,
+        })
+    }
+
+    /// The name of this layer, for messages: `4`, or `model` for the whole.
+    pub fn path(&self) -> &str {
+        if self.prefix.is_empty() {
+            "model"
+        } else {
+            &self.prefix[..self.prefix.len() - 1]
+        }
+    }
+
+    /// Declares a parameter. Weight decay applies to those of two or more dimensions.
+    pub fn parameter(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
+        let id = self.declare(name, shape, init, false)?;
+        self.declarations.uses.push(id);
+        Ok(id)
+    }
+
+    /// Declares a buffer: saved and moved with the model, never trained.
+    pub fn buffer(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
+        self.declare(name, shape, init, true)
+    }
+
+    /// Uses a parameter of another layer. It has one place in memory, and its gradient is complete
+    /// after the last use in a backward pass.
+    pub fn share(&mut self, parameter: ParamId) {
+        self.declarations.uses.push(parameter);
+    }
+
+    /// As `parameter`, but if `tie` already holds a parameter, this is another use of that one.
+    /// Both must have the same shape.
+    pub fn tied_parameter(
+        &mut self,
+        tie: &Tie,
+        name: &str,
+        shape: &[usize],
+        init: Init,
+    ) -> Result<ParamId> {
+        let mut held = tie.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((_, id)) = held.filter(|&(serial, _)| serial == self.declarations.serial) else {
+            let id = self.parameter(name, shape, init)?;
+            *held = Some((self.declarations.serial, id));
+            return Ok(id);
+        };
+        let other = &self.declarations.list[id.0];
+        if other.shape != shape {
+            return Err(Error::Model {
+                layer: self.path().to_string(),
+                expected: format!(
+                    "{name} of shape {:?}, to be tied to {}",
+                    other.shape, other.name
+                ),
+                got: format!("{shape:?}"),
+                help: "tie layers of equal sizes, or leave this one untied".into(),
+            });
+        }
+        self.share(id);
+        Ok(id)
+    }
+
+    /// A number for a layer that draws random numbers in its forward. No other layer of the model
+    /// gets the same.
+    pub fn random_layer(&mut self) -> u32 {
+        self.declarations.random_layers += 1;
+        self.declarations.random_layers - 1
+    }
+
+    /// Counts at least this many layers that draw: those in the parts of a model below this one.
+    pub(crate) fn skip_random_layers(&mut self, random_layers: u32) {
+        let count = &mut self.declarations.random_layers;
+        *count = random_layers.max(*count);
+    }
+
+    /// How many layers that draw have been built.
+    pub(crate) fn random_layers(&self) -> u32 {
+        self.declarations.random_layers
+    }
+
+    /// How far the model is built. Layers are built in the order of a forward pass.
+    pub fn use_index(&self) -> UseIndex {
+        UseIndex(self.declarations.uses.len())
+    }
+
+    fn declare(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        init: Init,
+        is_buffer: bool,
+    ) -> Result<ParamId> {
+        let name = format!("{}{name}", self.prefix);
+        let refuse = |expected: String, got: String, help: &str| {
+            Err(Error::Model {
+                layer: self.path().to_string(),
+                expected,
+                got,
+                help: help.into(),
+            })
+        };
+        let list = &self.declarations.list;
+        if list.iter().any(|other| other.name == name) {
+            return refuse(
+                "different names".into(),
+                format!("{name} twice"),
+                "declare each part of a layer in its own scope",
+            );
+        }
+        let count = shape
+            .iter()
+            .try_fold(1usize, |count, &length| count.checked_mul(length));
+        if count.is_none_or(|count| count == 0 || count > isize::MAX as usize / 64) {
+            let expected = format!("{name} to have elements, and fewer than memory could hold");
+            let got = format!("the shape {shape:?}");
+            return refuse(expected, got, "check the layer's sizes");
+        }
+        self.declarations.list.push(Declared {
+            name,
+            shape: shape.to_vec(),
+            init,
+            is_buffer,
+        });
+        Ok(ParamId(self.declarations.list.len() - 1))
+    }
+}
+
+impl UseIndex {
+    pub(crate) fn range_to(self, end: UseIndex) -> Range<usize> {
+        self.0..end.0.max(self.0)
+    }
+}
+
+impl Init {
+    /// `count` first values in f32, whatever the parameter's dtype: the same seed gives the same
+    /// model in every dtype.
+    pub(crate) fn values(&self, count: usize, random: &mut Random) -> Result<Tensor> {
+        let shape = [count];
+        let scale = |unit: Tensor, scale: &dyn Fn(f32) -> f32| -> Result<Tensor> {
+            unit.with_slice_mut(|values: &mut [f32]| {
+                values.iter_mut().for_each(|value| *value = scale(*value))
+            })?;
+            Ok(unit)
+        };
+        match *self {
+            Init::Constant(value) => Ok(Tensor::full(&shape, value, DType::F32, Device::Cpu)?),
+            Init::Uniform { bound } => {
+                let unit = Tensor::rand(&shape, DType::F32, Device::Cpu, random)?;
+                scale(unit, &|unit| (2.0 * unit - 1.0) * bound as f32)
+            }
+            Init::Normal { deviation } => {
+                let unit = Tensor::randn(&shape, DType::F32, Device::Cpu, random)?;
+                scale(unit, &|unit| unit * deviation as f32)
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Dropout. Which elements are dropped follows from the seed, the layer, the step and the row's
+//! position in the global batch: it does not depend on the number of ranks or on micro-batches.
+
+use ddp_kernels::Tensor;
+use ddp_kernels::ops::{self, DropoutKey};
+
+use crate::build::Build;
+use crate::error::{Error, Result};
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::pass::Pass;
+
+/// In training, zeroes each element with a probability and scales up the others; otherwise returns
+/// its input.
+#[derive(Debug)]
+pub struct Dropout {
+    probability: f64,
+    /// Its number among the model's layers that draw random numbers.
+    number: u32,
+}
+
+impl Dropout {
+    /// Drops with this probability, at least 0 and less than 1.
+    pub fn new(probability: f64) -> Dropout {
+        Dropout {
+            probability,
+            number: 0,
+        }
+    }
+
+    fn drops(&self, pass: &Pass<'_>) -> bool {
+        pass.is_training() && self.probability > 0.0
+    }
+
+    /// Forward and backward are the same operation. Nothing is saved: the same random numbers are
+    /// drawn again.
+    fn apply(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let out = pass.take(x.shape())?;
+        let key = DropoutKey {
+            seed: pass.seed(),
+            layer: self.number,
+            position: pass.position(),
+        };
+        ops::dropout_into(&out, x, self.probability, &key)?;
+        Ok(out)
+    }
+}
+
+impl Layer for Dropout {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        if !(0.0..1.0).contains(&self.probability) {
+            return Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "a dropout probability of at least 0 and less than 1".into(),
+                got: self.probability.to_string(),
+                help: "use 0 to drop nothing".into(),
+            });
+        }
+        self.number = build.random_layer();
+        Ok(shape.to_vec())
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if self.drops(pass) {
+            self.apply(pass, x)
+        } else {
+            Ok(x.clone())
+        }
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        if fold == Fold::Nothing {
+            return Ok(Folded::nothing());
+        }
+        if !self.drops(pass) {
+            return Ok(Folded::plain(dy.clone()));
+        }
+        let dx = self.apply(pass, dy)?;
+        pass.fold(dx, fold)
+    }
+}

@@ -1,0 +1,37 @@
+//! Layers, losses, models, parameters and optimizers.
+//!
+//! A layer has a forward and a backward, and saves between them what the backward needs. There is
+//! no tape: the order of the backward pass is that of the source text. `layer.rs` defines layers,
+//! `pass.rs` what they work with.
+
+#![forbid(unsafe_code)]
+
+pub mod activate;
+pub mod build;
+pub mod check;
+pub mod dropout;
+pub mod error;
+pub mod fold;
+pub mod layer;
+pub mod linear;
+pub mod loss;
+pub mod models;
+pub mod optim;
+pub mod params;
+pub mod pass;
+pub mod residual;
+pub mod scratch;
+pub mod sequential;
+
+pub use activate::Activate;
+pub use build::{Build, Init, Tie, UseIndex};
+pub use dropout::Dropout;
+pub use error::{Error, Result};
+pub use fold::{Fold, Folded};
+pub use layer::Layer;
+pub use linear::Linear;
+pub use loss::{CrossEntropy, Loss, Losses, Mse};
+pub use pass::{Gradient, Listener, Pass, PassOptions, Saved};
+pub use residual::Residual;
+pub use scratch::Scratch;
+pub use sequential::Sequential;

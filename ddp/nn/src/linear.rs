@@ -1,0 +1,232 @@
+//! Linear: y = x·Wᵀ + b, with PyTorch's layout and first values. Letters: B rows of the input (all
+//! its dimensions but the last), I inputs, O outputs.
+
+use ddp_kernels::Tensor;
+use ddp_kernels::ops::{self, Activation, Below};
+use ddp_kernels::shape::RANK_MAX;
+
+use crate::build::{Build, Init, ParamId, Tie};
+use crate::error::{Error, Result};
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::pass::Pass;
+
+/// A linear layer on the last dimension. Weight (O, I) and bias (O) start uniform between ±1/√I, as
+/// in `torch.nn.Linear`.
+#[derive(Debug)]
+pub struct Linear {
+    outputs: usize,
+    has_bias: bool,
+    /// Its name in the model once built, for messages.
+    name: String,
+    tie: Option<Tie>,
+    /// The activation of the layer above, if this layer applies it.
+    fused: Activation,
+    built: Option<Built>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Built {
+    inputs: usize,
+    weight: ParamId,
+    bias: Option<ParamId>,
+}
+
+impl Linear {
+    /// A layer with so many outputs and a bias. The last dimension of its input is the number of
+    /// inputs.
+    pub fn new(outputs: usize) -> Linear {
+        Linear {
+            outputs,
+            has_bias: true,
+            name: String::new(),
+            tie: None,
+            fused: Activation::Identity,
+            built: None,
+        }
+    }
+
+    /// The same layer without a bias.
+    pub fn without_bias(self) -> Linear {
+        Linear {
+            has_bias: false,
+            ..self
+        }
+    }
+
+    /// The same layer with a weight that all layers of this tie share. Each has its own bias.
+    pub fn tied(self, tie: &Tie) -> Linear {
+        Linear {
+            tie: Some(tie.clone()),
+            ..self
+        }
+    }
+
+    fn built(&self) -> Built {
+        self.built
+            .expect("a layer is built (Model::new) before it is run")
+    }
+
+    /// `x` (…, I), reshaped to (B, I).
+    fn rows(&self, x: &Tensor) -> Result<Tensor> {
+        let inputs = self.built().inputs;
+        let dims = x.shape().dims();
+        if dims.len() < 2 || dims[dims.len() - 1] != inputs {
+            return Err(Error::Model {
+                layer: self.name.clone(),
+                expected: format!("rows of {inputs} inputs, as it was built for"),
+                got: x.to_string(),
+                help: format!("pass [rows, …, {inputs}], or build the model for this shape"),
+            });
+        }
+        Ok(x.reshape(&[x.count() / inputs, inputs])?)
+    }
+
+    /// Whether backward needs the input: only if the weight or the bias is trained.
+    fn needs_input(&self, pass: &Pass<'_>) -> bool {
+        let Built { weight, bias, .. } = self.built();
+        pass.trains(weight) || bias.is_some_and(|bias| pass.trains(bias))
+    }
+
+    /// dw = dyᵀ·x and db = Σ rows of dy, for `x` (B, I) and `dy` (B, O).
+    fn write_gradients(&self, pass: &mut Pass<'_>, dy: &Tensor, x: &Tensor) -> Result<()> {
+        let Built {
+            inputs,
+            weight,
+            bias,
+        } = self.built();
+        let dw = pass.gradient(weight);
+        let db = bias.and_then(|bias| pass.gradient(bias));
+        // One operation adds to both or replaces both. If a tied weight was already used above, it
+        // is added to but the bias is replaced: the bias then starts at zero.
+        let accumulate = dw.as_ref().is_some_and(|dw| dw.accumulate)
+            || db.as_ref().is_some_and(|db| db.accumulate);
+        for gradient in [&dw, &db].into_iter().flatten() {
+            if accumulate && !gradient.accumulate {
+                ops::zero(gradient.tensor)?;
+            }
+        }
+        let db = db.map(|db| db.tensor);
+        match dw {
+            Some(dw) => ops::linear_backward_weight_into(dw.tensor, db, dy, x, accumulate)?,
+            None if db.is_some() => {
+                // Only the weight is frozen, which is rare: its gradient is computed and dropped.
+                let unused = pass.take(&[self.outputs, inputs])?;
+                ops::linear_backward_weight_into(&unused, db, dy, x, accumulate)?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// `matrix` (B, last) in the shape of `like`, except for the last dimension.
+fn with_last_of(matrix: &Tensor, like: &Tensor, last: usize) -> Result<Tensor> {
+    let mut dims = [0; RANK_MAX];
+    let rank = like.shape().rank();
+    dims[..rank].copy_from_slice(like.shape());
+    dims[rank - 1] = last;
+    Ok(matrix.reshape(&dims[..rank])?)
+}
+
+impl Layer for Linear {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        let inputs = shape
+            .last()
+            .copied()
+            .filter(|&inputs| inputs > 0 && self.outputs > 0);
+        let Some(inputs) = inputs else {
+            return Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "at least one input and one output".into(),
+                got: format!("rows of shape {shape:?} and {} outputs", self.outputs),
+                help: "a linear layer works on the last dimension of a row: [inputs]".into(),
+            });
+        };
+        let init = Init::Uniform {
+            bound: 1.0 / (inputs as f64).sqrt(),
+        };
+        let weight = match &self.tie {
+            Some(tie) => build.tied_parameter(tie, "weight", &[self.outputs, inputs], init)?,
+            None => build.parameter("weight", &[self.outputs, inputs], init)?,
+        };
+        let bias = self
+            .has_bias
+            .then(|| build.parameter("bias", &[self.outputs], init))
+            .transpose()?;
+        self.built = Some(Built {
+            inputs,
+            weight,
+            bias,
+        });
+        self.name = build.path().to_string();
+        let mut shape = shape.to_vec();
+        shape.pop();
+        shape.push(self.outputs);
+        Ok(shape)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let Built { weight, bias, .. } = self.built();
+        let rows = self.rows(x)?;
+        let shape = [rows.shape()[0], self.outputs];
+        let y = pass.take(&shape)?;
+        let keeps_pre_activation = matches!(self.fused, Activation::Gelu(_)) && pass.is_training();
+        let pre_activation = keeps_pre_activation
+            .then(|| pass.take(&shape))
+            .transpose()?;
+        let (weight, bias) = (
+            pass.value(weight)?,
+            bias.map(|bias| pass.value(bias)).transpose()?,
+        );
+        ops::linear_into(&y, &rows, weight, bias, self.fused, pre_activation.as_ref())?;
+        if pass.is_training() {
+            if self.needs_input(pass) {
+                pass.save(&rows);
+            }
+            if self.fused != Activation::Identity {
+                pass.save(pre_activation.as_ref().unwrap_or(&y));
+            }
+        }
+        with_last_of(&y, x, self.outputs)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let Built {
+            inputs,
+            weight,
+            bias,
+        } = self.built();
+        let dy_rows = dy.reshape(&[dy.count() / self.outputs, self.outputs])?;
+        if self.needs_input(pass) {
+            let x = pass.restore();
+            self.write_gradients(pass, &dy_rows, &x)?;
+        }
+        // Before the gradient of the input, so that these are reduced while it is computed.
+        bias.map_or(Ok(()), |bias| pass.finished(bias))?;
+        pass.finished(weight)?;
+        if fold == Fold::Nothing {
+            return Ok(Folded::nothing());
+        }
+        let dx = pass.take(&[dy_rows.shape()[0], inputs])?;
+        let saved = pass.below(fold, &dx)?;
+        let below = match (fold, &saved) {
+            (Fold::Activation(Activation::Relu), Some(y)) => Below::Relu(y),
+            (Fold::Activation(Activation::Gelu(kind)), Some(z)) => Below::Gelu(kind, z),
+            _ => Below::Identity,
+        };
+        ops::linear_backward_input_into(&dx, &dy_rows, pass.value(weight)?, below)?;
+        Ok(Folded {
+            gradient: Some(with_last_of(&dx, dy, inputs)?),
+            folded: saved.is_some(),
+        })
+    }
+
+    fn fuse(&mut self, above: Activation) -> bool {
+        let is_free = self.fused == Activation::Identity;
+        if is_free {
+            self.fused = above;
+        }
+        is_free
+    }
+}

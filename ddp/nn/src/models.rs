@@ -1,0 +1,144 @@
+//! The list of model families, and a model of any of them: `ModelSpec`. A new family is a folder
+//! beside this file and its lines here; see docs/adding-a-model.md.
+
+pub mod family;
+pub mod mlp;
+pub mod model;
+#[cfg(feature = "test-family")]
+#[path = "../tests/positions/mod.rs"]
+pub mod positions;
+pub mod split;
+
+pub use family::{DataShape, Family};
+pub use mlp::Mlp;
+pub use model::Model;
+
+use family::Setting;
+use serde::{Deserialize, Serialize};
+
+use crate::build::Declarations;
+use crate::error::Result;
+use crate::{Build, Layer, Sequential};
+
+/// Declares the families: a line each, with its help, the struct of its settings and its name. The
+/// first one is the default.
+macro_rules! families {
+    ($(
+        $(#[cfg($condition:meta)])?
+        $help:literal $variant:ident($settings:path) = $name:literal,
+    )+) => {
+        /// What a model is: a family and its settings.
+        ///
+        /// It is written as one table: `model = "mlp"` beside the settings of the family.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "model")]
+        pub enum ModelSpec {
+            $(
+                $(#[cfg($condition)])?
+                #[doc = $help]
+                #[serde(rename = $name)]
+                $variant($settings),
+            )+
+        }
+
+        impl ModelSpec {
+            /// The name of the family.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $($(#[cfg($condition)])? ModelSpec::$variant(_) => $name,)+
+                }
+            }
+
+            fn family(&self) -> &dyn Family {
+                match self {
+                    $($(#[cfg($condition)])? ModelSpec::$variant(family) => family,)+
+                }
+            }
+
+            /// All families, in the order of the help.
+            pub fn families() -> Vec<FamilyInfo> {
+                vec![$(
+                    $(#[cfg($condition)])?
+                    FamilyInfo {
+                        name: $name,
+                        help: $help,
+                        is_hidden: <$settings>::is_hidden(),
+                        default: ModelSpec::$variant(<$settings>::default()),
+                        settings: settings_of(|spec| match spec {
+                            ModelSpec::$variant(family) => Some(family),
+                            #[allow(unreachable_patterns, reason = "there may be one family only")]
+                            _ => None,
+                        }),
+                    },
+                )+]
+            }
+        }
+    };
+}
+
+families! {
+    "A multilayer perceptron" Mlp(mlp::MlpSpec) = "mlp",
+    #[cfg(feature = "test-family")]
+    "For tests: a class for each position" Positions(positions::PositionsSpec) = "positions",
+}
+
+/// A model family, for those who list families and read settings.
+#[derive(Debug)]
+pub struct FamilyInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// Its help.
+    pub help: &'static str,
+    /// Whether help leaves it out: for families of tests.
+    pub is_hidden: bool,
+    /// A model of this family with default settings.
+    pub default: ModelSpec,
+    /// Its settings, in the order of the help.
+    pub settings: Vec<Setting<ModelSpec>>,
+}
+
+impl Default for ModelSpec {
+    fn default() -> ModelSpec {
+        let mut families = ModelSpec::families();
+        families.swap_remove(0).default
+    }
+}
+
+impl ModelSpec {
+    /// Checks the settings. The error names a setting in backquotes.
+    pub fn check(&self) -> Result<()> {
+        self.family().check()
+    }
+
+    /// The layers for these data.
+    pub fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        self.family().layers(data)
+    }
+
+    /// The same model in PyTorch, on one line, if the family says so.
+    pub fn torch(&self, row_shape: &[usize], outputs: usize) -> Option<String> {
+        self.family().torch(row_shape, outputs)
+    }
+
+    /// Elements of all parameters and buffers. Nothing is allocated for them.
+    pub fn parameter_count(&self, data: &DataShape<'_>) -> Result<u128> {
+        let mut declarations = Declarations::new();
+        self.layers(data)?
+            .build(&mut Build::new(&mut declarations), data.row_shape)?;
+        let elements =
+            |shape: &[usize]| shape.iter().map(|&length| length as u128).product::<u128>();
+        let list = &declarations.list;
+        Ok(list.iter().map(|declared| elements(&declared.shape)).sum())
+    }
+}
+
+/// The settings of a family as settings of a `ModelSpec`. `family` gives the struct of its settings.
+fn settings_of<F: Family + 'static>(
+    family: fn(&mut ModelSpec) -> Option<&mut F>,
+) -> Vec<Setting<ModelSpec>> {
+    let of_spec = |setting: Setting<F>| setting.inside(family);
+    F::settings().into_iter().map(of_spec).collect()
+}
+
+#[cfg(test)]
+mod tests;

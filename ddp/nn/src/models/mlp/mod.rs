@@ -1,0 +1,139 @@
+//! The family `mlp`: a multilayer perceptron.
+
+mod layers;
+
+use ddp_kernels::{DType, choices, ops};
+use serde::{Deserialize, Serialize};
+
+pub use layers::Mlp;
+
+use super::family::{DataShape, Family, Setting, refuse};
+use crate::Sequential;
+use crate::error::Result;
+
+/// The widest layer.
+pub const WIDTH_MAX: usize = 1 << 24;
+
+/// Settings of a perceptron. The widths of input and output follow from the data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct MlpSpec {
+    /// Widths of the hidden layers; none for a linear model.
+    pub hidden: Vec<usize>,
+    /// The activation function between layers.
+    pub activation: Activation,
+    /// The probability of dropping an element after an activation.
+    pub dropout: f64,
+}
+
+impl Default for MlpSpec {
+    fn default() -> MlpSpec {
+        MlpSpec {
+            hidden: vec![256, 128],
+            activation: Activation::Relu,
+            dropout: 0.0,
+        }
+    }
+}
+
+impl Family for MlpSpec {
+    fn settings() -> Vec<Setting<MlpSpec>> {
+        vec![
+            Setting::list(
+                "hidden",
+                "WIDTHS",
+                "Widths of the hidden layers, separated by commas; none for a linear model",
+                |mlp| &mut mlp.hidden,
+            ),
+            Setting::choice(
+                "activation",
+                "NAME",
+                "Activation function between the layers",
+                |mlp| &mut mlp.activation,
+            ),
+            Setting::number(
+                "dropout",
+                "P",
+                "Probability of dropping an element after an activation",
+                |mlp| &mut mlp.dropout,
+            ),
+        ]
+    }
+
+    fn check(&self) -> Result<()> {
+        let is_wrong = |width: &&usize| !(1..=WIDTH_MAX).contains(*width);
+        if let Some(width) = self.hidden.iter().find(is_wrong) {
+            return Err(refuse(
+                "hidden",
+                width,
+                &format!("widths from 1 to {WIDTH_MAX}"),
+                "give widths with commas between, as in 256,128, or none for a linear model",
+            ));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(refuse(
+                "dropout",
+                self.dropout,
+                "a number from 0 on, below 1",
+                "it is the probability of dropping an element; 0 turns it off",
+            ));
+        }
+        Ok(())
+    }
+
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        data.check_dtype(DType::F32, "mlp")?;
+        let mlp = Mlp {
+            hidden: self.hidden.clone(),
+            outputs: data.outputs,
+            activation: self.activation.op(),
+            dropout: self.dropout,
+        };
+        Ok(mlp.layers())
+    }
+
+    fn torch(&self, row_shape: &[usize], outputs: usize) -> Option<String> {
+        let activation = match self.activation {
+            Activation::Relu => "nn.ReLU()",
+            Activation::Gelu => "nn.GELU()",
+            Activation::GeluTanh => "nn.GELU(approximate=\"tanh\")",
+        };
+        let mut inputs = row_shape.last().copied().unwrap_or(0);
+        let mut layers = Vec::new();
+        for &width in &self.hidden {
+            layers.push(format!("nn.Linear({inputs}, {width})"));
+            layers.push(activation.to_string());
+            if self.dropout != 0.0 {
+                layers.push(format!("nn.Dropout({})", self.dropout));
+            }
+            inputs = width;
+        }
+        layers.push(format!("nn.Linear({inputs}, {outputs})"));
+        Some(format!("nn.Sequential({})", layers.join(", ")))
+    }
+}
+
+choices! {
+    /// An activation function.
+    #[derive(Default)]
+    pub enum Activation {
+        /// max(z, 0)
+        #[default]
+        Relu = "relu",
+        /// z·Φ(z), exact
+        Gelu = "gelu",
+        /// z·Φ(z), approximated with tanh
+        GeluTanh = "gelu-tanh",
+    }
+}
+
+impl Activation {
+    /// The operation's own type.
+    pub fn op(self) -> ops::Activation {
+        match self {
+            Activation::Relu => ops::Activation::Relu,
+            Activation::Gelu => ops::Activation::Gelu(ops::Gelu::Erf),
+            Activation::GeluTanh => ops::Activation::Gelu(ops::Gelu::Tanh),
+        }
+    }
+}

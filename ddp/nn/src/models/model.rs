@@ -1,0 +1,127 @@
+//! `Model`: layers with their memory, ready to run.
+//!
+//! Where layers compute in bf16, the model rounds its input. Its output is bf16 too: each product
+//! sums in f32 and rounds once. The loss reads that output, computes in f32, and rounds its
+//! gradient once. PyTorch's autocast does the same, and the loss reads and writes half the bytes.
+
+use ddp_kernels::ops::{self, F32Math};
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::build::{Build, Declarations};
+use crate::error::{Error, Result};
+use crate::params::{Format, Params};
+use crate::{Fold, Folded, Layer, Pass};
+
+/// Layers, their parameters, and the shapes of input and output.
+#[derive(Debug)]
+pub struct Model {
+    /// The layers.
+    pub root: Box<dyn Layer>,
+    /// Their parameters and buffers.
+    pub params: Params,
+    /// The shape of one row of the input.
+    pub input_shape: Vec<usize>,
+    /// The shape of one row of the output.
+    pub output_shape: Vec<usize>,
+    /// How a GPU multiplies f32.
+    f32_math: F32Math,
+}
+
+impl Model {
+    /// Builds `root` for rows of `input_shape` and gives it memory on `device`, filled from `seed`.
+    /// `format` is a dtype or a [`Precision`](crate::params::Precision). `frozen` tells by name
+    /// which parameters are not trained.
+    pub fn new(
+        root: Box<dyn Layer>,
+        input_shape: &[usize],
+        format: impl Into<Format>,
+        device: Device,
+        seed: u64,
+        frozen: &dyn Fn(&str) -> bool,
+    ) -> Result<Model> {
+        Model::with_shares(root, input_shape, format, device, seed, frozen, 1)
+    }
+
+    /// As `new`, laid out so that `shares` ranks can share the trained part, for ZeRO-1. The
+    /// reducer's options tell how many.
+    pub fn with_shares(
+        mut root: Box<dyn Layer>,
+        input_shape: &[usize],
+        format: impl Into<Format>,
+        device: Device,
+        seed: u64,
+        frozen: &dyn Fn(&str) -> bool,
+        shares: usize,
+    ) -> Result<Model> {
+        let format = format.into();
+        let mut declarations = Declarations::new();
+        let output_shape = root.build(&mut Build::new(&mut declarations), input_shape)?;
+        Ok(Model {
+            params: Params::new(&declarations, format, device, seed, frozen, shares)?,
+            root,
+            input_shape: input_shape.to_vec(),
+            output_shape,
+            f32_math: format.f32_math,
+        })
+    }
+
+    /// The output for `x` (B, …), in the layers' dtype. `x` is in the dtype that the first layer
+    /// asks for. Otherwise it is in the layers' dtype, or in the masters', which is rounded first.
+    /// `pass` is over this model's parameters.
+    pub fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let dtypes = self.input_dtypes();
+        self.check_input(x, dtypes)?;
+        let rounded = if x.dtype() == dtypes[0] {
+            None
+        } else {
+            Some(pass.take(x.shape())?)
+        };
+        if let Some(rounded) = &rounded {
+            ops::cast_into(rounded, x)?;
+        }
+        ops::with_f32_math(self.f32_math, || {
+            self.root.forward(pass, rounded.as_ref().unwrap_or(x))
+        })
+    }
+
+    /// The dtypes of inputs: as the layers take them, and another that is rounded to that.
+    fn input_dtypes(&self) -> [DType; 2] {
+        match self.root.input_dtype() {
+            Some(dtype) => [dtype; 2],
+            None => [self.params.dtype(), self.params.master_dtype()],
+        }
+    }
+
+    fn check_input(&self, x: &Tensor, [taken, rounded]: [DType; 2]) -> Result<()> {
+        let row = x.shape().split_first().map(|(_, row)| row);
+        if row == Some(&self.input_shape) && [taken, rounded].contains(&x.dtype()) {
+            return Ok(());
+        }
+        let dtypes = if taken == rounded {
+            taken.to_string()
+        } else {
+            format!("{rounded} or {taken}")
+        };
+        let shape = &self.input_shape;
+        Err(Error::Model {
+            layer: "model".into(),
+            expected: format!("rows of {shape:?} in {dtypes}, as it was built for"),
+            got: x.to_string(),
+            help: "pass [rows, …] of that shape and dtype".into(),
+        })
+    }
+
+    /// Computes the gradients of all trained parameters from `dy`, the gradient of the output of
+    /// the forward before. The pass's listener learns of each when it is complete.
+    pub fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor) -> Result<()> {
+        self.backward_to(pass, dy, Fold::Nothing).map(drop)
+    }
+
+    /// As `backward`, and returns what `fold` asks for: the gradient of the input, where the input
+    /// is the output of another model.
+    pub fn backward_to(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let below = ops::with_f32_math(self.f32_math, || self.root.backward(pass, dy, fold))?;
+        pass.check_complete()?;
+        Ok(below)
+    }
+}

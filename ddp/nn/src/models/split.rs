@@ -1,0 +1,191 @@
+//! Splits a model over several devices; each gets consecutive layers. Names, first values, the
+//! numbers with which dropout draws, and so the saved model, are those of the unsplit model.
+//!
+//! Cuts are before layers with parameters: a layer without (an activation, dropout) stays with the
+//! layer below, which can still apply the activation. Layers with tied weights stay together, with
+//! all layers between them. Parts have about equal numbers of parameters, which is their memory,
+//! and for linear layers their work too.
+
+use std::ops::Range;
+
+use ddp_kernels::Device;
+
+use super::model::Model;
+use crate::build::Declarations;
+use crate::error::{Error, Result};
+use crate::{Build, Layer, Sequential};
+
+impl Model {
+    /// Splits the layers of `root`, for rows of `input_shape`, over `devices`. Returns a model for
+    /// each, from the input to the output. `make` makes one from its layers, the shape of a row of
+    /// their input, and the device.
+    pub fn split(
+        root: Sequential,
+        input_shape: &[usize],
+        devices: &[Device],
+        mut make: impl FnMut(Box<dyn Layer>, &[usize], Device) -> Result<Model>,
+    ) -> Result<Vec<Model>> {
+        let parts = split(root, input_shape, devices.len())?;
+        let mut shape = input_shape.to_vec();
+        let one = |(layers, &device): (Sequential, &Device)| {
+            let model = make(Box::new(layers), &shape, device)?;
+            shape.clone_from(&model.output_shape);
+            Ok(model)
+        };
+        parts.into_iter().zip(devices).map(one).collect()
+    }
+}
+
+/// Cuts `layers`, for rows of `input_shape`, into so many parts.
+pub fn split(
+    mut layers: Sequential,
+    input_shape: &[usize],
+    parts: usize,
+) -> Result<Vec<Sequential>> {
+    if parts == 1 {
+        return Ok(vec![layers]);
+    }
+    // Built only to learn where parameters are used.
+    let mut declarations = Declarations::new();
+    layers.build(&mut Build::new(&mut declarations), input_shape)?;
+    let units = units(&layers, &declarations);
+    if parts == 0 || parts > units.len() {
+        let count = units.len();
+        return Err(Error::Usage(format!(
+            "a model over {parts} devices: expected from 1 to {count}, because it has {count} layers \
+             with parameters (tied layers count as one), got {parts}; help: lower \
+             `devices-per-rank`, or add layers"
+        )));
+    }
+    let weights: Vec<usize> = units.iter().map(|unit| unit.elements).collect();
+    let parts = even_parts(&weights, parts);
+    let ranges: Vec<_> = parts
+        .iter()
+        .map(|part| units[part.start].layers.start..units[part.end - 1].layers.end)
+        .collect();
+    Ok(layers.cut(&ranges))
+}
+
+/// Consecutive layers that stay together.
+#[derive(Debug)]
+struct Unit {
+    layers: Range<usize>,
+    /// The elements of parameters that are declared in these layers.
+    elements: usize,
+    /// Their uses of parameters, numbered in the order of a forward pass.
+    uses: Range<usize>,
+}
+
+fn units(layers: &Sequential, declarations: &Declarations) -> Vec<Unit> {
+    let (uses, list) = (&declarations.uses, &declarations.list);
+    let first_use = |at: usize| {
+        uses.iter()
+            .position(|id| *id == uses[at])
+            .expect("each use is in the list")
+    };
+    let begins = layers.begins();
+    let mut units: Vec<Unit> = Vec::new();
+    for (index, ends) in begins.windows(2).enumerate() {
+        let layer_uses = ends[0].range_to(ends[1]);
+        let elements = |at: usize| {
+            if first_use(at) == at {
+                list[uses[at].0].shape.iter().product()
+            } else {
+                0usize
+            }
+        };
+        let mut unit = Unit {
+            layers: index..index + 1,
+            elements: layer_uses.clone().map(elements).sum(),
+            uses: layer_uses.clone(),
+        };
+        let earliest = layer_uses
+            .clone()
+            .map(first_use)
+            .min()
+            .unwrap_or(layer_uses.start);
+        // Without parameters it joins the layer below; with a tied parameter, all layers from the
+        // first that uses it.
+        while let Some(below) = units.pop_if(|below| {
+            unit.uses.is_empty() || below.uses.is_empty() || below.uses.end > earliest
+        }) {
+            unit.layers.start = below.layers.start;
+            unit.uses.start = below.uses.start;
+            unit.elements += below.elements;
+        }
+        units.push(unit);
+    }
+    units.retain(|unit| !unit.uses.is_empty());
+    units
+}
+
+/// Cuts `weights` into `parts` runs, none empty. The heaviest run is as light as possible; of all
+/// such cuts, the sum of the squared weights of the runs is the least.
+fn even_parts(weights: &[usize], parts: usize) -> Vec<Range<usize>> {
+    assert!(
+        (1..=weights.len()).contains(&parts),
+        "{parts} parts of {} pieces",
+        weights.len()
+    );
+    let mut before = vec![0u128];
+    weights
+        .iter()
+        .for_each(|&weight| before.push(before[before.len() - 1] + weight as u128));
+    let cap = lightest_cap(weights, parts);
+    // By number of parts and of pieces covered: the least sum of squares, and the last part's
+    // start.
+    let mut best: Vec<Vec<Option<(u128, usize)>>> = vec![vec![None; weights.len() + 1]; parts + 1];
+    best[0][0] = Some((0, 0));
+    for count in 1..=parts {
+        for end in count..=weights.len() {
+            for start in count - 1..end {
+                let weight = before[end] - before[start];
+                let Some((below, _)) = best[count - 1][start].filter(|_| weight <= cap) else {
+                    continue;
+                };
+                let squares = below + weight * weight;
+                if best[count][end].is_none_or(|(least, _)| squares < least) {
+                    best[count][end] = Some((squares, start));
+                }
+            }
+        }
+    }
+    let mut end = weights.len();
+    let mut cuts: Vec<Range<usize>> = Vec::with_capacity(parts);
+    for count in (1..=parts).rev() {
+        let (_, start) = best[count][end].expect("the cap can be kept");
+        cuts.push(start..end);
+        end = start;
+    }
+    cuts.reverse();
+    cuts
+}
+
+/// The least possible weight of the heaviest of `parts` runs. There are at least as many pieces as
+/// parts, so runs can be cut further until none is empty.
+fn lightest_cap(weights: &[usize], parts: usize) -> u128 {
+    let runs_within = |cap: u128| {
+        let (mut runs, mut filled) = (1, 0u128);
+        for &weight in weights {
+            filled += weight as u128;
+            if filled > cap {
+                (runs, filled) = (runs + 1, weight as u128);
+            }
+        }
+        runs
+    };
+    let (mut low, mut high) = (0, weights.iter().map(|&weight| weight as u128).sum());
+    low = low.max(weights.iter().copied().max().unwrap_or(0) as u128);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if runs_within(middle) <= parts {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,317 @@
+//! Learning-rate schedules: pure functions of the step, which counts from 1 to `total_steps`.
+//!
+//! With W warm-up steps, T steps in total, peak p and minimum m, the learning rate of step k is
+//!
+//! ```text
+//! k <= W            p · k/W                                  reaches the peak in step W
+//! constant          p
+//! linear            p + (m − p) · x         x = (k − W − 1)/(T − W), 0 right after the warm-up
+//! cosine            m + (p − m) · (1 + cos πx)/2
+//! wsd               p up to step T − D, then p + (m − p) · (k − T + D)/(D + 1), D = 0.2 T ≤ T − W
+//! k > T             m, except for constant
+//! ```
+//!
+//! As in PyTorch's schedulers, x would be 1 one step after the last, so the last step still learns
+//! if m is 0.
+
+use std::f64::consts::PI;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// The course of the learning rate after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// Stays at the peak.
+    #[default]
+    Constant,
+    /// Falls to the minimum in a straight line.
+    Linear,
+    /// Falls to the minimum along half a cosine.
+    Cosine,
+    /// Warm-up, stable, decay: stays at the peak, then falls in a straight line over the last fifth
+    /// of all steps.
+    Wsd,
+}
+
+impl Shape {
+    /// Every shape, in the order of the documentation.
+    pub const ALL: [Shape; 4] = [Shape::Constant, Shape::Linear, Shape::Cosine, Shape::Wsd];
+
+    fn name(self) -> &'static str {
+        match self {
+            Shape::Constant => "constant",
+            Shape::Linear => "linear",
+            Shape::Cosine => "cosine",
+            Shape::Wsd => "wsd",
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Shape {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Shape> {
+        Shape::ALL
+            .into_iter()
+            .find(|shape| shape.name() == text)
+            .ok_or_else(|| {
+                let names = Shape::ALL.map(Shape::name).join(", ");
+                Error::Usage(format!(
+                    "learning-rate schedule: expected one of {names}, got {text}"
+                ))
+            })
+    }
+}
+
+/// `Shape::Wsd` falls over one in this many steps.
+const WSD_DECAY: u64 = 5;
+
+/// A learning rate for every step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    shape: Shape,
+    peak: f64,
+    minimum: f64,
+    warmup_steps: u64,
+    total_steps: u64,
+}
+
+impl Schedule {
+    /// A schedule with 0 <= minimum <= peak, both finite, and no more warm-up steps than steps.
+    pub fn new(
+        shape: Shape,
+        peak: f64,
+        minimum: f64,
+        warmup_steps: u64,
+        total_steps: u64,
+    ) -> Result<Schedule> {
+        let refuse = |what: &str, expected: String, got: String| {
+            Err(Error::Usage(format!(
+                "{what}: expected {expected}, got {got}"
+            )))
+        };
+        if !(0.0..f64::INFINITY).contains(&peak) {
+            return refuse(
+                "learning rate",
+                "a finite number, 0 or more".into(),
+                peak.to_string(),
+            );
+        }
+        if !(0.0..=peak).contains(&minimum) {
+            return refuse(
+                "lowest learning rate",
+                format!("0 up to the learning rate, {peak}"),
+                minimum.to_string(),
+            );
+        }
+        if warmup_steps > total_steps {
+            return refuse(
+                "warm-up steps",
+                format!("at most all steps, {total_steps}"),
+                warmup_steps.to_string(),
+            );
+        }
+        Ok(Schedule {
+            shape,
+            peak,
+            minimum,
+            warmup_steps,
+            total_steps,
+        })
+    }
+
+    /// The learning rate of step `step`, which counts from 1.
+    pub fn learning_rate(&self, step: u64) -> f64 {
+        let Schedule {
+            shape,
+            peak,
+            minimum,
+            warmup_steps: warmup,
+            total_steps: total,
+        } = *self;
+        assert!(step > 0, "steps count from 1");
+        if step <= warmup {
+            return peak * (step as f64 / warmup as f64);
+        }
+        // The rate after `done` of `all` falling steps, along `curve` from 1 to 0.
+        let down = |done: u64, all: u64, curve: fn(f64) -> f64| {
+            if done >= all {
+                return minimum;
+            }
+            // Rounding must not exceed either end.
+            (minimum + (peak - minimum) * curve(done as f64 / all as f64)).clamp(minimum, peak)
+        };
+        let straight = |x: f64| 1.0 - x;
+        // The first step after the warm-up has the peak, and the step after the last would have the
+        // minimum.
+        let gone = step - warmup - 1;
+        match shape {
+            Shape::Constant => peak,
+            Shape::Linear => down(gone, total - warmup, straight),
+            Shape::Cosine => down(gone, total - warmup, |x| 0.5 * (1.0 + (PI * x).cos())),
+            Shape::Wsd => {
+                let decay = (total / WSD_DECAY).max(1).min(total - warmup);
+                if step <= total - decay {
+                    peak
+                } else {
+                    down(step - (total - decay), decay + 1, straight)
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_schedule() -> impl Strategy<Value = Schedule> {
+        (
+            0usize..4,
+            1u64..2000,
+            0.0..1.0f64,
+            1e-6..10.0f64,
+            0.0..1.0f64,
+        )
+            .prop_map(|(shape, total, warm, peak, low)| {
+                let warmup = (total as f64 * warm * 1.01) as u64;
+                Schedule::new(
+                    Shape::ALL[shape],
+                    peak,
+                    peak * low,
+                    warmup.min(total),
+                    total,
+                )
+                .unwrap()
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn rates_stay_between_zero_and_the_peak_and_after_the_warmup_above_the_minimum(schedule in any_schedule()) {
+            let Schedule { peak, minimum, warmup_steps, total_steps, .. } = schedule;
+            // Not even one unit in the last place above the peak.
+            for step in 1..=total_steps + 3 {
+                let rate = schedule.learning_rate(step);
+                prop_assert!(rate > 0.0 || minimum == 0.0);
+                prop_assert!(rate <= peak, "{rate} in step {step}");
+                prop_assert!(step <= warmup_steps || rate >= minimum, "{rate} in step {step}");
+            }
+        }
+
+        #[test]
+        fn the_warmup_rises_evenly_and_reaches_the_peak_in_its_last_step(schedule in any_schedule()) {
+            let Schedule { peak, warmup_steps, .. } = schedule;
+            for step in 1..=warmup_steps {
+                let expected = peak * step as f64 / warmup_steps as f64;
+                // Two roundings on either side.
+                prop_assert!((schedule.learning_rate(step) - expected).abs() <= 4.0 * f64::EPSILON * peak);
+            }
+            prop_assert!(warmup_steps == 0 || schedule.learning_rate(warmup_steps) == peak);
+        }
+
+        #[test]
+        fn every_step_learns_and_only_the_step_after_the_last_would_have_the_minimum(schedule in any_schedule()) {
+            let Schedule { shape, peak, minimum, total_steps, .. } = schedule;
+            prop_assert!(schedule.learning_rate(total_steps) > minimum || peak == minimum);
+            let after = if shape == Shape::Constant { peak } else { minimum };
+            prop_assert_eq!(schedule.learning_rate(total_steps + 1), after);
+            prop_assert_eq!(schedule.learning_rate(u64::MAX), after);
+        }
+
+        #[test]
+        fn after_the_warmup_it_only_falls_and_never_jumps(schedule in any_schedule()) {
+            let Schedule { shape, peak, minimum, warmup_steps, total_steps } = schedule;
+            let steps = match shape {
+                Shape::Wsd => (total_steps / WSD_DECAY).max(1).min(total_steps - warmup_steps) + 1,
+                _ => total_steps - warmup_steps,
+            };
+            // A straight line falls by its height over its steps, half a cosine by at most π/2
+            // times that.
+            let most = (peak - minimum) * (PI / 2.0) / steps.max(1) as f64 + 4.0 * f64::EPSILON * peak;
+            for step in warmup_steps.max(1)..total_steps {
+                let fall = schedule.learning_rate(step) - schedule.learning_rate(step + 1);
+                prop_assert!((0.0..=most).contains(&fall), "{fall} after step {step}, at most {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_formulas_by_hand() {
+        let rates = |shape, steps: &[u64]| {
+            let schedule = Schedule::new(shape, 1.0, 0.2, 10, 110).unwrap();
+            steps
+                .iter()
+                .map(|&step| schedule.learning_rate(step))
+                .collect::<Vec<_>>()
+        };
+        let close = |got: Vec<f64>, expected: &[f64]| {
+            // A few roundings of numbers up to 1.
+            assert!(
+                got.iter()
+                    .zip(expected)
+                    .all(|(got, expected)| (got - expected).abs() < 1e-15),
+                "{got:?}"
+            );
+        };
+        close(
+            rates(Shape::Constant, &[1, 5, 10, 11, 110]),
+            &[0.1, 0.5, 1.0, 1.0, 1.0],
+        );
+        close(
+            rates(Shape::Linear, &[10, 11, 36, 61, 111]),
+            &[1.0, 1.0, 0.8, 0.6, 0.2],
+        );
+        close(
+            rates(Shape::Cosine, &[10, 11, 61, 111]),
+            &[1.0, 1.0, 0.6, 0.2],
+        );
+        // The last fifth of 110 steps: 22.
+        let w = |gone: f64| 0.2 + 0.8 * (1.0 - gone / 23.0);
+        close(
+            rates(Shape::Wsd, &[10, 60, 88, 89, 110, 111]),
+            &[1.0, 1.0, 1.0, w(1.0), w(22.0), 0.2],
+        );
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_are_refused_by_name() {
+        let error = |peak, minimum, warmup, total| {
+            Schedule::new(Shape::Cosine, peak, minimum, warmup, total)
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            error(-1.0, 0.0, 0, 1),
+            "learning rate: expected a finite number, 0 or more, got -1"
+        );
+        assert!(error(f64::NAN, 0.0, 0, 1).contains("got NaN"));
+        assert_eq!(
+            error(0.1, 0.2, 0, 1),
+            "lowest learning rate: expected 0 up to the learning rate, 0.1, got 0.2"
+        );
+        assert_eq!(
+            error(0.1, 0.0, 6, 5),
+            "warm-up steps: expected at most all steps, 5, got 6"
+        );
+        let error = "cosin".parse::<Shape>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "learning-rate schedule: expected one of constant, linear, cosine, wsd, got cosin"
+        );
+        assert!(
+            Shape::ALL
+                .iter()
+                .all(|&shape| shape.to_string().parse::<Shape>().unwrap() == shape)
+        );
+    }
+}

@@ -1,0 +1,404 @@
+//! The parameters of a model in flat arenas: one for values, one for gradients. The optimizers'
+//! moments have the layout of the gradients.
+//!
+//! Order: parameters lie in the order in which backward completes their gradients, so a bucket of
+//! the reducer is one range. Each starts at a multiple of 256 bytes; the padding between them is
+//! zero and stays zero. Frozen parameters and buffers come last: they have values and no gradients.
+//!
+//! ZeRO-1: where N ranks share the trained part, each trained parameter starts at a whole quantum,
+//! and the part is padded to a multiple of N quanta. It can then be cut into N equal slices of
+//! whole quanta, which is the unit in which optimizers work and norms are summed.
+//!
+//! bf16: layers then read rounded copies of the values, a second arena of the same layout
+//! (`working`). The values themselves (the masters), gradients and moments stay f32, because most
+//! updates are smaller than the distance between two bf16. Whoever changes values calls `refresh`,
+//! which rounds them into the copies.
+
+use std::ops::Range;
+
+use ddp_kernels::ops::{self, Chunk, ChunkTable, QUANTUM};
+use ddp_kernels::transfer::announced;
+use ddp_kernels::{DType, Device, Random, Tensor};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+
+pub use crate::build::ParamId;
+use crate::build::{Declarations, Declared, UseIndex};
+use crate::error::{Error, Result};
+
+mod format;
+
+pub use self::format::{Format, Precision};
+
+/// A parameter or buffer, and where it lies.
+#[derive(Clone, Debug)]
+pub struct Parameter {
+    /// Identifies it.
+    pub id: ParamId,
+    /// Its name, as PyTorch would call it: `0.weight`.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements in the arenas.
+    pub range: Range<usize>,
+    /// Whether weight decay applies: only to matrices.
+    pub decays: bool,
+    /// Whether it keeps its first values.
+    pub frozen: bool,
+    /// Whether it is a buffer: saved and moved with the model, never trained.
+    pub is_buffer: bool,
+}
+
+impl Parameter {
+    /// Whether it has a gradient and the optimizer changes it.
+    pub fn is_trained(&self) -> bool {
+        !self.frozen && !self.is_buffer
+    }
+}
+
+/// Each parameter starts at a multiple of this many bytes, as cuBLASLt's heuristics assume.
+pub const ALIGNMENT_BYTES: usize = 256;
+
+/// The parameters of a model and their memory. Letters: A elements of all parameters with padding,
+/// T elements of the trained part.
+#[derive(Debug)]
+pub struct Params {
+    /// In the order of the arenas.
+    list: Vec<Parameter>,
+    /// How many ranks the layout lets share the trained part.
+    shares: usize,
+    /// By `ParamId`: the index in `list`.
+    index: Vec<usize>,
+    /// By `ParamId`: how many layers use it.
+    uses: Vec<usize>,
+    /// Element k: how many of the first k uses, in the order of a forward pass, are of trained
+    /// parameters.
+    trained_uses_before: Vec<usize>,
+    /// (A), the masters.
+    values: Tensor,
+    /// (T), the part of `values` that is trained.
+    trained_values: Tensor,
+    /// (T)
+    gradients: Tensor,
+    /// (A), the rounded copies that layers read, if they compute in less than the masters' dtype.
+    working: Option<Tensor>,
+    /// By `ParamId`: what layers read.
+    value_views: Vec<Tensor>,
+    /// By `ParamId`: views of the masters.
+    master_views: Vec<Tensor>,
+    /// By `ParamId`.
+    gradient_views: Vec<Option<Tensor>>,
+}
+
+impl Params {
+    /// Allocates what `declarations` declare on `device` and fills it from `seed`, with the same
+    /// values on any device and in any format, up to rounding. `frozen` tells by name which
+    /// parameters are not trained; `shares` is how many ranks can share the trained part.
+    pub(crate) fn new(
+        declarations: &Declarations,
+        format: Format,
+        device: Device,
+        seed: u64,
+        frozen: &dyn Fn(&str) -> bool,
+        shares: usize,
+    ) -> Result<Params> {
+        assert!(shares > 0, "0 ranks to share the trained part");
+        format.check()?;
+        let declared = &declarations.list;
+        let (list, trained) = lay_out(declared, format.layers, frozen, shares);
+        let end = list.last().map_or(0, |last| last.range.end).max(trained);
+
+        let mut index = vec![0; declared.len()];
+        for (at, parameter) in list.iter().enumerate() {
+            index[parameter.id.0] = at;
+        }
+        let mut uses = vec![0; declared.len()];
+        let mut trained_uses_before = vec![0];
+        for id in &declarations.uses {
+            uses[id.0] += 1;
+            let before = trained_uses_before[trained_uses_before.len() - 1];
+            trained_uses_before.push(before + usize::from(list[index[id.0]].is_trained()));
+        }
+
+        let masters = format.masters();
+        let values = Tensor::zeros(&[end], masters, device)?.named("values");
+        let gradients = Tensor::zeros(&[trained], masters, device)?.named("gradients");
+        let working = match format.layers {
+            same if same == masters => None,
+            narrower => Some(Tensor::zeros(&[end], narrower, device)?.named("working values")),
+        };
+        let trained_values = values.slice(0..trained)?;
+        let view = |arena: &Tensor, p: &Parameter, ending: &str| -> Result<Tensor> {
+            let view = arena.slice(p.range.clone())?.reshape(&p.shape)?;
+            Ok(view.named(&format!("{}{ending}", p.name)))
+        };
+        let by_id = || index.iter().map(|&at| &list[at]);
+        let views = |arena: &Tensor| by_id().map(|p| view(arena, p, "")).collect::<Result<_>>();
+        let gradient_view = |p: &Parameter| match p.is_trained() {
+            true => view(&gradients, p, ".grad").map(Some),
+            false => Ok(None),
+        };
+        let master_views: Vec<Tensor> = views(&values)?;
+        let value_views = match &working {
+            Some(working) => views(working)?,
+            None => master_views.clone(),
+        };
+        let gradient_views = by_id().map(gradient_view).collect::<Result<_>>()?;
+        let params = Params {
+            list,
+            shares,
+            index,
+            uses,
+            trained_uses_before,
+            values,
+            trained_values,
+            gradients,
+            working,
+            value_views,
+            master_views,
+            gradient_views,
+        };
+        params.fill(declared, seed)?;
+        Ok(params)
+    }
+
+    /// Fills each parameter as declared, from a random stream that follows from its name and the
+    /// seed: its first values do not depend on the rest of the model.
+    fn fill(&self, declared: &[Declared], seed: u64) -> Result<()> {
+        for (declared, target) in declared.iter().zip(&self.master_views) {
+            let mut random = Random::new(xxh3_64_with_seed(declared.name.as_bytes(), seed));
+            let source = declared.init.values(target.count(), &mut random)?;
+            let source = source.to_dtype(target.dtype())?.reshape(&declared.shape)?;
+            announced("the model's first values", || target.copy_from(&source))?;
+        }
+        self.refresh(0..self.values.count())
+    }
+
+    /// Tells that these elements of the values have changed: rounds them into the copies that
+    /// layers read, if there are any.
+    pub fn refresh(&self, range: Range<usize>) -> Result<()> {
+        let Some(working) = &self.working else {
+            return Ok(());
+        };
+        let target = working.slice(range.clone())?;
+        Ok(ops::cast_into(&target, &self.values.slice(range)?)?)
+    }
+
+    /// All parameters and buffers, in the order of the arenas.
+    pub fn list(&self) -> &[Parameter] {
+        &self.list
+    }
+
+    /// All parameters and buffers in the order of declaration, from the input to the output.
+    pub fn in_order(&self) -> Vec<&Parameter> {
+        let mut list: Vec<_> = self.list.iter().collect();
+        list.sort_by_key(|parameter| parameter.id);
+        list
+    }
+
+    /// One parameter or buffer.
+    pub fn parameter(&self, id: ParamId) -> &Parameter {
+        &self.list[self.index[id.0]]
+    }
+
+    /// The parameter or buffer called `name`.
+    pub fn find(&self, name: &str) -> Result<&Parameter> {
+        let found = self.list.iter().find(|parameter| parameter.name == name);
+        found.ok_or_else(|| {
+            let names: Vec<_> = self.list.iter().map(|p| p.name.as_str()).collect();
+            Error::Model {
+                layer: "model".into(),
+                expected: format!("one of: {}", names.join(", ")),
+                got: name.to_string(),
+                help: "a name is the layer's number in the model, a dot, and weight or bias".into(),
+            }
+        })
+    }
+
+    /// How many ranks the layout lets share the trained part; 1 for the tightest layout.
+    pub fn shares(&self) -> usize {
+        self.shares
+    }
+
+    /// The layers' dtype: that of `value`, of activations and of their gradients.
+    pub fn dtype(&self) -> DType {
+        self.read_arena().dtype()
+    }
+
+    /// The dtype of the masters, of gradients and of moments: the layers' dtype, or f32 if that is
+    /// narrower.
+    pub fn master_dtype(&self) -> DType {
+        self.values.dtype()
+    }
+
+    /// The device of all memory.
+    pub fn device(&self) -> Device {
+        self.values.device()
+    }
+
+    /// (A), the masters of all parameters. Call `refresh` after writing to them.
+    pub fn values(&self) -> &Tensor {
+        &self.values
+    }
+
+    /// (A), what layers read: the masters, or their rounded copies if layers compute in less.
+    pub fn read_arena(&self) -> &Tensor {
+        self.working.as_ref().unwrap_or(&self.values)
+    }
+
+    /// (T), the masters of all trained parameters, laid out like the gradients.
+    pub fn trained_values(&self) -> &Tensor {
+        &self.trained_values
+    }
+
+    /// (T), the gradients of all trained parameters.
+    pub fn gradients(&self) -> &Tensor {
+        &self.gradients
+    }
+
+    /// One parameter's values as layers read them, in its shape and in `dtype`.
+    pub fn value(&self, id: ParamId) -> &Tensor {
+        &self.value_views[id.0]
+    }
+
+    /// One parameter's master, in its shape and in `master_dtype`: what is trained and saved. Call
+    /// `refresh` after writing to it.
+    pub fn master(&self, id: ParamId) -> &Tensor {
+        &self.master_views[id.0]
+    }
+
+    /// One parameter's gradient, in its shape; None if it is not trained.
+    pub fn gradient(&self, id: ParamId) -> Option<&Tensor> {
+        self.gradient_views[id.0].as_ref()
+    }
+
+    /// How many elements all parameters have, frozen ones included, without padding and buffers.
+    pub fn count(&self) -> usize {
+        let parameters = self.list.iter().filter(|p| !p.is_buffer);
+        parameters.map(|parameter| parameter.range.len()).sum()
+    }
+
+    /// How many elements are trained, without padding.
+    pub fn trained_count(&self) -> usize {
+        let trained = self.list.iter().filter(|p| p.is_trained());
+        trained.map(|parameter| parameter.range.len()).sum()
+    }
+
+    /// What the optimizer updates: a chunk for each trained parameter.
+    pub fn chunks(&self) -> Result<ChunkTable> {
+        self.chunks_of(0..self.gradients.count())
+    }
+
+    /// The chunks of a part of the gradients' arena, with offsets from the part's start.
+    pub fn chunks_of(&self, part: Range<usize>) -> Result<ChunkTable> {
+        let chunk = |p: &Parameter| -> Option<Chunk> {
+            let (start, end) = (p.range.start.max(part.start), p.range.end.min(part.end));
+            (start < end).then(|| Chunk {
+                offset: start - part.start,
+                len: end - start,
+                decay: p.decays,
+            })
+        };
+        let trained = self.list.iter().filter(|p| p.is_trained());
+        Ok(ChunkTable::new(trained.filter_map(chunk).collect())?)
+    }
+
+    /// A hash of the bits of all masters: equal on replicas that are equal. Copies them to the
+    /// host.
+    pub fn values_hash(&self) -> Result<u64> {
+        let mut hash = Xxh3::new();
+        for (_, part) in self.value_hashes()? {
+            hash.update(&part.to_le_bytes());
+        }
+        Ok(hash.digest())
+    }
+
+    /// The same for each parameter, with its name, in the order of declaration. Copies one after
+    /// the other to the host, so there is never a second copy of the model in memory.
+    pub fn value_hashes(&self) -> Result<Vec<(&str, u64)>> {
+        let hash = |parameter: &Parameter| -> Result<u64> {
+            let values = self.master(parameter.id);
+            let values = announced("hashing the model", || values.to(Device::Cpu))?;
+            Ok(match values.dtype() {
+                DType::F32 => {
+                    values.with_slice(|v: &[f32]| hash_of(v, |v| v.to_bits().to_le_bytes()))
+                }
+                // f64 holds the values of every other float dtype exactly.
+                _ => values
+                    .to_dtype(DType::F64)?
+                    .with_slice(|v: &[f64]| hash_of(v, |v| v.to_bits().to_le_bytes())),
+            }?)
+        };
+        let list = self.in_order().into_iter();
+        list.map(|p| Ok((p.name.as_str(), hash(p)?))).collect()
+    }
+
+    /// How many layers use a parameter.
+    pub fn uses(&self, id: ParamId) -> usize {
+        self.uses[id.0]
+    }
+
+    /// Whether any use of a parameter between two points of the model is of a trained one.
+    pub fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
+        let range = start.range_to(end);
+        self.trained_uses_before[range.end] > self.trained_uses_before[range.start]
+    }
+}
+
+fn hash_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {
+    let mut hash = Xxh3::new();
+    let mut block = [[0; N]; 512];
+    for values in values.chunks(block.len()) {
+        for (block, &value) in block.iter_mut().zip(values) {
+            *block = bytes(value);
+        }
+        hash.update(block[..values.len()].as_flattened());
+    }
+    hash.digest()
+}
+
+/// Lays out trained parameters in reverse order of declaration, because backward completes a
+/// gradient at the parameter's first use; then frozen ones, then buffers. Returns the end of the
+/// trained part too.
+fn lay_out(
+    declared: &[Declared],
+    dtype: DType,
+    frozen: &dyn Fn(&str) -> bool,
+    shares: usize,
+) -> (Vec<Parameter>, usize) {
+    let alignment = ALIGNMENT_BYTES / dtype.bytes();
+    let parameter = |(index, declared): (usize, &Declared)| Parameter {
+        id: ParamId(index),
+        name: declared.name.clone(),
+        shape: declared.shape.clone(),
+        range: 0..declared.shape.iter().product(),
+        decays: declared.shape.len() >= 2 && !declared.is_buffer,
+        frozen: !declared.is_buffer && frozen(&declared.name),
+        is_buffer: declared.is_buffer,
+    };
+    let mut list: Vec<Parameter> = declared.iter().enumerate().rev().map(parameter).collect();
+    list.sort_by_key(|p| (p.is_buffer, p.frozen));
+    let trained_count = list.iter().filter(|p| p.is_trained()).count();
+    let (trained, others) = list.split_at_mut(trained_count);
+    let end = if shares > 1 {
+        let end = place(trained, 0, alignment.max(QUANTUM));
+        end.next_multiple_of(shares * QUANTUM)
+    } else {
+        place(trained, 0, alignment)
+    };
+    place(others, end.next_multiple_of(alignment), alignment);
+    (list, end)
+}
+
+/// Places parameters from `start` on, each at a multiple of `alignment`. Returns their end.
+fn place(list: &mut [Parameter], mut start: usize, alignment: usize) -> usize {
+    let mut end = start;
+    for p in list {
+        end = start + p.range.len();
+        p.range = start..end;
+        start = end.next_multiple_of(alignment);
+    }
+    end
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+//! One pass over a model: how layers get parameters and memory, and the stack that forward leaves
+//! for backward.
+
+use ddp_kernels::ops::{self, Activation};
+use ddp_kernels::{DType, Tensor};
+
+use crate::build::{ParamId, UseIndex};
+use crate::error::{Error, Result};
+use crate::fold::{Fold, Folded};
+use crate::params::Params;
+use crate::scratch::Scratch;
+
+/// The settings of a pass.
+#[derive(Clone, Copy, Debug)]
+pub struct PassOptions<'a> {
+    /// Whether layers behave as in training: they save what backward needs, and dropout drops.
+    pub training: bool,
+    /// Whether gradients are added to those in memory (all micro-batches but the first) or replace
+    /// them.
+    pub accumulate: bool,
+    /// Whether this is the last micro-batch, so that a finished gradient is complete.
+    pub last: bool,
+    /// The seed of random numbers, which are drawn by sample and step.
+    pub seed: u64,
+    /// i64 `[2]` on the model's device: the step, and the position of this pass's first row in the
+    /// global batch.
+    pub position: &'a Tensor,
+}
+
+/// A forward, or a forward and its backward.
+pub struct Pass<'a> {
+    params: &'a Params,
+    scratch: &'a mut Scratch,
+    saved: &'a mut Saved,
+    options: PassOptions<'a>,
+    listener: &'a mut dyn Listener,
+}
+
+/// Learns which values a pass is about to read and which gradients it has completed: the reducer,
+/// which communicates while the pass goes on. A closure over a `ParamId` learns of gradients only.
+pub trait Listener {
+    /// The values of this parameter are about to be read. Returns when they are those of this step.
+    fn needed(&self, parameter: ParamId) -> Result<()> {
+        let _ = parameter;
+        Ok(())
+    }
+
+    /// The gradient of this parameter is complete.
+    fn ready(&mut self, parameter: ParamId) -> Result<()>;
+
+    /// This tensor is complete: it is to become its sum over the ranks.
+    fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
+        let _ = tensor;
+        Ok(())
+    }
+}
+
+impl<F: FnMut(ParamId) -> Result<()>> Listener for F {
+    fn ready(&mut self, parameter: ParamId) -> Result<()> {
+        self(parameter)
+    }
+}
+
+/// What forward leaves for backward, and which gradients backward has written so far. Kept between
+/// passes to reuse its memory.
+#[derive(Debug, Default)]
+pub struct Saved {
+    stack: Vec<Tensor>,
+    /// The height of the stack at each `Pass::mark` that was not rewound yet.
+    marks: Vec<usize>,
+    /// By parameter: how many of its uses this backward has finished.
+    uses_done: Vec<usize>,
+}
+
+/// Where a layer writes a parameter's gradient.
+#[derive(Debug)]
+pub struct Gradient<'a> {
+    /// The gradient, in the parameter's shape.
+    pub tensor: &'a Tensor,
+    /// Whether to add to its contents or to replace them.
+    pub accumulate: bool,
+}
+
+impl Gradient<'_> {
+    /// Adds `part`, of the same shape, to the gradient or replaces it, as `accumulate` says: for
+    /// layers whose operations cannot accumulate. `part` may have the layers' dtype.
+    #[track_caller]
+    pub fn write(&self, part: &Tensor) -> Result<()> {
+        if self.accumulate {
+            ops::axpy(self.tensor, 1.0, part)?
+        } else if part.dtype() == self.tensor.dtype() {
+            self.tensor.copy_from(part)?
+        } else {
+            ops::cast_into(self.tensor, part)?
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Pass<'a> {
+    /// A new pass over the model of `params`. Forgets what an earlier pass left in `saved`.
+    pub fn new(
+        params: &'a Params,
+        scratch: &'a mut Scratch,
+        saved: &'a mut Saved,
+        options: PassOptions<'a>,
+        listener: &'a mut dyn Listener,
+    ) -> Pass<'a> {
+        saved.stack.clear();
+        saved.marks.clear();
+        saved.uses_done.clear();
+        saved.uses_done.resize(params.list().len(), 0);
+        Pass::resume(params, scratch, saved, options, listener)
+    }
+
+    /// Continues the pass whose forward left `saved`, to run its backward.
+    pub fn resume(
+        params: &'a Params,
+        scratch: &'a mut Scratch,
+        saved: &'a mut Saved,
+        options: PassOptions<'a>,
+        listener: &'a mut dyn Listener,
+    ) -> Pass<'a> {
+        Pass {
+            params,
+            scratch,
+            saved,
+            options,
+            listener,
+        }
+    }
+
+    /// Whether layers behave as in training.
+    pub fn is_training(&self) -> bool {
+        self.options.training
+    }
+
+    /// The seed of random numbers.
+    pub fn seed(&self) -> u64 {
+        self.options.seed
+    }
+
+    /// i64 `[2]`: the step, and the position of the first row in the global batch.
+    pub fn position(&self) -> &'a Tensor {
+        self.options.position
+    }
+
+    /// The values of a parameter or buffer, in its shape. Call it right before each use, in forward
+    /// and backward: other ranks may be sending the values until then.
+    pub fn value(&self, parameter: ParamId) -> Result<&'a Tensor> {
+        self.listener.needed(parameter)?;
+        Ok(self.params.value(parameter))
+    }
+
+    /// Where to write the gradient of a parameter. None if it is frozen: then there is nothing to
+    /// compute, but `finished` must be called all the same.
+    pub fn gradient(&self, parameter: ParamId) -> Option<Gradient<'a>> {
+        let tensor = self.params.gradient(parameter)?;
+        Some(Gradient {
+            tensor,
+            accumulate: self.options.accumulate || self.saved.uses_done[parameter.0] > 0,
+        })
+    }
+
+    /// Whether a parameter is trained: neither frozen nor a buffer.
+    pub fn trains(&self, parameter: ParamId) -> bool {
+        self.params.gradient(parameter).is_some()
+    }
+
+    /// Whether any use of a parameter between two points of the model is of a trained one.
+    pub fn trains_between(&self, start: UseIndex, end: UseIndex) -> bool {
+        self.params.trains_between(start, end)
+    }
+
+    /// Tells that this use's part of the parameter's gradient is written.
+    pub fn finished(&mut self, parameter: ParamId) -> Result<()> {
+        let done = &mut self.saved.uses_done[parameter.0];
+        *done += 1;
+        let uses = self.params.uses(parameter);
+        if *done > uses {
+            let name = &self.params.parameter(parameter).name;
+            panic!(
+                "the gradient of {name} was finished {done} times in one backward; it was declared \
+                 for {uses}"
+            );
+        }
+        if *done == uses && self.options.last && self.trains(parameter) {
+            self.listener.ready(parameter)?;
+        }
+        Ok(())
+    }
+
+    /// Tells that `tensor` is complete, and is to become its sum over the ranks.
+    pub fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
+        self.listener.reduce(tensor)
+    }
+
+    /// Checks after a backward of the whole model that the gradient of every trained parameter is
+    /// complete: the reducer would wait forever for a missing one.
+    pub fn check_complete(&self) -> Result<()> {
+        let missing =
+            |id: &ParamId| self.trains(*id) && self.saved.uses_done[id.0] < self.params.uses(*id);
+        let Some(id) = (0..self.params.list().len()).map(ParamId).find(missing) else {
+            return Ok(());
+        };
+        let uses = self.params.uses(id);
+        Err(Error::Model {
+            layer: self.params.parameter(id).name.clone(),
+            expected: format!("{uses} calls of pass.finished in backward, one for each use"),
+            got: format!("{} calls", self.saved.uses_done[id.0]),
+            help: "call it in the backward of the layer that declares the parameter, and of each \
+                   layer tied to it"
+                .into(),
+        })
+    }
+
+    /// A tensor with unspecified contents on the model's device, in the layers' dtype. Its memory
+    /// is reused when its last handle is dropped.
+    #[track_caller]
+    pub fn take(&mut self, shape: &[usize]) -> Result<Tensor> {
+        self.scratch.take(shape, self.params.dtype())
+    }
+
+    /// As `take`, in another dtype.
+    #[track_caller]
+    pub fn take_as(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        self.scratch.take(shape, dtype)
+    }
+
+    /// Keeps a tensor for backward.
+    pub fn save(&mut self, tensor: &Tensor) {
+        self.saved.stack.push(tensor.clone());
+    }
+
+    /// Takes back the tensor saved last.
+    pub fn restore(&mut self) -> Tensor {
+        let top = self.saved.stack.pop();
+        top.expect("a layer's backward restores no more than its forward saved")
+    }
+
+    /// The tensor saved last, without taking it.
+    pub fn top(&self) -> &Tensor {
+        let top = self.saved.stack.last();
+        top.expect("a layer's backward restores no more than its forward saved")
+    }
+
+    /// How many tensors are saved.
+    pub fn saved_count(&self) -> usize {
+        self.saved.stack.len()
+    }
+
+    /// Remembers in forward how much is saved, for `rewind`. For layers made of layers.
+    pub fn mark(&mut self) {
+        self.saved.marks.push(self.saved.stack.len());
+    }
+
+    /// Drops in backward what was saved since the latest mark and not restored. Returns how many
+    /// tensors that were.
+    ///
+    /// # Panics
+    /// If more was restored than was saved since the mark.
+    pub fn rewind(&mut self) -> usize {
+        let mark = self.saved.marks.pop();
+        let mark = mark.expect("one mark in forward for each rewind in backward");
+        let left = self.saved.stack.len().checked_sub(mark);
+        let left = left.expect("a layer's backward restores no more than its forward saved");
+        self.saved.stack.truncate(mark);
+        left
+    }
+
+    /// The tensor that the backward of `fold`'s activation needs, in the shape of the gradient
+    /// `dx`; None if `fold` names no activation. The layer has taken its own tensors off the stack.
+    pub fn below(&self, fold: Fold, dx: &Tensor) -> Result<Option<Tensor>> {
+        match fold {
+            Fold::Nothing | Fold::Input | Fold::Activation(Activation::Identity) => Ok(None),
+            Fold::Activation(_) => Ok(Some(self.top().reshape(dx.shape())?)),
+        }
+    }
+
+    /// The end of a layer's backward that wrote the gradient of its input to `dx`, a tensor it took
+    /// itself: returns what `fold` asks for, and multiplies an activation's derivative in.
+    pub fn fold(&self, dx: Tensor, fold: Fold) -> Result<Folded> {
+        let saved = self.below(fold, &dx)?;
+        match (fold, &saved) {
+            (Fold::Nothing, _) => return Ok(Folded::nothing()),
+            (Fold::Activation(Activation::Relu), Some(y)) => ops::relu_backward_into(&dx, &dx, y)?,
+            (Fold::Activation(Activation::Gelu(kind)), Some(z)) => {
+                ops::gelu_backward_into(&dx, &dx, z, kind)?
+            }
+            _ => {}
+        }
+        Ok(Folded {
+            gradient: Some(dx),
+            folded: saved.is_some(),
+        })
+    }
+}
+
+impl std::fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let saved = self.saved_count();
+        write!(f, "Pass {:?}, {saved} tensors saved", self.options)
+    }
+}

@@ -1,0 +1,87 @@
+//! Memory for activations.
+
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::error::Result;
+
+/// Buffers that are reused: a buffer is free when no other handle to it exists. A training step
+/// takes the same shapes in the same order each time, so it gets the same addresses, and allocates
+/// nothing after the first step.
+#[derive(Debug)]
+pub struct Scratch {
+    device: Device,
+    buffers: Vec<Tensor>,
+}
+
+impl Scratch {
+    /// Scratch memory on `device`, empty at first.
+    pub fn new(device: Device) -> Scratch {
+        Scratch {
+            device,
+            buffers: Vec::new(),
+        }
+    }
+
+    /// A tensor with unspecified contents. Its buffer is free again when its last handle is
+    /// dropped.
+    #[track_caller]
+    pub fn take(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let fits = |buffer: &&Tensor| {
+            buffer.dtype() == dtype && buffer.count() >= count && buffer.is_only_handle()
+        };
+        let smallest = self.buffers.iter().filter(fits).min_by_key(|b| b.count());
+        if let Some(buffer) = smallest {
+            return Ok(buffer.slice(0..count)?.reshape(shape)?);
+        }
+        let buffer = Tensor::empty(&[count], dtype, self.device)?;
+        self.buffers.push(buffer.clone());
+        Ok(buffer.reshape(shape)?)
+    }
+
+    /// The size of all buffers, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.buffers.iter().map(Tensor::bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scratch_is_taken_again_once_every_handle_is_gone_the_smallest_that_fits_first() {
+        let mut scratch = Scratch::new(Device::Cpu);
+        let large = scratch.take(&[4, 8], DType::F32).unwrap();
+        let small = scratch.take(&[5], DType::F32).unwrap();
+        assert_eq!(scratch.bytes(), (32 + 5) * 4);
+        let view = large.slice(1..2).unwrap();
+        drop((large, small));
+        // A view keeps its buffer from being taken.
+        let other = scratch.take(&[3, 2], DType::F32).unwrap();
+        assert!(!other.shares_memory_with(&view));
+        assert_eq!(scratch.bytes(), (32 + 5 + 6) * 4);
+        drop((view, other));
+        let five = scratch.take(&[5], DType::F32).unwrap();
+        let six = scratch.take(&[2, 3], DType::F32).unwrap();
+        let seven = scratch.take(&[7], DType::F32).unwrap();
+        assert_eq!(scratch.bytes(), (32 + 5 + 6) * 4);
+        assert_eq!(
+            [
+                five.shape().dims(),
+                six.shape().dims(),
+                seven.shape().dims()
+            ],
+            [&[5][..], &[2, 3], &[7]]
+        );
+        assert!(!five.shares_memory_with(&six) && !six.shares_memory_with(&seven));
+        scratch.take(&[5], DType::I64).unwrap();
+        assert_eq!(
+            scratch.bytes(),
+            (32 + 5 + 6) * 4 + 5 * 8,
+            "no buffer of another dtype is lent"
+        );
+        scratch.take(&[0, 3], DType::F32).unwrap();
+        scratch.take(&[], DType::F32).unwrap();
+    }
+}

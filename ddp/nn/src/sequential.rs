@@ -1,0 +1,183 @@
+//! Sequential: layers one after the other. A linear layer applies the activation above it, a layer
+//! multiplies the derivative of the activation below it into its own backward, and nothing is
+//! computed below the lowest trained layer.
+
+use std::ops::Range;
+
+use ddp_kernels::ops::Activation;
+use ddp_kernels::{DType, Tensor};
+
+use crate::build::{Build, UseIndex};
+use crate::error::Result;
+use crate::fold::{Fold, Folded};
+use crate::layer::Layer;
+use crate::pass::Pass;
+
+/// Layers one after the other, called "0", "1" and so on, as in `torch.nn.Sequential`. Letters: L
+/// layers.
+#[derive(Debug)]
+pub struct Sequential {
+    layers: Vec<Box<dyn Layer>>,
+    /// (L + 1), once built: where in the model each layer begins, and where the last one ends.
+    begins: Vec<UseIndex>,
+    /// (L + 1), once built: how many layers that draw random numbers come before each.
+    random_before: Vec<u32>,
+    fuses: bool,
+    /// The number of the first layer: not 0 in the upper parts of a split model.
+    first: usize,
+    /// How many layers that draw random numbers the parts below this one have.
+    random_below: u32,
+}
+
+impl Default for Sequential {
+    fn default() -> Sequential {
+        Sequential::new()
+    }
+}
+
+impl Sequential {
+    /// No layers: returns its input.
+    pub fn new() -> Sequential {
+        Sequential {
+            layers: Vec::new(),
+            begins: Vec::new(),
+            random_before: Vec::new(),
+            fuses: true,
+            first: 0,
+            random_below: 0,
+        }
+    }
+
+    /// Adds a layer at the end.
+    pub fn then(mut self, layer: impl Layer + 'static) -> Sequential {
+        self.layers.push(Box::new(layer));
+        self
+    }
+
+    /// Adds a boxed layer at the end.
+    pub fn push(&mut self, layer: Box<dyn Layer>) {
+        self.layers.push(layer);
+    }
+
+    /// The same layers without fusing activations, for comparisons.
+    pub fn without_fusing(self) -> Sequential {
+        Sequential {
+            fuses: false,
+            ..self
+        }
+    }
+
+    /// (L + 1), once built: where in the model each layer begins, and where the last one ends.
+    pub(crate) fn begins(&self) -> &[UseIndex] {
+        &self.begins
+    }
+
+    /// Cuts the built layers into consecutive parts that cover them. Layers keep their names and
+    /// their numbers for drawing.
+    pub(crate) fn cut(mut self, parts: &[Range<usize>]) -> Vec<Sequential> {
+        assert_eq!(
+            parts.last().map(|part| part.end),
+            Some(self.layers.len()),
+            "parts that cover all layers"
+        );
+        let mut all: Vec<Sequential> = Vec::with_capacity(parts.len());
+        for part in parts.iter().rev() {
+            all.push(Sequential {
+                layers: self.layers.split_off(part.start),
+                first: self.first + part.start,
+                random_below: self.random_before[part.start],
+                fuses: self.fuses,
+                ..Sequential::new()
+            });
+        }
+        all.reverse();
+        all
+    }
+
+    /// What to ask of layer `index` in backward, if the whole was asked for `fold`.
+    fn fold_of(&self, index: usize, pass: &Pass<'_>, fold: Fold) -> Fold {
+        let Some(below) = index.checked_sub(1) else {
+            return fold;
+        };
+        if fold == Fold::Nothing && !pass.trains_between(self.begins[0], self.begins[index]) {
+            return Fold::Nothing;
+        }
+        match self.layers[below].activation() {
+            Some(activation) if self.fuses => Fold::Activation(activation),
+            _ => Fold::Input,
+        }
+    }
+}
+
+impl Layer for Sequential {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        for above in 1..self.layers.len() {
+            let (lower, upper) = self.layers.split_at_mut(above);
+            if let Some(activation) = upper[0].activation()
+                && self.fuses
+                && lower[above - 1].fuse(activation)
+            {
+                upper[0].set_fused();
+            }
+        }
+        self.begins.clear();
+        self.random_before.clear();
+        build.skip_random_layers(self.random_below);
+        let mut shape = shape.to_vec();
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            self.begins.push(build.use_index());
+            self.random_before.push(build.random_layers());
+            shape = build.scope(&(self.first + index).to_string(), |build| {
+                layer.build(build, &shape)
+            })?;
+        }
+        self.begins.push(build.use_index());
+        self.random_before.push(build.random_layers());
+        Ok(shape)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        if pass.is_training() {
+            pass.mark();
+        }
+        let mut y = x.clone();
+        for layer in &self.layers {
+            y = layer.forward(pass, &y)?;
+        }
+        Ok(y)
+    }
+
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let mut gradient = Folded::plain(dy.clone());
+        for (index, layer) in self.layers.iter().enumerate().rev() {
+            let Some(dy) = gradient.gradient.take() else {
+                break;
+            };
+            if gradient.folded {
+                // The layer above has multiplied this activation's derivative in.
+                pass.restore();
+                gradient = Folded::plain(dy);
+            } else {
+                gradient = layer.backward(pass, &dy, self.fold_of(index, pass, fold))?;
+            }
+        }
+        let left = pass.rewind();
+        assert!(
+            left == 0 || gradient.gradient.is_none(),
+            "{left} tensors that layers saved in forward were not restored in backward"
+        );
+        Ok(if fold == Fold::Nothing {
+            Folded::nothing()
+        } else {
+            gradient
+        })
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        self.layers.first().and_then(|first| first.input_dtype())
+    }
+
+    fn fuse(&mut self, above: Activation) -> bool {
+        self.fuses && self.layers.last_mut().is_some_and(|last| last.fuse(above))
+    }
+}

@@ -1,0 +1,130 @@
+//! The family `positions`, which only tests have: integers in, a class for each position out.
+//!
+//! Letters: R rows, A positions of a row, B integers at each position, V values of an integer,
+//! W width, C classes.
+
+use ddp_kernels::{DType, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::family::{DataShape, Family, Setting, refuse};
+use super::mlp::Activation;
+use crate::error::{Error, Result};
+use crate::{Activate, Build, Dropout, Fold, Folded, Layer, Linear, Pass, Sequential};
+
+/// Settings of the family.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct PositionsSpec {
+    /// Integers are from 0 on, below this.
+    pub values: usize,
+    /// The width of the hidden layer.
+    pub width: usize,
+    /// The probability of dropping an element of the hidden layer.
+    pub dropout: f64,
+}
+
+impl Default for PositionsSpec {
+    fn default() -> PositionsSpec {
+        PositionsSpec {
+            values: 16,
+            width: 8,
+            dropout: 0.0,
+        }
+    }
+}
+
+impl Family for PositionsSpec {
+    fn settings() -> Vec<Setting<PositionsSpec>> {
+        vec![
+            Setting::count("values", "N", "Number of different integers", |one| {
+                &mut one.values
+            }),
+            Setting::count("width", "N", "Width of the hidden layer", |one| {
+                &mut one.width
+            }),
+            Setting::number(
+                "dropout",
+                "P",
+                "Probability of dropping an element",
+                |one| &mut one.dropout,
+            ),
+        ]
+    }
+
+    fn is_hidden() -> bool {
+        true
+    }
+
+    fn check(&self) -> Result<()> {
+        for (name, value) in [("values", self.values), ("width", self.width)] {
+            if !(1..=1024).contains(&value) {
+                let expected = "a whole number from 1 to 1024";
+                return Err(refuse(name, value, expected, "give another"));
+            }
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            let expected = "a number from 0 on, below 1";
+            return Err(refuse("dropout", self.dropout, expected, "give another"));
+        }
+        Ok(())
+    }
+
+    fn layers(&self, data: &DataShape<'_>) -> Result<Sequential> {
+        data.check_dtype(DType::I64, "positions")?;
+        let count = Count {
+            values: self.values,
+        };
+        let mut layers = Sequential::new()
+            .then(count)
+            .then(Linear::new(self.width))
+            .then(Activate::new(Activation::Gelu.op()));
+        if self.dropout != 0.0 {
+            layers.push(Box::new(Dropout::new(self.dropout)));
+        }
+        Ok(layers.then(Linear::new(data.outputs)))
+    }
+}
+
+/// Counts each value at each position: i64 (R, A, B) to floats (R, A, V). On the CPU only.
+#[derive(Debug)]
+struct Count {
+    values: usize,
+}
+
+impl Layer for Count {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        match shape {
+            [positions, _] => Ok(vec![*positions, self.values]),
+            _ => Err(Error::Model {
+                layer: build.path().to_string(),
+                expected: "rows of two dimensions".into(),
+                got: format!("{shape:?}"),
+                help: "give rows of [positions, integers at each]".into(),
+            }),
+        }
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        Some(DType::I64)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let [rows, positions, at_each] = *x.shape().dims() else {
+            unreachable!("the model checks the shape of its input")
+        };
+        let counts = pass.take(&[rows, positions, self.values])?;
+        let count = |x: &[i64], counts: &mut [f32]| {
+            counts.fill(0.0);
+            let positions = x.chunks(at_each).zip(counts.chunks_mut(self.values));
+            for (integers, counts) in positions {
+                integers.iter().for_each(|&one| counts[one as usize] += 1.0);
+            }
+        };
+        x.with_slice(|x: &[i64]| counts.with_slice_mut(|counts: &mut [f32]| count(x, counts)))??;
+        Ok(counts)
+    }
+
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> Result<Folded> {
+        Ok(Folded::nothing())
+    }
+}

@@ -1,0 +1,200 @@
+//! What all benchmarks share: flags, the start, and timing in rounds.
+
+use std::fmt::Display;
+use std::time::Instant;
+
+use clap::Args;
+use ddp_comm::{Field, Group, World};
+use ddp_kernels::choice::Choice;
+use ddp_kernels::ops::F32Math;
+use ddp_kernels::stream::{Stream, synchronize};
+use ddp_kernels::{DType, Device, Tensor, threads};
+use serde_json::{Value, json};
+
+use crate::cli::flags::{RankFlags, number, whole};
+use crate::config::Precision;
+use crate::devices::{described, is_simulated};
+use crate::error::{Error, Result};
+
+/// Repetitions of the first run, which compiles, allocates and captures.
+const COLD: u64 = 4;
+/// The most repetitions of the second run, before anything is timed.
+const WARM_UP_MAX: f64 = 20.0;
+
+/// Prints a line of the results. On ranks other than 0 it may do nothing.
+pub type Say<'a> = &'a mut dyn FnMut(&dyn Display) -> Result<()>;
+
+/// The flags of all benchmarks.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub struct BenchFlags {
+    /// What a rank has.
+    #[command(flatten)]
+    pub ranks: RankFlags,
+    /// Seconds to measure, for each shape or size
+    #[arg(long, value_name = "S", default_value = "5", value_parser = number(0.01..=86_400.0), allow_negative_numbers = true)]
+    pub seconds: f64,
+    /// Rounds; the median is reported
+    #[arg(long, value_name = "N", default_value = "5", value_parser = whole(1..=1000usize), allow_negative_numbers = true)]
+    pub rounds: usize,
+}
+
+/// Times of one repetition, from several rounds.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    /// Seconds of one repetition in each round, until all ranks were done, ascending.
+    sorted_s: Vec<f64>,
+    /// The same, until this rank was done.
+    own_sorted_s: Vec<f64>,
+    /// Repetitions in all rounds together.
+    pub(super) repetitions: u64,
+}
+
+impl Rounds {
+    /// Seconds of one repetition in the median round.
+    pub(super) fn median_s(&self) -> f64 {
+        self.sorted_s[self.sorted_s.len() / 2]
+    }
+
+    /// Seconds of one repetition in the fastest round.
+    pub(super) fn least_s(&self) -> f64 {
+        self.sorted_s[0]
+    }
+
+    /// As `median_s`, without the wait for other ranks.
+    pub(super) fn own_median_s(&self) -> f64 {
+        self.own_sorted_s[self.own_sorted_s.len() / 2]
+    }
+}
+
+/// Pins this rank's threads and finds its device. `flags` is the text of all flags, which must be
+/// the same on all ranks. Simulated GPUs are refused.
+pub(super) fn start(bench: &BenchFlags, flags: &str, world: &World) -> Result<Device> {
+    threads::set_count_pinned_from(world.core_offset(), bench.ranks.thread_count(world))?;
+    let help = "start every rank with the same program and the same flags";
+    world.handshake(&[
+        Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), help),
+        Field::must_match("the flags of the bench", flags, help),
+    ])?;
+    let device = bench.ranks.find_device(world)?;
+    if is_simulated(device) && !tries_simulated() {
+        let why = "figures of simulated GPUs mean nothing";
+        return Err(no_figures(bench, device, why));
+    }
+    Ok(device)
+}
+
+/// For tests: simulated GPUs do everything up to the first timing.
+fn tries_simulated() -> bool {
+    std::env::var_os("DDP_TEST_BENCH").is_some_and(|value| value == "simulated")
+}
+
+fn no_figures(bench: &BenchFlags, device: Device, why: &str) -> Error {
+    let (choice, got) = (bench.ranks.device, described(device));
+    Error::Usage(format!(
+        "--device {choice}: expected a real device, got {got}: {why}; help: give --device cpu, or \
+         measure on a real GPU"
+    ))
+}
+
+/// A group that moves tensors of `device`.
+pub(super) fn group_on(device: Device, name: &'static str, world: &World) -> Result<Group> {
+    Ok(if device.is_accelerator() {
+        world.gpu_group(name, device)?
+    } else {
+        world.group(name)?
+    })
+}
+
+/// The dtype of tensors for a `--dtype`, and how f32 is multiplied.
+pub(super) fn precision(wanted: Precision, device: Device) -> Result<(DType, F32Math)> {
+    if wanted != Precision::F32 && !device.is_accelerator() {
+        let name = wanted.name();
+        return Err(Error::Usage(format!(
+            "--dtype {name}: expected --device cuda; help: leave --dtype out, or measure on a GPU"
+        )));
+    }
+    Ok(match wanted {
+        Precision::F32 => (DType::F32, F32Math::Strict),
+        Precision::Tf32 => (DType::F32, F32Math::Tf32),
+        Precision::Bf16 => (DType::BF16, F32Math::Strict),
+    })
+}
+
+/// Repeats `body`, which is given the number of the repetition, for about `--seconds` in `--rounds`
+/// rounds. Rank 0 decides how often. A round ends when all devices are done. `group` is one of host
+/// memory.
+pub(super) fn rounds(
+    group: &Group,
+    device: Device,
+    bench: &BenchFlags,
+    mut body: impl FnMut(u64) -> Result<()>,
+) -> Result<Rounds> {
+    let stream = Stream::default_of(Device::Cpu)?;
+    let mut repetition = 0;
+    let mut run = |count: u64| -> Result<[f64; 2]> {
+        synchronize(device)?;
+        group.barrier(&stream)?;
+        let started = Instant::now();
+        for _ in 0..count {
+            body(repetition)?;
+            repetition += 1;
+        }
+        synchronize(device)?;
+        let own = started.elapsed();
+        group.barrier(&stream)?;
+        Ok([started.elapsed(), own].map(|took| took.as_secs_f64() / count as f64))
+    };
+    // How many repetitions fill `seconds`, as rank 0 measured one.
+    let count_in = |seconds: f64, one_s: f64, most: f64| -> Result<u64> {
+        let count = [(seconds / one_s.max(1e-9)).clamp(1.0, most) as i64];
+        let count = Tensor::from_slice(&count, &[1], Device::Cpu)?.named("repetitions");
+        group.broadcast(&count, 0, &stream)?;
+        Ok(count.to_vec::<i64>()?[0] as u64)
+    };
+    let [first_s, _] = run(COLD)?;
+    if is_simulated(device) {
+        let why = "all was done once, but figures of simulated GPUs mean nothing";
+        return Err(no_figures(bench, device, why));
+    }
+    let [warm_s, _] = run(count_in(bench.seconds / 4.0, first_s, WARM_UP_MAX)?)?;
+    let count = count_in(bench.seconds / bench.rounds as f64, warm_s, 1e9)?;
+    let (mut sorted_s, mut own_sorted_s) = (Vec::new(), Vec::new());
+    for _ in 0..bench.rounds {
+        let [all_s, own_s] = run(count)?;
+        sorted_s.push(all_s);
+        own_sorted_s.push(own_s);
+    }
+    sorted_s.sort_by(f64::total_cmp);
+    own_sorted_s.sort_by(f64::total_cmp);
+    Ok(Rounds {
+        sorted_s,
+        own_sorted_s,
+        repetitions: count * bench.rounds as u64,
+    })
+}
+
+/// Every rank's number, by rank. `group` is one of host memory.
+pub(super) fn of_all_ranks(group: &Group, value: f64) -> Result<Vec<f64>> {
+    let mut all = vec![0.0; group.size()];
+    all[group.rank()] = value;
+    let tensor = Tensor::from_slice(&all, &[group.size()], Device::Cpu)?.named("a measurement");
+    group.all_gather(&tensor, &Stream::default_of(Device::Cpu)?)?;
+    Ok(tensor.to_vec::<f64>()?)
+}
+
+/// The largest of the ranks' numbers.
+pub(super) fn largest(group: &Group, value: f64) -> Result<f64> {
+    let all = of_all_ranks(group, value)?;
+    Ok(all.into_iter().fold(f64::NEG_INFINITY, f64::max))
+}
+
+/// Rounds to `digits` after the point.
+pub(super) fn round(value: f64, digits: i32) -> f64 {
+    let unit = 10f64.powi(digits);
+    (value * unit).round() / unit
+}
+
+/// As `round`; null if the value is unknown.
+pub(super) fn round_or_null(value: Option<f64>, digits: i32) -> Value {
+    value.map_or(Value::Null, |value| json!(round(value, digits)))
+}

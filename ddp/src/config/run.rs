@@ -1,0 +1,99 @@
+//! Settings as the options of a run.
+
+use ddp_kernels::ops::{AdamwConstants, SgdConstants};
+
+use super::{Config, Optimizer};
+use crate::data::DataRequest;
+use crate::optim::Rule;
+use crate::tasks::LossOptions;
+use crate::trainer::{LearningRate, ModelOptions, Reduction, RunOptions};
+
+impl Config {
+    /// The options of the run.
+    pub fn run(&self) -> RunOptions {
+        RunOptions {
+            model: self.model_options(),
+            freeze: self.freeze.clone(),
+            init_from: self.init_from.clone(),
+            data: self.data_request(),
+            data_on_device: self.data_on_device,
+            batch_size: self.batch_size,
+            micro_batch: self.micro_batch,
+            drop_last: self.drop_last,
+            length: self.length(),
+            rule: self.rule(),
+            learning_rate: LearningRate {
+                shape: self.schedule.shape(),
+                peak: self.peak_lr(),
+                min: self.min_lr,
+                warmup_steps: self.warmup_steps,
+            },
+            grad_clip: self.grad_clip,
+            seed: self.seed,
+            graph: self.graph,
+            threads: self.threads,
+            reduction: Reduction {
+                bucket_bytes: (self.bucket_mb * 1e6) as usize,
+                dtype: self.reduce_dtype.dtype(),
+                overlap: self.overlap,
+                zero: self.zero == 1,
+            },
+            out: self.out.clone(),
+            eval_every: self.eval_every,
+            checkpoint_every: self.checkpoint_every,
+            keep: self.keep,
+            log_every: self.log_every,
+            resume: self.resume.clone(),
+            override_: self.override_,
+        }
+    }
+
+    /// The model and its loss.
+    pub fn model_options(&self) -> ModelOptions {
+        ModelOptions {
+            spec: self.model.clone(),
+            precision: self.dtype,
+            seed: self.seed,
+            loss: LossOptions {
+                label_smoothing: self.label_smoothing,
+                class_weights: self.class_weights.clone(),
+            },
+        }
+    }
+
+    fn data_request(&self) -> DataRequest {
+        DataRequest {
+            data: self.data.clone(),
+            labels: self.labels.clone(),
+            val_data: self.val_data.clone(),
+            val_labels: self.val_labels.clone(),
+            val_split: self.val_split,
+            seed: self.seed,
+            task: self.task,
+            normalize: self.normalize,
+            cache_dir: self.cache_dir.clone(),
+            trained: None,
+        }
+    }
+
+    fn rule(&self) -> Rule {
+        let weight_decay = self.decay();
+        match self.optimizer() {
+            Optimizer::Adamw { beta1, beta2, eps } => Rule::AdamW {
+                constants: AdamwConstants {
+                    beta1,
+                    beta2,
+                    epsilon: eps,
+                },
+                weight_decay,
+            },
+            Optimizer::Sgd { momentum } => Rule::Sgd {
+                constants: SgdConstants {
+                    momentum,
+                    nesterov: false,
+                },
+                weight_decay,
+            },
+        }
+    }
+}

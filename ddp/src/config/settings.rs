@@ -1,0 +1,485 @@
+//! Every setting of a training run, in one list.
+//!
+//! `Config`, its TOML form and `SETTINGS` follow from the list and from the settings of the model
+//! families; flags, `--help`, environment variables and `--print-config` follow from `SETTINGS`. A new
+//! setting is one entry here, or one entry in its model family. Limits are in `check.rs`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use serde::Serialize;
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::values::{
+    DeviceChoice, FloatType, Form, GraphChoice, LogLevel, Normalize, OptimizerKind, Overlap,
+    Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,
+};
+use crate::data::DataSpec;
+use crate::models::family::Setting as FamilySetting;
+use crate::models::{FamilyInfo, ModelSpec};
+
+/// Where a setting must be equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// On all ranks and whenever the run is resumed: what is computed depends on it.
+    Fixed,
+    /// On all ranks; it may change when the run is resumed.
+    Job,
+    /// Nowhere: each rank may have its own.
+    Rank,
+}
+
+/// An entry of the list.
+pub struct Setting {
+    name: String,
+    /// Its help, without the default.
+    pub help: String,
+    /// The heading that help lists it under.
+    pub group: &'static str,
+    /// What help calls its value.
+    pub value_name: &'static str,
+    /// Where it must be equal.
+    pub scope: Scope,
+    /// How its values are written.
+    pub form: Form,
+    /// Its values, if it takes one of a few names.
+    pub choices: Vec<SettingChoice>,
+    /// Its default; null if that follows from other settings or from the data.
+    pub default: Value,
+    /// The model families that have it; empty for a setting of every run.
+    pub families: Vec<&'static str>,
+    /// Whether help leaves it out.
+    pub is_hidden: bool,
+    /// Sets it from text. The error says what was expected.
+    pub set: SetText,
+    /// Sets it to its default.
+    pub reset: fn(&mut Config),
+}
+
+type SetText = Box<dyn Fn(&mut Config, &str) -> Result<(), String> + Send + Sync>;
+
+/// One of the names that a setting takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct SettingChoice {
+    pub name: &'static str,
+    pub help: &'static str,
+    pub is_hidden: bool,
+}
+
+impl Setting {
+    /// Its name in flags and TOML files: `batch-size`.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    /// Whether a run of this model has it.
+    pub fn applies_to(&self, model: &ModelSpec) -> bool {
+        self.families.is_empty() || self.families.contains(&model.name())
+    }
+}
+
+impl fmt::Debug for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "setting {}", self.name)
+    }
+}
+
+/// The name of the setting in this field: `batch-size` of `batch_size`.
+fn name_of(field: &str) -> String {
+    field.trim_end_matches('_').replace('_', "-")
+}
+
+fn listed(names: Vec<(&'static str, &'static str)>) -> Vec<SettingChoice> {
+    let choice = |(name, help)| SettingChoice {
+        name,
+        help,
+        is_hidden: false,
+    };
+    names.into_iter().map(choice).collect()
+}
+
+fn as_value(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).expect("settings fit JSON")
+}
+
+macro_rules! settings {
+    ($(
+        [$group:literal]
+        $(
+            $(#[doc = $help:literal])+
+            $(@$attribute:meta)?
+            $scope:ident $field:ident $value_name:literal: $kind:ty = $default:expr;
+        )+
+    )+) => {
+        /// The settings of a training run. Values that are `None` follow from other settings or from the data.
+        #[derive(Clone, Debug, PartialEq, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        pub struct Config {
+            /// The model family and its settings.
+            #[serde(flatten)]
+            pub model: ModelSpec,
+            $($($(#[doc = $help])+ $(#[$attribute])? pub $field: $kind,)+)+
+        }
+
+        impl Default for Config {
+            fn default() -> Config {
+                Config { model: ModelSpec::default(), $($($field: $default,)+)+ }
+            }
+        }
+
+        impl Config {
+            /// Reads the setting `name`, which is not one of the model's, from a table.
+            fn read_value<'de, M: MapAccess<'de>>(&mut self, name: &str, table: &mut M) -> Result<(), M::Error> {
+                $($(if name == name_of(stringify!($field)) {
+                    self.$field = table.next_value()?;
+                    return Ok(());
+                })+)+
+                unreachable!("{name} is a setting")
+            }
+        }
+
+        /// The settings that every run has, in the order of the help.
+        fn settings_of_runs() -> Vec<Setting> {
+            vec![$($({
+                let default: $kind = $default;
+                let lines: &[&str] = &[$($help.trim_ascii()),+];
+                Setting {
+                    name: name_of(stringify!($field)),
+                    help: lines.join(" "),
+                    group: $group,
+                    value_name: $value_name,
+                    scope: Scope::$scope,
+                    form: <$kind as SettingValue>::FORM,
+                    choices: listed(<$kind as SettingValue>::choices()),
+                    default: as_value(&default),
+                    families: Vec::new(),
+                    is_hidden: false,
+                    set: Box::new(|config, text| {
+                        config.$field = SettingValue::read(text)?;
+                        Ok(())
+                    }),
+                    reset: |config| config.$field = $default,
+                }
+            },)+)+]
+        }
+    };
+}
+
+settings! {
+    ["Model"]
+    /// Names of layers or parameters that are not trained, separated by commas, as in 0,2.bias
+    Fixed freeze "NAMES": Vec<String> = vec![];
+
+    ["Data"]
+    /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy and IDX also .gz), a folder of
+    /// files or a pattern, followed by #NAME to choose one of several arrays. Or built-in data: glyphs,
+    /// synthetic:classification, synthetic:regression or synthetic:row-number, followed by options, as in
+    /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
+    Job data "SPEC": DataSpec = DataSpec::default();
+    /// Labels: a column or an array of --data, by name, or another file
+    /// [default: the last column of the first table; y beside x, labels beside features or images, and the like]
+    Job labels "SPEC": Option<String> = None;
+    /// Data to evaluate on, in the form of --data [default: none]
+    Job val_data "SPEC": Option<DataSpec> = None;
+    /// Labels of --val-data [default: as in --labels]
+    Job val_labels "SPEC": Option<String> = None;
+    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed; an alternative to --val-data
+    Fixed val_split "F": f64 = 0.0;
+    /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
+    Fixed task "TASK": Option<TaskKind> = None;
+    /// How features are normalized
+    Fixed normalize "HOW": Normalize = Normalize::None;
+    /// Folder for converted copies of files that cannot be memory-mapped
+    /// [default: beside the files, else the user's cache folder]
+    Rank cache_dir "DIR": Option<PathBuf> = None;
+
+    ["Batches and length"]
+    /// Rows of a step, over all ranks
+    Fixed batch_size "ROWS": u64 = 128;
+    /// Most rows of a rank that pass through the model at a time [default: all of them]
+    Fixed micro_batch "ROWS": Option<usize> = None;
+    /// Steps to train for, 0 to save the untrained model; an alternative to --epochs
+    Job steps "N": Option<u64> = None;
+    /// Passes through the data [default: 5]
+    Job epochs "N": Option<u64> = None;
+    /// Skip an epoch's last batch if it is smaller than the others
+    Fixed drop_last "BOOL": bool = false;
+
+    ["Optimization"]
+    /// Optimizer
+    Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
+    /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd]
+    Fixed lr "RATE": Option<f64> = None;
+    /// Learning rate at the end of the schedule
+    Fixed min_lr "RATE": f64 = 0.0;
+    /// Learning rate schedule after the warm-up
+    Fixed schedule "NAME": Schedule = Schedule::Cosine;
+    /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
+    Job warmup_steps "N": Option<u64> = None;
+    /// Weight decay of matrices; vectors are not decayed [default: 0.01 for adamw, 0 for sgd]
+    Fixed weight_decay "X": Option<f64> = None;
+    /// adamw: first-moment decay β₁ [default: 0.9]
+    Fixed beta1 "X": Option<f64> = None;
+    /// adamw: second-moment decay β₂ [default: 0.999]
+    Fixed beta2 "X": Option<f64> = None;
+    /// adamw: added to the denominator [default: 1e-8]
+    Fixed eps "X": Option<f64> = None;
+    /// sgd: momentum [default: 0.9]
+    Fixed momentum "X": Option<f64> = None;
+    /// Largest norm of all gradients together; 0 turns clipping off
+    Fixed grad_clip "NORM": f64 = 0.0;
+    /// Label smoothing: part of the target that is spread over all classes
+    Fixed label_smoothing "X": f64 = 0.0;
+    /// Weight of each class in the loss, separated by commas
+    Fixed class_weights "WEIGHTS": Vec<f64> = vec![];
+    /// Seed of everything random in training
+    Fixed seed "N": u64 = 0;
+
+    ["Machine"]
+    /// Device to train on: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or auto: cuda if every rank
+    /// can, else cpu
+    Rank device "DEVICE": DeviceChoice = DeviceChoice::Auto;
+    /// GPUs of each rank, over which the layers are split: for models too large for one GPU
+    Job devices_per_rank "N": usize = 1;
+    /// Let several ranks share a GPU if there are too few: for tests, slow
+    Rank share_gpus "BOOL": bool = false;
+    /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and moments stay f32
+    Fixed dtype "TYPE": Precision = Precision::F32;
+    /// Keep all training data in GPU memory
+    Job data_on_device "WHEN": Resident = Resident::Auto;
+    /// Capture a step as a CUDA graph and replay it
+    Job graph "WHEN": GraphChoice = GraphChoice::Auto;
+    /// CPU threads of a rank [default: its share of the cores]
+    Rank threads "N": Option<usize> = None;
+
+    ["Between ranks"]
+    /// Size of a gradient bucket, the unit of reduction, in MB
+    Job bucket_mb "MB": f64 = 4.0;
+    /// Type of gradients in transit
+    Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
+    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
+    Job zero "STAGE": u64 = 0;
+    /// Reduce gradients while the backward pass still runs
+    Job overlap "WHEN": Overlap = Overlap::Auto;
+    /// Seconds that a rank waits for the others before the job ends with exit code 77
+    Rank timeout_s "S": f64 = 600.0;
+
+    ["Checkpoints and resuming"]
+    /// Steps between checkpoints; 0 for one at the end only [default: an epoch]
+    Job checkpoint_every "N": Option<u64> = None;
+    /// Number of newest checkpoints to keep; the best by validation is kept as well
+    Job keep "N": u64 = 3;
+    /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if there is none), or the folder
+    /// of one of its checkpoints
+    Job resume "WHICH": Resume = Resume::Never;
+    /// Resume even if settings that change the results differ; start over if no checkpoint can be used
+    @serde(rename = "override")
+    Job override_ "BOOL": bool = false;
+    /// Start from the parameters in this model.safetensors; names and shapes must match the model
+    Job init_from "FILE": Option<PathBuf> = None;
+
+    ["Output"]
+    /// Folder of the run; it must not contain another run, unless that is resumed
+    Rank out "DIR": PathBuf = "out".into();
+    /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
+    Job eval_every "N": Option<u64> = None;
+    /// Steps between lines of the record
+    Job log_every "N": u64 = 10;
+    /// Also write event files for TensorBoard, to OUT/tensorboard
+    Rank tensorboard "BOOL": bool = false;
+    /// When progress is shown
+    Rank progress "WHEN": When = When::Auto;
+    /// Least severe messages that are logged on standard error
+    Rank log_level "LEVEL": LogLevel = LogLevel::Info;
+}
+
+/// The model families.
+static FAMILIES: LazyLock<Vec<FamilyInfo>> = LazyLock::new(ModelSpec::families);
+
+/// Every setting, in the order of the help: the model and what its families have, then the rest.
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
+    let mut all = settings_of_models();
+    all.extend(settings_of_runs());
+    all
+});
+
+/// `model`, then the settings of all families. Families may share a name: its help is the first's.
+fn settings_of_models() -> Vec<Setting> {
+    let mut all = vec![model_setting()];
+    for family in FAMILIES.iter() {
+        for setting in &family.settings {
+            let known = all.iter_mut().find(|known| known.name == setting.name);
+            match known {
+                Some(known) => known.families.push(family.name),
+                None => all.push(family_setting(family, setting)),
+            }
+        }
+    }
+    all
+}
+
+fn model_setting() -> Setting {
+    let choice = |family: &FamilyInfo| SettingChoice {
+        name: family.name,
+        help: family.help,
+        is_hidden: family.is_hidden,
+    };
+    Setting {
+        name: "model".to_string(),
+        help: "Model family".to_string(),
+        group: "Model",
+        value_name: "NAME",
+        scope: Scope::Fixed,
+        form: Form::One,
+        choices: FAMILIES.iter().map(choice).collect(),
+        default: ModelSpec::default().name().into(),
+        families: Vec::new(),
+        is_hidden: false,
+        set: Box::new(|config, name| {
+            // The same family keeps its settings.
+            if config.model.name() != name {
+                config.model = default_of(name)?.clone();
+            }
+            Ok(())
+        }),
+        reset: |config| config.model = ModelSpec::default(),
+    }
+}
+
+fn family_setting(family: &FamilyInfo, setting: &'static FamilySetting<ModelSpec>) -> Setting {
+    let name = setting.name;
+    Setting {
+        name: name.to_string(),
+        help: setting.help.to_string(),
+        group: "Model",
+        value_name: setting.value_name,
+        scope: Scope::Fixed,
+        form: setting.form,
+        choices: listed(setting.choices.clone()),
+        default: as_value(&family.default)[name].take(),
+        families: vec![family.name],
+        is_hidden: family.is_hidden,
+        set: Box::new(move |config, text| {
+            let family = FAMILIES.iter().find(|one| one.name == config.model.name());
+            let settings = family.into_iter().flat_map(|family| &family.settings);
+            match settings.into_iter().find(|setting| setting.name == name) {
+                Some(setting) => (setting.set)(&mut config.model, text),
+                None => Err(requires_family(name, &config.model)),
+            }
+        }),
+        reset: |_| (),
+    }
+}
+
+/// A model of the family `name` with default settings.
+fn default_of(name: &str) -> Result<&'static ModelSpec, String> {
+    let known = FAMILIES.iter().find(|family| family.name == name);
+    known.map(|family| &family.default).ok_or_else(|| {
+        format!("expected the name of a model family, which --help lists, got {name:?}")
+    })
+}
+
+/// The refusal of a setting that `model` does not have.
+fn requires_family(name: &str, model: &ModelSpec) -> String {
+    let owners = setting(name).map_or(String::new(), |setting| setting.families.join(" or "));
+    let got = model.name();
+    format!("requires --model {owners}, got --model {got}; help: leave --{name} out")
+}
+
+impl<'de> Deserialize<'de> for Config {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Config, D::Error> {
+        deserializer.deserialize_map(ReadConfig)
+    }
+}
+
+/// Reads a table of settings. What is missing has its default; unknown names are refused.
+struct ReadConfig;
+
+impl<'de> Visitor<'de> for ReadConfig {
+    type Value = Config;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table of settings")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut table: M) -> Result<Config, M::Error> {
+        let mut config = Config::default();
+        let mut model = Map::new();
+        while let Some(KnownName(name)) = table.next_key()? {
+            if name == "model" || !setting(&name).is_some_and(|one| one.families.is_empty()) {
+                let value = table.next_value_seed(ModelValue(&name))?;
+                model.insert(name, value);
+            } else {
+                config.read_value(&name, &mut table)?;
+            }
+        }
+        config.model = read_model(model).map_err(de::Error::custom)?;
+        Ok(config)
+    }
+}
+
+/// A model from its settings, of the default family unless they say another.
+fn read_model(mut settings: Map<String, Value>) -> Result<ModelSpec, String> {
+    let default = match settings.remove("model") {
+        None => &ModelSpec::default(),
+        Some(name) => default_of(name.as_str().unwrap_or_default())?,
+    };
+    let applies = |name: &str| setting(name).is_some_and(|one| one.applies_to(default));
+    if let Some(other) = settings.keys().find(|name| !applies(name)) {
+        return Err(format!("--{other} {}", requires_family(other, default)));
+    }
+    with_settings(default, settings)
+}
+
+fn with_settings(model: &ModelSpec, settings: Map<String, Value>) -> Result<ModelSpec, String> {
+    let mut table = Map::from_iter([("model".to_string(), model.name().into())]);
+    table.extend(settings);
+    serde_json::from_value(table.into()).map_err(|error| error.to_string())
+}
+
+/// The value of a setting of models. One that no family takes is refused where it stands.
+struct ModelValue<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for ModelValue<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<Value, D::Error> {
+        let value = Value::deserialize(value)?;
+        let one = Map::from_iter([(self.0.to_string(), value.clone())]);
+        let known = setting(self.0).map_or(&[][..], |setting| &setting.families);
+        let models = known.iter().filter_map(|name| default_of(name).ok());
+        let read: Vec<_> = models
+            .map(|model| with_settings(model, one.clone()))
+            .collect();
+        match read.first() {
+            Some(Err(why)) if read.iter().all(Result::is_err) => Err(de::Error::custom(why)),
+            _ => Ok(value),
+        }
+    }
+}
+
+fn setting(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// The name of a setting, as a table has it.
+#[derive(serde::Deserialize)]
+#[serde(try_from = "String")]
+struct KnownName(String);
+
+impl TryFrom<String> for KnownName {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<KnownName, String> {
+        if setting(&name).is_some() {
+            return Ok(KnownName(name));
+        }
+        let names = SETTINGS.iter().filter(|one| !one.is_hidden);
+        let names: Vec<_> = names.map(|one| format!("`{}`", one.name)).collect();
+        let names = names.join(", ");
+        Err(format!("unknown field `{name}`, expected one of {names}"))
+    }
+}

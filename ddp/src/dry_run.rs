@@ -1,0 +1,221 @@
+//! `--dry-run`: checks a run without training, and says what it would take in memory, disk space
+//! and time. No folder, record or checkpoint is written.
+
+use std::fmt::Display;
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+
+use ddp_comm::World;
+use ddp_kernels::Device;
+use ddp_kernels::mapped::free_bytes;
+
+use crate::config::Config;
+use crate::data::DataSpec;
+use crate::devices::is_simulated;
+use crate::error::{Error, Result};
+use crate::shown::shown;
+use crate::train::TrainProgram;
+use crate::trainer::{self, ModelBytes, Plan, Rehearsal, Trial};
+
+/// Checks everything that can be checked without training. All ranks call it together.
+pub fn dry_run(
+    config: &Config,
+    world: &World,
+    say: &mut dyn FnMut(&dyn Display) -> Result<()>,
+) -> Result<()> {
+    let Some(run) = trainer::rehearse(&config.run(), &TrainProgram::new(config), world)? else {
+        return say(&format!(
+            "{}: the run is finished already, and nothing would be done",
+            config.out.display()
+        ));
+    };
+    if world.rank() == 0 {
+        check_out(&config.out)?;
+    }
+    say(&shown(&run.data))?;
+    say(&length(&run.plan, run.taken))?;
+    for (rank, place) in run.places.iter().enumerate() {
+        say(&format!("rank {rank}: {place}"))?;
+    }
+    say(&format!("memory of a rank: {}", memory(&run.model_bytes)))?;
+    say(&format!("of them in the trial at most: {}", peaks(&run)))?;
+    let needed = (config.keep + 2).saturating_mul(run.checkpoint_bytes);
+    say(&format!(
+        "a checkpoint: {}; kept at a time with --keep {}: up to {}",
+        mb(run.checkpoint_bytes),
+        config.keep,
+        mb(needed)
+    ))?;
+    if let Some(trial) = &run.trial {
+        let left = run.plan.steps - run.taken;
+        match is_simulated(run.devices[0]) {
+            true => say(&"time: simulated GPUs say nothing about it")?,
+            false => say(&time(trial, &run.plan, left))?,
+        }
+    }
+    // Last, after everything else was printed.
+    if world.rank() == 0 {
+        check_disk(&config.out, needed)?;
+    }
+    say(&format!(
+        "all checks passed; nothing was trained, and {} (--dry-run)",
+        written(config, run.devices[0])
+    ))
+}
+
+/// What a run would write outside of its folder, and find again.
+fn written(config: &Config, device: Device) -> String {
+    let mut kept = Vec::new();
+    let data = [Some(&config.data), config.val_data.as_ref()];
+    let is_file = |data: &&DataSpec| matches!(data, DataSpec::Files(_));
+    if data.iter().flatten().any(is_file) {
+        let place = match &config.cache_dir {
+            None => ".ddp-cache beside them".to_string(),
+            Some(folder) => shown(&folder.to_string_lossy()),
+        };
+        kept.push(format!("what is known of the data, in {place}"));
+    }
+    if device.is_accelerator() {
+        kept.push("compiled kernels".to_string());
+    }
+    match kept.is_empty() {
+        true => "nothing written".to_string(),
+        false => format!("nothing written but {}", kept.join(", and ")),
+    }
+}
+
+fn length(plan: &Plan, taken: u64) -> String {
+    let done = match taken {
+        0 => String::new(),
+        _ => format!(", of which {taken} are done"),
+    };
+    let every = |what: &str, steps: u64| match steps {
+        0 => format!("{what} at the end"),
+        _ => format!("{what} every {steps}"),
+    };
+    format!(
+        "{} steps{done}, {} an epoch; warm-up {}; {}, {}",
+        plan.steps,
+        plan.sampler.steps_per_epoch(),
+        plan.warmup_steps,
+        every("evaluated", plan.eval_every),
+        every("saved", plan.checkpoint_every)
+    )
+}
+
+fn mb(bytes: u64) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
+fn memory(bytes: &ModelBytes) -> String {
+    let ModelBytes {
+        values,
+        copies,
+        gradients,
+        moments,
+    } = *bytes;
+    let rounded = match copies {
+        0 => String::new(),
+        _ => format!(", rounded copies {}", mb(copies)),
+    };
+    format!(
+        "values {}{rounded}, gradients {}, moments {}, a copy of what is saved {}; together {}",
+        mb(values),
+        mb(gradients),
+        mb(moments),
+        mb(values + moments),
+        mb(2 * values + copies + gradients + 2 * moments)
+    )
+}
+
+fn peaks(run: &Rehearsal) -> String {
+    let gpu = |peak_mb: f64| format!(", {peak_mb:.1} MB of a GPU");
+    let gpu = run.device_peak_mb.map_or(String::new(), gpu);
+    format!("{:.1} MB of the host{gpu}", run.host_peak_mb)
+}
+
+fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
+    let evaluations = match trial.evaluation {
+        None => 0,
+        Some(_) if plan.eval_every == 0 => 1,
+        Some(_) => left.div_ceil(plan.eval_every),
+    };
+    let evaluation_s = trial.evaluation.unwrap_or_default().as_secs_f64();
+    let step_s = trial.step.as_secs_f64();
+    let seconds = step_s * left as f64 + evaluation_s * evaluations as f64;
+    format!(
+        "time: {:.2} ms a step (median of {}), {evaluations} evaluations: about {} for {left} \
+         steps; checkpoints are written beside them",
+        step_s * 1e3,
+        trial.steps,
+        duration(seconds)
+    )
+}
+
+/// `40.0 s`, `12 min`, `3.5 h`
+fn duration(seconds: f64) -> String {
+    match seconds {
+        ..120.0 => format!("{seconds:.1} s"),
+        120.0..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
+/// Whether the run's folder can be made and written: tries with a file in it, or in the nearest
+/// folder above it that exists.
+fn check_out(out: &Path) -> Result<()> {
+    let failed = |source| Error::Io {
+        action: "write in",
+        path: out.to_path_buf(),
+        source,
+        way_out: "Check permissions, or give another --out.".into(),
+    };
+    let out = std::path::absolute(out).map_err(failed)?;
+    let mut above = out.ancestors();
+    let there = above.find(|folder| folder.symlink_metadata().is_ok());
+    let there = there.unwrap_or(Path::new("/"));
+    let file = there.join(format!(".ddp-train-dry-run-{}", std::process::id()));
+    let opened = OpenOptions::new().write(true).create_new(true).open(&file);
+    opened.map_err(failed)?;
+    fs::remove_file(&file).map_err(failed)
+}
+
+/// Whether the disk has room for the checkpoints that are kept.
+fn check_disk(out: &Path, needed: u64) -> Result<()> {
+    let there = out.ancestors().find(|folder| folder.is_dir());
+    let Ok(free) = free_bytes(there.unwrap_or(Path::new("."))) else {
+        return Ok(());
+    };
+    if free >= needed {
+        return Ok(());
+    }
+    let text = format!(
+        "{} are free and up to {} are kept at a time",
+        mb(free),
+        mb(needed)
+    );
+    Err(Error::Io {
+        action: "save checkpoints below",
+        path: out.to_path_buf(),
+        source: std::io::Error::new(std::io::ErrorKind::StorageFull, text),
+        way_out: "Make room, give --out on another disk, or keep fewer (--keep).".into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_have_units_that_people_plan_in() {
+        assert_eq!(
+            [
+                duration(4.04),
+                duration(119.0),
+                duration(600.0),
+                duration(12_600.0)
+            ],
+            ["4.0 s", "119.0 s", "10 min", "3.5 h"]
+        );
+    }
+}

@@ -1,0 +1,206 @@
+//! Text, numbers and tables as HTML.
+
+use crate::shown::is_unseen;
+
+/// Escapes a text for HTML, for content and quoted attributes. Invisible characters become U+FFFD.
+pub(super) fn escaped(text: &str) -> String {
+    let mut html = String::with_capacity(text.len() + 8);
+    for character in text.chars() {
+        match character {
+            '&' => html.push_str("&amp;"),
+            '<' => html.push_str("&lt;"),
+            '>' => html.push_str("&gt;"),
+            '"' => html.push_str("&quot;"),
+            '\'' => html.push_str("&#39;"),
+            '\n' | '\t' => html.push(character),
+            other if is_unseen(other) => html.push('\u{fffd}'),
+            other => html.push(other),
+        }
+    }
+    html
+}
+
+/// The first characters of a text, with an ellipsis where it is cut.
+pub(super) fn shortened(text: &str, chars_max: usize) -> String {
+    if text.chars().count() <= chars_max {
+        return text.to_string();
+    }
+    text.chars()
+        .take(chars_max.saturating_sub(1))
+        .chain(['…'])
+        .collect()
+}
+
+/// `235,146`
+pub(super) fn count(value: u64) -> String {
+    grouped(&value.to_string())
+}
+
+fn grouped(digits: &str) -> String {
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not finite.
+pub(super) fn figure(value: Option<f64>) -> String {
+    let Some(value) = value.filter(|value| value.is_finite()) else {
+        return "–".to_string();
+    };
+    let size = value.abs();
+    let text = match size {
+        0.0 => return "0".to_string(),
+        _ if !(1e-4..1e15).contains(&size) => return format!("{value:.3e}"),
+        _ if size >= 1000.0 => grouped(&format!("{size:.0}")),
+        _ => {
+            let decimals = (3 - size.log10().floor() as i32).clamp(0, 9) as usize;
+            format!("{size:.decimals$}")
+        }
+    };
+    if value < 0.0 {
+        format!("−{text}")
+    } else {
+        text
+    }
+}
+
+/// A fraction as `97.35 %`.
+pub(super) fn percent(part: Option<f64>) -> String {
+    match part.filter(|part| part.is_finite()) {
+        Some(part) => format!("{:.2} %", part * 100.0),
+        None => "–".to_string(),
+    }
+}
+
+/// `0.69 s`, `12 min 05 s`, `3 h 07 min`
+pub(super) fn duration(seconds: Option<f64>) -> String {
+    let Some(seconds) = seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0) else {
+        return "–".to_string();
+    };
+    if seconds < 59.95 {
+        return format!("{seconds:.*} s", if seconds < 9.995 { 2 } else { 1 });
+    }
+    let whole = seconds.round() as u64;
+    match whole {
+        0..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        3600..172_800 => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+        _ => format!("{} d {} h", count(whole / 86_400), whole % 86_400 / 3600),
+    }
+}
+
+/// `34.3 MB`, `70.25 GB`, of 10⁶ bytes.
+pub(super) fn megabytes(value: f64) -> String {
+    if !value.is_finite() {
+        return "–".to_string();
+    }
+    if value.abs() >= 1000.0 {
+        format!("{:.2} GB", value / 1e3)
+    } else {
+        format!("{value:.1} MB")
+    }
+}
+
+/// `1 rank`, `2 ranks`
+pub(super) fn plural(number: u64, noun: &str) -> String {
+    format!(
+        "{} {noun}{}",
+        count(number),
+        if number == 1 { "" } else { "s" }
+    )
+}
+
+/// A table in a box that scrolls where the screen is too narrow. Cells are HTML; the first of each row is its
+/// heading. Columns from `texts` on hold numbers and are aligned right.
+pub(super) fn table(
+    label: &str,
+    headings: &[&str],
+    texts: usize,
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
+    let class = |column: usize| if column >= texts { " class=\"n\"" } else { "" };
+    let mut html = String::new();
+    for (column, heading) in headings.iter().enumerate() {
+        html += &format!("<th scope=\"col\"{}>{}</th>", class(column), heading);
+    }
+    if !headings.is_empty() {
+        html = format!("<thead><tr>{html}</tr></thead>");
+    }
+    for row in rows {
+        html += "<tr>";
+        for (column, cell) in row.iter().enumerate() {
+            let class = class(column);
+            html += &match column {
+                0 => format!("<th scope=\"row\"{class}>{cell}</th>"),
+                _ => format!("<td{class}>{cell}</td>"),
+            };
+        }
+        html += "</tr>";
+    }
+    scrolling(label, &format!("<table>{html}</table>"))
+}
+
+/// A box that scrolls sideways where the screen is too narrow for its content.
+pub(super) fn scrolling(label: &str, content: &str) -> String {
+    format!(
+        "<div class=\"scroll\" role=\"region\" aria-label=\"{label}\" tabindex=\"0\">{content}</div>"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escaped_text_cannot_end_its_element() {
+        assert_eq!(
+            escaped("<script>\"'&\u{202e}\u{7}"),
+            "&lt;script&gt;&quot;&#39;&amp;\u{fffd}\u{fffd}"
+        );
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_count() {
+        let figures = [
+            (0.928_040_6, "0.9280"),
+            (11_604.4, "11,604"),
+            (2.3101, "2.310"),
+            (999.96, "1000.0"),
+            (1.2343e-7, "1.234e-7"),
+            (-3.5, "−3.500"),
+            (0.0, "0"),
+            (1234.0, "1,234"),
+        ];
+        for (value, text) in figures {
+            assert_eq!(figure(Some(value)), text, "{value}");
+        }
+        assert_eq!(
+            (figure(None), figure(Some(f64::NAN))),
+            ("–".to_string(), "–".to_string())
+        );
+        assert_eq!(
+            (count(0), count(999), count(1000), count(u64::MAX)).3,
+            "18,446,744,073,709,551,615"
+        );
+    }
+
+    #[test]
+    fn times_read_as_people_say_them() {
+        let times = [
+            (0.694, "0.69 s"),
+            (42.0, "42.0 s"),
+            (59.97, "1 min 00 s"),
+            (725.0, "12 min 05 s"),
+            (11_220.0, "3 h 07 min"),
+            (200_000.0, "2 d 7 h"),
+        ];
+        for (seconds, text) in times {
+            assert_eq!(duration(Some(seconds)), text);
+        }
+        assert_eq!(duration(Some(-1.0)), "–");
+    }
+}

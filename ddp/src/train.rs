@@ -1,0 +1,223 @@
+//! `ddp-train train`: a run with its settings, progress, curves and report.
+
+use std::path::{Path, PathBuf};
+
+use ddp_comm::World;
+use ddp_kernels::Device;
+
+use crate::checkpoint::Opened;
+use crate::config::{
+    Config, GraphChoice, Resident, Resume, SETTINGS, Scope, Setting, as_flag, find_devices,
+};
+use crate::error::{Result, with_flags};
+use crate::progress::{Figures, Progress};
+use crate::record::{EvalEvent, StepEvent};
+use crate::report;
+use crate::tensorboard::EventFile;
+use crate::trainer::{self, Chosen, Program, Settings};
+
+/// Trains as `config` says, as one of the ranks of `world`.
+pub fn train(config: &Config, world: &World) -> Result<()> {
+    trainer::train(&config.run(), &mut TrainProgram::new(config), world)
+}
+
+/// `ddp-train` as the trainer sees it.
+pub(crate) struct TrainProgram<'a> {
+    config: &'a Config,
+    /// Once the run has begun, on rank 0.
+    progress: Option<Progress>,
+    /// With `--tensorboard`.
+    curves: Option<EventFile>,
+}
+
+impl TrainProgram<'_> {
+    pub(crate) fn new(config: &Config) -> TrainProgram<'_> {
+        TrainProgram {
+            config,
+            progress: None,
+            curves: None,
+        }
+    }
+}
+
+impl Program for TrainProgram<'_> {
+    fn devices(&self, world: &World) -> Result<Vec<Device>> {
+        let config = self.config;
+        let (per_rank, share) = (config.devices_per_rank, config.share_gpus);
+        let devices = find_devices(config.device, per_rank, share, world)?;
+        config.check_device(devices[0])?;
+        Ok(devices)
+    }
+
+    fn shared_settings(&self) -> String {
+        self.config.equal_on_all_ranks()
+    }
+
+    fn settings(&self, chosen: &Chosen) -> Settings {
+        let config = Config {
+            graph: match chosen.graph {
+                true => GraphChoice::On,
+                false => GraphChoice::Off,
+            },
+            data_on_device: match chosen.data_on_device {
+                true => Resident::On,
+                false => Resident::Off,
+            },
+            warmup_steps: Some(chosen.plan.warmup_steps),
+            eval_every: Some(chosen.plan.eval_every),
+            checkpoint_every: Some(chosen.plan.checkpoint_every),
+            threads: Some(chosen.threads),
+            // How a run was started is no property of the run.
+            resume: Resume::Never,
+            override_: false,
+            ..self.config.settled()
+        };
+        Settings {
+            values: config.to_json(),
+            file: config.to_toml(),
+        }
+    }
+
+    fn changed_settings(&self, saved: &Opened) -> Result<Vec<String>> {
+        Ok(changed(&Config::of_checkpoint(saved)?, self.config))
+    }
+
+    fn named(&self, text: &str) -> String {
+        with_flags(text)
+    }
+
+    fn begin(&mut self, out: &Path, taken: u64, steps: u64) -> Result<()> {
+        if self.config.tensorboard {
+            self.curves = Some(EventFile::create(out, taken + 1)?);
+        }
+        let progress = Progress::new(self.config.progress, steps);
+        if taken > 0 {
+            progress.step(taken);
+        }
+        self.progress = Some(progress);
+        Ok(())
+    }
+
+    fn step(&mut self, step: u64) {
+        if let Some(progress) = &self.progress {
+            progress.step(step);
+        }
+    }
+
+    fn logged(&mut self, event: &StepEvent, accuracy: Option<f64>) -> Result<()> {
+        if let Some(progress) = &mut self.progress {
+            progress.figures(&Figures {
+                step: event.step,
+                epoch: event.epoch,
+                loss: event.loss,
+                accuracy,
+                samples_per_s: event.samples_per_s,
+            });
+        }
+        match &mut self.curves {
+            Some(curves) => curves.step(event),
+            None => Ok(()),
+        }
+    }
+
+    fn evaluated(&mut self, event: &EvalEvent) -> Result<()> {
+        match &mut self.curves {
+            Some(curves) => curves.evaluation(event),
+            None => Ok(()),
+        }
+    }
+
+    fn note(&mut self, line: &str) {
+        if let Some(progress) = &self.progress {
+            progress.note(line);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(progress) = &mut self.progress {
+            progress.finish();
+        }
+    }
+
+    fn report(&self, out: &Path) -> Result<PathBuf> {
+        report::make(out)
+    }
+}
+
+/// The settings of scope `Fixed` that have changed.
+fn changed(then: &Config, now: &Config) -> Vec<String> {
+    let (then, now) = (then.to_json(), now.to_json());
+    let fixed = SETTINGS
+        .iter()
+        .filter(|setting| setting.scope == Scope::Fixed);
+    let describe = |name: String| match (now.get(&name), then.get(&name)) {
+        (now, then) if now == then => None,
+        (Some(now), Some(then)) => {
+            Some(format!("`{name}` {} (was {})", as_flag(now), as_flag(then)))
+        }
+        (Some(now), None) => Some(format!("`{name}` {} (was not given)", as_flag(now))),
+        (None, then) => then.map(|then| format!("`{name}` not given (was {})", as_flag(then))),
+    };
+    fixed.map(Setting::name).filter_map(describe).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(flags: &str) -> Config {
+        let words = ["ddp-train"].into_iter().chain(flags.split_whitespace());
+        let crate::cli::Command::Train(config) = crate::cli::parse(words).unwrap() else {
+            panic!("{flags} is a run")
+        };
+        *config
+    }
+
+    #[test]
+    fn flags_that_alter_what_is_computed_are_named_with_what_they_were() {
+        let then = config("--lr 0.001 --class-weights 1,2");
+        let changed = |flags: &str| with_flags(&super::changed(&then, &config(flags)).join("; "));
+        assert_eq!(changed("--lr 0.001 --class-weights 1,2"), "");
+        assert_eq!(
+            changed("--lr 0.01 --class-weights 1,2"),
+            "--lr 0.01 (was 0.001)"
+        );
+        assert_eq!(
+            changed("--class-weights 1,2 --micro-batch 4"),
+            "--micro-batch 4 (was not given)"
+        );
+        assert_eq!(
+            changed("--seed 7"),
+            "--class-weights none (was 1,2); --seed 7 (was 0)"
+        );
+        let optimizer =
+            changed("--class-weights 1,2 --optimizer sgd --lr 0.001 --weight-decay 0.01");
+        assert!(
+            optimizer.starts_with("--optimizer sgd (was adamw); --beta1 not given (was 0.9)")
+                && optimizer.ends_with("--momentum 0.9 (was not given)"),
+            "{optimizer}"
+        );
+    }
+
+    #[test]
+    fn what_only_says_how_or_where_may_change() {
+        let then = config("");
+        let flags = "--data glyphs,rows=7 --device cuda:0 --data-on-device off --graph off --zero 1 --bucket-mb 1 \
+                     --overlap off --steps 3 --warmup-steps 1 --checkpoint-every 3 --keep 9 --eval-every 2 --log-every 3 --resume auto --override \
+                     --init-from a.safetensors --out elsewhere --threads 1 --progress never --log-level error --timeout-s 9 --cache-dir c \
+                     --tensorboard";
+        assert_eq!(changed(&then, &config(flags)), [""; 0]);
+        let others = Some("y".to_string());
+        let elsewhere = Config {
+            labels: others.clone(),
+            val_labels: others,
+            val_data: Some(then.data.clone()),
+            ..then.clone()
+        };
+        assert_eq!(changed(&then, &elsewhere), [""; 0]);
+        assert_eq!(
+            changed(&then, &config("--epochs 9 --device cuda --share-gpus")),
+            [""; 0]
+        );
+    }
+}

@@ -1,0 +1,509 @@
+//! What a step over several devices promises. The including file says where the parts may lie
+//! (`places`); `turn` is held while a test runs.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ddp::Result;
+use ddp::checkpoint;
+use ddp::config::GraphChoice;
+use ddp::data::loader::Source;
+use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, TaskSpec};
+use ddp::models::{Mlp, Model};
+use ddp::optim::{Optimizer, Rule};
+use ddp::params::Params;
+use ddp::reducer::ReducerOptions;
+use ddp::reducer::plan::BucketSizes;
+use ddp::step::{Part, Stats, Step, StepOptions, StepReport};
+use ddp::tasks::{self, LossOptions};
+use ddp_comm::{Group, World};
+use ddp_kernels::ops::{Activation, Gelu};
+use ddp_kernels::{DType, Device, Tensor};
+
+use super::places;
+use crate::support::random::uniform;
+use crate::support::training::{Rows, on_ranks, state};
+use crate::turn;
+
+/// Where the parts of each rank lie.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) ranks: usize,
+    /// By rank.
+    pub(crate) devices: Vec<Vec<Device>>,
+}
+
+/// One way of training.
+#[derive(Clone)]
+pub(crate) struct Recipe {
+    pub(crate) data: Arc<Rows>,
+    pub(crate) hidden: Vec<usize>,
+    pub(crate) activation: Activation,
+    pub(crate) dropout: f64,
+    pub(crate) batch: u64,
+    pub(crate) micro: Option<usize>,
+    pub(crate) rule: Rule,
+    pub(crate) clip_norm: f64,
+    pub(crate) frozen: &'static str,
+    pub(crate) reduce_dtype: DType,
+    pub(crate) zero: bool,
+    /// Of values and gradients.
+    pub(crate) dtype: DType,
+}
+
+const GROUPS: [&str; 4] = ["part 0", "part 1", "part 2", "part 3"];
+const STEPS: u64 = 12;
+const RATE: f64 = 0.01;
+pub(crate) const FEATURES: usize = 6;
+pub(crate) const OUTPUTS: usize = 4;
+
+impl Recipe {
+    /// Four layers on rows of numbers; whole batches, but for the last of an epoch.
+    pub(crate) fn new(task: TaskSpec) -> Recipe {
+        Recipe {
+            data: Arc::new(Rows::new(40, FEATURES, task, uniform)),
+            hidden: vec![40, 40, 24],
+            activation: Activation::Relu,
+            dropout: 0.0,
+            batch: 12,
+            micro: None,
+            rule: Rule::adamw(),
+            clip_norm: 0.0,
+            frozen: "nothing",
+            reduce_dtype: DType::F32,
+            zero: false,
+            dtype: DType::F32,
+        }
+    }
+
+    pub(crate) fn regression() -> Recipe {
+        Recipe::new(TaskSpec::Regression { outputs: OUTPUTS })
+    }
+
+    fn classification() -> Recipe {
+        Recipe::new(TaskSpec::numbered_classes(OUTPUTS))
+    }
+
+    /// The step of a rank over these devices.
+    pub(crate) fn step(&self, devices: &[Device], world: &World) -> Result<Step> {
+        self.step_with(devices, world, GraphChoice::Auto)
+    }
+
+    pub(crate) fn step_with(
+        &self,
+        devices: &[Device],
+        world: &World,
+        graph: GraphChoice,
+    ) -> Result<Step> {
+        let group = |index: usize| -> Result<Group> {
+            match devices[index] {
+                // A world has only so many groups, and a test makes steps.
+                _ if world.size() == 1 => Ok(Group::alone()),
+                Device::Cpu => Ok(world.group(GROUPS[index])?),
+                device => Ok(world.gpu_group(GROUPS[index], device)?),
+            }
+        };
+        let groups = (0..devices.len()).map(group).collect::<Result<Vec<_>>>()?;
+        let sizes = BucketSizes {
+            first_elements: 1024,
+            elements: 1024,
+        };
+        let reducer = ReducerOptions {
+            sizes,
+            dtype: self.reduce_dtype,
+            overlap: true,
+            zero: self.zero,
+        };
+        let shares = reducer.shares(world.size());
+        let layers = Mlp {
+            hidden: self.hidden.clone(),
+            outputs: OUTPUTS,
+            activation: self.activation,
+            dropout: self.dropout,
+        };
+        let frozen = |name: &str| self.frozen.split(',').any(|layer| name.starts_with(layer));
+        let models = Model::split(
+            layers.layers(),
+            &[FEATURES],
+            devices,
+            |layers, shape, device| {
+                Model::with_shares(layers, shape, self.dtype, device, 3, &frozen, shares)
+            },
+        )?;
+        let part = |(model, group): (Model, Group)| -> Result<Part> {
+            let optimizer = Optimizer::of_slices(
+                self.rule,
+                &model.params,
+                &ddp::reducer::owned(&model.params, &group, reducer),
+            )?;
+            Ok(Part {
+                model,
+                optimizer,
+                group,
+            })
+        };
+        let parts = models
+            .into_iter()
+            .zip(groups)
+            .map(part)
+            .collect::<Result<Vec<_>>>()?;
+        let loss = tasks::of(self.data.task()).loss(&LossOptions::default(), Device::Cpu)?;
+        let options = StepOptions {
+            reducer,
+            clip_norm: self.clip_norm,
+            seed: 5,
+            graph,
+        };
+        Step::over(parts, loss, &options)
+    }
+
+    pub(crate) fn loader(&self, devices: &[Device], world: &World) -> Result<Loader> {
+        let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
+        Ok(Loader::from_source(
+            self.source(devices),
+            sampler,
+            world.rank(),
+            world.size(),
+            self.micro,
+        )?)
+    }
+
+    fn source(&self, devices: &[Device]) -> Source {
+        Source::new(self.data.clone(), [devices[0], devices[devices.len() - 1]])
+    }
+
+    fn train(&self, devices: &[Device], world: &World) -> Result<Seen> {
+        let mut step = self.step(devices, world)?;
+        let mut loader = self.loader(devices, world)?;
+        let mut reports = Vec::new();
+        for step0 in 0..STEPS {
+            let measures = step0 % 3 == 0;
+            step.run(loader.load(step0)?, RATE, measures)?;
+            reports.push(step.report(measures)?);
+        }
+        let mut in_order =
+            InOrder::from_source(self.source(devices), world.rank(), world.size(), 9)?;
+        let evaluation = step.evaluate(&mut in_order, &world.group("main")?)?;
+        let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
+        Ok(Seen {
+            values: values(&step)?,
+            moments: moments(&step)?,
+            reports,
+            evaluation,
+            row_losses,
+        })
+    }
+}
+
+/// What a training comes to.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    values: BTreeMap<String, Vec<u32>>,
+    moments: BTreeMap<String, Vec<u32>>,
+    reports: Vec<StepReport>,
+    evaluation: Stats,
+    row_losses: Vec<f64>,
+}
+
+fn bits(tensor: &Tensor) -> Result<Vec<u32>> {
+    Ok(tensor
+        .to_vec::<f32>()?
+        .into_iter()
+        .map(f32::to_bits)
+        .collect())
+}
+
+/// The values of all parameters, by name.
+pub(crate) fn values(step: &Step) -> Result<BTreeMap<String, Vec<u32>>> {
+    let params = step.stages().iter().map(|stage| &stage.model().params);
+    let of = params.flat_map(|params| {
+        params
+            .list()
+            .iter()
+            .map(move |p| Ok((p.name.clone(), bits(params.value(p.id))?)))
+    });
+    of.collect()
+}
+
+/// The optimizer's, by name; nothing where each rank has its own share.
+fn moments(step: &Step) -> Result<BTreeMap<String, Vec<u32>>> {
+    let mut all = BTreeMap::new();
+    for stage in step.stages() {
+        let params = &stage.model().params;
+        for (name, moment) in stage.optimizer().moments().filter(|_| params.shares() == 1) {
+            for p in params.list().iter().filter(|p| p.is_trained()) {
+                all.insert(
+                    format!("{}: {name}", p.name),
+                    bits(&moment.slice(p.range.clone())?)?,
+                );
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Trains as each rank of the place, over its devices or (`whole`) its first alone.
+fn seen(recipe: &Recipe, place: &Place, whole: bool) -> Vec<Seen> {
+    on_ranks(place.ranks, Some(11), |world| {
+        let devices = &place.devices[world.rank()];
+        recipe.train(if whole { &devices[..1] } else { devices }, world)
+    })
+}
+
+fn everywhere_the_same_bits(what: &str, recipe: &Recipe) {
+    let Some(_turn) = turn() else { return };
+    for place in places() {
+        let (split, whole) = (seen(recipe, &place, false), seen(recipe, &place, true));
+        let last = whole[0].reports[STEPS as usize - 1];
+        assert!(
+            last.stats.loss().is_finite() && last.bad_step.is_none(),
+            "{what}: {last:?}"
+        );
+        for (rank, (split, whole)) in split.iter().zip(&whole).enumerate() {
+            let place = || {
+                format!(
+                    "{what}, rank {rank} of {}, {:?}",
+                    place.ranks, place.devices[rank]
+                )
+            };
+            assert_eq!(split.reports, whole.reports, "{}", place());
+            assert_eq!(split.evaluation, whole.evaluation, "{}", place());
+            assert_eq!(split.row_losses, whole.row_losses, "{}", place());
+            assert_eq!(split.values.len(), 8);
+            assert!(split == whole, "{}: values or moments differ", place());
+        }
+    }
+}
+
+#[test]
+fn split_models_train_to_the_same_bits() {
+    everywhere_the_same_bits("plain", &Recipe::regression());
+    let gelu = Activation::Gelu(Gelu::Erf);
+    let all = Recipe {
+        activation: gelu,
+        dropout: 0.25,
+        clip_norm: 0.25,
+        micro: Some(5),
+        ..Recipe::classification()
+    };
+    everywhere_the_same_bits("gelu, dropout, clipping, micro-batches", &all);
+}
+
+#[test]
+fn split_models_with_frozen_layers_train_to_the_same_bits() {
+    let recipe = Recipe {
+        clip_norm: 0.25,
+        micro: Some(5),
+        rule: Rule::sgd(0.9),
+        ..Recipe::regression()
+    };
+    // The first part, whatever the cut; the last; one between.
+    for frozen in ["0.", "0.,2.", "6.", "2."] {
+        everywhere_the_same_bits(
+            frozen,
+            &Recipe {
+                frozen,
+                ..recipe.clone()
+            },
+        );
+    }
+    everywhere_the_same_bits(
+        "frozen, shared moments",
+        &Recipe {
+            frozen: "0.,2.",
+            zero: true,
+            ..recipe
+        },
+    );
+}
+
+#[test]
+fn split_models_reduce_to_the_same_bits() {
+    let narrow = Recipe {
+        reduce_dtype: DType::BF16,
+        clip_norm: 0.25,
+        ..Recipe::regression()
+    };
+    everywhere_the_same_bits("gradients that travel in bf16", &narrow);
+    everywhere_the_same_bits(
+        "shared moments",
+        &Recipe {
+            zero: true,
+            reduce_dtype: DType::F32,
+            ..narrow
+        },
+    );
+    // Two rows and up to three ranks.
+    everywhere_the_same_bits(
+        "ranks without rows",
+        &Recipe {
+            batch: 2,
+            clip_norm: 0.25,
+            ..Recipe::regression()
+        },
+    );
+}
+
+#[test]
+fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
+    let Some(_turn) = turn() else { return };
+    let recipe = Recipe {
+        dropout: 0.25,
+        frozen: "3.",
+        ..Recipe::regression()
+    };
+    for place in places().into_iter().filter(|place| place.ranks == 1) {
+        let devices = &place.devices[0];
+        let folder = std::env::temp_dir().join(format!(
+            "ddp-split-{}-{}",
+            std::process::id(),
+            devices.len()
+        ));
+        on_ranks(1, None, |world| {
+            let file = |devices: &[Device], name: &str| -> Result<(Step, PathBuf)> {
+                let mut step = recipe.step(devices, world)?;
+                step.run(recipe.loader(devices, world)?.load(0)?, RATE, false)?;
+                let path = folder.join(name);
+                checkpoint::write_model(&path, &params(&step))?;
+                Ok((step, path))
+            };
+            std::fs::create_dir(&folder).unwrap();
+            let ((split, in_parts), (_, in_one)) =
+                (file(devices, "split")?, file(&devices[..1], "whole")?);
+            assert!(
+                std::fs::read(&in_parts).unwrap() == std::fs::read(&in_one).unwrap(),
+                "{devices:?}"
+            );
+            let fresh = recipe.step(devices, world)?;
+            checkpoint::load_model(&in_one, &params(&fresh))?;
+            assert!(values(&fresh)? == values(&split)?, "{devices:?}");
+            std::fs::remove_dir_all(&folder).unwrap();
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn split_models_go_on_from_checkpoints_of_the_whole_and_the_other_way() {
+    let Some(_turn) = turn() else { return };
+    for (number, place) in places().into_iter().enumerate() {
+        for (zero, from_split) in [(false, true), (false, false), (true, true), (true, false)] {
+            if zero && place.ranks == 1 {
+                continue;
+            }
+            let recipe = Recipe {
+                zero,
+                frozen: "2.",
+                clip_norm: 0.25,
+                ..Recipe::regression()
+            };
+            let out =
+                std::env::temp_dir().join(format!("ddp-split-run-{}-{number}", std::process::id()));
+            let run = |split: bool, goes_on: bool| {
+                on_ranks(place.ranks, Some(7), |world| {
+                    let devices = &place.devices[world.rank()];
+                    let devices = if split { &devices[..] } else { &devices[..1] };
+                    let (mut step, mut loader) =
+                        (recipe.step(devices, world)?, recipe.loader(devices, world)?);
+                    let mut saver = checkpoint::Saver::new(world, &out, 1)?;
+                    if goes_on {
+                        let opened = checkpoint::newest(&out)?.0.expect("a checkpoint");
+                        checkpoint::restore(&opened, &mut step)?;
+                    }
+                    for step0 in if goes_on { 4..8 } else { 0..8 } {
+                        if step0 == 4 && !goes_on {
+                            saver.save(&mut step, state(world.size(), &recipe.data, 4))?;
+                        }
+                        step.run(loader.load(step0)?, RATE, false)?;
+                    }
+                    saver.finish()?;
+                    step.gather()?;
+                    Ok((values(&step)?, moments(&step)?))
+                })
+            };
+            let whole = run(from_split, false);
+            let text = format!("{place:?}, ZeRO {zero}, from parts {from_split}");
+            assert!(run(!from_split, true) == whole, "{text}");
+            assert!(run(from_split, true) == whole, "{text}, to the same");
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+    }
+}
+
+fn params(step: &Step) -> Vec<&Params> {
+    step.stages()
+        .iter()
+        .map(|stage| &stage.model().params)
+        .collect()
+}
+
+/// A batch made by hand, all rows this rank's.
+fn batch(step0: u64, x: &[f32], targets: &[f32], devices: &[Device]) -> Result<Batch> {
+    let rows = x.len() / FEATURES;
+    let x = Tensor::from_slice(x, &[rows, FEATURES], devices[0])?;
+    let targets = Tensor::from_slice(targets, &[rows, OUTPUTS], devices[devices.len() - 1])?;
+    Ok(Batch::new(step0, 0, rows as u64, 0, x, targets, 2))
+}
+
+#[test]
+fn a_bad_loss_leaves_all_parts_as_they_were_and_its_row_is_found() {
+    let Some(_turn) = turn() else { return };
+    for place in places().into_iter().filter(|place| place.ranks == 1) {
+        let devices = &place.devices[0];
+        let found = on_ranks(1, None, |world| {
+            let mut step = Recipe::regression().step(devices, world)?;
+            let mut x: Vec<f32> = (0..5 * FEATURES as u64).map(|at| uniform(1, at)).collect();
+            let targets = [0.5; 5 * OUTPUTS];
+            step.run(&batch(0, &x, &targets, devices)?, RATE, false)?;
+            assert_eq!(step.report(false)?.bad_step, None);
+            let before = (values(&step)?, moments(&step)?);
+            x[3 * FEATURES] = f32::INFINITY;
+            let bad = batch(1, &x, &targets, devices)?;
+            step.run(&bad, RATE, false)?;
+            x[3 * FEATURES] = 0.0;
+            step.run(&batch(2, &x, &targets, devices)?, RATE, true)?;
+            let report = step.report(true)?;
+            assert_eq!(
+                [report.bad_step, report.own_bad_step],
+                [Some(2); 2],
+                "{devices:?}"
+            );
+            assert!(
+                (values(&step)?, moments(&step)?) == before,
+                "{devices:?}: something changed"
+            );
+            step.losses_of(&bad)
+        });
+        let bad: Vec<usize> = (0..5).filter(|&row| !found[0][row].is_finite()).collect();
+        assert_eq!(bad, [3], "{devices:?}: {found:?}");
+    }
+}
+
+#[test]
+fn a_gradient_that_overflows_on_the_first_device_stops_all_of_them() {
+    let Some(_turn) = turn() else { return };
+    for place in places().into_iter().filter(|place| place.ranks == 1) {
+        let devices = &place.devices[0];
+        on_ranks(1, None, |world| {
+            let mut step = Recipe::regression().step(devices, world)?;
+            let params = &step.model().params;
+            let weight = params.value(params.find("0.weight")?.id);
+            weight.copy_from(&weight.zeros_like()?)?;
+            // The weight is zero, so the loss is finite, but its gradient is not; the norm is not
+            // measured.
+            let bad = batch(0, &[3e38; 4 * FEATURES], &[1e6; 4 * OUTPUTS], devices)?;
+            let before = values(&step)?;
+            step.run(&bad, RATE, false)?;
+            let report = step.report(false)?;
+            assert!(report.stats.loss().is_finite(), "{report:?}");
+            assert_eq!(
+                [report.bad_step, report.own_bad_step],
+                [Some(1), None],
+                "{devices:?}"
+            );
+            assert!(values(&step)? == before, "{devices:?}: something changed");
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,69 @@
+//! Short trainings on the CPU whose losses and weights are pinned to the bit.
+
+use crate::support::golden::{DATA, Golden, check};
+
+const ONE: &[Golden] = &[
+    Golden {
+        name: "cpu: default perceptron, AdamW",
+        ranks: 1,
+        data: "--data synthetic:classification,rows=1000,held-out=100,features=40,classes=10",
+        flags: "--epochs 2",
+        ways: &["--threads 1", "--threads 2"],
+    },
+    Golden {
+        name: "cpu: dropout, momentum, GELU, clipping, micro-batches",
+        ranks: 1,
+        data: DATA,
+        flags: "--epochs 3 --micro-batch 9 --hidden 32,30 --activation gelu \
+                --dropout 0.2 --optimizer sgd --momentum 0.9 --lr 0.05 --grad-clip 0.5 \
+                --label-smoothing 0.1 --threads 1",
+        ways: &[""],
+    },
+    Golden {
+        name: "cpu: regression",
+        ranks: 1,
+        data: "--data synthetic:regression,rows=135,held-out=27,features=20,outputs=32 --batch-size 36",
+        flags: "--epochs 2 --hidden 32 --activation gelu-tanh --threads 1",
+        ways: &[""],
+    },
+];
+
+#[cfg(feature = "mpi")]
+const SEVERAL: &[Golden] = &[
+    Golden {
+        name: "cpu: two ranks",
+        ranks: 2,
+        data: DATA,
+        flags: "--epochs 3 --hidden 32,30 --dropout 0.1 --grad-clip 0.5 \
+                --bucket-mb 0.001 --threads 1",
+        ways: &["--overlap on", "--overlap off", "--zero 1"],
+    },
+    Golden {
+        name: "cpu: two ranks, gradients travel in bf16",
+        ranks: 2,
+        data: DATA,
+        flags: "--epochs 2 --hidden 32 --optimizer sgd --reduce-dtype bf16 \
+                --threads 1",
+        ways: &[""],
+    },
+    Golden {
+        name: "cpu: three ranks",
+        ranks: 3,
+        data: DATA,
+        flags: "--epochs 2 --hidden 32 --threads 1",
+        ways: &[""],
+    },
+];
+
+#[test]
+fn one_process_gives_the_pinned_bits() {
+    check(ONE, |_, folder, flags| folder.alone(flags).run());
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_give_the_pinned_bits() {
+    check(SEVERAL, |case, folder, flags| {
+        folder.ranks(case.ranks, flags).run()
+    });
+}

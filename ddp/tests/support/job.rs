@@ -1,0 +1,728 @@
+//! Starts `ddp-train` and reports what became of it.
+//!
+//! Every job runs in its own folder, whose path is in the environment of all its processes: that
+//! identifies them, whoever their parent is. After each job no process of it may be left, and
+//! nothing in /dev/shm.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::support::record::Record;
+
+/// How long a job may take to end after a fault, as this project promises.
+pub(crate) const END_MAX: Duration = Duration::from_secs(5);
+/// Longer than any job here takes on a busy machine: one that hangs is ended, and its test fails.
+const RUN_MAX: Duration = Duration::from_secs(120);
+/// How long a launcher whose ranks are gone may wait for a lock of its own.
+const LOCKED_MAX: Duration = Duration::from_secs(5);
+
+/// A run that is quick: 8 steps. The word OUT becomes the folder of the run.
+pub(crate) const QUICK: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 1 --out OUT";
+
+/// The program: where it was built, unless it is said to be elsewhere now.
+fn program() -> String {
+    std::env::var("DDP_TRAIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_ddp-train").to_string())
+}
+
+/// Hides real and simulated GPUs: tests on the CPU must not depend on the machine's hardware.
+const WITHOUT_GPUS: [(&str, &str); 2] = [("CUDA_VISIBLE_DEVICES", ""), ("SIMCUDA_DEVICES", "0")];
+
+/// Where processes have the folder of their job.
+const FOLDER: &str = "DDP_JOB_FOLDER";
+
+/// A folder for the jobs of one test, removed with everything in it.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Folder {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        // Of one width, so that no path is the beginning of another.
+        let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!(
+            "ddp-jobs-{}-{number:04}-{name}",
+            std::process::id()
+        ));
+        std::fs::create_dir(&path).expect("the temporary folder can be written");
+        Folder(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where its runs go.
+    pub(crate) fn out(&self) -> PathBuf {
+        self.0.join("out")
+    }
+
+    /// One process, with these words behind the program's name.
+    pub(crate) fn alone(&self, words: &str) -> Job {
+        self.job(hearing_ctrl_c(), words, false)
+    }
+
+    /// One process that a shell becomes after `before`.
+    pub(crate) fn in_shell(&self, before: &str, words: &str) -> Job {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{before}\nexec \"$@\""), "sh", &program()]);
+        self.job(command, words, false)
+    }
+
+    /// Ranks under `mpirun`.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn ranks(&self, count: usize, words: &str) -> Job {
+        self.each(&[(count, words)])
+    }
+
+    /// Ranks under `mpirun`: so many with these words, so many with those.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn each(&self, parts: &[(usize, &str)]) -> Job {
+        let parts: Vec<_> = parts
+            .iter()
+            .map(|(count, words)| (format!("-n {count}"), *words))
+            .collect();
+        self.under_mpirun("--bind-to none", &parts)
+    }
+
+    /// Ranks under `mpirun`, one in each of these folders below this one, all with these words.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn in_folders(&self, names: &[&str], words: &str) -> Job {
+        let place = |name: &&str| (format!("-n 1 -wdir {}", self.0.join(name).display()), words);
+        self.under_mpirun(
+            "--bind-to none",
+            &names.iter().map(place).collect::<Vec<_>>(),
+        )
+    }
+
+    /// Ranks under `mpirun`, as it binds them by itself.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn bound_ranks(&self, count: usize, words: &str) -> Job {
+        self.under_mpirun("", &[(format!("-n {count}"), words)])
+    }
+
+    /// A rank on each of these hosts, in a folder named after the host: one machine stands in for
+    /// several. Relative paths in `words` are per host.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn on_hosts(&self, hosts: &[&str], words: &str) -> Job {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "--bind-to", "none"]);
+        for (index, host) in hosts.iter().enumerate() {
+            if index > 0 {
+                command.arg(":");
+            }
+            let folder = self.0.join(host);
+            std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
+            command.args(["-n", "1", "-wdir"]).arg(folder).args([
+                "-x",
+                &format!("DDP_TEST_HOST={host}"),
+                &program(),
+            ]);
+            command.args(self.words(words));
+        }
+        command
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        self.job(command, "", true)
+    }
+
+    #[cfg(feature = "mpi")]
+    fn under_mpirun(&self, options: &str, parts: &[(String, &str)]) -> Job {
+        let mut command = Command::new("mpirun");
+        command
+            .arg("--oversubscribe")
+            .args(options.split_whitespace());
+        for (index, (place, words)) in parts.iter().enumerate() {
+            if index > 0 {
+                command.arg(":");
+            }
+            command
+                .args(place.split_whitespace())
+                .arg(program())
+                .args(self.words(words));
+        }
+        // Test machines are often containers, in which everybody is root.
+        command
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        self.job(command, "", true)
+    }
+
+    /// Two ranks where there is MPI, else one process.
+    pub(crate) fn together(&self, words: &str) -> Job {
+        #[cfg(feature = "mpi")]
+        return self.ranks(2, words);
+        #[cfg(not(feature = "mpi"))]
+        self.alone(words)
+    }
+
+    fn words(&self, words: &str) -> Vec<String> {
+        let out = self.out().display().to_string();
+        words
+            .split_whitespace()
+            .map(|word| word.replace("OUT", &out))
+            .collect()
+    }
+
+    fn job(&self, mut command: Command, words: &str, under_mpirun: bool) -> Job {
+        command
+            .args(self.words(words))
+            .current_dir(&self.0)
+            .env(FOLDER, &self.0);
+        // What these tests were started under is not what their jobs are started under.
+        let others = [
+            "SLURM_",
+            "OMPI_COMM_",
+            "PMI",
+            "PBS_",
+            "WORLD_SIZE",
+            "DDP_TEST_",
+            "RUST_BACKTRACE",
+            "RUST_LIB_",
+        ];
+        for (name, _) in std::env::vars_os() {
+            if others
+                .iter()
+                .any(|other| name.to_string_lossy().starts_with(other))
+            {
+                command.env_remove(name);
+            }
+        }
+        command.envs(WITHOUT_GPUS);
+        // Launchers that start and end at the same time may remove each other's session folder
+        // (Open MPI 4.1: "File exists").
+        command.env("OMPI_MCA_orte_tmpdir_base", &self.0);
+        Job {
+            command,
+            folder: self.0.clone(),
+            under_mpirun,
+        }
+    }
+
+    /// The record of the run in `out`, every line of which parses.
+    pub(crate) fn record(&self) -> Record {
+        Record::read(&self.out())
+    }
+
+    /// The files below the folder with their bytes and modification times; folders have no bytes.
+    pub(crate) fn tree(&self) -> Vec<(PathBuf, Option<Vec<u8>>, std::time::SystemTime)> {
+        let mut tree = Vec::new();
+        let mut folders = vec![self.0.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).expect("it is there") {
+                let path = entry.expect("it can be listed").path();
+                let about = path.metadata().expect("it is there");
+                let bytes = about
+                    .is_file()
+                    .then(|| std::fs::read(&path).expect("it can be read"));
+                if bytes.is_none() {
+                    folders.push(path.clone());
+                }
+                tree.push((
+                    path,
+                    bytes,
+                    about.modified().expect("the file system keeps times"),
+                ));
+            }
+        }
+        tree.sort();
+        tree
+    }
+
+    /// The names in the folder of checkpoints; none if there is no such folder.
+    pub(crate) fn checkpoints(&self) -> Vec<String> {
+        names_in(&self.out().join("checkpoints"))
+            .into_iter()
+            .collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A job that is to be started.
+pub(crate) struct Job {
+    command: Command,
+    folder: PathBuf,
+    under_mpirun: bool,
+}
+
+/// A job that runs.
+pub(crate) struct Running {
+    child: Child,
+    said: [JoinHandle<String>; 2],
+    folder: PathBuf,
+    shared_before: BTreeSet<String>,
+    after_step_2: Option<Instant>,
+    _turn: Option<Turn>,
+}
+
+/// A job that has ended.
+pub(crate) struct Ended {
+    status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    /// The time from step 2, once it is in the record, until all processes were gone; a fault in
+    /// step 3 came later.
+    pub(crate) after_step_2: Option<Duration>,
+}
+
+impl Job {
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Job {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Lets it see the GPUs that this process may see.
+    #[allow(dead_code, reason = "the tests on the CPU have no use for it")]
+    pub(crate) fn on_gpus(mut self) -> Job {
+        for (name, _) in WITHOUT_GPUS {
+            match std::env::var_os(name) {
+                Some(value) => self.command.env(name, value),
+                None => self.command.env_remove(name),
+            };
+        }
+        self
+    }
+
+    pub(crate) fn start(mut self) -> Running {
+        let turn = self.under_mpirun.then(Turn::wait_for);
+        let shared_before = names_in(Path::new("/dev/shm"));
+        let piped = self
+            .command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap_or_else(|error| {
+            let name = self.command.get_program().display();
+            panic!(
+                "cannot start {name}: {error}. These tests need mpirun while the feature mpi is on"
+            )
+        });
+        let said = [reader(child.stdout.take()), reader(child.stderr.take())];
+        Running {
+            child,
+            said,
+            folder: self.folder,
+            shared_before,
+            after_step_2: None,
+            _turn: turn,
+        }
+    }
+
+    /// Starts it, and waits for its end.
+    #[track_caller]
+    pub(crate) fn run(self) -> Ended {
+        self.start().wait()
+    }
+}
+
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        _ = pipe.expect("it is a pipe").read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+impl Running {
+    /// Whether step 2 is in the record.
+    fn has_taken_step_2(&self) -> bool {
+        let record =
+            std::fs::read_to_string(self.folder.join("out/metrics.jsonl")).unwrap_or_default();
+        record.contains(r#"{"event":"step","step":2,"#)
+    }
+
+    fn look_for_step_2(&mut self) {
+        if self.after_step_2.is_none() && self.has_taken_step_2() {
+            self.after_step_2 = Some(Instant::now());
+        }
+    }
+
+    #[cfg(feature = "mpi")]
+    pub(crate) fn wait_for_step_2(&self) {
+        let started = Instant::now();
+        while !self.has_taken_step_2() {
+            assert!(started.elapsed() < RUN_MAX, "step 2 does not come");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until there is a line in the record that has `part`, or the job is over.
+    pub(crate) fn wait_for(&mut self, part: &str) {
+        let started = Instant::now();
+        let has = |folder: &Path| {
+            std::fs::read_to_string(folder.join("out/metrics.jsonl"))
+                .unwrap_or_default()
+                .contains(part)
+        };
+        while !has(&self.folder)
+            && self
+                .child
+                .try_wait()
+                .expect("it is a child of this process")
+                .is_none()
+        {
+            assert!(started.elapsed() < RUN_MAX, "{part} does not come");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends a signal such as `TERM` to a rank and waits until it is delivered; without a launcher,
+    /// to the process itself. Does nothing if the process has ended.
+    pub(crate) fn signal_rank(&self, rank: usize, signal: &str) {
+        let number = format!("OMPI_COMM_WORLD_RANK={rank}");
+        let has_number = |pid: &u32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment
+                .split(|&byte| byte == 0)
+                .any(|variable| variable == number.as_bytes())
+        };
+        let pid = match self._turn {
+            Some(_) => processes_of(&self.folder).into_iter().find(has_number),
+            None => Some(self.child.id()),
+        };
+        if let Some(pid) = pid {
+            send(signal, &[pid]);
+            // Signals that wait together come in any order: the kernel lets the last one in first.
+            let started = Instant::now();
+            while has_pending_signals(pid) && started.elapsed() < Duration::from_secs(10) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Waits until all its ranks, so many, listen to signals that ask to stop.
+    pub(crate) fn wait_until_it_listens(&self, ranks: usize) {
+        let started = Instant::now();
+        while processes_of(&self.folder)
+            .into_iter()
+            .filter(|&pid| catches_usr1(pid))
+            .count()
+            < ranks
+        {
+            assert!(started.elapsed() < RUN_MAX, "{ranks} ranks do not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[cfg(feature = "mpi")]
+    /// Sends a signal to the process that was started: of ranks to their launcher.
+    pub(crate) fn signal(&self, signal: &str) {
+        send(signal, &[self.child.id()]);
+    }
+
+    /// Whether it is not over.
+    pub(crate) fn goes_on(&mut self) -> bool {
+        self.child
+            .try_wait()
+            .expect("it is a child of this process")
+            .is_none()
+    }
+
+    /// Ends the process that was started, not those that it started.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it is a child of this process");
+    }
+
+    #[track_caller]
+    pub(crate) fn wait(mut self) -> Ended {
+        let started = Instant::now();
+        let (mut in_time, mut stayed) = (true, String::new());
+        let mut last_free = started;
+        let status = loop {
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .expect("it is a child of this process")
+            {
+                break status;
+            }
+            self.look_for_step_2();
+            if !(self._turn.is_some() && waits_for_a_lock(self.child.id())) {
+                last_free = Instant::now();
+            } else if last_free.elapsed() > LOCKED_MAX
+                && processes_of(&self.folder) == [self.child.id()]
+            {
+                println!("mpirun waits for a lock of its own, and its ranks are gone: ending it");
+                kill(&[self.child.id()]);
+            }
+            if started.elapsed() > RUN_MAX && in_time {
+                in_time = false;
+                stayed = processes_of(&self.folder)
+                    .into_iter()
+                    .map(described)
+                    .collect::<Vec<_>>()
+                    .join("\n");
+                kill(&processes_of(&self.folder));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        self.look_for_step_2();
+        let left = left_behind(&self.folder);
+        let after_step_2 = self.after_step_2.map(|at| at.elapsed());
+        // Else they would hold the pipes open.
+        kill(&left);
+        let [stdout, stderr] = self
+            .said
+            .map(|said| said.join().expect("the reader does not panic"));
+        let ended = Ended {
+            status,
+            stdout,
+            stderr,
+            after_step_2,
+        };
+        assert!(in_time, "not over after {RUN_MAX:?}: {ended}\n{stayed}");
+        assert!(left.is_empty(), "processes {left:?} are left: {ended}");
+        let shared = left_in_shared_memory(&self.shared_before);
+        assert!(shared.is_empty(), "left in /dev/shm: {shared:?}: {ended}");
+        ended
+    }
+}
+
+/// Jobs under `mpirun` that run at a time. More than one, because a job that has failed mostly
+/// waits: `mpirun` takes a second to reap its ranks. Few enough for two cores.
+const TURNS: usize = 3;
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static GIVEN_BACK: Condvar = Condvar::new();
+
+struct Turn;
+
+impl Turn {
+    fn wait_for() -> Turn {
+        let taken = TAKEN.lock().expect("nothing panics under this lock");
+        *GIVEN_BACK
+            .wait_while(taken, |taken| *taken == TURNS)
+            .expect("nothing panics under this lock") += 1;
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.lock().expect("nothing panics under this lock") -= 1;
+        GIVEN_BACK.notify_one();
+    }
+}
+
+/// The processes that have `folder` in their environment. Zombies have no environment.
+fn processes_of(folder: &Path) -> Vec<u32> {
+    let marker = folder.as_os_str().as_encoded_bytes();
+    let is_ours = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(marker.len()).any(|part| part == marker)
+    };
+    names_in(Path::new("/proc"))
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .filter(is_ours)
+        .collect()
+}
+
+/// Whether the main thread of a process waits for a lock. Open MPI 4's launcher deadlocks when a
+/// rank is killed while connecting to it; `launch/mpirun` ends it then, and so do these tests.
+fn waits_for_a_lock(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("futex"))
+}
+
+/// A process, and what its threads are at.
+fn described(pid: u32) -> String {
+    let read =
+        |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let threads = names_in(Path::new(&format!("/proc/{pid}/task")));
+    let threads = threads.iter().map(|thread| {
+        let [name, waits] = ["comm", "wchan"].map(|what| read(&format!("task/{thread}/{what}")));
+        format!("{} in {}", name.trim(), waits.trim())
+    });
+    format!(
+        "{pid} {}: {}",
+        read("cmdline").replace('\0', " "),
+        threads.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// The processes that stay: those that are not gone when a job has to be over.
+fn left_behind(folder: &Path) -> Vec<u32> {
+    let started = Instant::now();
+    loop {
+        let left = processes_of(folder);
+        if left.is_empty() || started.elapsed() > END_MAX {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn kill(pids: &[u32]) {
+    send("KILL", pids);
+}
+
+fn send(signal: &str, pids: &[u32]) {
+    if !pids.is_empty() {
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        // Who has ended meanwhile is nobody's concern.
+        let line = format!("kill -s {signal} {} 2>&-", pids.join(" "));
+        _ = Command::new("sh").args(["-c", &line]).status();
+    }
+}
+
+/// The program with Ctrl-C enabled. Processes that a script starts in the background ignore SIGINT,
+/// and their children inherit that. Under a launcher ranks always receive it.
+fn hearing_ctrl_c() -> Command {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    if ignored.is_none_or(|set| set & (1 << (2 - 1)) == 0) {
+        return Command::new(program());
+    }
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(program());
+    command
+}
+
+/// Whether a process has pending signals. A process that is gone or a zombie counts as having none.
+fn has_pending_signals(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    if status.contains("\nState:\tZ") {
+        return false;
+    }
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    pending.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
+}
+
+/// Whether a process of ours, and not its launcher, has a handler for SIGUSR1.
+fn catches_usr1(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::trim)
+            .unwrap_or_default()
+    };
+    let caught = u64::from_str_radix(field("SigCgt:"), 16).unwrap_or(0);
+    field("Name:") == "ddp-train" && caught & (1 << (10 - 1)) != 0
+}
+
+/// New files in /dev/shm that no process uses; those of other programs do not count.
+fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
+    let started = Instant::now();
+    loop {
+        let new = names_in(Path::new("/dev/shm"))
+            .difference(before)
+            .cloned()
+            .collect::<Vec<_>>();
+        let left: Vec<String> = new
+            .into_iter()
+            .filter(|name| !is_in_use(&format!("/dev/shm/{name}")))
+            .collect();
+        if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whether a process has this file, or one in this folder, open or in its memory.
+fn is_in_use(path: &str) -> bool {
+    let has = |pid: &String| {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        let folder = format!("/proc/{pid}/fd");
+        let mut open = names_in(Path::new(&folder))
+            .into_iter()
+            .filter_map(|fd| std::fs::read_link(format!("{folder}/{fd}")).ok());
+        maps.contains(path) || open.any(|file| file.to_string_lossy().starts_with(path))
+    };
+    names_in(Path::new("/proc"))
+        .iter()
+        .filter(|name| name.parse::<u32>().is_ok())
+        .any(has)
+}
+
+/// The names in a folder; none if it cannot be read.
+fn names_in(folder: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+impl Ended {
+    /// As the program, or `mpirun`, gave it; none if a signal ended it.
+    pub(crate) fn exit_code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// The signal that ended it.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        self.status.signal()
+    }
+
+    /// The lines in which the job says why it ended.
+    pub(crate) fn causes(&self) -> Vec<&str> {
+        self.stderr
+            .lines()
+            .filter(|line| line.starts_with("ddp-train:"))
+            .collect()
+    }
+
+    /// It did what it should.
+    #[track_caller]
+    pub(crate) fn assert_well(&self) {
+        assert_eq!(self.exit_code(), Some(0), "{self}");
+        assert!(self.causes().is_empty(), "{self}");
+    }
+
+    /// It ended with this code and said why in one line. That line.
+    #[track_caller]
+    pub(crate) fn assert_fails(&self, exit_code: i32) -> &str {
+        assert_eq!(self.exit_code(), Some(exit_code), "{self}");
+        assert_eq!(self.stdout, "", "{self}");
+        let [cause] = self.causes()[..] else {
+            panic!("one line says why: {self}")
+        };
+        cause
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}\n{}\n{}",
+            self.status,
+            self.stdout.trim(),
+            self.stderr.trim()
+        )
+    }
+}
+
+/// Checks all cases at the same time.
+pub(crate) fn all_at_once<C: Send>(cases: impl IntoIterator<Item = C>, check: impl Fn(C) + Sync) {
+    let check = &check;
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(move || check(case));
+        }
+    });
+}
+
+/// What the name of a host is.
+#[cfg(feature = "mpi")]
+pub(crate) fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .expect("this is Linux")
+        .trim()
+        .to_string()
+}

@@ -1,0 +1,98 @@
+//! Rows that are no list of features: whole numbers in two dimensions, and a class for each line.
+
+use ddp::data::{Dataset, RowSpec, TaskSpec, TensorSpec};
+use ddp::nn::{Build, Fold, Folded, Layer, Pass};
+use ddp_kernels::{DType, Tensor, ops};
+
+use super::random::mixed;
+
+/// Lines of a row.
+pub(crate) const LINES: usize = 3;
+/// Numbers of a line.
+pub(crate) const WIDTH: usize = 2;
+/// The numbers and the classes are below this.
+pub(crate) const CLASSES: usize = 5;
+
+/// Drawn rows: i64 (LINES, WIDTH), with a class for each line: i32 (LINES).
+#[derive(Debug)]
+pub(crate) struct Lines {
+    pub(crate) rows: u64,
+    /// The row and the line whose target is no class.
+    pub(crate) bad: Option<(u64, u64)>,
+    pub(crate) spec: RowSpec,
+}
+
+impl Lines {
+    pub(crate) fn new(rows: u64) -> Lines {
+        let spec = RowSpec {
+            inputs: TensorSpec::new(DType::I64, &[LINES, WIDTH]),
+            targets: TensorSpec::new(DType::I32, &[LINES]),
+            task: TaskSpec::numbered_classes(CLASSES),
+        };
+        Lines {
+            rows,
+            bad: None,
+            spec,
+        }
+    }
+}
+
+impl Dataset for Lines {
+    fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    fn spec(&self) -> &RowSpec {
+        &self.spec
+    }
+
+    fn fingerprint(&self) -> ddp::data::Result<String> {
+        Ok(format!("lines of a test: {}", self.rows))
+    }
+
+    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> ddp::data::Result<()> {
+        let drawn = |stream, index| mixed(stream, index) % CLASSES as u64;
+        inputs.with_slice_mut(|inputs: &mut [i64]| {
+            for (&row, row_inputs) in rows.iter().zip(inputs.chunks_exact_mut(LINES * WIDTH)) {
+                let first = row * (LINES * WIDTH) as u64;
+                for (index, number) in (first..).zip(row_inputs) {
+                    *number = drawn(1, index) as i64;
+                }
+            }
+        })?;
+        Ok(targets.with_slice_mut(|targets: &mut [i32]| {
+            for (&row, row_targets) in rows.iter().zip(targets.chunks_exact_mut(LINES)) {
+                for (line, class) in (0..).zip(row_targets) {
+                    *class = match self.bad == Some((row, line)) {
+                        true => CLASSES as i32,
+                        false => drawn(2, row * LINES as u64 + line) as i32,
+                    };
+                }
+            }
+        })?)
+    }
+}
+
+/// Whole numbers as floats: the first layer of a model of such rows.
+#[derive(Debug)]
+pub(crate) struct ToFloats;
+
+impl Layer for ToFloats {
+    fn build(&mut self, _: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
+        Ok(shape.to_vec())
+    }
+
+    fn input_dtype(&self) -> Option<DType> {
+        Some(DType::I64)
+    }
+
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
+        let floats = pass.take(x.shape())?;
+        ops::cast_into(&floats, x)?;
+        Ok(floats)
+    }
+
+    fn backward(&self, _: &mut Pass<'_>, _: &Tensor, _: Fold) -> ddp::nn::Result<Folded> {
+        Ok(Folded::nothing())
+    }
+}

@@ -1,0 +1,860 @@
+//! What layers, losses and models promise besides derivatives: fusing changes no bit, micro-batches
+//! add up, zero rows are valid, frozen layers cost nothing, gradients complete in the arena's
+//! order, evaluation saves nothing.
+
+use std::sync::{Arc, Mutex};
+
+use ddp::models::{Mlp, Model};
+use ddp::nn::{
+    Activate, Build, CrossEntropy, Dropout, Fold, Folded, Layer, Linear, Listener, Loss, Mse, Pass,
+    PassOptions, Residual, Saved, Scratch, Sequential, Tie,
+};
+use ddp::params::ParamId;
+use ddp_kernels::ops::{self, Activation, Gelu};
+use ddp_kernels::{DType, Device, Random, Tensor};
+
+const CPU: Device = Device::Cpu;
+
+/// A model with all that a pass over it needs.
+struct Bench {
+    model: Model,
+    scratch: Scratch,
+    saved: Saved,
+    stats: Tensor,
+    step: i64,
+}
+
+/// Which rows a pass is about and what it does with gradients.
+#[derive(Clone, Copy)]
+struct Part {
+    first_row: i64,
+    accumulate: bool,
+    last: bool,
+}
+
+const WHOLE: Part = Part {
+    first_row: 0,
+    accumulate: false,
+    last: true,
+};
+
+impl Bench {
+    fn new(
+        layers: impl Layer + 'static,
+        shape: &[usize],
+        dtype: DType,
+        frozen: &dyn Fn(&str) -> bool,
+    ) -> Bench {
+        let model = Model::new(Box::new(layers), shape, dtype, CPU, 3, frozen).unwrap();
+        let stats = Tensor::zeros(&[4], DType::F64, CPU).unwrap();
+        Bench {
+            model,
+            scratch: Scratch::new(CPU),
+            saved: Saved::default(),
+            stats,
+            step: 1,
+        }
+    }
+
+    /// Runs `body` in a pass, and tells which gradients became complete.
+    fn pass<R>(
+        &mut self,
+        training: bool,
+        part: Part,
+        body: impl FnOnce(&Model, &mut Pass<'_>, &Tensor) -> R,
+    ) -> (R, Vec<ParamId>) {
+        let position = Tensor::from_slice(&[self.step, part.first_row], &[2], CPU).unwrap();
+        let Part {
+            accumulate, last, ..
+        } = part;
+        let options = PassOptions {
+            training,
+            accumulate,
+            last,
+            seed: 11,
+            position: &position,
+        };
+        let mut ready = Vec::new();
+        let mut listener = |id| {
+            ready.push(id);
+            Ok(())
+        };
+        let mut pass = Pass::new(
+            &self.model.params,
+            &mut self.scratch,
+            &mut self.saved,
+            options,
+            &mut listener,
+        );
+        let result = body(&self.model, &mut pass, &self.stats);
+        (result, ready)
+    }
+
+    /// Forward, loss and backward. The names of the gradients that became complete.
+    fn train(&mut self, loss: &dyn Loss, x: &Tensor, targets: &Tensor, part: Part) -> Vec<String> {
+        let ready = self.pass(true, part, |model, pass, stats| {
+            let y = model.forward(pass, x).unwrap();
+            let dy = loss.gradient(pass, &y, targets, stats).unwrap();
+            model.backward(pass, &dy).unwrap();
+            assert_eq!(
+                pass.saved_count(),
+                0,
+                "the backward took back all that the forward saved"
+            );
+        });
+        ready
+            .1
+            .into_iter()
+            .map(|id| self.model.params.parameter(id).name.clone())
+            .collect()
+    }
+
+    fn gradients(&self) -> Vec<f64> {
+        self.model
+            .params
+            .gradients()
+            .to_dtype(DType::F64)
+            .unwrap()
+            .to_vec()
+            .unwrap()
+    }
+
+    fn stats(&self) -> Vec<f64> {
+        self.stats.to_vec().unwrap()
+    }
+}
+
+fn randn(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
+    Tensor::randn(shape, dtype, CPU, &mut Random::new(seed)).unwrap()
+}
+
+/// `rows` classes below `classes`.
+fn labels(rows: usize, classes: u32) -> Tensor {
+    Tensor::randint(classes, &[rows], DType::I64, CPU, &mut Random::new(9)).unwrap()
+}
+
+fn mlp(activation: Activation, dropout: f64) -> Sequential {
+    Mlp {
+        hidden: vec![20, 17],
+        outputs: 5,
+        activation,
+        dropout,
+    }
+    .layers()
+}
+
+fn bits(x: &[f64]) -> Vec<u64> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn fusing_and_folding_change_no_bit() {
+    for activation in [
+        Activation::Relu,
+        Activation::Gelu(Gelu::Erf),
+        Activation::Gelu(Gelu::Tanh),
+    ] {
+        for dropout in [0.0, 0.3] {
+            let run = |layers: Sequential| {
+                let mut bench = Bench::new(layers, &[13], DType::F32, &|_| false);
+                bench.train(
+                    &CrossEntropy::default(),
+                    &randn(&[33, 13], DType::F32, 1),
+                    &labels(33, 5),
+                    WHOLE,
+                );
+                (bits(&bench.stats()), bits(&bench.gradients()))
+            };
+            assert!(
+                run(mlp(activation, dropout)) == run(mlp(activation, dropout).without_fusing()),
+                "{activation:?}"
+            );
+        }
+    }
+}
+
+/// What a layer was asked to return and whether it folded that in, one entry a backward.
+type Asked = Arc<Mutex<Vec<(Fold, bool)>>>;
+
+/// Writes down what its layer is asked, and passes everything on.
+#[derive(Debug)]
+struct Probe<L> {
+    inner: L,
+    asked: Asked,
+    /// The activations it was asked to apply, and whether it does.
+    fused: Arc<Mutex<Vec<(Activation, bool)>>>,
+}
+
+impl<L: Layer> Layer for Probe<L> {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
+        self.inner.build(build, shape)
+    }
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
+        self.inner.forward(pass, x)
+    }
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
+        let folded = self.inner.backward(pass, dy, fold)?;
+        self.asked.lock().unwrap().push((fold, folded.folded));
+        Ok(folded)
+    }
+    fn fuse(&mut self, above: Activation) -> bool {
+        let fuses = self.inner.fuse(above);
+        self.fused.lock().unwrap().push((above, fuses));
+        fuses
+    }
+}
+
+/// Linear layers with ReLU between, each under a probe.
+fn probed(layers: usize) -> (Sequential, Vec<Asked>) {
+    let (mut net, mut all) = (Sequential::new(), Vec::new());
+    for index in 0..layers {
+        if index > 0 {
+            net.push(Box::new(Activate::relu()));
+        }
+        let asked = Asked::default();
+        net.push(Box::new(Probe {
+            inner: Linear::new(5),
+            asked: asked.clone(),
+            fused: Default::default(),
+        }));
+        all.push(asked);
+    }
+    (net, all)
+}
+
+#[test]
+fn linear_layers_fold_the_activation_below_and_the_lowest_computes_no_gradient_of_the_input() {
+    let (net, asked) = probed(3);
+    let mut bench = Bench::new(net, &[5], DType::F32, &|_| false);
+    bench.train(
+        &Mse,
+        &randn(&[4, 5], DType::F32, 1),
+        &randn(&[4, 5], DType::F32, 2),
+        WHOLE,
+    );
+    let asked: Vec<_> = asked
+        .iter()
+        .map(|asked| asked.lock().unwrap().clone())
+        .collect();
+    let folds = (Fold::Activation(Activation::Relu), true);
+    assert_eq!(
+        asked,
+        [vec![(Fold::Nothing, false)], vec![folds], vec![folds]]
+    );
+}
+
+#[test]
+fn a_linear_layer_applies_one_activation_above_it_across_sequentials_too() {
+    let [inner, outer] = [(); 2].map(|()| Probe {
+        inner: Linear::new(5),
+        asked: Asked::default(),
+        fused: Default::default(),
+    });
+    let fused = [inner.fused.clone(), outer.fused.clone()];
+    let inner = Sequential::new().then(Activate::relu()).then(inner);
+    let net = Sequential::new()
+        .then(inner)
+        .then(Activate::gelu())
+        .then(outer)
+        .then(Activate::relu());
+    Bench::new(net.then(Activate::gelu()), &[5], DType::F32, &|_| false);
+    let [inner, outer] = fused.map(|fused| fused.lock().unwrap().clone());
+    assert_eq!(
+        (inner, outer),
+        (
+            vec![(Activation::Gelu(Gelu::Erf), true)],
+            vec![(Activation::Relu, true)]
+        )
+    );
+    let mut linear = Linear::new(5);
+    assert_eq!(
+        [(); 2].map(|()| linear.fuse(Activation::Relu)),
+        [true, false]
+    );
+}
+
+#[test]
+fn nothing_is_computed_below_the_lowest_trained_layer() {
+    let (net, asked) = probed(4);
+    let mut bench = Bench::new(net, &[5], DType::F32, &|name| {
+        name.starts_with("0.") || name.starts_with("2.")
+    });
+    let ready = bench.train(
+        &Mse,
+        &randn(&[4, 5], DType::F32, 1),
+        &randn(&[4, 5], DType::F32, 2),
+        WHOLE,
+    );
+    assert_eq!(ready, ["6.bias", "6.weight", "4.bias", "4.weight"]);
+    let asked: Vec<_> = asked
+        .iter()
+        .map(|asked| asked.lock().unwrap().clone())
+        .collect();
+    let folds = (Fold::Activation(Activation::Relu), true);
+    assert_eq!(
+        asked,
+        [vec![], vec![], vec![(Fold::Nothing, false)], vec![folds]]
+    );
+}
+
+#[test]
+fn frozen_layers_leave_the_others_gradients_as_they_were() {
+    let run = |frozen: &dyn Fn(&str) -> bool| {
+        let mut bench = Bench::new(mlp(Activation::Relu, 0.0), &[13], DType::F32, frozen);
+        bench.train(
+            &CrossEntropy::default(),
+            &randn(&[9, 13], DType::F32, 1),
+            &labels(9, 5),
+            WHOLE,
+        );
+        bench
+    };
+    let all = run(&|_| false);
+    for frozen in ["0.", "2.", "4.", "2.weight", "2.bias", "0.bias", ""] {
+        let some = run(&|name| name.starts_with(frozen));
+        for p in some.model.params.list() {
+            let gradient = some
+                .model
+                .params
+                .gradient(p.id)
+                .map(|g| g.to_vec::<f32>().unwrap());
+            let whole = all
+                .model
+                .params
+                .gradient(p.id)
+                .map(|g| g.to_vec::<f32>().unwrap());
+            assert_eq!(
+                gradient,
+                whole.filter(|_| !p.name.starts_with(frozen)),
+                "{} with {frozen}* frozen",
+                p.name
+            );
+        }
+    }
+}
+
+#[test]
+fn gradients_complete_in_the_order_of_the_arena_in_the_last_micro_batch_alone() {
+    let tie = Tie::new();
+    let tied = || Linear::new(6).tied(&tie);
+    let net = Sequential::new()
+        .then(Linear::new(6))
+        .then(tied())
+        .then(Activate::gelu())
+        .then(Linear::new(6));
+    let net = net
+        .then(Residual::new(
+            Sequential::new().then(tied()).then(Dropout::new(0.1)),
+        ))
+        .then(Linear::new(5));
+    let mut bench = Bench::new(net, &[4], DType::F32, &|name| name == "3.bias");
+    let (x, targets) = (randn(&[7, 4], DType::F32, 1), randn(&[7, 5], DType::F32, 2));
+    assert!(
+        bench
+            .train(
+                &Mse,
+                &x,
+                &targets,
+                Part {
+                    last: false,
+                    ..WHOLE
+                }
+            )
+            .is_empty()
+    );
+    let ready = bench.train(
+        &Mse,
+        &x,
+        &targets,
+        Part {
+            accumulate: true,
+            ..WHOLE
+        },
+    );
+    let trained: Vec<_> = bench
+        .model
+        .params
+        .list()
+        .iter()
+        .filter(|p| p.is_trained())
+        .map(|p| p.name.clone())
+        .collect();
+    assert_eq!(ready, trained);
+    assert_eq!(
+        trained.iter().filter(|name| *name == "1.weight").count(),
+        1,
+        "a tied weight has one place"
+    );
+    assert!(!trained.contains(&"4.0.weight".to_string()));
+}
+
+#[test]
+fn micro_batches_with_uneven_and_empty_pieces_add_up_to_the_whole_batch() {
+    let tie = Tie::new();
+    let layers = |dropout| {
+        let inner = Sequential::new()
+            .then(Linear::new(13).tied(&tie))
+            .then(Activate::gelu())
+            .then(Dropout::new(dropout));
+        let net = Sequential::new()
+            .then(Linear::new(13).tied(&tie))
+            .then(Residual::new(inner));
+        net.then(mlp(Activation::Relu, dropout))
+    };
+    let loss = CrossEntropy {
+        label_smoothing: 0.1,
+        ..CrossEntropy::default()
+    };
+    let (x, targets) = (randn(&[29, 13], DType::F64, 1), labels(29, 5));
+    for dropout in [0.0, 0.4] {
+        let mut whole = Bench::new(layers(dropout), &[13], DType::F64, &|_| false);
+        whole.train(&loss, &x, &targets, WHOLE);
+        let mut parts = Bench::new(layers(dropout), &[13], DType::F64, &|_| false);
+        ops::fill_into(parts.model.params.gradients(), f64::NAN).unwrap();
+        let cuts = [0, 10, 10, 11, 29, 29];
+        for cut in 1..cuts.len() {
+            let rows = cuts[cut - 1]..cuts[cut];
+            let part = Part {
+                first_row: rows.start as i64,
+                accumulate: cut > 1,
+                last: cut + 1 == cuts.len(),
+            };
+            parts.train(
+                &loss,
+                &x.slice(rows.clone()).unwrap(),
+                &targets.slice(rows).unwrap(),
+                part,
+            );
+        }
+        // 29 rows' terms of at most 10 are added in another order: 29 × 29 × 10 ε, with ε = 2⁻⁵³.
+        let bound = 29.0 * 29.0 * 10.0 * f64::EPSILON / 2.0;
+        for p in whole.model.params.list() {
+            let [whole, parts] = [&whole, &parts]
+                .map(|bench| bench.model.params.gradient(p.id).unwrap().to_vec::<f64>());
+            for (whole, part) in whole.unwrap().into_iter().zip(parts.unwrap()) {
+                assert!((whole - part).abs() <= bound, "{}: {whole} {part}", p.name);
+            }
+        }
+        for (whole, parts) in whole.stats().into_iter().zip(parts.stats()) {
+            assert!((whole - parts).abs() <= bound * 10.0, "{whole} {parts}");
+        }
+    }
+}
+
+#[test]
+fn zero_rows_give_zero_gradients_or_leave_those_there() {
+    for (loss, targets) in [
+        (
+            &CrossEntropy::default() as &dyn Loss,
+            Tensor::zeros(&[0], DType::I64, CPU).unwrap(),
+        ),
+        (&Mse, Tensor::zeros(&[0, 5], DType::F32, CPU).unwrap()),
+    ] {
+        let none = Tensor::zeros(&[0, 13], DType::F32, CPU).unwrap();
+        let net = Sequential::new()
+            .then(Residual::new(Dropout::new(0.2)))
+            .then(mlp(Activation::Gelu(Gelu::Erf), 0.5));
+        let mut bench = Bench::new(net, &[13], DType::F32, &|_| false);
+        let params = &bench.model.params;
+        let trained: Vec<_> = params
+            .list()
+            .iter()
+            .map(|p| params.gradient(p.id).unwrap().clone())
+            .collect();
+        trained
+            .iter()
+            .for_each(|gradient| ops::fill_into(gradient, f64::NAN).unwrap());
+        let ready = bench.train(loss, &none, &targets, WHOLE);
+        assert_eq!(ready.len(), trained.len());
+        assert!(bench.gradients().iter().all(|&g| g == 0.0));
+        trained
+            .iter()
+            .for_each(|gradient| ops::fill_into(gradient, 2.5).unwrap());
+        bench.train(
+            loss,
+            &none,
+            &targets,
+            Part {
+                accumulate: true,
+                ..WHOLE
+            },
+        );
+        assert!(
+            trained.iter().all(|gradient| gradient
+                .to_vec::<f32>()
+                .unwrap()
+                .iter()
+                .all(|&g| g == 2.5))
+        );
+        assert_eq!(bench.stats(), [0.0; 4]);
+    }
+}
+
+#[test]
+fn evaluation_saves_nothing_drops_nothing_and_uses_two_buffers_by_turns() {
+    let hidden = vec![64; 8];
+    let activation = Activation::Gelu(Gelu::Tanh);
+    let layers = |dropout| {
+        Mlp {
+            hidden: hidden.clone(),
+            outputs: 64,
+            activation,
+            dropout,
+        }
+        .layers()
+    };
+    let x = randn(&[16, 64], DType::F32, 1);
+    let run = |dropout, training| {
+        let mut bench = Bench::new(layers(dropout), &[64], DType::F32, &|_| false);
+        // By name the parameters differ when there are dropout layers: all the same here.
+        ops::fill_into(bench.model.params.values(), 0.01).unwrap();
+        let forward = |model: &Model, pass: &mut Pass<'_>, _: &Tensor| {
+            let y = model.forward(pass, &x).unwrap();
+            (y.to_vec::<f32>().unwrap(), pass.saved_count())
+        };
+        let (y, saved) = bench.pass(training, WHOLE, forward).0;
+        (y, saved, bench.scratch.bytes())
+    };
+    let (y, saved, bytes) = run(0.5, false);
+    assert_eq!((saved, bytes), (0, 2 * 16 * 64 * 4));
+    assert!(y == run(0.0, true).0, "no dropout in evaluation");
+    let mut bench = Bench::new(layers(0.5).without_fusing(), &[64], DType::F32, &|_| false);
+    let saved = bench.pass(false, WHOLE, |model, pass, _| {
+        model.forward(pass, &x).unwrap();
+        pass.saved_count()
+    });
+    assert_eq!((saved.0, bench.scratch.bytes()), (0, 2 * 16 * 64 * 4));
+    assert!(y != run(0.5, true).0);
+}
+
+#[test]
+fn every_dropout_layer_and_step_drops_others_and_every_rank_the_same() {
+    let net = || {
+        Sequential::new()
+            .then(Dropout::new(0.5))
+            .then(Dropout::new(0.5))
+    };
+    let ones = Tensor::ones(&[64, 32], DType::F32, CPU).unwrap();
+    let run = |step, rows: std::ops::Range<usize>| {
+        let mut bench = Bench::new(net(), &[32], DType::F32, &|_| false);
+        bench.step = step;
+        let part = Part {
+            first_row: rows.start as i64,
+            ..WHOLE
+        };
+        let x = ones.slice(rows).unwrap();
+        bench
+            .pass(true, part, |model, pass, _| {
+                model.forward(pass, &x).unwrap().to_vec::<f32>().unwrap()
+            })
+            .0
+    };
+    let whole = run(1, 0..64);
+    assert_eq!(
+        whole,
+        [run(1, 0..20), run(1, 20..21), run(1, 21..64)].concat()
+    );
+    assert_ne!(whole, run(2, 0..64));
+    // If two layers dropped the same elements, half would remain instead of a quarter: 512 ± 5σ of
+    // 2048, with σ = 19.6.
+    let kept = whole.iter().filter(|&&y| y != 0.0).count();
+    assert!((414..=610).contains(&kept), "{kept}");
+}
+
+#[test]
+fn stats_are_the_numerators_and_denominators_of_pytorchs_means() {
+    // By hand: two rows that count, one ignored. Logits 0 give a loss of ln 3 each.
+    let logits = Tensor::zeros(&[3, 3], DType::F64, CPU).unwrap();
+    let targets = Tensor::from_slice(&[0i64, -100, 2], &[3], CPU).unwrap();
+    let weights = Tensor::from_slice(&[0.5f64, 9.0, 2.0], &[3], CPU).unwrap();
+    let mut bench = Bench::new(Sequential::new(), &[3], DType::F64, &|_| false);
+    let mut stats_of = |loss: &dyn Loss, output: &Tensor, targets: &Tensor, training| {
+        ops::zero(&bench.stats).unwrap();
+        let losses = bench
+            .pass(training, WHOLE, |_, pass, stats| {
+                loss.compute(pass, output, targets, stats).unwrap()
+            })
+            .0;
+        assert_eq!(
+            (losses.gradient.is_some(), losses.rows.count()),
+            (training, output.shape()[0])
+        );
+        bench.stats()
+    };
+    let ln3 = 3f64.ln();
+    for training in [false, true] {
+        let plain = stats_of(&CrossEntropy::default(), &logits, &targets, training);
+        // A unit or two in the last place of the sum.
+        assert!(
+            (plain[0] - 2.0 * ln3).abs() < 1e-15 && plain[1..] == [2.0, 1.0, 2.0],
+            "{plain:?}"
+        );
+        let weighted = CrossEntropy {
+            class_weights: Some(weights.clone()),
+            ..CrossEntropy::default()
+        };
+        let weighted = stats_of(&weighted, &logits, &targets, training);
+        assert!(
+            (weighted[0] - 2.5 * ln3).abs() < 1e-15 && weighted[1..] == [2.5, 1.0, 2.0],
+            "{weighted:?}"
+        );
+        let ones = Tensor::ones(&[3, 3], DType::F64, CPU).unwrap();
+        assert_eq!(
+            stats_of(&Mse, &logits, &ones, training),
+            [9.0, 9.0, 0.0, 3.0]
+        );
+    }
+}
+
+#[test]
+fn stats_of_other_dtypes_add_up_on_top_of_what_is_there() {
+    for (dtype, model_dtype) in [
+        (DType::F32, DType::F32),
+        (DType::F32, DType::F64),
+        (DType::F64, DType::F32),
+    ] {
+        let mut bench = Bench::new(Sequential::new(), &[2], model_dtype, &|_| false);
+        bench.stats = Tensor::full(&[4], 100.0, dtype, CPU).unwrap();
+        let (output, targets) = (
+            randn(&[3, 2], model_dtype, 1),
+            Tensor::zeros(&[3], DType::I64, CPU).unwrap(),
+        );
+        for _ in 0..2 {
+            let loss = CrossEntropy::default();
+            bench.pass(false, WHOLE, |_, pass, stats| {
+                loss.compute(pass, &output, &targets, stats).unwrap()
+            });
+        }
+        let stats = bench
+            .stats
+            .to_dtype(DType::F64)
+            .unwrap()
+            .to_vec::<f64>()
+            .unwrap();
+        assert_eq!((stats[1], stats[3]), (106.0, 106.0));
+        assert!(stats[0] > 100.0 && stats[2] >= 100.0);
+    }
+}
+
+#[test]
+fn a_listener_hears_of_tensors_to_reduce() {
+    struct Hearing(Vec<String>);
+    impl Listener for Hearing {
+        fn ready(&mut self, parameter: ParamId) -> ddp::nn::Result<()> {
+            self.0.push(parameter.number().to_string());
+            Ok(())
+        }
+        fn reduce(&mut self, tensor: &Tensor) -> ddp::nn::Result<()> {
+            self.0.push(tensor.to_string());
+            Ok(())
+        }
+    }
+    let mut bench = Bench::new(Linear::new(2), &[3], DType::F32, &|_| false);
+    let position = Tensor::zeros(&[2], DType::I64, CPU).unwrap();
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let mut hearing = Hearing(Vec::new());
+    let mut pass = Pass::new(
+        &bench.model.params,
+        &mut bench.scratch,
+        &mut bench.saved,
+        options,
+        &mut hearing,
+    );
+    let y = bench
+        .model
+        .forward(&mut pass, &randn(&[4, 3], DType::F32, 1))
+        .unwrap();
+    pass.reduce(&bench.stats).unwrap();
+    bench.model.backward(&mut pass, &y).unwrap();
+    assert_eq!(hearing.0, ["f64[4] on cpu", "1", "0"]);
+}
+
+#[test]
+fn an_mlp_has_the_names_and_shapes_of_pytorchs_sequential() {
+    let names = |dropout| {
+        let bench = Bench::new(mlp(Activation::Relu, dropout), &[13], DType::F32, &|_| {
+            false
+        });
+        let mut list = bench.model.params.list().to_vec();
+        list.sort_by_key(|p| p.id);
+        assert_eq!(
+            (&bench.model.input_shape[..], &bench.model.output_shape[..]),
+            (&[13][..], &[5][..])
+        );
+        list.into_iter()
+            .map(|p| format!("{} {:?}", p.name, p.shape))
+            .collect::<Vec<_>>()
+    };
+    let plain = [
+        "0.weight [20, 13]",
+        "0.bias [20]",
+        "2.weight [17, 20]",
+        "2.bias [17]",
+        "4.weight [5, 17]",
+        "4.bias [5]",
+    ];
+    assert_eq!(names(0.0), plain);
+    let dropping = [
+        "0.weight [20, 13]",
+        "0.bias [20]",
+        "3.weight [17, 20]",
+        "3.bias [17]",
+        "6.weight [5, 17]",
+        "6.bias [5]",
+    ];
+    assert_eq!(names(0.1), dropping);
+}
+
+#[test]
+fn linear_starts_uniform_between_the_bounds_of_pytorch() {
+    let bench = Bench::new(Linear::new(400), &[100], DType::F32, &|_| false);
+    for name in ["weight", "bias"] {
+        let p = bench.model.params.find(name).unwrap();
+        let values = bench.model.params.value(p.id).to_vec::<f32>().unwrap();
+        let count = values.len() as f64;
+        let bound = 0.1;
+        let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
+        let square = values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / count;
+        assert!(
+            values.iter().all(|&v| f64::from(v.abs()) <= bound + 1e-8),
+            "{name}"
+        );
+        assert!(
+            values.iter().any(|&v| f64::from(v) > 0.95 * bound)
+                && values.iter().any(|&v| f64::from(v) < -0.95 * bound)
+        );
+        // Five standard deviations: of a uniform, bound/√3; of its square, bound² √(1/5 − 1/9).
+        assert!(
+            mean.abs() < 5.0 * bound / (3.0 * count).sqrt(),
+            "{name}: {mean}"
+        );
+        assert!(
+            (square - bound * bound / 3.0).abs()
+                < 5.0 * bound * bound * (4.0 / 45.0 / count).sqrt(),
+            "{name}: {square}"
+        );
+    }
+}
+
+#[test]
+fn models_that_cannot_be_are_refused_by_place_and_reason() {
+    let error = |layers: Sequential, shape: &[usize]| {
+        Model::new(Box::new(layers), shape, DType::F32, CPU, 1, &|_| false)
+            .unwrap_err()
+            .to_string()
+    };
+    let got = error(
+        Sequential::new()
+            .then(Linear::new(3))
+            .then(Residual::new(Linear::new(4))),
+        &[2],
+    );
+    assert!(
+        got.contains("1: expected an inner layer whose output has the input's shape [3]")
+            && got.contains("got [4]"),
+        "{got}"
+    );
+    let got = error(
+        Sequential::new().then(Sequential::new().then(Linear::new(0))),
+        &[2],
+    );
+    assert!(
+        got.contains("0.0: expected at least one input and one output"),
+        "{got}"
+    );
+    let got = error(Sequential::new().then(Linear::new(3)), &[]);
+    assert!(got.contains("got rows of shape []"), "{got}");
+    let got = error(Sequential::new().then(Dropout::new(1.0)), &[2]);
+    assert!(
+        got.contains("0: expected a dropout probability of at least 0 and less than 1, got 1"),
+        "{got}"
+    );
+    let tie = Tie::new();
+    let got = error(
+        Sequential::new()
+            .then(Linear::new(3).tied(&tie))
+            .then(Linear::new(3).tied(&tie)),
+        &[2],
+    );
+    assert!(
+        got.contains("1: expected weight of shape [3, 2], to be tied to 0.weight, got [3, 3]"),
+        "{got}"
+    );
+    let got = error(Sequential::new().then(Linear::new(usize::MAX / 2)), &[4]);
+    assert!(got.contains("fewer than memory could hold"), "{got}");
+}
+
+#[test]
+fn inputs_that_do_not_fit_are_refused() {
+    let mut bench = Bench::new(
+        Sequential::new().then(Linear::new(3)),
+        &[2],
+        DType::F32,
+        &|_| false,
+    );
+    let mut error = |x: Tensor| {
+        let (whole, root) = bench
+            .pass(false, WHOLE, |model, pass, _| {
+                (model.forward(pass, &x), model.root.forward(pass, &x))
+            })
+            .0;
+        [whole, root].map(|result| result.map_or_else(|error| error.to_string(), |y| y.to_string()))
+    };
+    let [model, linear] = error(randn(&[5, 3], DType::F32, 1));
+    assert!(
+        model.contains(
+            "model: expected rows of [2] in f32, as it was built for, got f32[5, 3] on cpu"
+        ),
+        "{model}"
+    );
+    assert!(
+        linear.contains("0: expected rows of 2 inputs, as it was built for, got f32[5, 3] on cpu"),
+        "{linear}"
+    );
+    assert!(error(randn(&[5, 2], DType::F64, 1))[0].contains("got f64[5, 2] on cpu"));
+    assert!(
+        error(randn(&[2], DType::F32, 1))
+            .iter()
+            .all(|error| error.contains("got f32[2] on cpu"))
+    );
+}
+
+#[test]
+fn a_layer_that_forgets_to_finish_its_gradient_is_named() {
+    #[derive(Debug)]
+    struct Forgets(Option<ParamId>);
+    impl Layer for Forgets {
+        fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
+            self.0 = Some(build.parameter("scale", &[1], ddp::nn::Init::Constant(1.0))?);
+            Ok(shape.to_vec())
+        }
+        fn forward(&self, _: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
+            Ok(x.clone())
+        }
+        fn backward(&self, _: &mut Pass<'_>, dy: &Tensor, _: Fold) -> ddp::nn::Result<Folded> {
+            Ok(Folded::plain(dy.clone()))
+        }
+    }
+    let mut bench = Bench::new(
+        Sequential::new().then(Forgets(None)),
+        &[2],
+        DType::F32,
+        &|_| false,
+    );
+    let x = randn(&[3, 2], DType::F32, 1);
+    let result = bench.pass(true, WHOLE, |model, pass, _| {
+        let y = model.forward(pass, &x).unwrap();
+        model.backward(pass, &y)
+    });
+    let error = result.0.unwrap_err().to_string();
+    assert!(
+        error.contains("0.scale: expected 1 calls of pass.finished in backward, one for each use"),
+        "{error}"
+    );
+}

@@ -1,0 +1,32 @@
+//! Models, losses, the optimizer, the step and checkpoints, on the CPU in this process: ranks are
+//! threads. The claims about ranks, ZeRO-1 and split models are checked on GPUs too: tests/cuda.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[path = "../claims/ranks.rs"]
+mod ranks;
+#[path = "../claims/zero.rs"]
+mod zero;
+
+mod checkpoints;
+mod derivatives;
+mod golden_layers;
+mod golden_losses;
+mod layers;
+mod nonfinite;
+mod overlap;
+mod split;
+
+use support::training::{Way, quietly};
+
+/// A test waits here for what it cannot share with others: nothing, on the CPU.
+fn turn() -> Option<()> {
+    quietly();
+    Some(())
+}
+
+/// How the ranks train.
+fn ways() -> Vec<Way> {
+    vec![Way::Cpu]
+}

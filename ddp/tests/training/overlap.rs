@@ -1,0 +1,138 @@
+//! A bucket is reduced while lower layers still compute, and not before: the reducer's timeline
+//! against that of the layers.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::support::training::{on_ranks, quietly};
+use ddp::Result;
+use ddp::data::Batch;
+use ddp::models::Model;
+use ddp::nn::{Build, CrossEntropy, Fold, Folded, Layer, Linear, Pass, Sequential};
+use ddp::optim::{Optimizer, Rule};
+use ddp::reducer::plan::BucketSizes;
+use ddp::reducer::{BucketTime, ReducerOptions};
+use ddp::step::{Step, StepOptions};
+use ddp_comm::World;
+use ddp_kernels::{DType, Device, Random, Tensor};
+
+/// How long the lowest layer's backward takes. It sleeps, like a host whose device computes, so the
+/// test does not depend on the number of cores.
+const SLOW: Duration = Duration::from_millis(60);
+
+/// A linear layer whose backward takes long, and is remembered.
+#[derive(Debug)]
+struct Slow {
+    inner: Linear,
+    backward: Arc<Mutex<Option<(Instant, Instant)>>>,
+}
+
+impl Layer for Slow {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
+        self.inner.build(build, shape)
+    }
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
+        self.inner.forward(pass, x)
+    }
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
+        let started = Instant::now();
+        std::thread::sleep(SLOW);
+        *self.backward.lock().unwrap() = Some((started, Instant::now()));
+        self.inner.backward(pass, dy, fold)
+    }
+}
+
+/// One step of Slow, Linear, Linear, one bucket each, on this rank: the timeline, and when the slow
+/// backward ran.
+fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration; 2])> {
+    let backward = Arc::new(Mutex::new(None));
+    let slow = Slow {
+        inner: Linear::new(64),
+        backward: backward.clone(),
+    };
+    let layers = Sequential::new()
+        .then(slow)
+        .then(Linear::new(64))
+        .then(Linear::new(10));
+    let model = Model::new(Box::new(layers), &[64], DType::F32, Device::Cpu, 1, &|_| {
+        false
+    })?;
+    let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
+    // A layer has a weight of 4096 elements and a bias of 64: no bucket has room for two.
+    let sizes = BucketSizes {
+        first_elements: 2048,
+        elements: 5120,
+    };
+    let reducer = ReducerOptions {
+        sizes,
+        overlap,
+        ..ReducerOptions::default()
+    };
+    let options = StepOptions {
+        reducer,
+        clip_norm: 0.0,
+        seed: 0,
+        ..StepOptions::default()
+    };
+    let mut step = Step::new(
+        model,
+        Box::new(CrossEntropy::default()),
+        optimizer,
+        world.group("gradients")?,
+        &options,
+    )?;
+    let mut random = Random::new(world.rank() as u64);
+    let x = Tensor::randn(&[8, 64], DType::F32, Device::Cpu, &mut random)?;
+    let targets = Tensor::randint(10, &[8], DType::I64, Device::Cpu, &mut random)?;
+    let first = 8 * world.rank() as u64;
+    // Threads are started and memory is made in the first step: the second is looked at.
+    for number in 0..2 {
+        step.run(
+            &Batch::new(number, 0, 16, first, x.clone(), targets.clone(), 8),
+            1e-3,
+            false,
+        )?;
+    }
+    let (from, to) = backward.lock().unwrap().expect("it ran");
+    let began = step.reducer().began();
+    Ok((step.reducer().timeline(), [from - began, to - began]))
+}
+
+#[test]
+fn buckets_of_upper_layers_are_reduced_while_the_lowest_still_computes() {
+    quietly();
+    for (rank, (buckets, [from, to])) in on_ranks(2, None, |world| timeline(world, true))
+        .into_iter()
+        .enumerate()
+    {
+        assert_eq!(buckets.len(), 3, "{buckets:?}");
+        for bucket in &buckets[..2] {
+            assert!(
+                bucket.ready <= from,
+                "rank {rank}: the layers above were through: {bucket:?}, {from:?}"
+            );
+            assert!(bucket.started >= bucket.ready, "rank {rank}: {bucket:?}");
+            assert!(
+                bucket.done < to,
+                "rank {rank}: reduced by {:?}, and the backward went on to {to:?}",
+                bucket.done
+            );
+        }
+        assert!(
+            buckets[2].ready >= to,
+            "rank {rank}: the lowest layer's bucket waits for it"
+        );
+        assert!(buckets[2].done >= buckets[2].started && buckets[2].started >= buckets[2].ready);
+    }
+}
+
+#[test]
+fn without_overlap_all_buckets_are_reduced_after_the_backward() {
+    quietly();
+    for (buckets, [_, to]) in on_ranks(2, None, |world| timeline(world, false)) {
+        assert!(
+            buckets.iter().all(|bucket| bucket.started >= to),
+            "{buckets:?}, {to:?}"
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! Tests of addmm.
+
+use super::*;
+use crate::ops::testing::{assert_close, cpu, random_f32};
+use crate::{Device, Random};
+
+/// Rounding error of a dot product of length k in any order, of inputs with the given sum of
+/// magnitudes: at most k + 3 roundings (products, sums, the two factors), each of 2⁻²⁴ of what is
+/// being added.
+fn bound(k: usize, magnitudes: f64) -> f64 {
+    (k + 3) as f64 * 2f64.powi(-24) * magnitudes
+}
+
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    alpha: f64,
+    beta: f64,
+    mat1_t: bool,
+    mat2_t: bool,
+    broadcast: bool,
+}
+
+/// The tensor that is `[rows, columns]` with its elements in the order of the transpose if `t`.
+fn matrix(data: &[f32], rows: usize, columns: usize, t: bool) -> Tensor {
+    if t {
+        cpu(data, &[columns, rows]).t().unwrap()
+    } else {
+        cpu(data, &[rows, columns])
+    }
+}
+
+fn check(case: &Case, seed: u64) {
+    let Case {
+        m,
+        n,
+        k,
+        alpha,
+        beta,
+        mat1_t,
+        mat2_t,
+        broadcast,
+    } = *case;
+    let (a, b) = (random_f32(m * k, seed), random_f32(k * n, seed + 1));
+    let acc_data = random_f32(if broadcast { n } else { m * n }, seed + 2);
+    let at = |i: usize, l: usize| f64::from(a[if mat1_t { l * m + i } else { i * k + l }]);
+    let bt = |l: usize, j: usize| f64::from(b[if mat2_t { j * k + l } else { l * n + j }]);
+    let mut reference = Vec::with_capacity(m * n);
+    let mut magnitudes = Vec::with_capacity(m * n);
+    for i in 0..m {
+        for j in 0..n {
+            let acc = beta * f64::from(acc_data[if broadcast { j } else { i * n + j }]);
+            let terms = (0..k).map(|l| alpha * at(i, l) * bt(l, j));
+            reference.push(acc + terms.clone().sum::<f64>());
+            magnitudes.push(acc.abs() + terms.map(f64::abs).sum::<f64>());
+        }
+    }
+    let (mat1, mat2) = (matrix(&a, m, k, mat1_t), matrix(&b, k, n, mat2_t));
+    let acc_shape: &[usize] = if broadcast { &[n] } else { &[m, n] };
+    let acc = cpu(&acc_data, acc_shape);
+    let out = addmm(&acc, &mat1, &mat2, alpha, beta).unwrap();
+    assert_close(&out.to_vec::<f32>().unwrap(), &reference, |index, _| {
+        bound(k, magnitudes[index])
+    });
+    if !broadcast {
+        addmm_into(&acc, &acc, &mat1, &mat2, alpha, beta).unwrap();
+        assert_close(&acc.to_vec::<f32>().unwrap(), &reference, |index, _| {
+            bound(k, magnitudes[index])
+        });
+    }
+}
+
+#[test]
+fn every_transposition_factor_and_odd_size_agrees_with_f64() {
+    let sizes = [
+        (1, 1, 1),
+        (1, 5, 3),
+        (5, 1, 3),
+        (3, 4, 1),
+        (7, 9, 2),
+        (17, 33, 65),
+        (66, 10, 129),
+        (130, 70, 520),
+    ];
+    for (seed, (m, n, k)) in sizes.into_iter().enumerate() {
+        for bits in 0..8 {
+            for (alpha, beta) in [(1.0, 1.0), (0.5, -2.0), (1.0, 0.0), (0.0, 1.0)] {
+                let [mat1_t, mat2_t, broadcast] = [bits & 1 != 0, bits & 2 != 0, bits & 4 != 0];
+                check(
+                    &Case {
+                        m,
+                        n,
+                        k,
+                        alpha,
+                        beta,
+                        mat1_t,
+                        mat2_t,
+                        broadcast,
+                    },
+                    10 * seed as u64,
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn empty_sides_give_the_scaled_accumulator_or_nothing() {
+    for (m, n, k) in [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)] {
+        check(
+            &Case {
+                m,
+                n,
+                k,
+                alpha: 1.5,
+                beta: 0.5,
+                mat1_t: false,
+                mat2_t: true,
+                broadcast: false,
+            },
+            3,
+        );
+    }
+}
+
+#[test]
+fn a_factor_of_zero_does_not_read_its_operand() {
+    let nan = cpu(&[f32::NAN; 4], &[2, 2]);
+    let one = cpu(&[1.0; 4], &[2, 2]);
+    assert_eq!(
+        addmm(&nan, &one, &one, 1.0, 0.0)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap(),
+        [2.0; 4]
+    );
+    assert_eq!(
+        addmm(&one, &nan, &one, 0.0, 3.0)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap(),
+        [3.0; 4]
+    );
+    addmm_into(&nan, &nan, &one, &one, 1.0, 0.0).unwrap();
+    assert_eq!(nan.to_vec::<f32>().unwrap(), [2.0; 4]);
+}
+
+#[test]
+fn the_f64_version_agrees_with_the_f32_version() {
+    let mut random = Random::new(5);
+    let a = Tensor::randn(&[40, 600], DType::F32, Device::Cpu, &mut random).unwrap();
+    let b = Tensor::randn(&[30, 600], DType::F32, Device::Cpu, &mut random)
+        .unwrap()
+        .t()
+        .unwrap();
+    let acc = Tensor::randn(&[30], DType::F32, Device::Cpu, &mut random).unwrap();
+    let [wide_acc, wide_a, wide_b] = [&acc, &a, &b].map(|x| x.to_dtype(DType::F64).unwrap());
+    let wide = addmm(&wide_acc, &wide_a, &wide_b, 1.0, 1.0)
+        .unwrap()
+        .to_vec::<f64>()
+        .unwrap();
+    let narrow = addmm(&acc, &a, &b, 1.0, 1.0)
+        .unwrap()
+        .to_vec::<f32>()
+        .unwrap();
+    // 600 products of standard normals: magnitudes of about 600 · 2/π, at most 600 in practice.
+    assert_close(&narrow, &wide, |_, _| bound(600, 600.0));
+}
+
+#[test]
+fn operands_that_do_not_fit_are_named_with_the_way_out() {
+    let x = cpu(&[0.0; 6], &[2, 3]).named("batch");
+    let w = cpu(&[0.0; 12], &[4, 3]).named("fc1.weight");
+    let bias = cpu(&[0.0; 4], &[4]);
+    let error = addmm(&bias, &x, &w, 1.0, 1.0).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            r#"addmm: mat2 "fc1.weight" f32[4, 3] on cpu: expected 3 rows, as mat1 has columns"#
+        ) && error.contains("pass it as .t()"),
+        "{error}"
+    );
+    let error = addmm(&cpu(&[0.0; 3], &[3]), &x, &w.t().unwrap(), 1.0, 1.0)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("acc f32[3] on cpu: expected shape [2, 4], or one row [4]"),
+        "{error}"
+    );
+    let error = addmm(&bias, &x.flatten().unwrap(), &w, 1.0, 1.0)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("expected 2 dimensions, [rows, inner]"),
+        "{error}"
+    );
+    let square = cpu(&[0.0; 4], &[2, 2]);
+    let error = addmm_into(&square, &square, &square, &square, 1.0, 1.0)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("out f32[2, 2] on cpu and mat1 f32[2, 2] on cpu share memory"),
+        "{error}"
+    );
+    let half = square.to_dtype(DType::BF16).unwrap();
+    let error = addmm(&half, &half, &half, 1.0, 1.0)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("addmm: there is no version for bf16 on cpu: mat1 bf16[2, 2] on cpu"),
+        "{error}"
+    );
+}

@@ -1,0 +1,183 @@
+//! CUDA graphs: a stream's work recorded once and launched many times.
+
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::sys::{CUgraph, CUgraphExec};
+
+use super::Stream;
+use crate::Device;
+use crate::cuda::capture::{self, Kept};
+use crate::cuda::fault::{Fault, Outcome, driver};
+use crate::cuda::gpu::Handle;
+use crate::cuda::queue::{Queue, is_capturing};
+use crate::error::{Error, Result, Site};
+use crate::memory;
+use crate::sync::{get_mut, lock};
+use crate::transfer;
+
+/// A GPU stream's work, recorded once and launched many times with one call.
+///
+/// Every launch runs the operations of the capture with the same tensors and the same scalar
+/// arguments. What varies is read from tensors, which [`Scalars`](crate::transfer::Scalars) fills.
+/// A graph keeps the memory that it uses alive.
+pub struct Graph {
+    /// Locked during a launch: the driver's graphs are not for two threads at once.
+    exec: Mutex<Handle<CUgraphExec>>,
+    queue: Arc<Queue>,
+    /// The other streams that took part. The graph uses what belongs to them (workspaces of
+    /// products), so its launches are ordered among their work as well.
+    joined: Vec<Arc<Queue>>,
+    kept: Kept,
+}
+
+impl Graph {
+    /// Captures the work that `body` gives to `stream`, and to streams that wait for its events,
+    /// instead of running it. Operations that `body` calls go to `stream`.
+    ///
+    /// Run the same work once before: a capture cannot allocate, compile, or copy between devices.
+    #[track_caller]
+    pub fn capture<E: From<Error>>(
+        stream: &Stream,
+        body: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
+        Graph::capture_at(stream, body, std::panic::Location::caller())
+    }
+
+    fn capture_at<E: From<Error>>(
+        stream: &Stream,
+        body: impl FnOnce() -> Result<(), E>,
+        at: Site,
+    ) -> Result<Graph, E> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let device = stream.device();
+        let Some(queue) = stream.queue() else {
+            let got = format!("a stream of {device}");
+            return Err(Error::value_at("capture", "stream", "a stream of a GPU", got, at).into());
+        };
+        if is_capturing() {
+            let why = "a thread can run one capture at a time";
+            let help = "end that capture first";
+            return Err(Error::capture("capture", device, why, help, at).into());
+        }
+        let failed = |fault: Fault| E::from(fault.of("capture", device, at));
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        queue.begin_capture(id).map_err(failed)?;
+        let ending = Ending { queue };
+        let outcome = stream.scope(body);
+        let ended = ending.end(outcome.is_ok());
+        outcome?;
+        let (exec, joined, kept) = ended.map_err(failed)?;
+        for storage in kept.memory() {
+            storage.block().adopt(queue);
+        }
+        Ok(Graph {
+            exec: Mutex::new(Handle(exec)),
+            queue: queue.clone(),
+            joined,
+            kept,
+        })
+    }
+
+    /// Gives the whole graph to the stream that it was captured on. It runs after all work that the
+    /// device's current stream and the streams that took part were given before, and before all
+    /// work that they are given later.
+    #[track_caller]
+    pub fn launch(&self) -> Result<()> {
+        let at = std::panic::Location::caller();
+        let device = self.device();
+        if is_capturing() {
+            let why = "a graph cannot launch another graph";
+            let help = "launch the two one after the other";
+            return Err(Error::capture("graph", device, why, help, at));
+        }
+        let current = Stream::current_at(device, "graph", at)?;
+        let current = current.queue().filter(|it| !Arc::ptr_eq(it, &self.queue));
+        let others = || self.joined.iter().chain(current);
+        let exec = lock(&self.exec);
+        // SAFETY: the executable is alive and locked, and `kept` holds all memory that it uses.
+        let launch = || unsafe { driver!(cuGraphLaunch(exec.0, self.queue.raw())) };
+        let launched = others()
+            .try_for_each(|other| self.queue.wait(&other.record(false)?))
+            .and_then(|()| self.queue.gpu.bind())
+            .and_then(|()| launch())
+            .and_then(|()| {
+                if others().next().is_none() {
+                    return Ok(());
+                }
+                let done = self.queue.record(false)?;
+                others().try_for_each(|other| other.wait(&done))
+            });
+        launched.map_err(|fault| fault.of("graph", device, at))?;
+        transfer::book_launch(&self.kept.booked);
+        Ok(())
+    }
+
+    /// The device that it runs on.
+    pub fn device(&self) -> Device {
+        self.queue.gpu.device()
+    }
+}
+
+/// Ends the capture, also if its body panics.
+struct Ending<'a> {
+    queue: &'a Arc<Queue>,
+}
+
+type Ended = (CUgraphExec, Vec<Arc<Queue>>, Kept);
+
+impl Ending<'_> {
+    /// Ends the capture and, if it is `wanted`, makes its graph ready.
+    fn end(self, wanted: bool) -> Outcome<Ended> {
+        let ended = self.leave(wanted);
+        std::mem::forget(self);
+        ended
+    }
+
+    fn leave(&self, wanted: bool) -> Outcome<Ended> {
+        let (graph, joined) = self.queue.end_capture();
+        let kept = capture::take();
+        let exec = graph.and_then(|graph| instantiate(graph, wanted));
+        memory::free_deferred(self.queue.gpu.index);
+        Ok((exec?, joined, kept))
+    }
+}
+
+impl Drop for Ending<'_> {
+    /// Runs only after a panic.
+    fn drop(&mut self) {
+        drop(self.leave(false));
+    }
+}
+
+/// An executable of `graph`, or null if it is not `wanted`.
+fn instantiate(graph: CUgraph, wanted: bool) -> Outcome<CUgraphExec> {
+    let mut exec = ptr::null_mut();
+    let made = if wanted {
+        // SAFETY: the caller owns the graph; the executable is an independent copy.
+        unsafe { driver!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)) }
+    } else {
+        Ok(())
+    };
+    // SAFETY: as above, and nothing refers to it any more.
+    let _ = unsafe { driver!(cuGraphDestroy(graph)) };
+    made.map(|()| exec)
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let exec = get_mut(&mut self.exec).0;
+        // SAFETY: no other handle is left. The driver finishes a running launch first; the memory
+        // it uses is freed after the stream has passed it (`adopt`).
+        let destroy = || unsafe { driver!(cuGraphExecDestroy(exec)) };
+        let _ = self.queue.gpu.bind().and_then(|()| destroy());
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let count = self.kept.memory().count();
+        write!(f, "graph on {:?} over {count} buffers", self.queue)
+    }
+}

@@ -1,0 +1,144 @@
+//! Checks of this repository's structure; `launch/test` runs `ddp-house all`.
+
+mod cycles;
+mod edges;
+mod lines;
+mod modules;
+mod packages;
+mod rooms;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: ddp-house CHECK, in the workspace's root
+
+cycles [CRATE…]  module cycles inside crates; a module is a file
+comments         lines with comments over 100 columns
+rooms            which crate uses which; where unsafe, cudarc and mpi are
+lines            code lines of each crate, without blanks, comments and tests
+all              all of these, against tests/house/limits.toml";
+
+/// Whether a check passed, or why it could not run.
+type Outcome = Result<bool, String>;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let check = arguments.next().unwrap_or_default();
+    let names: Vec<String> = arguments.collect();
+    let outcome = match check.as_str() {
+        "cycles" => packages::find(&names).and_then(|found| check_cycles(&found)),
+        "comments" => check_comments(0),
+        "rooms" => check_rooms(),
+        "lines" => check_lines(usize::MAX),
+        "all" => check_all(),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("ddp-house: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check_all() -> Outcome {
+    const LIMITS: &str = "tests/house/limits.toml";
+    let text = fs::read_to_string(LIMITS).map_err(|e| format!("cannot read {LIMITS}: {e}"))?;
+    let limits: toml::Table = text.parse().map_err(|e| format!("{LIMITS}: {e}"))?;
+    let number = |name: &str| {
+        let value = limits.get(name).and_then(|value| value.as_integer());
+        value
+            .and_then(|value| usize::try_from(value).ok())
+            .ok_or_else(|| format!("{LIMITS}: {name} is not a number"))
+    };
+    let names = limits.get("acyclic").and_then(|list| list.as_array());
+    let names: Vec<String> = names
+        .into_iter()
+        .flatten()
+        .filter_map(|name| Some(name.as_str()?.to_owned()))
+        .collect();
+    let acyclic = match names.is_empty() {
+        true => true,
+        false => check_cycles(&packages::find(&names)?)?,
+    };
+    let comments = check_comments(number("long_comments_max")?)?;
+    let rooms = check_rooms()?;
+    let lines = check_lines(number("code_lines_max")?)?;
+    Ok(acyclic && comments && rooms && lines)
+}
+
+fn check_cycles(packages: &[packages::Package]) -> Outcome {
+    let mut clean = true;
+    for package in packages {
+        let mut files = 0;
+        for root in &package.roots {
+            for cycle in cycles::cycles(root)? {
+                files += cycle.files.len();
+                println!("{}: {}", package.name, cycle.text);
+            }
+        }
+        clean &= files == 0;
+        println!("{}: {files} files in cycles", package.name);
+    }
+    Ok(clean)
+}
+
+fn check_comments(limit: usize) -> Outcome {
+    let mut count = 0;
+    let mut shown = Vec::new();
+    for path in lines::sources(Path::new("."), &["rs", "cu", "cuh"]) {
+        let text = fs::read_to_string(&path)
+            .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        for line in lines::long_comments(&text) {
+            count += 1;
+            let path = path.strip_prefix(".").unwrap_or(&path);
+            shown.push(format!("{}:{line}", path.display()));
+        }
+    }
+    println!("comments over 100 columns: {count}, at most {limit}");
+    if count > limit {
+        println!("{}", shown.join("\n"));
+    }
+    Ok(count <= limit)
+}
+
+fn check_rooms() -> Outcome {
+    let violations = rooms::violations(&packages::find(&[])?)?;
+    println!("violations of the crates' rules: {}", violations.len());
+    for violation in &violations {
+        println!("  {violation}");
+    }
+    Ok(violations.is_empty())
+}
+
+fn check_lines(limit: usize) -> Outcome {
+    let packages = packages::find(&[])?;
+    let folders = packages
+        .iter()
+        .map(|package| (package.name.clone(), package.folder.clone()));
+    let counts = lines::by_crate(&folders.collect::<Vec<_>>());
+    println!("code lines, without blanks, comments and tests:");
+    let mut sum = 0;
+    for package in &packages {
+        let is_product = ["kernels", "comm", "ddp"]
+            .iter()
+            .any(|folder| package.folder.starts_with(folder));
+        if is_product {
+            sum += counts[&package.name];
+            println!("{:8}  {}", counts[&package.name], package.name);
+        }
+    }
+    println!("{sum:8}  together");
+    if sum > limit {
+        println!("more than code_lines_max = {limit} in tests/house/limits.toml");
+    }
+    Ok(sum <= limit)
+}

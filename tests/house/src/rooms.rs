@@ -1,0 +1,164 @@
+//! Which crate may use which, and where `unsafe` and bindings to C libraries may appear.
+
+use std::fs;
+
+use crate::lines::{lines, sources};
+use crate::packages::Package;
+
+/// For each package under these rules: the packages of this workspace that it may depend on, tests
+/// apart. The compiler forbids cycles; this forbids a new direction.
+const MAY_USE: [(&str, &[&str]); 8] = [
+    ("ddp-kernels", &[]),
+    ("ddp-comm", &["ddp-kernels"]),
+    ("ddp-nn", &["ddp-kernels"]),
+    ("ddp-data", &["ddp-kernels"]),
+    (
+        "ddp-engine",
+        &["ddp-kernels", "ddp-comm", "ddp-nn", "ddp-data"],
+    ),
+    (
+        "ddp",
+        &[
+            "ddp-kernels",
+            "ddp-comm",
+            "ddp-nn",
+            "ddp-data",
+            "ddp-engine",
+        ],
+    ),
+    ("ddp-simcuda", &[]),
+    ("ddp-slice", &[]),
+];
+
+/// A word in code, and the paths (their beginnings) where it may be.
+const WORDS: [(&str, &[&str]); 3] = [
+    (
+        "cudarc",
+        &[
+            "kernels/",
+            "comm/src/nccl",
+            "tests/simcuda/",
+            "tests/planted",
+            "tests/house/",
+        ],
+    ),
+    ("use mpi", &["comm/src/mpi", "comm/tests/", "tests/house/"]),
+    (
+        "unsafe",
+        &[
+            "kernels/",
+            "comm/",
+            "tests/",
+            // A test that truncates a mapped file.
+            "ddp/tests/lying_files.rs",
+        ],
+    ),
+];
+
+/// What breaks a rule, one line each.
+pub(crate) fn violations(packages: &[Package]) -> Result<Vec<String>, String> {
+    let mut found = Vec::new();
+    for package in packages {
+        found.extend(wrong_dependencies(package));
+        found.extend(missing_forbid(package)?);
+        for path in sources(&package.folder, &["rs"]) {
+            // A package inside another one's folder has its own turn.
+            let inner = packages.iter().any(|other| {
+                other.folder != package.folder
+                    && other.folder.starts_with(&package.folder)
+                    && path.starts_with(&other.folder)
+            });
+            if inner {
+                continue;
+            }
+            let text = fs::read_to_string(&path)
+                .map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            let shown = path.display().to_string();
+            found.extend(
+                wrong_words(&shown, &text)
+                    .into_iter()
+                    .map(|(line, word)| format!("{shown}:{line}: `{word}` is not allowed here")),
+            );
+        }
+    }
+    Ok(found)
+}
+
+fn wrong_dependencies(package: &Package) -> Vec<String> {
+    let Some((_, allowed)) = MAY_USE.iter().find(|(name, _)| *name == package.name) else {
+        return Vec::new();
+    };
+    let dependencies = package.manifest.get("dependencies");
+    let names = dependencies.and_then(|table| table.as_table());
+    names
+        .into_iter()
+        .flat_map(|table| table.keys())
+        .filter(|name| name.starts_with("ddp"))
+        .filter(|name| !allowed.contains(&name.as_str()))
+        .map(|name| {
+            let manifest = package.folder.join("Cargo.toml");
+            format!(
+                "{}: {} may not depend on {name}",
+                manifest.display(),
+                package.name
+            )
+        })
+        .collect()
+}
+
+/// Packages under `ddp/` forbid unsafe code.
+fn missing_forbid(package: &Package) -> Result<Vec<String>, String> {
+    let mut found = Vec::new();
+    if package.name == "ddp" || package.folder.starts_with("ddp") {
+        for root in package.roots.iter().filter(|root| root.ends_with("lib.rs")) {
+            let text = fs::read_to_string(root).map_err(|e| format!("{}: {e}", root.display()))?;
+            if !text.contains("#![forbid(unsafe_code)]") {
+                found.push(format!(
+                    "{}: #![forbid(unsafe_code)] is missing",
+                    root.display()
+                ));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The words in the code of the file at `path` that are not allowed there, with their lines.
+fn wrong_words(path: &str, text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    for (word, places) in WORDS {
+        if places.iter().any(|place| path.starts_with(place)) {
+            continue;
+        }
+        for (line, number) in lines(text).iter().zip(1..) {
+            if has_word(&line.code, word) {
+                found.push((number, word));
+            }
+        }
+    }
+    found
+}
+
+fn has_word(code: &str, word: &str) -> bool {
+    let in_word = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        !code[..at].ends_with(in_word) && !code[at + word.len()..].starts_with(in_word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrong_words;
+
+    #[test]
+    fn a_word_counts_in_code_only_and_only_outside_its_places() {
+        let text = "use cudarc::driver; // cudarc\nlet x = \"unsafe\";\n#![forbid(unsafe_code)]";
+        assert_eq!(wrong_words("ddp/engine/src/step.rs", text), [(1, "cudarc")]);
+        assert_eq!(wrong_words("kernels/src/cuda/gpu.rs", text), []);
+        let text = "/* unsafe */ fn f() { unsafe { g() } }\nuse mpi::ffi; use mpiexec;";
+        assert_eq!(
+            wrong_words("ddp/engine/src/step.rs", text),
+            [(2, "use mpi"), (1, "unsafe")]
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! Small crates, written to a temporary folder, with and without cycles.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::cycles::cycles;
+use crate::lines::{code_lines, lines, long_comments};
+
+/// A temporary folder with these files; removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn of(files: &[(&str, &str)]) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ddp-house-{}-{number}", std::process::id());
+        let folder = Self(std::env::temp_dir().join(name));
+        for (path, text) in files {
+            let path = folder.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The sizes of the cycles of the crate made of these files, and what is printed about them.
+fn found(files: &[(&str, &str)]) -> (Vec<usize>, String) {
+    let folder = Folder::of(files);
+    let found = cycles(&folder.0.join("lib.rs")).unwrap();
+    let text = found.iter().map(|cycle| cycle.text.as_str()).collect();
+    (found.iter().map(|cycle| cycle.files.len()).collect(), text)
+}
+
+fn assert_cycles(files: &[(&str, &str)], sizes: &[usize]) {
+    let (found, text) = found(files);
+    assert_eq!(found, sizes, "{text}");
+}
+
+const LIB: (&str, &str) = ("lib.rs", "mod a; mod b;");
+
+#[test]
+fn one_direction_is_no_cycle() {
+    let a = ("a.rs", "use crate::b::B; pub struct A(B);");
+    assert_cycles(&[LIB, a, ("b.rs", "pub struct B;")], &[]);
+}
+
+#[test]
+fn two_files_that_import_each_other_are_a_cycle() {
+    let a = ("a.rs", "use crate::b::B; pub struct A(B);");
+    let b = ("b.rs", "use super::a::A; pub struct B; fn f(_: A) {}");
+    let (sizes, text) = found(&[LIB, a, b]);
+    assert_eq!(sizes, [2]);
+    assert!(text.contains("a.rs:1 uses B of"), "{text}");
+    assert!(text.contains("b.rs:1 uses A of"), "{text}");
+}
+
+#[test]
+fn a_path_in_code_counts_without_a_use() {
+    let a = ("a.rs", "pub fn f() { crate::b::g() }");
+    let b = (
+        "b.rs",
+        "pub fn g() { let x = [super::a::f()]; println!(\"{:?}\", x) }",
+    );
+    assert_cycles(&[LIB, a, b], &[2]);
+}
+
+#[test]
+fn a_path_inside_a_macro_call_counts() {
+    let a = ("a.rs", "pub fn f() -> u8 { crate::b::g() }");
+    let b = (
+        "b.rs",
+        "pub fn g() -> u8 { println!(\"{}\", crate::a::f()); 0 }",
+    );
+    assert_cycles(&[LIB, a, b], &[2]);
+}
+
+#[test]
+fn a_use_inside_a_function_counts() {
+    let a = ("a.rs", "pub fn f() { use crate::b::{g as h, X}; h(X) }");
+    let b = (
+        "b.rs",
+        "pub struct X; pub fn g(_: X) { use crate::{a::{f}}; f() }",
+    );
+    assert_cycles(&[LIB, a, b], &[2]);
+}
+
+#[test]
+fn an_imported_module_leads_to_what_is_taken_from_it() {
+    let a = ("a.rs", "use crate::b; pub fn f() { b::g() }");
+    let b = ("b.rs", "use crate::a; pub fn g() { a::f() }");
+    assert_cycles(&[LIB, a, b], &[2]);
+}
+
+#[test]
+fn a_reexport_leads_to_the_file_that_defines() {
+    let lib = ("lib.rs", "mod a; mod b; pub use a::A;");
+    let a = ("a.rs", "use crate::b::g; pub struct A; fn f() { g() }");
+    let b = ("b.rs", "pub fn g(_: crate::A) {}");
+    assert_cycles(&[lib, a, b], &[2]);
+}
+
+#[test]
+fn a_parent_that_declares_and_reexports_does_not_use_its_child() {
+    let lib = ("lib.rs", "mod a;");
+    let a = (
+        "a.rs",
+        "mod part; pub use part::Part; pub(crate) use self::part::*; pub struct Whole;",
+    );
+    let part = ("a/part.rs", "use super::Whole; pub struct Part(Whole);");
+    assert_cycles(&[lib, a, part], &[]);
+}
+
+#[test]
+fn a_parent_and_a_child_that_use_each_other_are_a_cycle() {
+    let lib = ("lib.rs", "mod a;");
+    let a = (
+        "a.rs",
+        "mod part; pub use part::Part; pub struct Whole(Part);",
+    );
+    let part = ("a/part.rs", "use super::*; pub struct Part(Box<Whole>);");
+    assert_cycles(&[lib, a, part], &[2]);
+}
+
+#[test]
+fn a_glob_counts_for_the_names_that_are_taken() {
+    let a = ("a.rs", "use crate::b::*; pub fn f() {}");
+    let b = ("b.rs", "use crate::a::f; pub fn g() { f() }");
+    assert_cycles(&[LIB, a, b], &[]);
+    let a = ("a.rs", "use crate::b::*; pub fn f() { g() }");
+    assert_cycles(&[LIB, a, b], &[2]);
+}
+
+#[test]
+fn code_for_tests_does_not_count() {
+    let a = (
+        "a.rs",
+        "pub struct A; #[cfg(test)] mod tests { use crate::b::B; }
+         #[cfg(test)] use crate::b::B;
+         impl A { #[cfg(test)] fn f() { crate::b::g() } fn h(&self) {} }",
+    );
+    let b = (
+        "b.rs",
+        "use crate::a::A; pub struct B(A); pub fn g() {} #[cfg(test)] mod tests;",
+    );
+    assert_cycles(&[LIB, a, b], &[]);
+}
+
+#[test]
+fn modules_inside_a_file_belong_to_the_file() {
+    let a = (
+        "a.rs",
+        "pub struct A; mod inner { use super::A; use super::super::b::B; struct C(A, B); }",
+    );
+    let b = ("b.rs", "use crate::a::A; pub struct B(A);");
+    assert_cycles(&[LIB, a, b], &[2]);
+    let a = ("a.rs", "pub struct A; mod inner { struct C(super::A); }");
+    assert_cycles(&[LIB, a, b], &[]);
+}
+
+#[test]
+fn words_that_only_look_like_paths_do_not_count() {
+    let a = (
+        "a.rs",
+        "use crate::b::*; pub fn f(g: u8) -> bool { let x = S.g(); x.g != g && write!(w).g }",
+    );
+    let b = ("b.rs", "use crate::a::f; pub fn g() { f(0) } fn write() {}");
+    assert_cycles(&[LIB, a, b], &[]);
+}
+
+#[test]
+fn a_macro_is_followed_to_its_file() {
+    let lib = ("lib.rs", "#[macro_use] mod a; mod b;");
+    let a = (
+        "a.rs",
+        "macro_rules! m { () => { $crate::b::g() } } pub struct A;",
+    );
+    let b = ("b.rs", "pub fn g() {} fn h() { m!() }");
+    assert_cycles(&[lib, a, b], &[2]);
+}
+
+#[test]
+fn a_function_and_its_module_may_share_a_name() {
+    let lib = ("lib.rs", "mod a; mod b; pub use b::b; pub use a::a;");
+    let a = ("a.rs", "pub fn a() {}");
+    let b = ("b.rs", "pub fn b() { crate::a() }");
+    assert_cycles(&[lib, a, b], &[]);
+    let a = ("a.rs", "pub fn a() { crate::b() }");
+    assert_cycles(&[lib, a, b], &[2]);
+}
+
+#[test]
+fn files_in_folders_and_with_a_path_are_found() {
+    let lib = ("lib.rs", "mod a; #[path = \"other/name.rs\"] mod b;");
+    let a = ("a/mod.rs", "mod c; pub use c::C;");
+    let c = ("a/c.rs", "pub struct C(crate::b::B);");
+    let b = ("other/name.rs", "pub struct B(Vec<crate::a::C>);");
+    assert_cycles(&[lib, a, c, b], &[2]);
+}
+
+#[test]
+fn code_and_comments_are_told_apart() {
+    let text = "let x = \"// no comment\"; // comment\n/* a\n b */ let y = '\"';\nr#\"\n// text \"#; let z: &'a str;\n";
+    let found: Vec<(bool, bool)> = lines(text)
+        .iter()
+        .map(|line| (!line.code.trim().is_empty(), line.comment))
+        .collect();
+    let expected = [(true, true), (false, true), (true, true), (true, false)];
+    assert_eq!(found[..4], expected);
+    assert_eq!(found[4], (true, false));
+}
+
+#[test]
+fn tests_blanks_and_comments_are_no_code_lines() {
+    let text = "//! Head.\n\nuse a::b;\n\n/// Doc.\nfn f() {\n    // why\n    g();\n}\n\n#[cfg(test)]\nmod tests {\n    fn h() {}\n}\n";
+    assert_eq!(code_lines(text), 4);
+    assert_eq!(code_lines("#[cfg(test)]\nmod tests;\nfn f() {}\n"), 1);
+    assert_eq!(
+        code_lines("#[cfg(test)]\nfn for_tests() {}\nfn f() {}\n"),
+        2
+    );
+}
+
+#[test]
+fn a_comment_has_at_most_100_columns() {
+    let long = "x".repeat(98);
+    let text = format!("// {long}\n//{long}\nlet s = \"{long}\";\nlet x = 1; // {long}\n");
+    assert_eq!(long_comments(&text), [1, 4]);
+}

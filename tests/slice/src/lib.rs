@@ -1,0 +1,111 @@
+//! Which part of an exhaustive check runs.
+//!
+//! Checks with many independent cases (each wait removed in turn, each byte flipped, 1000 seeds)
+//! run a slice of them. `DDP_TEST_SLICE` selects it: `launch/test` sets it to the commit's hash, so
+//! that a commit always runs the same slice and the next commit another one. `DDP_TEST_SLICE=all`
+//! runs every case, as `launch/test --long` does. Unset, a fixed slice runs.
+//!
+//! ```
+//! for seed in ddp_slice::of("seeds of my check", 1000, 5) {
+//!     assert!(seed < 1000);
+//! }
+//! ```
+
+use std::env;
+
+/// Whether every case of every check runs.
+pub fn is_all() -> bool {
+    env::var("DDP_TEST_SLICE").is_ok_and(|slice| slice == "all")
+}
+
+/// The numbers, below `cases`, of the cases to run: about `wanted` of them, evenly spaced; all with
+/// `DDP_TEST_SLICE=all`. `check` names the check, so that each one has its own slice.
+pub fn of(check: &str, cases: usize, wanted: usize) -> Vec<usize> {
+    select(
+        env::var("DDP_TEST_SLICE").ok().as_deref(),
+        check,
+        cases,
+        wanted,
+    )
+}
+
+/// The cases to run, about `wanted` of them: see [`of`].
+pub fn from<T>(check: &str, cases: impl IntoIterator<Item = T>, wanted: usize) -> Vec<T> {
+    let cases: Vec<T> = cases.into_iter().collect();
+    let chosen = of(check, cases.len(), wanted);
+    let numbered = cases.into_iter().enumerate();
+    let kept = numbered.filter(|(number, _)| chosen.binary_search(number).is_ok());
+    kept.map(|(_, case)| case).collect()
+}
+
+fn select(slice: Option<&str>, check: &str, cases: usize, wanted: usize) -> Vec<usize> {
+    if slice == Some("all") || wanted >= cases {
+        return (0..cases).collect();
+    }
+    assert!(wanted > 0, "{check}: a slice has at least one case");
+    // Every `parts`-th case: that many different slices cover all cases.
+    let parts = cases.div_ceil(wanted);
+    let first = hash(&[slice.unwrap_or(""), "/", check]) % parts as u64;
+    (first as usize..cases).step_by(parts).collect()
+}
+
+/// FNV-1a, followed by a mixing step because its low bits are weak.
+fn hash(texts: &[&str]) -> u64 {
+    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+    for byte in texts.iter().flat_map(|text| text.bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash ^= hash >> 32;
+    hash = hash.wrapping_mul(0xd6e8_feb8_6659_fd93);
+    hash ^ (hash >> 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::select;
+
+    #[test]
+    fn a_commit_always_selects_the_same_slice() {
+        let first = select(Some("74e49c6"), "seeds", 1000, 5);
+        assert_eq!(first, select(Some("74e49c6"), "seeds", 1000, 5));
+        assert_eq!(first.len(), 5);
+        assert!(first.iter().all(|&case| case < 1000));
+    }
+
+    #[test]
+    fn commits_together_run_every_case() {
+        let mut seen = BTreeSet::new();
+        for commit in 0..400 {
+            seen.extend(select(Some(&format!("{commit:07x}")), "seeds", 103, 5));
+        }
+        assert_eq!(seen.len(), 103);
+    }
+
+    #[test]
+    fn checks_have_different_slices_of_one_commit() {
+        let slices: BTreeSet<Vec<usize>> = (0..20)
+            .map(|check| select(Some("74e49c6"), &check.to_string(), 1000, 5))
+            .collect();
+        assert!(slices.len() > 15, "{}", slices.len());
+    }
+
+    #[test]
+    fn all_runs_everything_and_unset_a_fixed_slice() {
+        assert_eq!(select(Some("all"), "seeds", 7, 2), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(select(None, "seeds", 3, 5), [0, 1, 2]);
+        assert_eq!(select(None, "seeds", 9, 2), select(None, "seeds", 9, 2));
+        assert!(select(None, "seeds", 0, 5).is_empty());
+    }
+
+    #[test]
+    fn a_slice_is_never_empty_and_never_more_than_wanted() {
+        for cases in 1..50 {
+            for wanted in 1..10 {
+                let chosen = select(Some("74e49c6"), "sizes", cases, wanted);
+                assert!(!chosen.is_empty() && chosen.len() <= wanted.min(cases));
+            }
+        }
+    }
+}
