@@ -376,7 +376,7 @@ fn moments_of_another_optimizer_or_model_are_refused_and_nothing_changes() {
                 "lacks",
                 ".momentum_buffer",
                 "it has 0.bias.exp_avg,",
-                "--optimizer",
+                "(`optimizer`, `momentum`, `freeze`)",
             ][..],
         ),
         (
@@ -586,7 +586,7 @@ fn hosts_that_do_not_share_the_folder_are_told_so() {
         assert!(
             text.contains("rank 1")
                 && text.contains("all hosts share")
-                && text.contains("--zero 0"),
+                && text.contains("`zero` 0"),
             "{text}"
         );
     }
