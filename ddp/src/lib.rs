@@ -27,15 +27,3 @@ pub use ddp_engine::{
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};
 pub use error::{Error, Result, Told};
-
-#[doc(hidden)]
-pub mod fuzzing {
-    //! What fuzz targets call.
-
-    pub use ddp_data::fuzzing::*;
-
-    /// Reads bytes as each of the files of a checkpoint.
-    pub fn checkpoint(bytes: &[u8]) {
-        crate::checkpoint::read_as_anything(bytes);
-    }
-}

@@ -5,9 +5,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ddp::fuzzing;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+
+#[allow(dead_code, unreachable_pub, reason = "fuzz targets call it too")]
+#[path = "../fuzz/src/lib.rs"]
+mod fuzzing;
 
 /// The largest allocation since it was last set to 0.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);

@@ -13,8 +13,6 @@ pub mod disk;
 pub mod error;
 mod file_rows;
 pub mod files;
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod glyphs;
 mod labels;
 pub mod loader;

@@ -1,11 +1,10 @@
 //! Any bytes as an `.npz` archive: nothing is unpacked that is more than its bytes can be.
 #![no_main]
 
-use ddp::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    match fuzzing::arrays("a.npz", bytes) {
+    match ddp_fuzz::arrays("a.npz", bytes) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.exit_code(), 65, "{error}"),
     }

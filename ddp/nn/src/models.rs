@@ -132,7 +132,7 @@ impl ModelSpec {
     }
 }
 
-/// The settings of a family as settings of a `ModelSpec`. `family` gives the struct of its settings.
+/// The settings of a family as those of a `ModelSpec`. `family` gives the family's struct.
 fn settings_of<F: Family + 'static>(
     family: fn(&mut ModelSpec) -> Option<&mut F>,
 ) -> Vec<Setting<ModelSpec>> {

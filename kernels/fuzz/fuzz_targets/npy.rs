@@ -18,19 +18,29 @@ fuzz_target!(|bytes: &[u8]| {
         std::path::PathBuf::from(format!("/dev/shm/ddp-fuzz-{}.npy", std::process::id()))
     });
     let path = &*PREPARED;
-    let (parsed, streamed) = (npy::parse(bytes, Device::Cpu), npy::read(bytes, Device::Cpu));
+    let (parsed, streamed) = (
+        npy::parse(bytes, Device::Cpu),
+        npy::read(bytes, Device::Cpu),
+    );
     assert_eq!(parsed.is_ok(), streamed.is_ok());
-    let (Ok(tensor), Ok(streamed)) = (parsed, streamed) else { return };
+    let (Ok(tensor), Ok(streamed)) = (parsed, streamed) else {
+        return;
+    };
     assert!(tensor.bytes() <= bytes.len());
     let first = saved(&tensor, path);
     assert_eq!(first, saved(&streamed, path));
     let again = npy::parse(&first, Device::Cpu).expect("what is saved can be read");
-    assert_eq!((again.dtype(), again.shape()), (tensor.dtype(), tensor.shape()));
+    assert_eq!(
+        (again.dtype(), again.shape()),
+        (tensor.dtype(), tensor.shape())
+    );
     assert_eq!(first, saved(&again, path));
 });
 
 fn saved(tensor: &Tensor, path: &std::path::Path) -> Vec<u8> {
-    tensor.save_npy(path).expect("every dtype that is read can be saved");
+    tensor
+        .save_npy(path)
+        .expect("every dtype that is read can be saved");
     let bytes = std::fs::read(path).expect("it was just saved");
     std::fs::remove_file(path).expect("it was just saved");
     bytes

@@ -7,7 +7,7 @@
 //! ```text
 //! train.csv-KEY/data.bin     the copy; KEY is xxh3-128 of the source's content and of the request
 //!               entry.json   the copy's checksum, and its identity on the disk at that time
-//! .seen-KEY                  the checksum of the source at this path, and its identity at that time
+//! .seen-KEY                  the source's checksum, and its identity at that time
 //! .unfinished-PID-N          an entry being made; renamed once it is on the disk
 //! ```
 //!

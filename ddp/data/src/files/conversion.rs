@@ -24,15 +24,15 @@ const NAMES_BYTES_MAX: usize = 40 << 20;
 
 /// Which columns of a table are wanted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct TableRequest<'a> {
+pub struct TableRequest<'a> {
     /// The column of labels.
-    pub(crate) label: Option<&'a str>,
+    pub label: Option<&'a str>,
     /// The columns of features, in this order; `None` for all others, in the order of the table.
-    pub(crate) features: Option<&'a [String]>,
+    pub features: Option<&'a [String]>,
     /// Whether labels are texts even if all could be numbers.
-    pub(crate) labels_are_texts: bool,
+    pub labels_are_texts: bool,
     /// The folder of the converted table, if not the usual one.
-    pub(crate) cache_dir: Option<&'a Path>,
+    pub cache_dir: Option<&'a Path>,
 }
 
 /// The columns of a table that is being converted, and which of them are wanted.

@@ -86,7 +86,7 @@ pub(super) fn unreadable(path: &Path, error: io::Error) -> Error {
 
 /// The unpacked array of a file, in the cache. `claimed` gives the size of an array from its first
 /// bytes, or `None` if it needs more of them.
-pub(crate) fn unpacked(
+pub fn unpacked(
     path: &Path,
     cache_dir: Option<&Path>,
     claimed: fn(&[u8]) -> Result<Option<u64>, String>,

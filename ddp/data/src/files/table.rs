@@ -14,7 +14,7 @@ use super::shown::shown;
 use super::{flat, gzip, parquet};
 use crate::error::{Error, Result};
 
-pub(crate) use super::conversion::TableRequest;
+pub use super::conversion::TableRequest;
 pub(crate) use super::shown::listed;
 
 /// The format of a table.
@@ -45,7 +45,7 @@ impl Format {
 }
 
 /// The table at `path` (.csv, .tsv, both also .gz; .parquet) as a mapped file of arrays.
-pub(crate) fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
+pub fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
     let format = Format::of(path)?;
     let asked = serde_json::json!({
         "label": request.label,

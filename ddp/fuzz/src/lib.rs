@@ -1,22 +1,20 @@
-//! What fuzz targets call (`ddp/fuzz`): bytes as the content of a file of some name, read as data
-//! would be. Not for anybody else.
-//!
-//! Whatever the bytes are, the end is numbers or bad data, exit code 65; never more numbers than
-//! the bytes can be.
+//! What fuzz targets and `ddp/tests/lying_files.rs` call: any bytes are read as the content of a
+//! data file. The result is numbers, at most as many as the bytes can hold, or bad data (exit code
+//! 65).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::{Error, Result};
-use crate::files::{self, Array, Element, claimed_bytes, gzip, table};
+use ddp::data::files::{self, Array, Element, claimed_bytes, gzip, table};
+use ddp::data::{Error, Result};
 
-/// What is packed becomes at most so many times as long.
+/// The most bytes that deflate unpacks one byte to.
 const RATIO_MAX: usize = 1032;
-/// Numbers that are read at a time, or a row.
+/// Numbers read at a time, if a row has no more.
 const READ_AT_ONCE: usize = 4096;
 
-/// Reads all arrays of a file of this name (`a.npz`) in every way. Gives how many numbers that
+/// Reads all arrays of a file of this name (`a.npz`) in every way. Returns how many numbers that
 /// were.
 pub fn arrays(name: &str, bytes: &[u8]) -> Result<usize> {
     in_folder(name, bytes, |path, folder| {
@@ -43,7 +41,8 @@ pub fn arrays(name: &str, bytes: &[u8]) -> Result<usize> {
     })
 }
 
-/// As `arrays` of a flat `.bin`, whose checksum is made right first: few inputs would come further.
+/// `arrays` of a flat `.bin`. The header's checksum is corrected first; few inputs would get past
+/// it.
 pub fn flat(bytes: &[u8]) -> Result<usize> {
     let mut bytes = bytes.to_vec();
     if bytes.len() >= 64 {
@@ -61,8 +60,7 @@ pub fn flat(bytes: &[u8]) -> Result<usize> {
         bytes[24..28].copy_from_slice(&crc.sum().to_le_bytes());
     }
     in_folder("a.bin", &bytes, |path, _| {
-        // The checksums of arrays are the fuzzer's: most differ, which is bad data and nothing
-        // else.
+        // Most checksums of arrays are wrong, which is bad data.
         let verified = files::flat::verify(path);
         assert!(verified.is_ok() || verified.is_err_and(|error| error.exit_code() == 65));
         Ok(())
@@ -70,12 +68,12 @@ pub fn flat(bytes: &[u8]) -> Result<usize> {
     arrays("a.bin", &bytes)
 }
 
-/// What the first bytes of a packed array claim that it is long.
+/// The size that the first bytes of a packed array claim.
 pub fn claimed(bytes: &[u8]) -> Option<u64> {
     claimed_bytes(bytes).ok().flatten()
 }
 
-/// All rows, as each type; types that hold the same number exactly must agree.
+/// Reads all rows as each type; types that hold a number exactly must agree.
 fn read_in_every_way(array: &Array) -> Result<()> {
     let elements = array.row_elements();
     let (mut f32s, mut f64s, mut i64s) = (Vec::new(), Vec::new(), Vec::new());
@@ -88,7 +86,7 @@ fn read_in_every_way(array: &Array) -> Result<()> {
         i64s.resize(count, 0);
         array.read_f32(first, &mut f32s)?;
         array.read_f64(first, &mut f64s)?;
-        // Of the widest whole numbers a double is itself rounded.
+        // An f64 rounds the largest whole numbers.
         if !matches!(array.element(), Element::I64 | Element::U64) {
             let same = |(narrow, wide): (&f32, &f64)| {
                 *narrow == *wide as f32 || (narrow.is_nan() && wide.is_nan())
@@ -113,7 +111,7 @@ fn read_in_every_way(array: &Array) -> Result<()> {
 }
 
 /// Reads a table of this name (`a.csv`), first without a label, then with its last column as the
-/// label. Gives how many numbers that were; an error where it is a table in neither way.
+/// label. Returns how many numbers that were; an error if both fail.
 pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
     in_folder(name, bytes, |path, folder| {
         let names = table::columns(path)?;
@@ -135,7 +133,7 @@ pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
         };
         match (read(None), read(names.last())) {
             (Ok(alone), Ok(labelled)) => Ok(alone + labelled),
-            // A text is no feature, and a table of one column has no label.
+            // A text column cannot be a feature; a table of one column has no label.
             (Ok(count), Err(error)) | (Err(error), Ok(count)) if error.exit_code() == 65 => {
                 Ok(count)
             }
@@ -144,7 +142,7 @@ pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
     })
 }
 
-/// Unpacks an array that gzip has packed. Gives its size.
+/// Unpacks an array that gzip has packed. Returns its size.
 pub fn unpacked(bytes: &[u8]) -> Result<u64> {
     in_folder("array.gz", bytes, |path, folder| {
         let made = gzip::unpacked(path, Some(folder), claimed_bytes)?;
@@ -159,7 +157,7 @@ pub fn unpacked(bytes: &[u8]) -> Result<u64> {
     })
 }
 
-/// Reads all numbers of an array; any that is not finite is a mistake of the conversion.
+/// Reads all numbers of an array; a non-finite one is a mistake of the conversion.
 fn finite_numbers(array: &Array) -> Result<usize> {
     let mut row = vec![0.0; array.row_shape().iter().product()];
     for number in 0..array.rows() {
@@ -174,8 +172,7 @@ fn finite_numbers(array: &Array) -> Result<usize> {
     Ok(row.len() * array.rows() as usize)
 }
 
-/// Gives `read` a file of these bytes and a folder for what it makes; both are gone when it is
-/// done.
+/// Calls `read` with a file of these bytes and a folder for the cache, and removes both after it.
 fn in_folder<T>(
     name: &str,
     bytes: &[u8],
