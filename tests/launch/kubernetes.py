@@ -311,7 +311,7 @@ def planted(mpi_job, job):
 
 # ---- what a worker does before it stops ----
 
-# In a /proc of its own: two ranks, one of which is slow to save, and a process that is none of theirs.
+# In a separate /proc: two ranks, one of which is slow to save, and an unrelated process.
 SCENE = """
 cd "$1"
 cat >ddp-train <<'RANK'

@@ -8,7 +8,8 @@ import pathlib
 import statistics
 import sys
 
-# On one H200-class GPU: a small step beside PyTorch's (how many times as fast), a large one beside the product alone.
+# Targets on one H200-class GPU: the speed of a small step relative to PyTorch's, and the share of
+# its matrix products in a large step.
 AIM_EAGER, AIM_COMPILED, AIM_PRODUCT_SHARE = 3.0, 1.5, 0.8
 
 HOWS = ("eager", "compiled", "graph")

@@ -143,7 +143,7 @@ def mlp(name, how, sizes, batch, dtype, calls):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     net = perceptron(sizes)
-    # What a large step spends is in products, which are the library's in every mode; trying out others takes minutes.
+    # A large step spends its time in the library's products, in every mode; autotuning takes minutes.
     mode = "default" if name == "large" else "max-autotune-no-cudagraphs"
     model = torch.compile(net, mode=mode) if how == "compiled" and not CHECK else net
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.01, fused=True, capturable=how == "graph")
@@ -152,7 +152,7 @@ def mlp(name, how, sizes, batch, dtype, calls):
 
     def step():
         optimizer.zero_grad(set_to_none=how != "graph")
-        # Captured, autocast may not keep casts from step to step: they would be of the first step's values.
+        # In a graph, cached casts would keep the first step's values.
         with torch.autocast(DEVICE, dtype=torch.bfloat16, enabled=dtype == "bf16", cache_enabled=how != "graph"):
             loss = loss_of(model(x), y)
         loss.backward()

@@ -18,7 +18,8 @@ import time
 
 WAIT_MAX_S = 60
 
-# Everything that is text, against what lies behind it. Ratios as WCAG 2.2 defines them; large is 24 px, or 18.66 px in bold.
+# The contrast of every text with its background. Ratios are WCAG 2.2's; large text is 24 px, or
+# 18.66 px in bold.
 CONTRAST = """
 (() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -61,7 +62,8 @@ class Browser:
         (to_read, to_write), (from_read, from_write) = os.pipe(), os.pipe()
 
         def hand_over():
-            # The browser reads commands from 3 and writes answers to 4. Moved up first, lest one lies where the other is to go.
+            # The browser reads commands from 3 and writes answers to 4. Both move to high numbers
+            # first, because one may be in the other's place.
             read, write = os.dup(to_read), os.dup(from_write)
             high = [os.dup2(read, 100), os.dup2(write, 101)]
             os.dup2(high[0], 3)
