@@ -1,4 +1,4 @@
-//! The traits that all implementations of collectives share.
+//! The trait that all implementations of collectives share.
 //!
 //! A call names the stream whose work it follows. On GPUs it may return before it is done; on the
 //! CPU it is done when it returns. All ranks make the same calls on a group in the same order.
@@ -10,10 +10,10 @@ use ddp_kernels::error::Site;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
-use crate::error::{Line, Result};
+use crate::error::{Error, Line, Result};
 
-/// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 and f16
-/// (rounded once at the end), so that every rank and every run gets the same bits.
+/// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded once
+/// at the end), so that every rank and every run gets the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduce {
     /// The sum.
@@ -87,8 +87,7 @@ impl Reduce {
 }
 
 /// The dtypes that can be reduced. All others only move: all_gather, broadcast, send, receive.
-pub(crate) const REDUCIBLE: [DType; 5] =
-    [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64];
+pub(crate) const REDUCIBLE: [DType; 4] = [DType::F32, DType::BF16, DType::F64, DType::I64];
 
 /// One call on a group, as implementations and error messages see it.
 #[derive(Clone, Copy, Debug)]
@@ -142,6 +141,24 @@ impl<'a> Call<'a> {
     ) -> Result<R> {
         tensor.with_bytes_mut(self.operation.name(), self.site, body)?
     }
+
+    /// The error of ranks that did not arrive in time.
+    pub(crate) fn timed_out(&self, missing: Vec<usize>) -> Error {
+        Error::Timeout {
+            call: self.to_string(),
+            missing,
+            waited: self.timeout,
+        }
+    }
+
+    /// The error of rank `peer`, which made another call.
+    pub(crate) fn out_of_step(&self, peer: usize, theirs: String) -> Error {
+        Error::OutOfStep {
+            call: self.to_string(),
+            peer,
+            theirs,
+        }
+    }
 }
 
 /// Ranks that move and reduce tensors together, seen from one of them. `Group` is what callers
@@ -151,7 +168,7 @@ impl<'a> Call<'a> {
 /// arrive within `call.timeout`, [`Error::OutOfStep`](crate::Error::OutOfStep) if ranks make
 /// different calls, and [`Error::PeerFailed`](crate::Error::PeerFailed) soon after a rank failed.
 pub(crate) trait Collective: Send + Sync + fmt::Debug {
-    /// How bytes travel: "shared memory", "mpi", "shared memory and mpi", "nccl", "alone".
+    /// How bytes travel: "shared memory", "shared memory and mpi", "nccl", "alone".
     fn transport(&self) -> &'static str;
     /// This rank, from 0.
     fn rank(&self) -> usize;
@@ -171,54 +188,5 @@ pub(crate) trait Collective: Send + Sync + fmt::Debug {
     /// calls return before they are done: ranks compare it where they meet.
     fn history(&self) -> (u64, u64) {
         (0, 0)
-    }
-}
-
-/// Ranks that move tensors in host memory. `tensor` may be a part of `call`'s tensor.
-pub(crate) trait HostCollective: Send + Sync + fmt::Debug {
-    /// As in [`Collective`].
-    fn transport(&self) -> &'static str;
-    fn rank(&self) -> usize;
-    fn size(&self) -> usize;
-    /// Every rank's `tensor` becomes the reduction of all of them.
-    fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()>;
-    /// `tensor` is `size` equal slices; this rank's becomes its reduction over all ranks, the
-    /// others are left unspecified.
-    fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()>;
-    /// `tensor` is `size` equal slices; each rank gives its own and gets the others.
-    fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()>;
-    /// Every rank's `tensor` becomes that of `root`.
-    fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()>;
-    /// Gives `tensor` to the `receive` of rank `to`. May return once the bytes are on their way.
-    fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()>;
-    /// Fills `tensor` from the `send` of rank `from`.
-    fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()>;
-    /// Returns when all ranks have arrived.
-    fn barrier(&self, call: &Call<'_>) -> Result<()>;
-}
-
-impl<T: HostCollective> Collective for T {
-    fn transport(&self) -> &'static str {
-        HostCollective::transport(self)
-    }
-
-    fn rank(&self) -> usize {
-        HostCollective::rank(self)
-    }
-
-    fn size(&self) -> usize {
-        HostCollective::size(self)
-    }
-
-    fn run(&self, calls: &[Call<'_>]) -> Result<()> {
-        calls.iter().try_for_each(|call| match call.operation {
-            Operation::AllReduce(reduce) => self.all_reduce(call, call.tensor(), reduce),
-            Operation::ReduceScatter(reduce) => self.reduce_scatter(call, call.tensor(), reduce),
-            Operation::AllGather => self.all_gather(call, call.tensor()),
-            Operation::Broadcast { root } => self.broadcast(call, call.tensor(), root),
-            Operation::Send { to } => self.send(call, call.tensor(), to),
-            Operation::Receive { from } => self.receive(call, call.tensor(), from),
-            Operation::Barrier => self.barrier(call),
-        })
     }
 }

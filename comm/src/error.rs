@@ -231,6 +231,27 @@ impl Error {
     }
 }
 
+impl Argument {
+    /// The [`Error::Argument`] of an operation that was called at `at`.
+    pub(crate) fn error(
+        operation: impl ToString,
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        got: impl ToString,
+        help: impl Into<String>,
+        at: Site,
+    ) -> Error {
+        Error::Argument(Box::new(Argument {
+            operation: operation.to_string(),
+            what: what.into(),
+            expected: expected.into(),
+            got: got.to_string(),
+            help: help.into(),
+            at,
+        }))
+    }
+}
+
 impl Problem {
     pub(crate) fn new(
         action: impl Into<String>,

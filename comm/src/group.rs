@@ -14,7 +14,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{Device, Tensor, transfer};
 
 use crate::collective::{Call, Collective, Operation, REDUCIBLE, Reduce};
-use crate::error::{Argument, Disagreement, Error, Result, SAME_CALLS};
+use crate::error::{Argument, Cause, Disagreement, Error, Result, SAME_CALLS};
 use crate::single::Single;
 
 /// Ranks that act together, seen from one of them. A handle: clones share the numbering of calls.
@@ -46,6 +46,8 @@ struct Counters {
     /// The same for the host side of a GPU group. It counts apart: a failed capture has made some
     /// of its calls and not others, and ranks must be able to agree just then.
     next_on_host: AtomicU64,
+    /// Held by the call in host memory that runs. After an error: why there can be no more.
+    broken: Mutex<Option<Cause>>,
     /// Calls that will start together (`Group::grouped`).
     pending: Mutex<Option<Vec<Pending>>>,
 }
@@ -126,8 +128,7 @@ impl Group {
         let answers = Tensor::from_slice(&own.repeat(rows), &[rows, columns], Device::Cpu)?;
         let (answers, stream) = (answers.named("answers"), Stream::default_of(Device::Cpu)?);
         let call = self.number(Operation::AllGather, Some(&answers), &stream, site);
-        let on_host = self.ranks.on_host().unwrap_or(&*self.ranks);
-        on_host.run(&[call])?;
+        self.run_on_host(&call)?;
         let answers = answers.to_vec::<i64>()?;
         let of = |rank: usize| &answers[columns * rank..][..columns];
         if let Some(rank) = (1..rows).find(|&rank| of(rank)[1..] != of(0)[1..]) {
@@ -187,12 +188,38 @@ impl Group {
         pending.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Makes a call in host memory: one at a time, and none after an error or a panic, when its
+    /// messages may still arrive.
+    fn run_on_host(&self, call: &Call<'_>) -> Result<()> {
+        let unusable = |after: String, exit_code: u8| Cause {
+            rank: self.rank(),
+            host: "this host".into(),
+            exit_code,
+            text: format!("group {} cannot be used after {after}", self.name),
+        };
+        let Ok(mut broken) = self.counters.broken.lock() else {
+            let after = "a panic in one of its calls".into();
+            return Err(Error::of_peer(unusable(after, 70)));
+        };
+        if let Some(cause) = &*broken {
+            return Err(Error::of_peer(cause.clone()));
+        }
+        let on_host = self.ranks.on_host().unwrap_or(&*self.ranks);
+        let result = on_host.run(std::slice::from_ref(call));
+        // An error of the tensor comes before anything is sent.
+        if let Err(error) = &result
+            && !matches!(error, Error::Tensor(_))
+        {
+            *broken = Some(unusable(format!("an error: {error}"), error.exit_code()));
+        }
+        result
+    }
+
     /// Every rank's `tensor` becomes the reduction of all of them.
     #[track_caller]
     pub fn all_reduce(&self, tensor: &Tensor, reduce: Reduce, stream: &Stream) -> Result<()> {
         let operation = Operation::AllReduce(reduce);
-        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
-        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
+        self.run(operation, tensor, stream, Location::caller())
     }
 
     /// `tensor` is as many equal slices as ranks; this rank's becomes its reduction over all
@@ -200,82 +227,70 @@ impl Group {
     #[track_caller]
     pub fn reduce_scatter(&self, tensor: &Tensor, reduce: Reduce, stream: &Stream) -> Result<()> {
         let operation = Operation::ReduceScatter(reduce);
-        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
-        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
+        self.run(operation, tensor, stream, Location::caller())
     }
 
     /// `tensor` is as many equal slices as ranks; each rank gives its own and gets the others.
     #[track_caller]
     pub fn all_gather(&self, tensor: &Tensor, stream: &Stream) -> Result<()> {
-        let call = self.prepare(
-            Operation::AllGather,
-            Some(tensor),
-            stream,
-            Location::caller(),
-        )?;
-        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
+        self.run(Operation::AllGather, tensor, stream, Location::caller())
     }
 
     /// Every rank's `tensor` becomes that of `root`.
     #[track_caller]
     pub fn broadcast(&self, tensor: &Tensor, root: usize, stream: &Stream) -> Result<()> {
         let operation = Operation::Broadcast { root };
-        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
-        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
+        self.run(operation, tensor, stream, Location::caller())
     }
 
     /// Gives `tensor` to the `receive` that rank `to` makes.
     #[track_caller]
     pub fn send(&self, tensor: &Tensor, to: usize, stream: &Stream) -> Result<()> {
-        let operation = Operation::Send { to };
-        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
-        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
+        self.run(Operation::Send { to }, tensor, stream, Location::caller())
     }
 
     /// Fills `tensor` from the `send` that rank `from` makes.
     #[track_caller]
     pub fn receive(&self, tensor: &Tensor, from: usize, stream: &Stream) -> Result<()> {
         let operation = Operation::Receive { from };
-        let call = self.prepare(operation, Some(tensor), stream, Location::caller())?;
-        call.map_or(Ok(()), |call| self.ranks.run(&[call]))
+        self.run(operation, tensor, stream, Location::caller())
     }
 
     /// Returns when all ranks have arrived.
     #[track_caller]
     pub fn barrier(&self, stream: &Stream) -> Result<()> {
         let call = self.number(Operation::Barrier, None, stream, Location::caller());
-        self.ranks.on_host().unwrap_or(&*self.ranks).run(&[call])
+        self.run_on_host(&call)
     }
 
-    /// Checks what can be checked without the other ranks, and numbers the call. None if it is
-    /// kept to start together with others.
-    fn prepare<'a>(
+    /// Checks what can be checked without the other ranks, numbers the call, and makes it, or keeps
+    /// it to start together with others.
+    fn run(
         &self,
         operation: Operation,
-        tensor: Option<&'a Tensor>,
-        stream: &'a Stream,
+        tensor: &Tensor,
+        stream: &Stream,
         site: Site,
-    ) -> Result<Option<Call<'a>>> {
-        if let Some(tensor) = tensor {
-            self.check(operation, tensor, stream, site)?;
-            if self.size() > 1 {
-                transfer::book_collective(tensor, site);
-            }
+    ) -> Result<()> {
+        self.check(operation, tensor, stream, site)?;
+        if self.size() > 1 {
+            transfer::book_collective(tensor, site);
         }
-        let call = self.number(operation, tensor, stream, site);
-        if self.device().is_some()
-            && let Some(pending) = &mut *self.pending()
-        {
+        let call = self.number(operation, Some(tensor), stream, site);
+        if self.device().is_none() {
+            return self.run_on_host(&call);
+        }
+        if let Some(pending) = &mut *self.pending() {
             pending.push(Pending {
                 operation,
-                tensor: call.tensor().clone(),
+                tensor: tensor.clone(),
                 stream: stream.clone(),
                 sequence: call.sequence,
                 site,
             });
-            return Ok(None);
+            return Ok(());
         }
-        Ok(Some(call))
+        self.ranks.run(&[call])
     }
 
     /// The call, with its number.
@@ -314,7 +329,7 @@ impl Group {
         at: Site,
     ) -> Result<()> {
         let refuse = |what: &str, expected: &str, got: &str, help: &str| {
-            Err(refusal(operation, what, expected, got, help, at))
+            Err(Argument::error(operation, what, expected, got, help, at))
         };
         let (size, device, got) = (self.size(), tensor.device(), || tensor.to_string());
         if tensor.is_transposed() {
@@ -358,7 +373,7 @@ impl Group {
                 if !REDUCIBLE.contains(&tensor.dtype()) =>
             {
                 let help = "cast it with .to_dtype(…) first";
-                refuse("tensor", "f32, bf16, f16, f64 or i64", &got(), help)
+                refuse("tensor", "f32, bf16, f64 or i64", &got(), help)
             }
             Operation::ReduceScatter(_) | Operation::AllGather
                 if !tensor.count().is_multiple_of(size) =>
@@ -388,7 +403,14 @@ impl Group {
 fn check_together(pending: &[Pending]) -> Result<()> {
     let refuse = |pending: &Pending, what: &str, expected: &str, got: &str| {
         let (operation, help) = (pending.operation, "start them in several groups");
-        Err(refusal(operation, what, expected, got, help, pending.site))
+        Err(Argument::error(
+            operation,
+            what,
+            expected,
+            got,
+            help,
+            pending.site,
+        ))
     };
     let first = &pending[0].stream;
     if let Some(other) = pending.iter().find(|other| other.stream != *first) {
@@ -404,22 +426,4 @@ fn check_together(pending: &[Pending]) -> Result<()> {
         return refuse(other, "calls", &expected, &pending.len().to_string());
     }
     Ok(())
-}
-
-fn refusal(
-    operation: Operation,
-    what: &str,
-    expected: &str,
-    got: &str,
-    help: &str,
-    at: Site,
-) -> Error {
-    Error::Argument(Box::new(Argument {
-        operation: operation.to_string(),
-        what: what.into(),
-        expected: expected.into(),
-        got: got.into(),
-        help: help.into(),
-        at,
-    }))
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ddp_kernels::{DType, Tensor};
 
-use crate::collective::{Call, HostCollective, Operation, Reduce};
+use crate::collective::{Call, Collective, Operation, Reduce};
 use crate::error::{Error, Result};
 use crate::mpi::{MESSAGE_BYTES_MAX, Mpi};
 use crate::shared::Shared;
@@ -20,7 +20,7 @@ use crate::sums::{self, Sources};
 /// Which ranks are on which host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    /// The ranks of each host, ascending; hosts in the order of their first ranks.
+    /// The ranks of each host; those of one follow those of the one before.
     pub(crate) hosts: Vec<Vec<usize>>,
     /// This rank's host, and its index there.
     pub(crate) host: usize,
@@ -37,15 +37,6 @@ impl Placement {
                 None => hosts.push(vec![other]),
             }
         }
-        Placement::of(hosts, rank)
-    }
-
-    /// Each rank alone.
-    pub(crate) fn apart(size: usize, rank: usize) -> Placement {
-        Placement::of((0..size).map(|rank| vec![rank]).collect(), rank)
-    }
-
-    fn of(hosts: Vec<Vec<usize>>, rank: usize) -> Placement {
         let (host, local_rank) = find(&hosts, rank);
         Placement {
             hosts,
@@ -63,12 +54,6 @@ impl Placement {
     pub(crate) fn elsewhere(&self) -> Vec<usize> {
         let all = self.hosts.iter().flatten().copied();
         all.filter(|rank| !self.here().contains(rank)).collect()
-    }
-
-    /// Whether each host has the ranks that follow those of the host before it.
-    pub(crate) fn is_in_order(&self) -> bool {
-        let all = self.hosts.iter().flatten().copied();
-        all.eq(0..self.hosts.iter().map(Vec::len).sum())
     }
 }
 
@@ -98,7 +83,8 @@ pub(crate) struct Hosts {
 impl Hosts {
     /// `local` is this host's ranks, `everyone` all ranks.
     pub(crate) fn new(local: Shared, everyone: Mpi, placement: Placement) -> Hosts {
-        assert!(placement.is_in_order() && placement.hosts.len() > 1);
+        let ranks = placement.hosts.iter().flatten().copied();
+        assert!(ranks.eq(0..everyone.size()) && placement.hosts.len() > 1);
         let leaders = everyone.among(placement.hosts.iter().map(|ranks| ranks[0]).collect());
         Hosts {
             placement,
@@ -126,11 +112,53 @@ impl Hosts {
         Ok(met)
     }
 
+    fn run_one(&self, call: &Call<'_>) -> Result<()> {
+        match call.operation {
+            Operation::Send { to } => {
+                self.pair(call, to, |to| Operation::Send { to }, call.tensor())
+            }
+            Operation::Receive { from } => self.pair(
+                call,
+                from,
+                |from| Operation::Receive { from },
+                call.tensor(),
+            ),
+            Operation::AllReduce(reduce) | Operation::ReduceScatter(reduce) => {
+                self.reduce(&self.meet(call)?, call.tensor(), reduce)
+            }
+            Operation::AllGather => self.all_gather(&self.meet(call)?, call.tensor()),
+            Operation::Broadcast { root } => {
+                let (met, tensor) = (self.meet(call)?, call.tensor());
+                let (host, root) = find(&self.placement.hosts, root);
+                if self.placement.host == host {
+                    let operation = Operation::Broadcast { root };
+                    self.local.part(&met.local, operation, tensor)?;
+                }
+                self.spread(&met, tensor, host)
+            }
+            Operation::Barrier => self.local.barrier(&self.meet(call)?.local),
+        }
+    }
+
+    fn all_gather(&self, met: &Met<'_>, tensor: &Tensor) -> Result<()> {
+        let flat = tensor.flatten()?;
+        let each = flat.count() / self.size();
+        let blocks = self.placement.hosts.iter().map(|ranks| {
+            let first = ranks[0] * each;
+            Ok(flat.slice(first..first + ranks.len() * each)?)
+        });
+        let blocks: Vec<Tensor> = blocks.collect::<Result<_>>()?;
+        let own = &blocks[self.placement.host];
+        self.local.part(&met.local, Operation::AllGather, own)?;
+        let mut all = blocks.iter().enumerate();
+        all.try_for_each(|(host, block)| self.spread(met, block, host))
+    }
+
     /// Every rank's `tensor` becomes the reduction over all ranks.
     fn reduce(&self, met: &Met<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
         let (flat, last) = (tensor.flatten()?, self.placement.hosts.len() - 1);
-        // bf16 and f16 are added in f32 and rounded once.
-        if !matches!(tensor.dtype(), DType::BF16 | DType::F16) {
+        // bf16 is added in f32 and rounded once.
+        if tensor.dtype() != DType::BF16 {
             self.reduce_along(met, &flat, reduce)?;
             return self.spread(met, &flat, last);
         }
@@ -151,7 +179,8 @@ impl Hosts {
                 let before = leaders.exchange(&met.leader, &[], &receives)?;
                 add_before(&met.leader, &before[0], &piece, reduce)?;
             }
-            self.local.all_reduce(&met.local, &piece, reduce)?;
+            self.local
+                .part(&met.local, Operation::AllReduce(reduce), &piece)?;
             if let Some(leaders) = self.leaders.as_ref().filter(|_| host < last) {
                 let bytes = met
                     .leader
@@ -170,26 +199,29 @@ impl Hosts {
             })?;
         }
         if self.placement.host != host {
-            self.local.broadcast(&met.local, tensor, 0)?;
+            let root = 0;
+            self.local
+                .part(&met.local, Operation::Broadcast { root }, tensor)?;
         }
         Ok(())
     }
 
-    /// Runs `body` with the ranks of this host, in their numbers, if `peer` is one of them.
-    fn with_local_peer(
+    /// Sends to or receives from `peer`, which may be on this host.
+    fn pair(
         &self,
         call: &Call<'_>,
         peer: usize,
         operation: fn(usize) -> Operation,
-        body: impl FnOnce(&Call<'_>, usize) -> Result<()>,
-    ) -> Option<Result<()>> {
+        tensor: &Tensor,
+    ) -> Result<()> {
         let (host, local_rank) = find(&self.placement.hosts, peer);
-        let local = Call {
-            operation: operation(local_rank),
-            ..*call
-        };
-        let run = || body(&local, local_rank).map_err(|error| in_terms_of(call, error));
-        (host == self.placement.host).then(run)
+        if host != self.placement.host {
+            return self.everyone.pair(call, tensor);
+        }
+        let operation = operation(local_rank);
+        let local = Call { operation, ..*call };
+        let sent = self.local.part(&local, operation, tensor);
+        sent.map_err(|error| in_terms_of(call, error))
     }
 }
 
@@ -230,7 +262,7 @@ fn in_terms_of(call: &Call<'_>, mut error: Error) -> Error {
     error
 }
 
-impl HostCollective for Hosts {
+impl Collective for Hosts {
     fn transport(&self) -> &'static str {
         "shared memory and mpi"
     }
@@ -243,55 +275,8 @@ impl HostCollective for Hosts {
         self.everyone.size()
     }
 
-    fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
-        self.reduce(&self.meet(call)?, tensor, reduce)
-    }
-
-    fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
-        self.reduce(&self.meet(call)?, tensor, reduce)
-    }
-
-    fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
-        let met = self.meet(call)?;
-        let flat = tensor.flatten()?;
-        let each = flat.count() / self.size();
-        let blocks = self.placement.hosts.iter().map(|ranks| {
-            let first = ranks[0] * each;
-            Ok(flat.slice(first..first + ranks.len() * each)?)
-        });
-        let blocks: Vec<Tensor> = blocks.collect::<Result<_>>()?;
-        self.local
-            .all_gather(&met.local, &blocks[self.placement.host])?;
-        let mut all = blocks.iter().enumerate();
-        all.try_for_each(|(host, block)| self.spread(&met, block, host))
-    }
-
-    fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
-        let met = self.meet(call)?;
-        let (host, local_rank) = find(&self.placement.hosts, root);
-        if self.placement.host == host {
-            self.local.broadcast(&met.local, tensor, local_rank)?;
-        }
-        self.spread(&met, tensor, host)
-    }
-
-    fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
-        let operation = |to| Operation::Send { to };
-        let body = |local: &Call<'_>, to| self.local.send(local, tensor, to);
-        self.with_local_peer(call, to, operation, body)
-            .unwrap_or_else(|| self.everyone.send(call, tensor, to))
-    }
-
-    fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
-        let operation = |from| Operation::Receive { from };
-        let body = |local: &Call<'_>, from| self.local.receive(local, tensor, from);
-        self.with_local_peer(call, from, operation, body)
-            .unwrap_or_else(|| self.everyone.receive(call, tensor, from))
-    }
-
-    fn barrier(&self, call: &Call<'_>) -> Result<()> {
-        let met = self.meet(call)?;
-        self.local.barrier(&met.local)
+    fn run(&self, calls: &[Call<'_>]) -> Result<()> {
+        calls.iter().try_for_each(|call| self.run_one(call))
     }
 }
 

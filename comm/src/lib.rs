@@ -41,4 +41,4 @@ pub use group::Group;
 pub use handshake::{Field, Severity};
 pub use launcher::likely_rank;
 pub use stop::{Signal, StopSignals};
-pub use world::{HasExitCode, Options, Transport, World};
+pub use world::{HasExitCode, Options, World};

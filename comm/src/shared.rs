@@ -31,7 +31,7 @@ mod stream;
 mod tests;
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use ddp_kernels::{DType, Tensor};
 
@@ -45,8 +45,8 @@ use self::mail::Mailbox;
 use self::round::Round;
 pub(crate) use self::segment::Segment;
 use self::slices::Slices;
-use crate::collective::{Call, HostCollective, Operation, Reduce};
-use crate::error::{Cause, Error, Result};
+use crate::collective::{Call, Collective, Operation};
+use crate::error::Result;
 
 /// How many groups may use a segment: channels are numbered from 0.
 pub(crate) const CHANNELS: usize = layout::CHANNELS;
@@ -54,8 +54,6 @@ pub(crate) const CHANNELS: usize = layout::CHANNELS;
 /// A group of all ranks of one host, seen from one of them.
 pub(crate) struct Shared {
     channel: Channel,
-    /// This rank's global rank, for messages.
-    rank: usize,
     state: Mutex<State>,
 }
 
@@ -69,8 +67,6 @@ struct State {
     /// The number of the next chunk to each rank, and from each.
     sent: Vec<u32>,
     received: Vec<u32>,
-    /// Why the channel cannot be used any more.
-    broken: Option<Cause>,
 }
 
 impl Shared {
@@ -85,29 +81,24 @@ impl Shared {
         is_roomy: bool,
         delays: Option<Delays>,
     ) -> Result<Shared> {
-        let (rank, size) = (ranks[local_rank], ranks.len());
+        let size = ranks.len();
         let channel = Channel::new(segment, channel, local_rank, ranks, is_roomy, delays)?;
         let state = State {
             number: channel.value(Count::Arrived),
             piece: channel.value(Count::Made),
             sent: vec![0; size],
             received: vec![0; size],
-            broken: None,
         };
         Ok(Shared {
             channel,
-            rank,
             state: Mutex::new(state),
         })
     }
 
-    /// Runs one call at a time, recorded on the board. After an error there are no more.
+    /// Runs one call at a time, recorded on the board.
     fn run(&self, call: &Call<'_>, body: impl FnOnce(&mut State) -> Result<()>) -> Result<()> {
-        // After a panic in a call the counters are invalid.
-        let mut state = self.state.lock().map_err(|_| self.unusable(call, None))?;
-        if let Some(cause) = &state.broken {
-            return Err(self.unusable(call, Some(cause)));
-        }
+        // `Group` makes no calls after a panic.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.channel.check_abort()?;
         let Channel {
             board, me, index, ..
@@ -117,46 +108,18 @@ impl Shared {
         self.channel.pause();
         let result = body(&mut state);
         board.exit(*me, *index);
-        if let Err(error) = &result {
-            let text = format!(
-                "group {} cannot be used after an error: {error}",
-                call.group
-            );
-            let (rank, host) = (self.rank, "this host".to_string());
-            state.broken = Some(Cause {
-                rank,
-                host,
-                exit_code: error.exit_code(),
-                text,
-            });
-        }
         result
-    }
-
-    fn unusable(&self, call: &Call<'_>, cause: Option<&Cause>) -> Error {
-        let panicked = || {
-            let text = format!(
-                "group {} cannot be used after a panic in one of its calls",
-                call.group
-            );
-            Cause {
-                rank: self.rank,
-                host: "this host".to_string(),
-                exit_code: 70,
-                text,
-            }
-        };
-        Error::PeerFailed(Box::new(cause.cloned().unwrap_or_else(panicked)))
     }
 
     /// Runs a collective, in which all ranks take part. `body` returns the number of its pieces.
     fn collect(
         &self,
         call: &Call<'_>,
+        operation: Operation,
         body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>,
     ) -> Result<()> {
         self.run(call, |state| {
-            let order = match call.operation {
+            let order = match operation {
                 Operation::Broadcast { root } => StepOrder::FromRoot {
                     root,
                     first: state.piece,
@@ -180,6 +143,13 @@ impl Shared {
         bytes <= self.channel.segment.layout().small_bytes
     }
 
+    fn round<'a>(&'a self, turn: &'a Turn<'a>) -> Round<'a> {
+        Round {
+            channel: &self.channel,
+            turn,
+        }
+    }
+
     fn slices<'a>(&'a self, turn: &'a Turn<'a>, cut: Cut, first: u32) -> Slices<'a> {
         self.channel.arrive(turn);
         Slices {
@@ -190,112 +160,111 @@ impl Shared {
         }
     }
 
-    fn piece_bytes(&self) -> usize {
-        self.channel.segment.layout().piece_bytes
-    }
-
-    fn all_reduce_bytes(
+    /// Makes `call`, or a part of it: `operation`, in local ranks, on `tensor`.
+    pub(crate) fn part(
         &self,
         call: &Call<'_>,
-        bytes: &mut [u8],
-        dtype: DType,
-        reduce: Reduce,
+        operation: Operation,
+        tensor: &Tensor,
     ) -> Result<()> {
-        self.collect(call, |turn, first| {
-            if self.is_small(bytes.len()) {
-                let round = Round {
-                    channel: &self.channel,
-                    turn,
-                };
-                round.exchange(bytes)?;
-                round.reduce(bytes, 0, dtype, reduce);
-                return Ok(0);
-            }
-            let cut = Cut::even(bytes.len(), self.channel.size(), self.piece_bytes());
-            self.slices(turn, cut, first)
-                .all_reduce(bytes, dtype, reduce)?;
-            Ok(cut.pieces)
+        let (me, dtype) = (self.channel.me, tensor.dtype());
+        match operation {
+            Operation::AllReduce(_) | Operation::ReduceScatter(_) if self.size() == 1 => Ok(()),
+            Operation::Broadcast { root } if root == me => call.with_bytes(tensor, |bytes| {
+                self.collect(call, operation, |turn, first| self.give(turn, first, bytes))
+            }),
+            Operation::Send { to } => call.with_bytes(tensor, |bytes| {
+                self.run(call, |state| {
+                    state.sent[to] = self.mailbox(call, me, to, state.sent[to]).send(bytes)?;
+                    Ok(())
+                })
+            }),
+            Operation::Receive { from } => call.with_bytes_mut(tensor, |bytes| {
+                self.run(call, |state| {
+                    let mailbox = self.mailbox(call, from, me, state.received[from]);
+                    state.received[from] = mailbox.receive(bytes)?;
+                    Ok(())
+                })
+            }),
+            _ => call.with_bytes_mut(tensor, |bytes| {
+                self.collect(call, operation, |turn, first| {
+                    self.exchange(turn, first, operation, bytes, dtype)
+                })
+            }),
+        }
+    }
+
+    /// Returns when all ranks of this host have arrived.
+    pub(crate) fn barrier(&self, call: &Call<'_>) -> Result<()> {
+        self.collect(call, Operation::Barrier, |turn, _| {
+            self.round(turn).exchange(&[])?;
+            Ok(0)
         })
     }
 
-    fn reduce_scatter_bytes(
+    /// The root's part of a broadcast. Returns how many pieces moved.
+    fn give(&self, turn: &Turn<'_>, first: u32, bytes: &[u8]) -> Result<usize> {
+        if self.is_small(bytes.len()) {
+            self.round(turn).exchange(bytes)?;
+            return Ok(0);
+        }
+        let cut = Cut::even(bytes.len(), 1, self.channel.segment.layout().piece_bytes);
+        self.slices(turn, cut, first).broadcast(bytes)?;
+        Ok(cut.pieces)
+    }
+
+    /// What a collective does with `bytes`. Returns how many pieces moved.
+    fn exchange(
         &self,
-        call: &Call<'_>,
+        turn: &Turn<'_>,
+        first: u32,
+        operation: Operation,
         bytes: &mut [u8],
         dtype: DType,
-        reduce: Reduce,
-    ) -> Result<()> {
-        self.collect(call, |turn, first| {
-            let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
-            if self.is_small(bytes.len()) {
-                let (round, mine) = (
-                    Round {
-                        channel: &self.channel,
-                        turn,
-                    },
-                    cut.slice(self.channel.me),
-                );
-                round.exchange(bytes)?;
-                round.reduce(&mut bytes[mine.clone()], mine.start, dtype, reduce);
-                return Ok(0);
-            }
-            self.slices(turn, cut, first)
-                .reduce_scatter(bytes, dtype, reduce)?;
-            Ok(cut.pieces)
-        })
-    }
-
-    fn all_gather_bytes(&self, call: &Call<'_>, bytes: &mut [u8]) -> Result<()> {
-        self.collect(call, |turn, first| {
-            let cut = Cut::equal(bytes.len(), self.channel.size(), self.piece_bytes());
-            if self.is_small(cut.slice(0).len()) {
-                let round = Round {
-                    channel: &self.channel,
-                    turn,
-                };
-                round.exchange(&bytes[cut.slice(self.channel.me)])?;
-                self.channel
-                    .others()
-                    .for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
-                return Ok(0);
-            }
-            self.slices(turn, cut, first).all_gather(bytes)?;
-            Ok(cut.pieces)
-        })
-    }
-
-    fn broadcast_from(&self, call: &Call<'_>, bytes: &[u8]) -> Result<()> {
-        self.collect(call, |turn, first| {
-            if self.is_small(bytes.len()) {
-                Round {
-                    channel: &self.channel,
-                    turn,
+    ) -> Result<usize> {
+        let (size, me) = (self.size(), self.channel.me);
+        let piece_bytes = self.channel.segment.layout().piece_bytes;
+        let cut = match operation {
+            Operation::AllReduce(_) => Cut::even(bytes.len(), size, piece_bytes),
+            Operation::Broadcast { .. } => Cut::even(bytes.len(), 1, piece_bytes),
+            _ => Cut::equal(bytes.len(), size, piece_bytes),
+        };
+        let moved = match operation {
+            Operation::AllGather => cut.slice(0).len(),
+            _ => bytes.len(),
+        };
+        if self.is_small(moved) {
+            let round = self.round(turn);
+            match operation {
+                Operation::AllReduce(reduce) => {
+                    round.exchange(bytes)?;
+                    round.reduce(bytes, 0, dtype, reduce);
                 }
-                .exchange(bytes)?;
-                return Ok(0);
+                Operation::ReduceScatter(reduce) => {
+                    let mine = cut.slice(me);
+                    round.exchange(bytes)?;
+                    round.reduce(&mut bytes[mine.clone()], mine.start, dtype, reduce);
+                }
+                Operation::Broadcast { root } => {
+                    round.exchange(&[])?;
+                    round.take(root, bytes);
+                }
+                _ => {
+                    round.exchange(&bytes[cut.slice(me)])?;
+                    let others = self.channel.others();
+                    others.for_each(|rank| round.take(rank, &mut bytes[cut.slice(rank)]));
+                }
             }
-            let cut = Cut::even(bytes.len(), 1, self.piece_bytes());
-            self.slices(turn, cut, first).broadcast(bytes)?;
-            Ok(cut.pieces)
-        })
-    }
-
-    fn broadcast_to(&self, call: &Call<'_>, bytes: &mut [u8], root: usize) -> Result<()> {
-        self.collect(call, |turn, first| {
-            if self.is_small(bytes.len()) {
-                let round = Round {
-                    channel: &self.channel,
-                    turn,
-                };
-                round.exchange(&[])?;
-                round.take(root, bytes);
-                return Ok(0);
-            }
-            let cut = Cut::even(bytes.len(), 1, self.piece_bytes());
-            self.slices(turn, cut, first)
-                .receive_broadcast(bytes, root)?;
-            Ok(cut.pieces)
-        })
+            return Ok(0);
+        }
+        let slices = self.slices(turn, cut, first);
+        match operation {
+            Operation::AllReduce(reduce) => slices.all_reduce(bytes, dtype, reduce)?,
+            Operation::ReduceScatter(reduce) => slices.reduce_scatter(bytes, dtype, reduce)?,
+            Operation::Broadcast { root } => slices.receive_broadcast(bytes, root)?,
+            _ => slices.all_gather(bytes)?,
+        }
+        Ok(cut.pieces)
     }
 
     fn mailbox<'a>(
@@ -315,7 +284,7 @@ impl Shared {
     }
 }
 
-impl HostCollective for Shared {
+impl Collective for Shared {
     fn transport(&self) -> &'static str {
         "shared memory"
     }
@@ -328,66 +297,10 @@ impl HostCollective for Shared {
         self.channel.size()
     }
 
-    fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
-        if self.size() == 1 {
-            return Ok(());
-        }
-        call.with_bytes_mut(tensor, |bytes| {
-            self.all_reduce_bytes(call, bytes, tensor.dtype(), reduce)
-        })
-    }
-
-    fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
-        if self.size() == 1 {
-            return Ok(());
-        }
-        call.with_bytes_mut(tensor, |bytes| {
-            self.reduce_scatter_bytes(call, bytes, tensor.dtype(), reduce)
-        })
-    }
-
-    fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
-        call.with_bytes_mut(tensor, |bytes| self.all_gather_bytes(call, bytes))
-    }
-
-    fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
-        if root == self.channel.me {
-            call.with_bytes(tensor, |bytes| self.broadcast_from(call, bytes))
-        } else {
-            call.with_bytes_mut(tensor, |bytes| self.broadcast_to(call, bytes, root))
-        }
-    }
-
-    fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
-        call.with_bytes(tensor, |bytes| {
-            self.run(call, |state| {
-                state.sent[to] = self
-                    .mailbox(call, self.channel.me, to, state.sent[to])
-                    .send(bytes)?;
-                Ok(())
-            })
-        })
-    }
-
-    fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
-        call.with_bytes_mut(tensor, |bytes| {
-            self.run(call, |state| {
-                state.received[from] = self
-                    .mailbox(call, from, self.channel.me, state.received[from])
-                    .receive(bytes)?;
-                Ok(())
-            })
-        })
-    }
-
-    fn barrier(&self, call: &Call<'_>) -> Result<()> {
-        self.collect(call, |turn, _| {
-            Round {
-                channel: &self.channel,
-                turn,
-            }
-            .exchange(&[])?;
-            Ok(0)
+    fn run(&self, calls: &[Call<'_>]) -> Result<()> {
+        calls.iter().try_for_each(|call| match call.tensor {
+            Some(tensor) => self.part(call, call.operation, tensor),
+            None => self.barrier(call),
         })
     }
 }

@@ -1,11 +1,11 @@
 //! The arithmetic of reductions: the elements of several ranks become one, in rank order. Compiled
 //! for every width of SIMD, and chosen at run time.
 //!
-//! bf16 and f16 are added and compared in f32, and rounded once. Of equal values, and of several
+//! bf16 is added and compared in f32, and rounded once. Of equal values, and of several
 //! NaNs, the first rank's is kept if there is a choice. i64 wraps around.
 
 use ddp_kernels::DType;
-use ddp_kernels::dtype::{bf16, f16, round};
+use ddp_kernels::dtype::{bf16, round};
 use ddp_kernels::simd::{Level, level};
 
 use crate::collective::Reduce;
@@ -44,10 +44,9 @@ pub(crate) unsafe fn reduce(dtype: DType, reduce: Reduce, own: &mut [u8], source
     let run: unsafe fn(&mut [u8], Sources) = match dtype {
         DType::F32 => by_operation!(f32),
         DType::BF16 => by_operation!(bf16),
-        DType::F16 => by_operation!(f16),
         DType::F64 => by_operation!(f64),
         DType::I64 => by_operation!(i64),
-        DType::U8 | DType::I32 => unreachable!("Group refuses to reduce {dtype}"),
+        DType::F16 | DType::U8 | DType::I32 => unreachable!("Group refuses to reduce {dtype}"),
     };
     // SAFETY: by the caller's promise.
     unsafe { run(own, sources) }
@@ -145,18 +144,6 @@ impl Element for bf16 {
     #[inline(always)]
     fn narrow(wide: f32) -> bf16 {
         round::bf16_nearest(wide)
-    }
-}
-
-impl Element for f16 {
-    type Wide = f32;
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        round::f16_wide(self)
-    }
-    #[inline(always)]
-    fn narrow(wide: f32) -> f16 {
-        round::f16_nearest(wide)
     }
 }
 

@@ -19,7 +19,7 @@ use ddp_kernels::stream::Stream;
 
 pub use self::ending::HasExitCode;
 use self::links::{Links, Start};
-pub use self::options::{Options, Transport};
+pub use self::options::Options;
 use crate::background::Background;
 use crate::cores::{self, CoreShare};
 use crate::error::{Argument, Error, RemoteError, Result};
@@ -196,7 +196,7 @@ impl World {
         self.share_gpus
     }
 
-    /// How tensors move: "shared memory", "mpi", "shared memory and mpi", "alone".
+    /// How tensors move: "shared memory", "shared memory and mpi", "alone".
     pub fn transport(&self) -> &'static str {
         self.control.transport()
     }
@@ -261,14 +261,9 @@ impl World {
     pub fn gpu_group(&self, name: &'static str, device: Device) -> Result<Group> {
         let site = Location::caller();
         if !device.is_accelerator() {
-            return Err(Error::Argument(Box::new(Argument {
-                operation: "gpu_group".into(),
-                what: "device".into(),
-                expected: "a GPU".into(),
-                got: device.to_string(),
-                help: "World::group makes groups for tensors in host memory".into(),
-                at: site,
-            })));
+            let help = "World::group makes groups for tensors in host memory";
+            let error = Argument::error("gpu_group", "device", "a GPU", device, help, site);
+            return Err(error);
         }
         if self.size() == 1 {
             let single = Single {

@@ -8,7 +8,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::Group;
-use crate::error::{Argument, Error, RemoteError, Result};
+use crate::error::{Argument, RemoteError, Result};
 
 /// The most bytes that one call brings to a rank: these calls are for messages, not for tensors.
 const BYTES_MAX: usize = 4 << 30;
@@ -111,18 +111,15 @@ fn checked_lengths(
 ) -> Result<Vec<usize>> {
     let checked = |(index, &length): (usize, &i64)| match usize::try_from(length) {
         Ok(length) if length <= bytes_max => Ok(length),
-        _ => Err(Error::Argument(Box::new(Argument {
-            operation: operation.into(),
-            what: if lengths.len() > 1 {
-                format!("bytes of rank {index}")
-            } else {
-                "bytes of the root".into()
-            },
-            expected: format!("at most {bytes_max} bytes"),
-            got: length.to_string(),
-            help: "move large data as a tensor, with a group".into(),
-            at,
-        }))),
+        _ => {
+            let what = match lengths.len() {
+                1 => "bytes of the root".into(),
+                _ => format!("bytes of rank {index}"),
+            };
+            let expected = format!("at most {bytes_max} bytes");
+            let help = "move large data as a tensor, with a group";
+            Err(Argument::error(operation, what, expected, length, help, at))
+        }
     };
     lengths.iter().enumerate().map(checked).collect()
 }

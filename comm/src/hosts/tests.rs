@@ -17,15 +17,7 @@ fn ranks_of_one_key_are_one_host() {
         (placement.here(), placement.elsewhere()),
         (&[0, 1, 3][..], vec![2])
     );
-    assert!(!placement.is_in_order());
     assert_eq!(find(&placement.hosts, 2), (1, 0));
-}
-
-#[test]
-fn hosts_that_follow_each_other_are_in_order() {
-    assert!(Placement::new(&["a", "a", "b"], 0).is_in_order());
-    assert!(Placement::apart(3, 1).is_in_order());
-    assert_eq!(Placement::apart(3, 1).here(), [1]);
 }
 
 #[test]

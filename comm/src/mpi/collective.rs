@@ -1,23 +1,20 @@
-//! Collectives over MPI: for tensors in host memory, between ranks of several hosts.
+//! Tensors in host memory between ranks of several hosts, over MPI: for `hosts.rs`.
 //!
 //! Before anything moves, every rank tells every other what it calls, so that missing ranks and
-//! different calls are known by name. Reduction goes in parts to one rank each, which adds them in
-//! rank order and returns the result: the same bits on every rank and in every run. A waiting rank
-//! uses no core.
+//! different calls are known by name. A waiting rank uses no core.
 
 use std::ffi::c_int;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::Tensor;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::library::{Comm, MESSAGE_BYTES_MAX, Pause, Request};
-use crate::collective::{Call, HostCollective, Operation, Reduce};
-use crate::error::{Cause, Error, Result};
+use crate::collective::{Call, Operation};
+use crate::error::{Error, Result};
 use crate::shared::Board;
-use crate::sums::{self, Sources};
 use crate::waited::Waited;
 
 /// Below this a broadcast sends everything to everyone at once.
@@ -52,8 +49,6 @@ pub(crate) struct Mpi {
     /// This rank's index in `members`.
     me: usize,
     first_tag: c_int,
-    /// Locked by the call that runs. After an error: why there can be no more calls.
-    broken: Mutex<Option<Cause>>,
 }
 
 impl Mpi {
@@ -66,7 +61,6 @@ impl Mpi {
             members,
             me,
             first_tag: 0,
-            broken: Mutex::new(None),
         }
     }
 
@@ -80,7 +74,6 @@ impl Mpi {
             members,
             me,
             first_tag: TAGS,
-            broken: Mutex::new(None),
         })
     }
 
@@ -110,40 +103,29 @@ impl Mpi {
 
     /// Waits until all are done, up to the call's timeout.
     fn finish(&self, call: &Call<'_>, flights: &mut [Flight], patience: Patience) -> Result<()> {
-        let mut under_way: Vec<&mut Flight> = flights.iter_mut().collect();
         let (mut waited, mut pause) = (Waited::new(), Pause::default());
-        let mut slept = Duration::ZERO;
+        let (mut slept, mut left) = (Duration::ZERO, flights.len());
         loop {
-            let before = under_way.len();
-            let mut still = Vec::with_capacity(before);
-            for flight in under_way {
+            let mut under_way = Vec::with_capacity(left);
+            for flight in &mut *flights {
                 if !flight.request.is_done()? {
-                    still.push(flight);
+                    under_way.push(self.members[flight.peer]);
                 }
             }
-            under_way = still;
             if under_way.is_empty() {
                 return Ok(());
             }
-            if under_way.len() < before {
-                pause = Pause::default();
+            if under_way.len() < left {
+                (pause, left) = (Pause::default(), under_way.len());
                 if patience == Patience::WhileMoving {
                     (waited, slept) = (Waited::new(), Duration::ZERO);
                 }
             }
             self.check_abort()?;
             if waited.after(slept) >= call.timeout {
-                let mut missing: Vec<usize> = under_way
-                    .iter()
-                    .map(|flight| self.members[flight.peer])
-                    .collect();
-                missing.sort_unstable();
-                missing.dedup();
-                return Err(Error::Timeout {
-                    call: call.to_string(),
-                    missing,
-                    waited: call.timeout,
-                });
+                under_way.sort_unstable();
+                under_way.dedup();
+                return Err(call.timed_out(under_way));
             }
             slept = pause.sleep();
         }
@@ -154,28 +136,6 @@ impl Mpi {
         cause
             .flatten()
             .map_or(Ok(()), |cause| Err(Error::of_peer(cause)))
-    }
-
-    /// Runs one call at a time. After an error there are no more: its messages may still arrive.
-    fn run<R>(&self, call: &Call<'_>, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        let failed = |text: String, exit_code: u8| Cause {
-            rank: self.members[self.me],
-            host: "this host".into(),
-            exit_code,
-            text: format!("group {} cannot be used after {text}", call.group),
-        };
-        let panicked =
-            |_| Error::PeerFailed(Box::new(failed("a panic in one of its calls".into(), 70)));
-        let mut broken = self.broken.lock().map_err(panicked)?;
-        if let Some(cause) = &*broken {
-            return Err(Error::PeerFailed(Box::new(cause.clone())));
-        }
-        self.check_abort()?;
-        let result = body();
-        if let Err(error) = &result {
-            *broken = Some(failed(format!("an error: {error}"), error.exit_code()));
-        }
-        result
     }
 
     /// Returns when all members have come to the same call.
@@ -206,11 +166,7 @@ impl Mpi {
         let text = String::from_utf8_lossy(&theirs[HEADER_NUMBERS_BYTES..])
             .trim_end_matches('\0')
             .to_string();
-        Err(Error::OutOfStep {
-            call: call.to_string(),
-            peer,
-            theirs: text,
-        })
+        Err(call.out_of_step(peer, text))
     }
 
     /// Sends to and receives from members. Returns what is received, in the order of `receives`.
@@ -233,39 +189,6 @@ impl Mpi {
             .into_iter()
             .map(|flight| flight.request.into_bytes())
             .collect())
-    }
-
-    /// Every member's part of `bytes` becomes the reduction over all members. `parts` do not
-    /// overlap.
-    fn reduce_parts(
-        &self,
-        call: &Call<'_>,
-        bytes: &mut [u8],
-        parts: &[Range<usize>],
-        (dtype, reduce): (DType, Reduce),
-    ) -> Result<()> {
-        let mine = parts[self.me].clone();
-        let peers: Vec<usize> = self.others().collect();
-        let sends: Vec<(usize, Arc<[u8]>)> = peers
-            .iter()
-            .map(|&peer| (peer, Arc::from(&bytes[parts[peer].clone()])))
-            .collect();
-        let receives: Vec<(usize, usize)> = peers.iter().map(|&peer| (peer, mine.len())).collect();
-        let received = self.exchange(call, &sends, &receives)?;
-        let mut all = vec![0u8; mine.len() * self.members.len()];
-        for (peer, part) in peers.into_iter().zip(received) {
-            all[peer * mine.len()..][..mine.len()].copy_from_slice(&part);
-        }
-        let sources = Sources {
-            first: all.as_ptr(),
-            stride_bytes: mine.len(),
-            ranks: self.members.len(),
-            mine: self.me,
-        };
-        // SAFETY: `all` has a part of this length for every member, is ours alone, and outlives the
-        // call.
-        unsafe { sums::reduce(dtype, reduce, &mut bytes[mine], sources) };
-        Ok(())
     }
 
     /// Copies every member's part of `bytes` to all members.
@@ -300,24 +223,6 @@ impl Mpi {
         for start in (0..count).step_by(MESSAGE_BYTES_MAX * size) {
             let range = start..count.min(start + MESSAGE_BYTES_MAX * size);
             body(range.clone(), cut(range.len(), size))?;
-        }
-        Ok(())
-    }
-
-    /// Runs `body` for one range of every member's slice of `bytes` after the other.
-    fn in_slices(
-        &self,
-        bytes: &mut [u8],
-        mut body: impl FnMut(&mut [u8], &[Range<usize>]) -> Result<()>,
-    ) -> Result<()> {
-        let size = self.members.len();
-        let each = bytes.len() / size;
-        for start in (0..each).step_by(MESSAGE_BYTES_MAX) {
-            let end = each.min(start + MESSAGE_BYTES_MAX);
-            let parts: Vec<Range<usize>> = (0..size)
-                .map(|rank| rank * each + start..rank * each + end)
-                .collect();
-            body(bytes, &parts)?;
         }
         Ok(())
     }
@@ -358,6 +263,44 @@ impl Mpi {
             }
             self.share_parts(call, chunk, &parts)
         })
+    }
+
+    /// Sends to or receives from the member that `call` names.
+    pub(crate) fn pair(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
+        self.check_abort()?;
+        match call.operation {
+            Operation::Send { to } => {
+                let own = self.post(header(call), to, MessageKind::PairHeader)?;
+                self.finish(call, &mut [own], Patience::WhileMoving)?;
+                call.with_bytes(tensor, |bytes| {
+                    bytes.chunks(MESSAGE_BYTES_MAX).try_for_each(|chunk| {
+                        let chunk = self.post(Arc::from(chunk), to, MessageKind::PairData)?;
+                        self.finish(call, &mut [chunk], Patience::WhileMoving)
+                    })
+                })
+            }
+            Operation::Receive { from } => {
+                let mut theirs = [self.expect(HEADER_BYTES, from, MessageKind::PairHeader)?];
+                self.finish(call, &mut theirs, Patience::WhileMoving)?;
+                let [theirs] = theirs;
+                self.compare(call, &header(call), theirs)?;
+                call.with_bytes_mut(tensor, |bytes| {
+                    bytes.chunks_mut(MESSAGE_BYTES_MAX).try_for_each(|into| {
+                        let mut chunk = [self.expect(into.len(), from, MessageKind::PairData)?];
+                        self.finish(call, &mut chunk, Patience::WhileMoving)?;
+                        let [chunk] = chunk;
+                        into.copy_from_slice(&chunk.request.into_bytes());
+                        Ok(())
+                    })
+                })
+            }
+            _ => unreachable!("only sends and receives are between two ranks"),
+        }
+    }
+
+    /// How many members there are.
+    pub(crate) fn size(&self) -> usize {
+        self.members.len()
     }
 }
 
@@ -403,94 +346,4 @@ fn header(call: &Call<'_>) -> Arc<[u8]> {
     );
     bytes.resize(HEADER_BYTES, 0);
     bytes.into()
-}
-
-impl HostCollective for Mpi {
-    fn transport(&self) -> &'static str {
-        "mpi"
-    }
-
-    fn rank(&self) -> usize {
-        self.me
-    }
-
-    fn size(&self) -> usize {
-        self.members.len()
-    }
-
-    fn all_reduce(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
-        self.run(call, || {
-            self.meet(call)?;
-            call.with_bytes_mut(tensor, |bytes| {
-                self.in_parts(bytes.len(), |range, parts| {
-                    let chunk = &mut bytes[range];
-                    self.reduce_parts(call, chunk, &parts, (tensor.dtype(), reduce))?;
-                    self.share_parts(call, chunk, &parts)
-                })
-            })
-        })
-    }
-
-    fn reduce_scatter(&self, call: &Call<'_>, tensor: &Tensor, reduce: Reduce) -> Result<()> {
-        self.run(call, || {
-            self.meet(call)?;
-            call.with_bytes_mut(tensor, |bytes| {
-                self.in_slices(bytes, |bytes, parts| {
-                    self.reduce_parts(call, bytes, parts, (tensor.dtype(), reduce))
-                })
-            })
-        })
-    }
-
-    fn all_gather(&self, call: &Call<'_>, tensor: &Tensor) -> Result<()> {
-        self.run(call, || {
-            self.meet(call)?;
-            call.with_bytes_mut(tensor, |bytes| {
-                self.in_slices(bytes, |bytes, parts| self.share_parts(call, bytes, parts))
-            })
-        })
-    }
-
-    fn broadcast(&self, call: &Call<'_>, tensor: &Tensor, root: usize) -> Result<()> {
-        self.run(call, || {
-            self.meet(call)?;
-            call.with_bytes_mut(tensor, |bytes| self.broadcast_bytes(call, bytes, root))
-        })
-    }
-
-    fn send(&self, call: &Call<'_>, tensor: &Tensor, to: usize) -> Result<()> {
-        self.run(call, || {
-            let mut flights = vec![self.post(header(call), to, MessageKind::PairHeader)?];
-            self.finish(call, &mut flights, Patience::WhileMoving)?;
-            call.with_bytes(tensor, |bytes| {
-                for chunk in bytes.chunks(MESSAGE_BYTES_MAX) {
-                    let mut flights = [self.post(Arc::from(chunk), to, MessageKind::PairData)?];
-                    self.finish(call, &mut flights, Patience::WhileMoving)?;
-                }
-                Ok(())
-            })
-        })
-    }
-
-    fn receive(&self, call: &Call<'_>, tensor: &Tensor, from: usize) -> Result<()> {
-        self.run(call, || {
-            let mut flights = [self.expect(HEADER_BYTES, from, MessageKind::PairHeader)?];
-            self.finish(call, &mut flights, Patience::WhileMoving)?;
-            let [theirs] = flights;
-            self.compare(call, &header(call), theirs)?;
-            call.with_bytes_mut(tensor, |bytes| {
-                for chunk in bytes.chunks_mut(MESSAGE_BYTES_MAX) {
-                    let mut flights = [self.expect(chunk.len(), from, MessageKind::PairData)?];
-                    self.finish(call, &mut flights, Patience::WhileMoving)?;
-                    let [flight] = flights;
-                    chunk.copy_from_slice(&flight.request.into_bytes());
-                }
-                Ok(())
-            })
-        })
-    }
-
-    fn barrier(&self, call: &Call<'_>) -> Result<()> {
-        self.run(call, || self.meet(call))
-    }
 }

@@ -1,5 +1,5 @@
 //! The MPI library: start and end, communicators, and bytes in buffers that are handed over.
-//! Nothing here blocks: requests are tested, and callers wait.
+//! Only `split` blocks: requests are tested, and callers wait.
 
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
@@ -140,6 +140,16 @@ impl Comm {
         let code = unsafe { ffi::MPI_Comm_idup(self.raw, &mut new.raw, &mut request.raw) };
         check(code, action)?;
         Ok((new, request))
+    }
+
+    /// The same ranks, numbered by `rank`. Waits for all ranks.
+    pub(super) fn split(&self, rank: usize, action: &str) -> Result<Comm> {
+        // SAFETY: `self` exists, so MPI is initialised and this handle is a constant.
+        let mut raw = unsafe { ffi::RSMPI_COMM_NULL };
+        // SAFETY: MPI writes the handle before it returns.
+        let code = unsafe { ffi::MPI_Comm_split(self.raw, 0, rank as c_int, &mut raw) };
+        check(code, action)?;
+        Ok(Comm { raw })
     }
 
     /// Starts to gather the `block` of every rank, all of one length, in `everything`.

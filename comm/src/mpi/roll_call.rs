@@ -34,6 +34,13 @@ impl Comm {
         }
     }
 
+    /// The same ranks with other numbers: this one has `rank`.
+    pub(crate) fn reordered(&self, rank: usize, timeout: Duration) -> Result<Comm> {
+        const ACTION: &str = "order the ranks by host";
+        roll_call(self, timeout, ACTION)?;
+        self.split(rank, ACTION)
+    }
+
     /// The `block` of every rank, all of one length.
     pub(crate) fn all_gather(&self, block: Vec<u8>, timeout: Duration) -> Result<Vec<Vec<u8>>> {
         const ACTION: &str = "exchange addresses between ranks";

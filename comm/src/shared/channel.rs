@@ -219,20 +219,12 @@ impl Channel {
             // What it counted before it left is visible after this.
             if self.board.has_left(rank) && !counter.reached(target) {
                 let theirs = self.board.whereabouts(rank);
-                return Err(Error::OutOfStep {
-                    call: call.to_string(),
-                    peer: self.ranks[rank],
-                    theirs,
-                });
+                return Err(call.out_of_step(self.ranks[rank], theirs));
             }
             let left = call.timeout.saturating_sub(waited.after(slept));
             if left.is_zero() {
                 let missing = missing().into_iter().map(|rank| self.ranks[rank]).collect();
-                return Err(Error::Timeout {
-                    call: call.to_string(),
-                    missing,
-                    waited: call.timeout,
-                });
+                return Err(call.timed_out(missing));
             }
             let asleep = self.board.asleep(self.me, self.index);
             asleep.store(at as u64, Ordering::SeqCst);
@@ -258,9 +250,9 @@ impl Channel {
             exit_code: 77,
             text: "an unreadable cause".into(),
         };
-        Err(Error::PeerFailed(Box::new(
+        Err(Error::of_peer(
             self.board.cause().unwrap_or_else(unreadable),
-        )))
+        ))
     }
 
     fn signature(&self, rank: usize, number: u32) -> [&AtomicU64; SIGNATURE_WORDS] {
@@ -301,44 +293,22 @@ impl Channel {
                 .signature(rank, number)
                 .map(|word| word.load(Ordering::Relaxed));
             if theirs != mine {
-                return Err(self.out_of_step(
-                    call,
-                    rank,
-                    Signature {
-                        operation: theirs[0],
-                        count: theirs[1],
-                    },
-                ));
+                let signature = Signature {
+                    operation: theirs[0],
+                    count: theirs[1],
+                };
+                // It is still in its call, so the board has it.
+                let seen = self.board.activity(rank, self.index);
+                let theirs = seen.map_or_else(|| signature.to_string(), |seen| seen.to_string());
+                return Err(call.out_of_step(self.ranks[rank], theirs));
             }
         }
         Ok(())
     }
 
-    /// The error for `rank`, which made another call. It is still in it, so the board has its call.
-    pub(super) fn out_of_step(&self, call: &Call<'_>, rank: usize, signature: Signature) -> Error {
-        let theirs = self
-            .board
-            .activity(rank, self.index)
-            .map_or_else(|| signature.to_string(), |seen| seen.to_string());
-        Error::OutOfStep {
-            call: call.to_string(),
-            peer: self.ranks[rank],
-            theirs,
-        }
-    }
-
-    /// The error for `rank`, which sent another message than expected, and may be elsewhere by now.
-    pub(super) fn other_message(
-        &self,
-        call: &Call<'_>,
-        rank: usize,
-        signature: Signature,
-    ) -> Error {
-        Error::OutOfStep {
-            call: call.to_string(),
-            peer: self.ranks[rank],
-            theirs: signature.to_string(),
-        }
+    /// The global rank of a local one, for messages.
+    pub(super) fn global(&self, rank: usize) -> usize {
+        self.ranks[rank]
     }
 
     /// The local ranks that have not arrived at this call, if there are any.

@@ -126,7 +126,8 @@ impl Mailbox<'_> {
                 count: signature[1].load(Ordering::Relaxed),
             };
             if chunk == 0 && !theirs.is_for(self.to, self.call) {
-                return Err(self.channel.other_message(self.call, self.from, theirs));
+                let sender = self.channel.global(self.from);
+                return Err(self.call.out_of_step(sender, theirs.to_string()));
             }
             // SAFETY: `pointer` checked the bounds. The sender wrote this before it counted it as
             // sent, and writes there again only after this rank has counted it as taken.

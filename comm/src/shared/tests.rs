@@ -14,6 +14,8 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::*;
+use crate::collective::Reduce;
+use crate::error::{Cause, Error};
 use crate::group::Group;
 use crate::tests::on_threads;
 use crate::threads::{self, ThreadRank};

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::links::processes::ProcessRank;
 use super::links::{Links, Start};
-use super::options::{Options, Transport};
+use super::options::Options;
 use crate::background::Background;
 use crate::cores::{self, Cores};
 use crate::error::{Cause, Error, Remedy, Result, Seconds};
@@ -46,28 +46,22 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         job.finalize();
         return Ok(None);
     }
-    let meeting = Meeting {
+    let launched = Meeting {
         comm: job.world(),
         options,
         rank,
     };
-    let cards = exchange_cards(&meeting, &lookup)?;
-    let keys: Vec<&str> = cards.iter().map(|card| card.key.as_str()).collect();
-    let mut placement = Placement::new(&keys, rank);
-    let segment = match share_memory(&meeting, &placement, &cards)? {
-        Ok(segment) => segment,
-        Err(error) if options.transport == Transport::SharedMemory => {
-            return Err(reported_by_rank_0(rank, &cards, error));
-        }
-        Err(error) => {
-            if rank == 0 {
-                tracing::warn!("ranks of one host use MPI, which is slower: {error}");
-            }
-            placement = Placement::apart(size, rank);
-            Segment::in_process(1)?
-        }
+    let mut cards = exchange_cards(&launched, &lookup)?;
+    let (base, rank) = launched.by_host(&mut cards)?;
+    let meeting = Meeting {
+        comm: &base,
+        options,
+        rank,
     };
-    check_transport(options.transport, &placement, &job)
+    let keys: Vec<&str> = cards.iter().map(|card| card.key.as_str()).collect();
+    let placement = Placement::new(&keys, rank);
+    let segment = share_memory(&meeting, &placement, &cards)?
+        .and_then(|segment| check_threads(&placement, &job).map(|()| segment))
         .map_err(|error| reported_by_rank_0(rank, &cards, error))?;
     let others = placement.elsewhere();
     let lifeline = match others.is_empty() {
@@ -99,9 +93,8 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     };
     let masks: Vec<Cores> = here.iter().map(|&rank| cards[rank].cores.clone()).collect();
     let rank = ProcessRank {
-        transport: options.transport,
         timeout: options.timeout,
-        base: meeting.duplicate()?,
+        base,
         segment,
         is_roomy: cores::are_roomy(&masks, here.len()),
         placement,
@@ -117,21 +110,13 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     }))
 }
 
-fn check_transport(transport: Transport, placement: &Placement, job: &Job) -> Result<()> {
-    let refuse =
-        |reason: String, help: &str| Err(Error::setup("bring the ranks together", reason, help));
-    let host_count = placement.hosts.len();
-    if transport == Transport::SharedMemory && host_count > 1 {
-        let reason = format!("they are on {host_count} hosts, and shared memory was requested");
-        let help = "start them on one host, or let the transport be chosen automatically";
-        return refuse(reason, help);
+fn check_threads(placement: &Placement, job: &Job) -> Result<()> {
+    if placement.hosts.len() == 1 || job.threads_may_call() {
+        return Ok(());
     }
-    if (transport == Transport::Mpi || host_count > 1) && !job.threads_may_call() {
-        let reason = "this MPI library may only be used by one thread (no MPI_THREAD_MULTIPLE)";
-        let help = "use one built for threads: Open MPI and MPICH are by default";
-        return refuse(reason.into(), help);
-    }
-    Ok(())
+    let reason = "this MPI library may only be used by one thread (no MPI_THREAD_MULTIPLE)";
+    let help = "use one built for threads: Open MPI and MPICH are by default";
+    Err(Error::setup("bring the ranks together", reason, help))
 }
 
 /// An error that all ranks have found, for rank 0 to report.
@@ -217,7 +202,8 @@ fn share_memory(
             Some((rank, problem)) => {
                 let action = format!("share memory between the ranks of {}", cards[rank].host);
                 let reason = format!("rank {rank}: {problem}");
-                Err(Error::setup(action, reason, "MPI works without it"))
+                let help = "ranks of one host exchange tensors through memory that they share";
+                Err(Error::setup(action, reason, help))
             }
         },
     )
@@ -285,6 +271,24 @@ impl Meeting<'_> {
             Seconds(limit)
         );
         Background::deadline(limit, report_and_leave(self.options, self.rank, &text))
+    }
+
+    /// The same ranks, numbered host by host, and this rank's number: sums add in this order,
+    /// along the hosts. Sorts `cards` alike.
+    fn by_host(&self, cards: &mut [Card]) -> Result<(Comm, usize)> {
+        let keys: Vec<String> = cards.iter().map(|card| card.key.clone()).collect();
+        let host = |key: &String| keys.iter().position(|other| other == key);
+        let mut order: Vec<usize> = (0..keys.len()).collect();
+        order.sort_by_key(|&rank| host(&keys[rank]));
+        let rank = order.iter().position(|&rank| rank == self.rank);
+        let rank = rank.expect("every rank has a card");
+        cards.sort_by_cached_key(|card| host(&card.key));
+        let _guard = self.guard()?;
+        let comm = match order.is_sorted() {
+            true => self.comm.duplicate(self.options.timeout)?,
+            false => self.comm.reordered(rank, self.options.timeout)?,
+        };
+        Ok((comm, rank))
     }
 
     fn duplicate(&self) -> Result<Comm> {

@@ -68,7 +68,6 @@ pub(super) mod processes {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use super::super::options::Transport;
     use crate::collective::Collective;
     use crate::error::Result;
     use crate::hosts::{Hosts, Placement};
@@ -78,7 +77,6 @@ pub(super) mod processes {
     /// A rank that is a process.
     #[derive(Debug)]
     pub(in crate::world) struct ProcessRank {
-        pub(in crate::world) transport: Transport,
         pub(in crate::world) timeout: Duration,
         pub(in crate::world) base: Comm,
         pub(in crate::world) segment: Segment,
@@ -89,29 +87,22 @@ pub(super) mod processes {
 
     impl ProcessRank {
         pub(super) fn collective(&self, channel: usize) -> Result<Arc<dyn Collective>> {
-            let placement = &self.placement;
-            let shared = || {
-                let (segment, here) = (self.segment.clone(), placement.here().to_vec());
-                Shared::new(
-                    segment,
-                    channel,
-                    placement.local_rank,
-                    here,
-                    self.is_roomy,
-                    None,
-                )
-            };
-            if self.transport != Transport::Mpi && placement.hosts.len() == 1 {
-                return Ok(Arc::new(shared()?));
+            let (segment, placement) = (self.segment.clone(), &self.placement);
+            let here = placement.here().to_vec();
+            let shared = Shared::new(
+                segment,
+                channel,
+                placement.local_rank,
+                here,
+                self.is_roomy,
+                None,
+            )?;
+            if placement.hosts.len() == 1 {
+                return Ok(Arc::new(shared));
             }
-            let mpi = Mpi::new(
-                self.base.duplicate(self.timeout)?,
-                Board::new(&self.segment),
-            );
-            if self.transport == Transport::Mpi || !placement.is_in_order() {
-                return Ok(Arc::new(mpi));
-            }
-            Ok(Arc::new(Hosts::new(shared()?, mpi, placement.clone())))
+            let comm = self.base.duplicate(self.timeout)?;
+            let mpi = Mpi::new(comm, Board::new(&self.segment));
+            Ok(Arc::new(Hosts::new(shared, mpi, placement.clone())))
         }
     }
 }

@@ -5,25 +5,11 @@ use std::time::Duration;
 use crate::error::Remedy;
 use crate::identity::program_name;
 
-/// How ranks that are processes move tensors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transport {
-    /// Shared memory within a host, MPI between hosts.
-    #[default]
-    Auto,
-    /// Shared memory only: an error if ranks are on several hosts.
-    SharedMemory,
-    /// MPI only, also within a host.
-    Mpi,
-}
-
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How long a rank waits for the others before it reports which are missing.
     pub timeout: Duration,
-    /// How tensors move.
-    pub transport: Transport,
     /// The name that begins the line which says why a job ended. By default the name of the
     /// program's file.
     pub program: String,
@@ -38,7 +24,6 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             timeout: Duration::from_secs(600),
-            transport: Transport::Auto,
             program: program_name(),
             share_gpus: false,
             remedy_text: |_| "",

@@ -99,11 +99,10 @@ fn a_stopped_rank_is_named_when_time_is_up() {
 }
 
 #[test]
-fn a_stopped_rank_is_named_by_every_transport() {
+fn a_rank_that_is_stopped_on_any_host_is_named() {
     let fault = |rank: usize| format!("fault stop {rank} reduce");
     let hosts = [("left", 2), ("right", 1)];
     for (rank, job) in [
-        (1, Job::new(3, &fault(1)).transport("mpi")),
         (1, Job::on_hosts(&hosts, &fault(1))),
         (2, Job::on_hosts(&hosts, &fault(2))),
     ] {
@@ -121,7 +120,6 @@ fn ranks_that_make_different_calls_end_with_78_and_both_calls() {
     let role = "fault other 2 reduce";
     for job in [
         Job::new(3, role),
-        Job::new(3, role).transport("mpi"),
         Job::on_hosts(&[("left", 1), ("right", 2)], role),
         Job::on_hosts(&[("left", 2), ("right", 1)], role),
     ] {
@@ -246,14 +244,14 @@ fn a_rank_that_never_ends_mpi_ends_the_job() {
 
 #[test]
 fn a_job_that_is_suspended_longer_than_its_timeout_goes_on() {
-    for transport in ["auto", "mpi"] {
-        let running = Job::new(2, "steps 150")
-            .transport(transport)
-            .timeout_ms(800)
-            .start();
+    for job in [
+        Job::new(2, "steps 150"),
+        Job::on_hosts(&[("left", 1), ("right", 1)], "steps 150"),
+    ] {
+        let running = job.timeout_ms(1500).start();
         running.wait_until_told("pid", 2);
         std::thread::sleep(Duration::from_millis(100));
-        running.suspend(Duration::from_millis(1000));
+        running.suspend(Duration::from_millis(2000));
         running.wait().assert_well();
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ddp_comm::{Error, Group, Reduce, Result, World};
-use ddp_kernels::dtype::{bf16, f16};
+use ddp_kernels::dtype::bf16;
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{DType, Device, Element, Tensor, ops};
 
@@ -70,7 +70,6 @@ fn operations(world: &World) -> Result<()> {
         for slice in SLICES {
             sums::<f32>(&group, slice, device, &stream)?;
             sums::<bf16>(&group, slice, device, &stream)?;
-            sums::<f16>(&group, slice, device, &stream)?;
             sums::<f64>(&group, slice, device, &stream)?;
             sums::<i64>(&group, slice, device, &stream)?;
             moves::<f32>(&group, slice, device, &stream)?;

@@ -124,7 +124,7 @@ fn tensors_in_the_wrong_place_and_reductions_that_gpus_do_not_have_are_refused_b
         ),
         (
             "bytes",
-            "70 all_reduce sum: tensor: expected f32, bf16, f16, f64 or i64",
+            "70 all_reduce sum: tensor: expected f32, bf16, f64 or i64",
         ),
         (
             "group of a cpu",

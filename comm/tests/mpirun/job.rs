@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, TRANSPORT, now_ms};
+use crate::rank::{FOLDER, ROLE, TIMEOUT_MS, now_ms};
 
 /// How long a job may take to end after a fault: a promise of this project.
 pub(crate) const END_MAX_MS: u64 = 5000;
@@ -133,11 +133,6 @@ impl Job {
             .env_remove("RUST_BACKTRACE")
             .env(name, value);
         Job { command }
-    }
-
-    pub(crate) fn transport(mut self, transport: &str) -> Job {
-        self.command.env(TRANSPORT, transport);
-        self
     }
 
     pub(crate) fn timeout_ms(mut self, timeout_ms: u64) -> Job {

@@ -1,5 +1,5 @@
-//! Ranks that are processes, under the real `mpirun`: who they are, that all transports give the
-//! same bits, and that one failure ends all of them soon and is reported once.
+//! Ranks that are processes, under the real `mpirun`: who they are, that sums have the
+//! same bits on any hosts, and that one failure ends all of them soon and is reported once.
 
 #[cfg(feature = "mpi")]
 mod faults;
@@ -81,21 +81,6 @@ mod together {
     }
 
     #[test]
-    fn shared_memory_between_hosts_is_refused() {
-        let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "facts")
-            .transport("shared")
-            .run();
-        assert_eq!(ended.exit_code, Some(77), "{ended}");
-        let [cause] = ended.causes()[..] else {
-            panic!("one line says why: {ended}")
-        };
-        assert!(
-            cause.contains("they are on 2 hosts, and shared memory was requested"),
-            "{ended}"
-        );
-    }
-
-    #[test]
     fn a_rank_that_mpirun_binds_to_one_core_says_how_to_undo_it() {
         let cores = ddp_kernels::threads::cores().len();
         if cores < 2 {
@@ -148,7 +133,7 @@ mod together {
     }
 
     #[test]
-    fn every_transport_gives_every_rank_the_same_bits() {
+    fn sums_have_the_same_bits_on_any_hosts() {
         let shared = Job::new(4, "sums").run();
         let shared = digests(&shared);
         // Four ranks reported every operation, and all the same digest.
@@ -156,11 +141,10 @@ mod together {
             .chunks(4)
             .find(|four| four.iter().any(|told| *told != four[0]));
         assert_eq!(odd, None);
-        let mpi = Job::new(4, "sums").transport("mpi").run();
-        assert_eq!(digests(&mpi), shared);
         for hosts in [
             &[("left", 2), ("right", 2)][..],
             &[("a", 1), ("b", 2), ("c", 1)],
+            &[("a", 1), ("b", 2), ("a", 1)],
         ] {
             let hosts = Job::on_hosts(hosts, "sums").run();
             assert_eq!(digests(&hosts), shared);
@@ -170,26 +154,25 @@ mod together {
     #[test]
     #[ignore = "takes 5 GB of memory and half a minute"]
     fn tensors_beyond_what_mpi_can_count_arrive_whole() {
-        for job in [
-            Job::new(2, "large").transport("mpi"),
-            Job::on_hosts(&[("left", 1), ("right", 1)], "large"),
-        ] {
-            let ended = job.run();
-            ended.assert_well();
-            assert_eq!(ended.told("gathered"), ["[1, 1, 2, 2]"; 2], "{ended}");
-            assert_eq!(ended.told("broadcast"), ["[1, 1, 2, 2]"; 2], "{ended}");
-        }
+        let ended = Job::on_hosts(&[("left", 1), ("right", 1)], "large").run();
+        ended.assert_well();
+        assert_eq!(ended.told("gathered"), ["[1, 1, 2, 2]"; 2], "{ended}");
+        assert_eq!(ended.told("broadcast"), ["[1, 1, 2, 2]"; 2], "{ended}");
     }
 
     #[test]
-    fn ranks_that_hosts_hold_out_of_order_go_through_mpi_alone() {
+    fn ranks_are_numbered_host_by_host() {
         let ended = Job::on_hosts(&[("left", 1), ("right", 1), ("left", 1)], "facts").run();
         ended.assert_well();
-        assert_eq!(
-            ended.told("place 2"),
-            ["(3, 1, 2, 2, \"left\", \"mpi\")"],
-            "{ended}"
-        );
+        let transport = "\"shared memory and mpi\"";
+        for (rank, place) in [
+            (0, "0, 2, 2, \"left\""),
+            (1, "1, 2, 2, \"left\""),
+            (2, "0, 1, 2, \"right\""),
+        ] {
+            let expected = format!("(3, {place}, {transport})");
+            assert_eq!(ended.told(&format!("place {rank}")), [expected], "{ended}");
+        }
     }
 
     #[test]
@@ -204,11 +187,7 @@ mod together {
     fn a_rank_that_waits_burns_no_core() {
         let role = "late 1";
         let hosts = [("left", 1), ("right", 1)];
-        for job in [
-            Job::new(2, role),
-            Job::new(2, role).transport("mpi"),
-            Job::on_hosts(&hosts, role),
-        ] {
+        for job in [Job::new(2, role), Job::on_hosts(&hosts, role)] {
             let ended = job.run();
             ended.assert_well();
             let [cpu_ms] = ended.told("cpu_ms")[..] else {

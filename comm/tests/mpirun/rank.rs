@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ddp_comm::{Error, Field, Group, Options, Reduce, Remedy, Result, Transport, World};
-use ddp_kernels::dtype::{bf16, f16};
+use ddp_comm::{Error, Field, Group, Options, Reduce, Remedy, Result, World};
+use ddp_kernels::dtype::bf16;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Element, Tensor};
 
@@ -15,7 +15,6 @@ use crate::gpu_rank;
 /// The role of the rank, and its arguments.
 pub(crate) const ROLE: &str = "DDP_TEST_ROLE";
 pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
-pub(crate) const TRANSPORT: &str = "DDP_TEST_TRANSPORT";
 pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
 /// Set where there are fewer GPUs than ranks, as `launch/gpu-check` does: ranks may share them.
 pub(crate) const SHARE_GPUS: &str = "DDP_TEST_SHARE_GPUS";
@@ -34,11 +33,6 @@ extern "C" fn start() {
     // SAFETY: this is the only thread, and ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     tracing::subscriber::set_global_default(Warnings).expect("nobody else has set it");
-    let transport = match std::env::var(TRANSPORT).as_deref() {
-        Ok("mpi") => Transport::Mpi,
-        Ok("shared") => Transport::SharedMemory,
-        _ => Transport::Auto,
-    };
     let timeout_ms = std::env::var(TIMEOUT_MS)
         .ok()
         .and_then(|text| text.parse().ok())
@@ -52,7 +46,6 @@ extern "C" fn start() {
     );
     let options = Options {
         timeout,
-        transport,
         program: "ddp-train".into(),
         share_gpus,
         remedy_text: |remedy| match remedy {
@@ -289,7 +282,7 @@ fn listening() -> Vec<String> {
     found
 }
 
-/// Every operation on many tensors. The test compares the results with those of other transports.
+/// Every operation on many tensors. The test compares the results with those on other hosts.
 fn sums(world: &World) -> Result<()> {
     let (main, second) = (world.group("main")?, world.group("second")?);
     for count in [1, 12, 5_000] {
@@ -297,7 +290,6 @@ fn sums(world: &World) -> Result<()> {
         operations::<f64>(world, &second, count)?;
         operations::<i64>(world, &main, count)?;
         operations::<bf16>(world, &main, count)?;
-        operations::<f16>(world, &second, count)?;
     }
     // More than one message of 1 MiB for each rank, also in the f32 that bf16 is added in.
     operations::<f64>(world, &main, 540_012)?;

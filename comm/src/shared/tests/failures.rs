@@ -265,28 +265,28 @@ fn a_group_is_unusable_after_an_error_and_says_so() {
 
 #[test]
 fn a_group_is_unusable_after_a_panic_and_says_so() {
-    let ranks = super::ranks(1);
-    let shared = ranks[0].collective(0).unwrap();
-    let (stream, timeout, group, site) = (stream(), LONG, "main", std::panic::Location::caller());
-    let operation = crate::collective::Operation::Barrier;
-    let call = Call {
-        operation,
-        tensor: None,
-        stream: &stream,
-        sequence: 0,
-        timeout,
-        group,
-        site,
-    };
-    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        shared.run(&call, |_| panic!("as asked"))
-    }));
-    assert!(panicked.is_err());
-    let error = shared.barrier(&call).unwrap_err();
+    #[derive(Debug)]
+    struct Panics;
+    impl Collective for Panics {
+        fn transport(&self) -> &'static str {
+            "none"
+        }
+        fn rank(&self) -> usize {
+            0
+        }
+        fn size(&self) -> usize {
+            2
+        }
+        fn run(&self, _: &[Call<'_>]) -> Result<()> {
+            panic!("as asked")
+        }
+    }
+    let group = Group::new(Arc::new(Panics), "main", LONG);
+    let barrier = std::panic::AssertUnwindSafe(|| group.barrier(&stream()));
+    assert!(std::panic::catch_unwind(barrier).is_err());
+    let error = group.barrier(&stream()).unwrap_err().to_string();
     assert!(
-        error
-            .to_string()
-            .contains("group main cannot be used after a panic"),
+        error.contains("group main cannot be used after a panic"),
         "{error}"
     );
 }
