@@ -1,18 +1,14 @@
 //! Contexts: the primary context of each device, which one is current on a thread, and peer access.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use cudarc::driver::sys::{CUcontext, CUdriverProcAddressQueryResult as Query, CUresult};
 
 use crate::device;
-use crate::machine::{self, Held, Machine, Out, put};
-use crate::report::{self, Kind};
+use crate::machine::{self, Held, Machine, Out, current, put};
+use crate::report::{self, FindingKind};
 use crate::scheduler;
-
-thread_local! {
-    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
-}
 
 /// Handles are addresses where nothing is mapped, so that mixing up kinds of handles is noticed.
 const FIRST_HANDLE: usize = 0x5c00_0000;
@@ -31,20 +27,10 @@ pub fn resolve(machine: &mut Machine, handle: CUcontext) -> Result<usize, CUresu
         let message = format!(
             "the context of device {device} is used after its last holder gave it back (cuDevicePrimaryCtxRelease)"
         );
-        report::finding(machine, Kind::Handle, message);
+        report::finding(machine, FindingKind::Handle, message);
         return Err(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
     Ok(device)
-}
-
-/// The device whose context is current on this thread, if one is and it is alive.
-pub fn current(machine: &Machine) -> Option<usize> {
-    CURRENT.get().filter(|device| {
-        machine
-            .devices
-            .get(*device)
-            .is_some_and(|device| device.holders > 0)
-    })
 }
 
 /// See the driver's documentation.
@@ -85,7 +71,7 @@ pub extern "C" fn cuCtxGetCurrent(context: Out<'_, CUcontext>) -> CUresult {
     machine::call("cuCtxGetCurrent", |machine| {
         put(
             context,
-            current(machine).map_or(std::ptr::null_mut(), handle_of),
+            current::current(machine).map_or(std::ptr::null_mut(), handle_of),
         )
     })
 }
@@ -99,7 +85,7 @@ pub extern "C" fn cuCtxSetCurrent(context: CUcontext) -> CUresult {
         } else {
             Some(resolve(machine, context)?)
         };
-        CURRENT.set(device);
+        current::set(device);
         Ok(())
     })
 }
@@ -114,7 +100,7 @@ thread_local! {
 pub extern "C" fn cuCtxPushCurrent_v2(context: CUcontext) -> CUresult {
     machine::call("cuCtxPushCurrent_v2", |machine| {
         let device = resolve(machine, context)?;
-        PUSHED.with_borrow_mut(|pushed| pushed.push(CURRENT.replace(Some(device))));
+        PUSHED.with_borrow_mut(|pushed| pushed.push(current::set(Some(device))));
         Ok(())
     })
 }
@@ -127,7 +113,7 @@ pub extern "C" fn cuCtxPopCurrent_v2(context: Out<'_, CUcontext>) -> CUresult {
         if context.is_some() {
             put(context, handle_of(popped))?;
         }
-        CURRENT.set(PUSHED.with_borrow_mut(Vec::pop).flatten());
+        current::set(PUSHED.with_borrow_mut(Vec::pop).flatten());
         Ok(())
     })
 }

@@ -14,10 +14,12 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
 
 use crate::context;
+use crate::graph::capture;
+use crate::handle::StreamId;
 use crate::machine::{self, Held, Machine};
-use crate::report::{self, Kind};
+use crate::report::{self, FindingKind};
 use crate::scheduler;
-use crate::stream::{self, StreamId};
+use crate::stream;
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
 /// One end of a copy.
@@ -80,7 +82,7 @@ impl Work for Copy {
         if let End::Pageable(address) = self.to {
             touched.writes.push(address..address + self.bytes);
             // The host no longer waits for it, and the caller may have released the memory.
-            if machine::end::has_come() {
+            if machine::IS_ENDING.load(std::sync::atomic::Ordering::Relaxed) {
                 return Ok(());
             }
         }
@@ -225,7 +227,7 @@ fn queue(machine: &mut Machine, request: &Request, stream: StreamId) -> Result<P
             machine.memory.describe(&(to.0..to.0 + bytes)),
             machine.memory.describe(&(from.0..from.0 + bytes))
         );
-        report::finding(machine, Kind::Race, message);
+        report::finding(machine, FindingKind::Race, message);
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let (to_known, from_known) = (
@@ -237,7 +239,7 @@ fn queue(machine: &mut Machine, request: &Request, stream: StreamId) -> Result<P
             "{name} of {bytes} bytes with pageable memory of the host (the graph would keep its address and use whatever is there at \
              each launch: use pinned memory)"
         );
-        return Err(stream::refuse_in_capture(machine, stream, &message));
+        return Err(capture::unsupported(machine, stream, &message));
     }
     let from_end = if from_known {
         End::Known(from.0)
@@ -294,7 +296,7 @@ fn copy_async(request: Request, stream: CUstream) -> CUresult {
 fn copy_sync(request: Request) -> CUresult {
     machine::call_waiting(request.name, |machine: &mut Held| {
         machine::current_device(machine)?;
-        stream::forbid_in_capture(machine, request.name)?;
+        capture::forbid(machine, request.name)?;
         let stream = stream::resolve(machine, std::ptr::null_mut())?;
         // Before the copy is queued, because a copy from pageable memory is not waited for: errors
         // must surface first.
@@ -409,7 +411,7 @@ pub extern "C" fn cuMemcpyPeerAsync(
                 let message = format!(
                     "cuMemcpyPeerAsync of {bytes} bytes: the context of device {said} was given for memory of device {home}: {found}"
                 );
-                report::finding(machine, Kind::WrongDevice, message);
+                report::finding(machine, FindingKind::WrongDevice, message);
                 return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
             }
         }
@@ -564,7 +566,7 @@ fn fill_sync(
 ) -> CUresult {
     machine::call_waiting(name, |machine: &mut Held| {
         machine::current_device(machine)?;
-        stream::forbid_in_capture(machine, name)?;
+        capture::forbid(machine, name)?;
         let stream = stream::resolve(machine, std::ptr::null_mut())?;
         queue_fill(machine, name, to, (element, element_bytes), count, stream)?;
         let is_pinned = machine

@@ -6,6 +6,7 @@
 pub mod algorithm;
 mod attributes;
 mod element;
+mod entry;
 mod epilogue;
 mod matmul;
 pub mod objects;
@@ -21,73 +22,13 @@ use cudarc::driver::sys::{CUresult, CUstream};
 
 use self::algorithm::{Algorithm, WIDEST_BYTES, fits};
 use self::element::Type;
+use self::entry::{Refused, call, invalid};
 use self::matmul::{Matmul, Scalar};
 use self::objects::{Object, library, problem};
-use self::problem::{Compute, Problem, Refusal};
-use crate::machine::{self, Machine, Out};
+use self::problem::{Compute, Problem};
+use crate::machine::{self, Out};
 use crate::stream;
 use crate::work::Address;
-
-/// Every entry point that does more than a lookup.
-fn call(name: &'static str, body: impl FnOnce(&mut Machine) -> Result<(), Refused>) -> Status {
-    let of_driver = |code| match code {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Refused::silently(Status::CUBLAS_STATUS_ALLOC_FAILED),
-        _ => Refused::silently(Status::CUBLAS_STATUS_EXECUTION_FAILED),
-    };
-    let mut is_traced = false;
-    let outcome = machine::call_library(name, of_driver, |held| {
-        is_traced = held.config.trace;
-        body(held)
-    });
-    let Err(refused) = outcome else {
-        return Status::CUBLAS_STATUS_SUCCESS;
-    };
-    // "No algorithm" is a valid answer: the caller has a fallback.
-    let is_answer = name == "cublasLtMatmulAlgoGetHeuristic"
-        && refused.status == Status::CUBLAS_STATUS_NOT_SUPPORTED;
-    if let Some(why) = refused.why
-        && (is_traced || !is_answer)
-    {
-        eprintln!("simcuda: {name}: {why}");
-    }
-    refused.status
-}
-
-/// A status, and its explanation on stderr.
-#[derive(Debug)]
-struct Refused {
-    status: Status,
-    why: Option<String>,
-}
-
-impl Refused {
-    fn silently(status: Status) -> Self {
-        Self { status, why: None }
-    }
-}
-
-impl From<Refusal> for Refused {
-    fn from(refusal: Refusal) -> Self {
-        let (status, why) = match refusal {
-            Refusal::Invalid(why) => (Status::CUBLAS_STATUS_INVALID_VALUE, why),
-            Refusal::Unsupported(why) => (Status::CUBLAS_STATUS_NOT_SUPPORTED, why),
-        };
-        Self {
-            status,
-            why: Some(why),
-        }
-    }
-}
-
-fn invalid(why: impl Into<String>) -> Refused {
-    Refusal::Invalid(why.into()).into()
-}
-
-fn put<T>(out: Out<'_, T>, value: T) -> Result<(), Refused> {
-    out.ok_or_else(|| invalid("the place for the result is null"))?
-        .write(value);
-    Ok(())
-}
 
 /// Creates the library's handle for the current device.
 #[unsafe(no_mangle)]

@@ -1,10 +1,10 @@
 //! The driver's error codes: names, texts, and numbers.
 
-use std::ffi::{CStr, c_char};
+pub mod calls;
+
+use std::ffi::CStr;
 
 use cudarc::driver::sys::CUresult;
-
-use crate::machine::{self, Out, put};
 
 /// Every code that CUDA 13.0 documents, with its name and the text of cuGetErrorString.
 const CODES: [(CUresult, &CStr, &CStr); 101] = [
@@ -126,32 +126,6 @@ pub fn from_name(name: &str) -> Option<CUresult> {
     CODES.iter().find_map(|(code, full, _)| {
         let full = full.to_str().ok()?;
         (full == name || full.strip_prefix("CUDA_ERROR_") == Some(&name)).then_some(*code)
-    })
-}
-
-/// See the driver's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuGetErrorName(error: u32, name: Out<'_, *const c_char>) -> CUresult {
-    machine::call("cuGetErrorName", |_| {
-        let found = entry(error);
-        put(
-            name,
-            found.map_or(std::ptr::null(), |(_, name, _)| name.as_ptr()),
-        )?;
-        found.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
-    })
-}
-
-/// See the driver's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuGetErrorString(error: u32, text: Out<'_, *const c_char>) -> CUresult {
-    machine::call("cuGetErrorString", |_| {
-        let found = entry(error);
-        put(
-            text,
-            found.map_or(std::ptr::null(), |(.., text)| text.as_ptr()),
-        )?;
-        found.map(|_| ()).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)
     })
 }
 

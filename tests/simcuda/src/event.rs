@@ -10,16 +10,9 @@ pub mod calls;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::sys::{CUevent, CUresult};
-
-use crate::graph::capture::CaptureId;
-use crate::machine::Machine;
+use crate::handle::{CaptureId, StreamId};
 use crate::race::Clock;
-use crate::report;
-use crate::stream::{HandleKind, Operation, StreamId, decode};
-
-/// Events are numbered in order of creation; numbers are not reused.
-pub(crate) type EventId = usize;
+use crate::stream::Operation;
 
 /// What a stream knew when it reached a record.
 #[derive(Debug)]
@@ -97,20 +90,4 @@ pub(crate) struct Event {
 #[derive(Default)]
 pub struct Events {
     pub(crate) all: Vec<Event>,
-}
-
-/// The event of a handle; a destroyed one is a finding.
-pub(crate) fn resolve(machine: &mut Machine, handle: CUevent) -> Result<EventId, CUresult> {
-    let event = decode(HandleKind::Event, handle)
-        .filter(|event| *event < machine.events.all.len())
-        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
-    if let Some(destroyer) = machine.events.all[event].destroyed.clone() {
-        let message = format!(
-            "event {event} is used after it was destroyed\n  destroyed in {}",
-            destroyer.stack
-        );
-        report::finding(machine, report::Kind::Handle, message);
-        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
-    }
-    Ok(event)
 }

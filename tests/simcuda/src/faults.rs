@@ -35,7 +35,8 @@ use std::collections::HashMap;
 use cudarc::driver::sys::CUresult;
 
 pub use self::injected::Injected;
-pub(crate) use self::nccl::{NcclEffect, Struck};
+pub(crate) use self::injected::Struck;
+pub(crate) use self::nccl::NcclEffect;
 use crate::error;
 
 /// The effect of a fault on the call or operation that it hits.

@@ -9,23 +9,67 @@
 pub mod calls;
 pub(crate) mod capture;
 pub mod capture_calls;
+mod handles;
 pub(crate) mod launch;
+pub(crate) mod replay;
 #[cfg(test)]
 mod tests;
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::thread::ThreadId;
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode, CUresult};
+use cudarc::driver::sys::CUstreamCaptureMode;
 
-use self::capture::{Captured, Captures};
 use crate::event::Record;
-use crate::machine::Machine;
-use crate::race::Actor;
-use crate::report;
-use crate::stream::{HandleKind, Operation, decode, encode};
+use crate::handle::{CaptureId, EventId, GraphId, StreamId};
+use crate::nccl::Piece;
+use crate::race::{Actor, Detector};
+use crate::report::Stack;
+use crate::stream::Operation;
+use crate::work::{HostFunction, Work};
 
-/// Graphs are numbered in order of creation, executables separately; numbers are not reused.
-pub(crate) type GraphId = usize;
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Captured {
+    Work(Arc<dyn Work>),
+    Nccl(Arc<Piece>),
+    Host(HostFunction),
+    /// An external record: the launch records the event outside the graph.
+    Record(EventId),
+    /// An external wait: for the event's record at launch time.
+    Wait(EventId),
+}
+
+/// A stream's part in a capture.
+pub(crate) struct StreamCapture {
+    pub(crate) capture: CaptureId,
+    /// In order, each once.
+    pub(crate) tail: Vec<usize>,
+    /// Where cuStreamGetCaptureInfo pointed its caller: node handles, valid until the next call.
+    pub(crate) told: Vec<u64>,
+}
+
+/// A capture in progress.
+pub(crate) struct Capture {
+    pub(crate) origin: StreamId,
+    pub(crate) mode: CUstreamCaptureMode,
+    /// Who began it.
+    thread: ThreadId,
+    begun: Stack,
+    pub(crate) members: BTreeSet<StreamId>,
+    pub(crate) graph: GraphId,
+    /// What broke it.
+    pub(crate) invalid: Option<String>,
+}
+
+/// All captures in progress, and the modes of threads.
+#[derive(Default)]
+pub(crate) struct Captures {
+    pub(crate) ongoing: BTreeMap<CaptureId, Capture>,
+    begun: CaptureId,
+    modes: HashMap<ThreadId, CUstreamCaptureMode>,
+}
 
 /// One node.
 #[derive(Clone)]
@@ -126,144 +170,16 @@ impl Plan {
     }
 }
 
-/// Makes a graph executable.
-pub(crate) fn instantiate(machine: &mut Machine, graph: GraphId) -> CUgraphExec {
-    let plan = Plan::new(machine.graphs.graphs[graph].nodes.clone());
-    let actors = (0..plan.chains()).map(|_| machine.race.actor()).collect();
-    let executable = Executable {
-        plan: Arc::new(plan),
-        actors,
-        latest: None,
-        pending: 0,
-        destroyed: None,
-    };
-    machine.graphs.executables.push(executable);
-    encode(HandleKind::Executable, machine.graphs.executables.len() - 1)
-}
-
-/// Releases the chains of an executable that is destroyed and has no launch left.
-pub(crate) fn retire_if_over(machine: &mut Machine, executable: usize) {
-    let Executable {
-        actors,
-        pending,
-        destroyed,
-        ..
-    } = &mut machine.graphs.executables[executable];
-    if destroyed.is_some() && *pending == 0 {
-        for actor in std::mem::take(actors) {
-            machine.race.retire(actor);
+impl Graphs {
+    /// Releases the chains of an executable that is destroyed and has no launch left.
+    pub(crate) fn retire_if_over(&mut self, executable: usize, race: &mut Detector) {
+        let executable = &mut self.executables[executable];
+        if executable.destroyed.is_some() && executable.pending == 0 {
+            for actor in std::mem::take(&mut executable.actors) {
+                race.retire(actor);
+            }
+            // The nodes' work owns memory.
+            executable.plan = Arc::new(Plan::new(Vec::new()));
         }
-        // The nodes' work owns memory.
-        machine.graphs.executables[executable].plan = Arc::new(Plan::new(Vec::new()));
-    }
-}
-
-/// Why the nodes of `graph` cannot replace those of `executable`: the result of cuGraphExecUpdate
-/// and the node.
-pub(crate) fn difference(old: &[Node], new: &[Node]) -> Option<(Difference, Option<usize>)> {
-    if old.len() != new.len() {
-        return Some((Difference::Topology, None));
-    }
-    for (index, (old, new)) in old.iter().zip(new).enumerate() {
-        if std::mem::discriminant(&old.what) != std::mem::discriminant(&new.what)
-            || node_type(old) as u32 != node_type(new) as u32
-        {
-            return Some((Difference::NodeType, Some(index)));
-        }
-        if old.dependencies != new.dependencies {
-            return Some((Difference::Topology, Some(index)));
-        }
-        if old.device != new.device {
-            return Some((Difference::Parameters, Some(index)));
-        }
-    }
-    None
-}
-
-/// The difference that forbids the update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Difference {
-    Topology,
-    NodeType,
-    Parameters,
-}
-
-/// The node's kind as a number of cuda.h. Library calls are kernels.
-pub(crate) fn node_type(node: &Node) -> cudarc::driver::sys::CUgraphNodeType {
-    use cudarc::driver::sys::CUgraphNodeType as Type;
-    match &node.what {
-        Captured::Host(_) => Type::CU_GRAPH_NODE_TYPE_HOST,
-        Captured::Record(_) => Type::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-        Captured::Wait(_) => Type::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-        Captured::Work(_) if node.operation.describe.starts_with("cuMemcpy") => {
-            Type::CU_GRAPH_NODE_TYPE_MEMCPY
-        }
-        Captured::Work(_) if node.operation.describe.starts_with("cuMemset") => {
-            Type::CU_GRAPH_NODE_TYPE_MEMSET
-        }
-        Captured::Work(_) | Captured::Nccl(_) => Type::CU_GRAPH_NODE_TYPE_KERNEL,
-    }
-}
-
-/// The graph of a handle; a destroyed one is a finding.
-pub(crate) fn resolve_graph(machine: &mut Machine, handle: CUgraph) -> Result<GraphId, CUresult> {
-    let graph =
-        decode(HandleKind::Graph, handle).filter(|graph| *graph < machine.graphs.graphs.len());
-    // Documented as an invalid value and not as an invalid handle.
-    let graph = graph.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let destroyed = machine.graphs.graphs[graph].destroyed.clone();
-    refuse_destroyed(machine, &format!("graph {graph}"), destroyed)?;
-    Ok(graph)
-}
-
-/// The executable of a handle; a destroyed one is a finding.
-pub(crate) fn resolve_executable(
-    machine: &mut Machine,
-    handle: CUgraphExec,
-) -> Result<usize, CUresult> {
-    let index = decode(HandleKind::Executable, handle)
-        .filter(|index| *index < machine.graphs.executables.len());
-    let index = index.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let destroyed = machine.graphs.executables[index].destroyed.clone();
-    refuse_destroyed(machine, &format!("executable graph {index}"), destroyed)?;
-    Ok(index)
-}
-
-fn refuse_destroyed(
-    machine: &mut Machine,
-    what: &str,
-    destroyed: Option<Arc<Operation>>,
-) -> Result<(), CUresult> {
-    let Some(destroyer) = destroyed else {
-        return Ok(());
-    };
-    let message = format!(
-        "{what} is used after it was destroyed\n  destroyed in {}",
-        destroyer.stack
-    );
-    report::finding(machine, report::Kind::Handle, message);
-    Err(CUresult::CUDA_ERROR_INVALID_VALUE)
-}
-
-/// How many nodes of a graph handles can number.
-const NODES_MAX: usize = 1 << 20;
-
-pub(crate) fn node_handle(graph: GraphId, node: usize) -> CUgraphNode {
-    assert!(node < NODES_MAX, "a graph of a million nodes");
-    encode(HandleKind::Node, graph * NODES_MAX + node)
-}
-
-/// The graph and the node of a handle.
-pub(crate) fn resolve_node(
-    machine: &mut Machine,
-    handle: CUgraphNode,
-) -> Result<(GraphId, usize), CUresult> {
-    let index = decode(HandleKind::Node, handle).ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-    let graph = resolve_graph(machine, encode(HandleKind::Graph, index / NODES_MAX))?;
-    let node = index % NODES_MAX;
-    if node < machine.graphs.graphs[graph].nodes.len() {
-        Ok((graph, node))
-    } else {
-        Err(CUresult::CUDA_ERROR_INVALID_VALUE)
     }
 }

@@ -23,6 +23,7 @@ use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUresult, CUstream}
 use self::launch::KernelLaunch;
 use self::library::{Kernel, Library};
 pub(crate) use self::symbols::SHARED_PREFIX;
+use crate::graph::capture;
 use crate::machine::{self, Machine, Out, put};
 use crate::stream;
 
@@ -96,7 +97,7 @@ fn function(handle: usize) -> Result<Arc<Function>, CUresult> {
 unsafe fn load(name: &'static str, module: Out<'_, usize>, image: *const c_void) -> CUresult {
     machine::call(name, |machine| {
         let device = machine::current_device(machine)?;
-        stream::forbid_in_capture(machine, name)?;
+        capture::forbid(machine, name)?;
         // SAFETY: as the caller says.
         let library = unsafe { Library::load(image.cast(), CAPABILITY)? };
         let mut handles = handles();
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: usize) -> CUresult {
     machine::call("cuModuleUnload", |machine| {
-        stream::forbid_in_capture(machine, "cuModuleUnload")?;
+        capture::forbid(machine, "cuModuleUnload")?;
         let mut handles = handles();
         handles
             .modules

@@ -8,6 +8,7 @@
 // <https://docs.nvidia.com/cuda/cuda-driver-api>. They are not repeated here.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
+pub mod config;
 pub mod context;
 pub mod copy;
 pub mod cublaslt;
@@ -16,6 +17,7 @@ pub mod error;
 pub mod event;
 pub mod faults;
 pub mod graph;
+pub mod handle;
 pub mod kernel;
 pub mod machine;
 pub mod memory;

@@ -1,29 +1,28 @@
-//! The machine as a whole. Every entry point goes through [`call`] or [`call_waiting`], which take
-//! the one lock, consult the fault plan, trace, and turn errors into codes.
-//!
-//! Conventions of entry points: handles and enums come in as plain integers or raw pointers and are
-//! checked. Results are written through [`Out`], which may be null or uninitialised, so that no
-//! entry point needs unsafe for it.
+//! The machine as a whole: its state, the one lock around it, and what the host knows.
 
-pub mod config;
+pub mod current;
 pub mod end;
+pub mod entry;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
 use std::cell::Cell;
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult;
 
-pub use self::config::{Config, OnFinding, Schedule};
-use crate::{
-    context, device, event, faults, graph, memory, nccl, race, report, scheduler, stream, timeline,
-};
+pub use self::current::current_device;
+pub use self::entry::{Out, call, call_library, call_waiting, put};
+use crate::config::Config;
+use crate::{device, event, faults, graph, memory, nccl, race, report, stream, timeline};
+
+/// Whether the process is ending: the product's memory may be gone.
+pub static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// The whole state. Tests create their own; the entry points share one.
 pub struct Machine {
@@ -178,125 +177,6 @@ pub fn is_held_by_this_thread() -> bool {
     HOLDS.get()
 }
 
-/// Every entry point. `body` runs under the lock.
-pub fn call(
-    name: &'static str,
-    body: impl FnOnce(&mut Machine) -> Result<(), CUresult>,
-) -> CUresult {
-    call_waiting(name, |held| body(held))
-}
-
-/// An entry point that may wait: `body` may give the lock up between pieces of work.
-pub fn call_waiting(
-    name: &'static str,
-    body: impl FnOnce(&mut Held) -> Result<(), CUresult>,
-) -> CUresult {
-    call_library(name, |code| code, body)
-        .err()
-        .unwrap_or(CUresult::CUDA_SUCCESS)
-}
-
-/// An entry point of a library above the driver with its own codes: `code` converts the driver's.
-pub fn call_library<E: std::fmt::Debug>(
-    name: &'static str,
-    code: impl Fn(CUresult) -> E,
-    body: impl FnOnce(&mut Held) -> Result<(), E>,
-) -> Result<(), E> {
-    let mut held = Held::take();
-    held.nccl.has_called(name);
-    let device = context::current(&held);
-    let outcome = match refusal(&mut held, name, device) {
-        Some(refused) => Err(code(refused)),
-        None => body(&mut held),
-    };
-    if name.ends_with("Synchronize") {
-        held.memory.release_at_synchronize();
-    }
-    if held.config.trace {
-        match &outcome {
-            Ok(()) => eprintln!("simcuda: {name}"),
-            Err(error) => eprintln!("simcuda: {name} -> {error:?}"),
-        }
-    }
-    outcome
-}
-
-/// Why a call fails before it starts: the fault plan, no cuInit, or a device that was lost.
-fn refusal(machine: &mut Machine, name: &'static str, device: Option<usize>) -> Option<CUresult> {
-    // Answered by the library alone, whatever the state of the device.
-    const ALWAYS: [&str; 5] = [
-        "cuInit",
-        "cuGetErrorName",
-        "cuGetErrorString",
-        "cuDriverGetVersion",
-        "cuGetProcAddress_v2",
-    ];
-    if scheduler::in_host_function() {
-        // "A host function must not make any CUDA API calls."
-        report::finding(
-            machine,
-            report::Kind::ForbiddenCall,
-            format!("{name} is called from a host function of a stream"),
-        );
-        return Some(CUresult::CUDA_ERROR_NOT_PERMITTED);
-    }
-    if let Some(refused) = machine.faults.before_call(name, device) {
-        if refused.is_sticky
-            && let Some(device) = device
-        {
-            lose_device(
-                machine,
-                device,
-                refused.code,
-                &format!("{name} fails by the plan of faults"),
-            );
-        }
-        return Some(refused.code);
-    }
-    let is_driver = name.starts_with("cu") && !name.starts_with("cublas");
-    if !is_driver || ALWAYS.contains(&name) {
-        return None;
-    }
-    if !machine.initialised {
-        return Some(CUresult::CUDA_ERROR_NOT_INITIALIZED);
-    }
-    let is_of_no_context = name.starts_with("cuDevice")
-        || ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetDevice"].contains(&name);
-    if is_of_no_context {
-        return None;
-    }
-    match device {
-        Some(device) => machine.devices[device].lost,
-        None if needs_no_context(name) => None,
-        None => Some(CUresult::CUDA_ERROR_INVALID_CONTEXT),
-    }
-}
-
-/// Whether a call works on a thread without a current context: those whose documentation does not
-/// list CUDA_ERROR_INVALID_CONTEXT. A handle that names its context does not help any other call.
-fn needs_no_context(name: &str) -> bool {
-    const OTHERS: [&str; 9] = [
-        "cuCtxPushCurrent_v2",
-        "cuCtxPopCurrent_v2",
-        "cuEventQuery",
-        "cuStreamBeginCapture_v2",
-        "cuStreamEndCapture",
-        "cuStreamIsCapturing",
-        "cuStreamGetCaptureInfo_v2",
-        "cuStreamGetCaptureInfo_v3",
-        "cuThreadExchangeStreamCaptureMode",
-    ];
-    ["cuGraph", "cuMemPool"]
-        .iter()
-        .any(|room| name.starts_with(room))
-        || OTHERS.contains(&name)
-}
-
-/// The device whose context is current on this thread.
-pub fn current_device(machine: &Machine) -> Result<usize, CUresult> {
-    context::current(machine).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)
-}
-
 /// The actor of the calling host thread. All host threads are one actor: their own synchronization
 /// (locks, channels) is invisible here and must not be reported as missing. So what one thread
 /// waited for counts as known to all, in the order of their calls.
@@ -312,17 +192,10 @@ pub fn host_actor(machine: &mut Machine) -> race::Actor {
 pub fn host_joins(machine: &mut Machine, clock: &race::Clock) {
     let host = host_actor(machine);
     machine.race.join(host, clock);
-    memory::pinned::open_what_is_known(machine);
-    memory::pool::see_what_is_known(machine);
-}
-
-/// Where a call writes a result: null is an error, and the old contents do not matter.
-pub type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
-
-/// Writes a result back.
-pub fn put<T>(out: Out<'_, T>, value: T) -> Result<(), CUresult> {
-    out.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?.write(value);
-    Ok(())
+    let Machine { race, memory, .. } = machine;
+    let knows = |clock: &race::Clock| race.knows(host, clock);
+    memory.in_flight.open_what_is_known(knows);
+    memory.pools.see_what_is_known(knows);
 }
 
 /// Marks a device as lost: every later call on it returns `code`. `message` says why, once.

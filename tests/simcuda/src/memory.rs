@@ -13,6 +13,7 @@
 
 pub mod allocation;
 pub mod calls;
+mod checks;
 pub mod leaks;
 pub mod pinned;
 pub mod pool;
@@ -26,20 +27,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult;
 
-pub use self::allocation::{Allocation, End, Owner};
-use crate::machine::Machine;
-use crate::race::{Clock, OperationId};
-use crate::report::{self, Kind, Stack};
-use crate::work::{Address, Memory, Touched};
-
-/// What allocations are aligned to, as cuMemAlloc promises.
-pub const ALIGNMENT_BYTES: u64 = 256;
-
-/// At least this many unowned bytes lie between two allocations.
-pub const RED_ZONE_BYTES: u64 = 512;
-
-/// The fill byte of new and freed memory.
-pub const POISON: u8 = 0xff;
+pub use self::allocation::{Allocation, End, Moment, Owner, Turn};
+pub use self::checks::{begin, check_queued, finish, freed_meanwhile, take_turn};
+pub use self::space::{ALIGNMENT_BYTES, POISON, RED_ZONE_BYTES};
+use crate::report::FindingKind;
+use crate::work::{Address, Memory};
 
 /// How many freed allocations are remembered.
 const REMEMBERED: usize = 100_000;
@@ -71,18 +63,9 @@ pub struct AddressSpace {
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// The kind of finding.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// What is there instead.
     pub message: String,
-}
-
-/// At which time a range is checked: decides which end of an allocation counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// A call that queues work: too late after the call that frees.
-    Queued,
-    /// The work runs: too late after the free has run.
-    Runs,
 }
 
 impl AddressSpace {
@@ -315,7 +298,7 @@ impl AddressSpace {
                 );
                 Some(with_range(
                     Violation {
-                        kind: Kind::OutOfBounds,
+                        kind: FindingKind::OutOfBounds,
                         message,
                     },
                     range,
@@ -347,7 +330,7 @@ impl AddressSpace {
                     address - allocation.range.start
                 );
                 Err(Violation {
-                    kind: Kind::UseAfterFree,
+                    kind: FindingKind::UseAfterFree,
                     message,
                 })
             }
@@ -408,7 +391,7 @@ impl AddressSpace {
             }
         };
         Violation {
-            kind: Kind::OutOfBounds,
+            kind: FindingKind::OutOfBounds,
             message,
         }
     }
@@ -443,7 +426,7 @@ fn no_access(device: usize, address: Address, allocation: &Allocation) -> Violat
         address - allocation.range.start
     );
     Violation {
-        kind: Kind::WrongDevice,
+        kind: FindingKind::WrongDevice,
         message,
     }
 }
@@ -477,55 +460,4 @@ impl Memory for AddressSpace {
             _ => address as *mut u8,
         }
     }
-}
-
-/// Checks ranges that are about to be queued, or launched again with a graph.
-pub fn check_queued(machine: &Machine, device: usize, ranges: &Touched) -> Result<(), Violation> {
-    let all = [&ranges.reads, &ranges.writes, &ranges.atomics];
-    let violation = all
-        .into_iter()
-        .flatten()
-        .find_map(|range| machine.memory.violation(device, range, Moment::Queued));
-    violation.map_or(Ok(()), Err)
-}
-
-/// An operation is queued: its known ranges are checked, and pinned memory that it uses is watched
-/// until the host has waited for it.
-pub fn begin(
-    machine: &mut Machine,
-    device: usize,
-    operation: OperationId,
-    describe: &str,
-    stack: &Stack,
-    ranges: &Touched,
-) -> Result<(), CUresult> {
-    let all = [&ranges.reads, &ranges.writes, &ranges.atomics];
-    let violation = all.into_iter().flatten().find_map(|range| {
-        let device = machine.memory.reached_by(device, describe, range);
-        machine.memory.violation(device, range, Moment::Queued)
-    });
-    if let Some(Violation { kind, message }) = violation {
-        // A copy between devices may reach another device; anything else has a wrong pointer.
-        let is_copy = ["cuMemcpyPeer", "cuMemcpyDtoD", "cuMemcpyAsync"]
-            .iter()
-            .any(|copy| describe.starts_with(copy));
-        let kind = if is_copy && kind == Kind::WrongDevice {
-            Kind::PeerAccess
-        } else {
-            kind
-        };
-        report::finding(
-            machine,
-            kind,
-            format!("{describe} on device {device}: {message}\n  queued by {stack}"),
-        );
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
-    pinned::watch(machine, device, operation, describe, stack, ranges);
-    Ok(())
-}
-
-/// An operation has run; `clock` is what its stream knows afterwards.
-pub fn finish(machine: &mut Machine, operation: OperationId, clock: Clock) {
-    machine.memory.in_flight.finish(operation, clock);
 }

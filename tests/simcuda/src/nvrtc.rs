@@ -17,31 +17,12 @@ use cudarc::driver::sys::CUresult;
 use cudarc::nvrtc::sys::nvrtcResult as Status;
 
 use self::compiler::Failed;
+pub(crate) use self::compiler::{Compiled, Program};
 use self::options::Options;
 use crate::machine::{self, Held, Out};
 
 /// The start of a text image, which stands for PTX. The library follows in hexadecimal.
 pub(crate) const PTX_HEADER: &str = "// simulated PTX: a library of the host in hexadecimal\n";
-
-/// A program as it was created.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Program {
-    pub(crate) name: String,
-    pub(crate) source: String,
-    /// (name, text) of headers included by name.
-    pub(crate) headers: Vec<(String, String)>,
-    /// Arguments of nvrtcAddNameExpression.
-    pub(crate) expressions: Vec<String>,
-}
-
-/// The result of a compilation.
-#[derive(Clone, Debug)]
-pub(crate) struct Compiled {
-    /// A shared library.
-    pub(crate) image: Vec<u8>,
-    /// Lowered names of name expressions.
-    pub(crate) lowered: BTreeMap<String, String>,
-}
 
 #[derive(Clone, Debug)]
 struct Outcome {

@@ -17,16 +17,11 @@ mod tests;
 
 use std::ops::Range;
 
-pub use clock::Clock;
-use shadow::{Epoch, Kind, Shadow};
+pub use clock::{Actor, Clock};
+use shadow::{AccessKind, Epoch, Shadow};
 
+use crate::handle::OperationId;
 use crate::work::{Address, Touched};
-
-/// A stream, a branch of a graph, or a host thread. Numbers are not reused.
-pub type Actor = usize;
-
-/// One queued operation; the streams keep its description.
-pub type OperationId = u64;
 
 /// Two conflicting, unordered accesses of the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,7 +123,8 @@ impl Detector {
     pub fn allocate(&mut self, range: Range<Address>, by: Actor, operation: OperationId) {
         let epoch = self.epoch(by, operation);
         self.shadow.forget(range.clone());
-        self.shadow.access(range, Kind::Write, epoch, &|_| true);
+        self.shadow
+            .access(range, AccessKind::Write, epoch, &|_| true);
     }
 
     /// `range` is released: a write that must come after every use. Then it is forgotten.
@@ -164,12 +160,12 @@ impl Detector {
             clock.of(earlier.actor) >= earlier.time
                 || matches!(actors[earlier.actor], State::Settled)
         };
-        let mut found: Option<(shadow::Collision, Kind)> = None;
+        let mut found: Option<(shadow::Collision, AccessKind)> = None;
         // Accesses of one operation do not race with each other.
         for (kind, ranges) in [
-            (Kind::Write, &touched.writes),
-            (Kind::Atomic, &touched.atomics),
-            (Kind::Read, &touched.reads),
+            (AccessKind::Write, &touched.writes),
+            (AccessKind::Atomic, &touched.atomics),
+            (AccessKind::Read, &touched.reads),
         ] {
             for range in merged(ranges) {
                 if let Some(collision) = shadow.access(range, kind, epoch, &past)
@@ -184,11 +180,11 @@ impl Detector {
         found.map(|(collision, kind)| Race {
             range: collision.range,
             first: collision.with.operation,
-            first_writes: collision.kind != Kind::Read,
-            first_atomic: collision.kind == Kind::Atomic,
+            first_writes: collision.kind != AccessKind::Read,
+            first_atomic: collision.kind == AccessKind::Atomic,
             second: operation,
-            second_writes: kind != Kind::Read,
-            second_atomic: kind == Kind::Atomic,
+            second_writes: kind != AccessKind::Read,
+            second_atomic: kind == AccessKind::Atomic,
         })
     }
 

@@ -1,17 +1,17 @@
 //! Findings, and the call stacks of the product that go with them.
 
-mod race;
+mod finding;
 pub mod stack;
 
 use std::fmt;
 
-pub use self::race::race;
+pub use self::finding::{finding, race};
 pub use self::stack::Stack;
-use crate::machine::{Machine, OnFinding};
+use crate::config::OnFinding;
 
 /// The kind of a finding. Its display is the first word of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FindingKind {
     /// Two operations touch the same bytes, one of them writes, and nothing orders them.
     Race,
     /// Use after free.
@@ -40,7 +40,7 @@ pub enum Kind {
     NcclMismatch,
 }
 
-impl Kind {
+impl FindingKind {
     /// The kind of a violation that came as text: the message of a check that failed while work
     /// ran.
     pub fn of_violation(message: &str) -> Self {
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FindingKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Race => "RACE",
@@ -80,7 +80,7 @@ impl fmt::Display for Kind {
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// What it is of.
-    pub kind: Kind,
+    pub kind: FindingKind,
     /// The cause, the operations, the bytes and the call stacks.
     pub message: String,
 }
@@ -109,7 +109,7 @@ impl Report {
     }
 
     /// Reports a finding with the caller's stack, since the caller is to blame for most findings.
-    pub fn tell(&mut self, kind: Kind, message: &str) {
+    pub fn tell(&mut self, kind: FindingKind, message: &str) {
         let message = if self.is_at_the_end {
             format!("{message}\n  found at the end of the process, when what was still pending ran")
         } else {
@@ -131,10 +131,4 @@ impl Report {
             unsafe { libc::_exit(EXIT_CODE) }
         }
     }
-}
-
-/// Reports a finding. With `SIMCUDA_ON_FINDING=exit` it does not return; otherwise the caller
-/// continues as the driver would.
-pub fn finding(machine: &mut Machine, kind: Kind, message: impl AsRef<str>) {
-    machine.report.tell(kind, message.as_ref());
 }

@@ -17,23 +17,16 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult;
 
+pub use self::policy::Scheduler;
 use self::policy::{Candidate, Policy};
-pub(crate) use self::run::{abandon_launch, freed_meanwhile};
+use self::run::HostCall;
 use crate::event::Record;
+use crate::handle::StreamId;
 use crate::machine::{Held, Machine, host_joins};
 use crate::nccl;
 use crate::race::Clock;
-use crate::stream::{self, Action, Entry, HostFunction, PENDING_MAX, StreamId};
-
-/// The choices that CUDA leaves open.
-#[derive(Default)]
-pub struct Scheduler {
-    // Created at first use: its seed is in the machine's configuration.
-    policy: Option<Policy>,
-    /// The trace of what ran, for tests.
-    #[cfg(test)]
-    pub(crate) ran: Vec<Arc<str>>,
-}
+use crate::stream::{self, Action, Entry, PENDING_MAX};
+use crate::work::HostFunction;
 
 /// How long the end of the process waits for other ranks.
 const PATIENCE_WITH_RANKS: Duration = Duration::from_secs(2);
@@ -131,7 +124,7 @@ fn reach(held: &mut Held, goal: &Goal) {
     while !goal.is_met() || policy(held).drains() {
         match advance(held, goal) {
             Advance::Ran => held.pause(),
-            Advance::Call(call) => call.make(held),
+            Advance::Call(call) => make(call, held),
             Advance::Idle if goal.is_met() => break,
             // It hung, other ranks are missing, or another thread is calling a host function.
             Advance::Idle => nccl::idle(held, IDLE),
@@ -162,7 +155,7 @@ fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
     for _ in 0..pieces {
         match advance(held, goal) {
             Advance::Ran => {}
-            Advance::Call(call) => call.make(held),
+            Advance::Call(call) => make(call, held),
             Advance::Idle => {
                 // The caller does not wait, but others may have to progress first: a repeated query
                 // must succeed in the end.
@@ -184,7 +177,7 @@ pub(crate) fn run_towards(
     while !goal.is_met() && !is_enough(held) {
         match advance(held, &goal) {
             Advance::Ran => held.pause(),
-            Advance::Call(call) => call.make(held),
+            Advance::Call(call) => make(call, held),
             Advance::Idle => break,
         }
     }
@@ -205,7 +198,7 @@ pub(crate) fn run_all(held: &mut Held, mut is_enough: impl FnMut(&mut Held) -> b
     while !goal.is_met() && !is_enough(held) {
         match advance(held, &goal) {
             Advance::Ran => held.pause(),
-            Advance::Call(call) => call.make(held),
+            Advance::Call(call) => make(call, held),
             Advance::Idle => break,
         }
         has_run = true;
@@ -293,13 +286,6 @@ enum Advance {
     Idle,
 }
 
-/// A host function whose turn has come.
-pub(crate) struct HostCall {
-    pub(crate) stream: StreamId,
-    pub(crate) node: Option<usize>,
-    pub(crate) function: HostFunction,
-}
-
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
@@ -309,21 +295,20 @@ pub fn in_host_function() -> bool {
     IN_HOST_FUNCTION.get()
 }
 
-impl HostCall {
-    fn make(self, held: &mut Held) {
-        let HostFunction { function, argument } = self.function;
-        held.without(|| {
-            IN_HOST_FUNCTION.set(true);
-            // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called once
-            // with this argument, on any thread, when the stream reaches it; this is that moment,
-            // and the lock is free.
-            unsafe { function(argument as *mut std::ffi::c_void) };
-            IN_HOST_FUNCTION.set(false);
-        });
-        // The function may have told any host thread, invisibly, that everything before it is done.
-        if let Some(known) = run::finish_host_call(held, &self) {
-            host_joins(held, &known);
-        }
+/// Calls the function without the lock.
+fn make(call: HostCall, held: &mut Held) {
+    let HostFunction { function, argument } = call.function;
+    held.without(|| {
+        IN_HOST_FUNCTION.set(true);
+        // SAFETY: the caller of cuLaunchHostFunc vouches that `function` may be called once
+        // with this argument, on any thread, when the stream reaches it; this is that moment,
+        // and the lock is free.
+        unsafe { function(argument as *mut std::ffi::c_void) };
+        IN_HOST_FUNCTION.set(false);
+    });
+    // The function may have told any host thread, invisibly, that everything before it is done.
+    if let Some(known) = run::finish_host_call(held, &call) {
+        host_joins(held, &known);
     }
 }
 
@@ -355,7 +340,7 @@ fn policy(machine: &mut Machine) -> &mut Policy {
 fn abandon_lost_devices(machine: &mut Machine) {
     for device in 0..machine.devices.len() {
         if machine.devices[device].lost.is_some() {
-            stream::abandon(machine, device);
+            run::abandon(machine, device);
         }
     }
 }
@@ -380,7 +365,7 @@ fn runnable(machine: &Machine) -> Vec<Candidate> {
             is_needed: false,
         };
         match action {
-            Action::Work(_) | Action::Turn(Some(_)) | Action::Host(Some(_)) | Action::Record(_) => {
+            Action::Work(_) | Action::Turn(_) | Action::Host(Some(_)) | Action::Record(_) => {
                 candidates.push(candidate)
             }
             Action::Wait(record) if record.is_complete() => candidates.push(candidate),
@@ -391,7 +376,6 @@ fn runnable(machine: &Machine) -> Vec<Candidate> {
             Action::Wait(_)
             | Action::Nccl(_)
             | Action::Hang
-            | Action::Turn(None)
             | Action::Host(None)
             | Action::Graph(None) => {}
         }
@@ -426,9 +410,9 @@ fn mark_needed(machine: &Machine, goal: &Goal, candidates: &mut [Candidate]) {
                     open.extend(launch.waits().cloned());
                     launch
                         .flights()
-                        .for_each(|flight| open.extend(nccl::needed(machine, flight)));
+                        .for_each(|flight| open.extend(machine.nccl.needed(flight)));
                 }
-                Action::Nccl(flight) => open.extend(nccl::needed(machine, flight)),
+                Action::Nccl(flight) => open.extend(machine.nccl.needed(flight)),
                 _ => {}
             }
         }

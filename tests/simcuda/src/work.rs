@@ -65,3 +65,11 @@ pub trait Work: Send + Sync {
         true
     }
 }
+
+/// A function of the host that a stream calls.
+#[derive(Clone, Copy)]
+pub struct HostFunction {
+    pub(crate) function: unsafe extern "C" fn(*mut std::ffi::c_void),
+    /// An opaque address that belongs to the callee.
+    pub(crate) argument: usize,
+}

@@ -7,8 +7,9 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
 };
 
+use super::entry::{Refused, call, invalid, put};
+use super::objects;
 use super::problem::{Problem, Refusal};
-use super::{Refused, call, invalid, objects, put};
 use crate::machine::Out;
 
 /// The meaning of an algorithm's eight words here; other libraries' algorithms are refused.

@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cudarc::cublaslt::sys::cublasStatus_t as Status;
 
 use super::attributes::{Attributes, Layout, Operation, Preference};
+use super::entry::{Refused, call, invalid, put};
 use super::problem::{Problem, Refusal};
-use super::{Refused, call, invalid, put};
 use crate::machine::Out;
 
 /// The object of a handle.

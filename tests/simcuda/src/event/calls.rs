@@ -4,17 +4,35 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
-use super::{Event, EventId, Record, State, resolve};
-use crate::graph::capture;
+use super::{Event, Record, State};
+use crate::graph::{Captured, capture};
+use crate::handle::{EventId, HandleKind, StreamId, decode, encode};
 use crate::machine::{Machine, Out, call, call_waiting, current_device, host_joins, put};
+use crate::report;
 use crate::scheduler::{self, Goal};
-use crate::stream::{self, Action, HandleKind, StreamId};
+use crate::stream::{self, Action};
 
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 /// CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL: a node of the graph instead of an edge in
 /// it.
 const EXTERNAL: u32 = 1;
+
+/// The event of a handle; a destroyed one is a finding.
+fn resolve(machine: &mut Machine, handle: CUevent) -> Result<EventId, CUresult> {
+    let event = decode(HandleKind::Event, handle)
+        .filter(|event| *event < machine.events.all.len())
+        .ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)?;
+    if let Some(destroyer) = machine.events.all[event].destroyed.clone() {
+        let message = format!(
+            "event {event} is used after it was destroyed\n  destroyed in {}",
+            destroyer.stack
+        );
+        report::finding(machine, report::FindingKind::Handle, message);
+        return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+    Ok(event)
+}
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
@@ -34,7 +52,7 @@ pub extern "C" fn cuEventCreate(event: Out<'_, CUevent>, flags: u32) -> CUresult
         });
         put(
             event,
-            stream::encode(HandleKind::Event, machine.events.all.len() - 1),
+            encode(HandleKind::Event, machine.events.all.len() - 1),
         )
     })
 }
@@ -86,13 +104,8 @@ fn record(
     stream::check_usable(machine, stream)?;
     if stream::is_capturing(machine, stream) {
         if flags & EXTERNAL != 0 {
-            return capture::add(
-                machine,
-                stream,
-                "event record",
-                capture::Captured::Record(event),
-            )
-            .map(|_| ());
+            let what = Captured::Record(event);
+            return capture::add(machine, stream, "event record", what).map(drop);
         }
         let (capture, nodes) = capture::place(machine, stream)?;
         machine.events.all[event].state = State::Captured(capture, nodes);
@@ -120,18 +133,12 @@ pub extern "C" fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: u32
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         stream::check_usable(machine, stream)?;
-        let ignored = stream::is_ignored(machine, "cuStreamWaitEvent");
+        let ignored = stream::is_wait_ignored(machine, "cuStreamWaitEvent");
         if flags & EXTERNAL != 0 && stream::is_capturing(machine, stream) {
             if ignored {
                 return Ok(());
             }
-            return capture::add(
-                machine,
-                stream,
-                "event wait",
-                capture::Captured::Wait(event),
-            )
-            .map(|_| ());
+            return capture::add(machine, stream, "event wait", Captured::Wait(event)).map(drop);
         }
         match machine.events.all[event].state.clone() {
             State::Captured(capture, nodes) => {
@@ -161,7 +168,7 @@ pub extern "C" fn cuEventQuery(event: CUevent) -> CUresult {
             State::Never => None,
             State::Recorded(record) => Some(record),
         };
-        stream::forbid_in_capture(held, "cuEventQuery")?;
+        capture::forbid(held, "cuEventQuery")?;
         let Some(record) = record else { return Ok(()) };
         scheduler::query(held, &Goal::new(vec![record]))
     })
@@ -177,8 +184,8 @@ pub extern "C" fn cuEventSynchronize(event: CUevent) -> CUresult {
             State::Never => None,
             State::Recorded(record) => Some(record),
         };
-        stream::forbid_in_capture(held, "cuEventSynchronize")?;
-        if stream::is_ignored(held, "cuEventSynchronize") {
+        capture::forbid(held, "cuEventSynchronize")?;
+        if stream::is_wait_ignored(held, "cuEventSynchronize") {
             return Ok(());
         }
         let Some(record) = record else { return Ok(()) };

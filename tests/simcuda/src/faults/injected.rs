@@ -1,10 +1,11 @@
-//! Faults of operations: wrapped work that fails, flips a bit or takes long.
+//! Applying the plan: wrapped work that fails, flips a bit or takes long, and calls of NCCL.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult;
 
-use super::{Class, Effect, Plan, Target};
+use super::nccl::NcclEffect;
+use super::{Class, Effect, Plan, Target, base};
 use crate::work::{Failure, Memory, Touched, Work};
 
 /// How much longer a slow device takes.
@@ -69,6 +70,14 @@ impl Work for Faulty {
     }
 }
 
+/// The effect of a fault of operations on a piece of NCCL work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Struck {
+    Code(CUresult),
+    Hang,
+    Flip,
+}
+
 fn class_of(description: &str) -> Class {
     if description.starts_with("kernel ") {
         Class::Kernel
@@ -116,6 +125,40 @@ impl Plan {
         Injected {
             work: Arc::new(faulty),
             hangs: effect == Some(Effect::Hang),
+        }
+    }
+
+    /// Counts a call of an NCCL function, and returns the code if it fails.
+    pub(crate) fn before_nccl_call(
+        &mut self,
+        function: &str,
+        device: Option<usize>,
+    ) -> Option<i32> {
+        if self.is_missing(function) {
+            // ncclInternalError: a library without the function would not load at all.
+            return Some(3);
+        }
+        match self.strikes(&Target::Function(base(function).to_owned()), device)? {
+            Effect::NcclCode(code) => Some(code),
+            _ => None,
+        }
+    }
+
+    /// Counts an NCCL call whose turn has come on `device`.
+    pub(crate) fn strike_nccl(&mut self, device: usize) -> Option<NcclEffect> {
+        match self.strikes(&Target::Nccl, Some(device))? {
+            Effect::Nccl(effect) => Some(effect),
+            _ => None,
+        }
+    }
+
+    /// Counts a queued piece of NCCL work as an operation.
+    pub(crate) fn strike_queued_nccl(&mut self, device: usize) -> Option<Struck> {
+        match self.strikes(&Target::Operation(Class::Any), Some(device))? {
+            Effect::Code(code) => Some(Struck::Code(code)),
+            Effect::Hang => Some(Struck::Hang),
+            Effect::FlipBit => Some(Struck::Flip),
+            Effect::Nccl(_) | Effect::NcclCode(_) => None,
         }
     }
 }

@@ -1,8 +1,4 @@
-//! NCCL faults: calls that fail, and calls that go wrong when their turn comes.
-
-use cudarc::driver::sys::CUresult;
-
-use super::{Class, Effect, Plan, Target, base};
+//! The text of NCCL faults.
 
 /// The effect of a fault on an NCCL call whose turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +13,6 @@ pub(crate) enum NcclEffect {
     Flip(Option<u64>),
     /// The device is lost.
     Lost,
-}
-
-/// The effect of a fault of operations on a piece of NCCL work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Struck {
-    Code(CUresult),
-    Hang,
-    Flip,
 }
 
 /// Splits `rankR:` off an entry.
@@ -87,40 +75,4 @@ pub(super) fn parse_effect(text: &str) -> Result<NcclEffect, String> {
             ));
         }
     })
-}
-
-impl Plan {
-    /// Counts a call of an NCCL function, and returns the code if it fails.
-    pub(crate) fn before_nccl_call(
-        &mut self,
-        function: &str,
-        device: Option<usize>,
-    ) -> Option<i32> {
-        if self.is_missing(function) {
-            // ncclInternalError: a library without the function would not load at all.
-            return Some(3);
-        }
-        match self.strikes(&Target::Function(base(function).to_owned()), device)? {
-            Effect::NcclCode(code) => Some(code),
-            _ => None,
-        }
-    }
-
-    /// Counts an NCCL call whose turn has come on `device`.
-    pub(crate) fn strike_nccl(&mut self, device: usize) -> Option<NcclEffect> {
-        match self.strikes(&Target::Nccl, Some(device))? {
-            Effect::Nccl(effect) => Some(effect),
-            _ => None,
-        }
-    }
-
-    /// Counts a queued piece of NCCL work as an operation.
-    pub(crate) fn strike_queued_nccl(&mut self, device: usize) -> Option<Struck> {
-        match self.strikes(&Target::Operation(Class::Any), Some(device))? {
-            Effect::Code(code) => Some(Struck::Code(code)),
-            Effect::Hang => Some(Struck::Hang),
-            Effect::FlipBit => Some(Struck::Flip),
-            Effect::Nccl(_) | Effect::NcclCode(_) => None,
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! The entry points of graphs and their executables.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResult as UpdateResult,
@@ -8,11 +9,9 @@ use cudarc::driver::sys::{
     CUgraphNodeType, CUresult, CUstream,
 };
 
-use super::{
-    Difference, Plan, capture, launch, node_handle, node_type, resolve_executable, resolve_graph,
-    resolve_node,
-};
-use super::{difference, instantiate, retire_if_over};
+use super::handles::{node_handle, resolve_executable, resolve_graph, resolve_node};
+use super::{Captured, Executable, Graph, Node, Plan, capture, replay};
+use crate::handle::{GraphId, HandleKind, encode};
 use crate::machine::{Machine, Out, call, current_device, put};
 use crate::stream;
 
@@ -34,6 +33,68 @@ fn checked_instantiate(
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     Ok(instantiate(machine, graph))
+}
+
+/// Makes a graph executable.
+fn instantiate(machine: &mut Machine, graph: GraphId) -> CUgraphExec {
+    let plan = Plan::new(machine.graphs.graphs[graph].nodes.clone());
+    let actors = (0..plan.chains()).map(|_| machine.race.actor()).collect();
+    let executable = Executable {
+        plan: Arc::new(plan),
+        actors,
+        latest: None,
+        pending: 0,
+        destroyed: None,
+    };
+    machine.graphs.executables.push(executable);
+    encode(HandleKind::Executable, machine.graphs.executables.len() - 1)
+}
+
+/// Why the nodes of `graph` cannot replace those of `executable`: the result of cuGraphExecUpdate
+/// and the node.
+fn difference(old: &[Node], new: &[Node]) -> Option<(Difference, Option<usize>)> {
+    if old.len() != new.len() {
+        return Some((Difference::Topology, None));
+    }
+    for (index, (old, new)) in old.iter().zip(new).enumerate() {
+        if std::mem::discriminant(&old.what) != std::mem::discriminant(&new.what)
+            || node_type(old) as u32 != node_type(new) as u32
+        {
+            return Some((Difference::NodeType, Some(index)));
+        }
+        if old.dependencies != new.dependencies {
+            return Some((Difference::Topology, Some(index)));
+        }
+        if old.device != new.device {
+            return Some((Difference::Parameters, Some(index)));
+        }
+    }
+    None
+}
+
+/// The difference that forbids the update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Difference {
+    Topology,
+    NodeType,
+    Parameters,
+}
+
+/// The node's kind as a number of cuda.h. Library calls are kernels.
+fn node_type(node: &Node) -> CUgraphNodeType {
+    use CUgraphNodeType as Type;
+    match &node.what {
+        Captured::Host(_) => Type::CU_GRAPH_NODE_TYPE_HOST,
+        Captured::Record(_) => Type::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+        Captured::Wait(_) => Type::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+        Captured::Work(_) if node.operation.describe.starts_with("cuMemcpy") => {
+            Type::CU_GRAPH_NODE_TYPE_MEMCPY
+        }
+        Captured::Work(_) if node.operation.describe.starts_with("cuMemset") => {
+            Type::CU_GRAPH_NODE_TYPE_MEMSET
+        }
+        Captured::Work(_) | Captured::Nccl(_) => Type::CU_GRAPH_NODE_TYPE_KERNEL,
+    }
 }
 
 /// See the driver's documentation.
@@ -76,7 +137,8 @@ pub extern "C" fn cuGraphExecDestroy(executable: CUgraphExec) -> CUresult {
         // Pending launches still run.
         let operation = stream::new_operation(machine, "cuGraphExecDestroy", None, 0, None);
         machine.graphs.executables[executable].destroyed = Some(operation);
-        retire_if_over(machine, executable);
+        let Machine { graphs, race, .. } = machine;
+        graphs.retire_if_over(executable, race);
         Ok(())
     })
 }
@@ -113,7 +175,7 @@ pub extern "C" fn cuGraphLaunch(executable: CUgraphExec, stream: CUstream) -> CU
                 "cuGraphLaunch (child graphs are not simulated)",
             ));
         }
-        launch::give(machine, executable, stream)
+        replay::launch(machine, executable, stream)
     })
 }
 
@@ -167,7 +229,7 @@ pub extern "C" fn cuGraphExecUpdate_v2(
             return Err(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
         }
         // The dependencies are unchanged, and so are the chains and their actors.
-        machine.graphs.executables[executable].plan = std::sync::Arc::new(Plan::new(new.clone()));
+        machine.graphs.executables[executable].plan = Arc::new(Plan::new(new.clone()));
         Ok(())
     })
 }
@@ -252,10 +314,10 @@ pub extern "C" fn cuGraphCreate(graph: Out<'_, CUgraph>, flags: u32) -> CUresult
         if flags != 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
-        machine.graphs.graphs.push(super::Graph::default());
+        machine.graphs.graphs.push(Graph::default());
         put(
             graph,
-            stream::encode(stream::HandleKind::Graph, machine.graphs.graphs.len() - 1),
+            encode(HandleKind::Graph, machine.graphs.graphs.len() - 1),
         )
     })
 }

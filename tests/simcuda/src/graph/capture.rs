@@ -5,64 +5,16 @@
 //! capture: every use of its streams then fails with 901 until cuStreamEndCapture ends it, which
 //! also fails with 901.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
 
-use super::{Graph, GraphId, Node};
-use crate::event::EventId;
+use super::{Capture, Captured, Graph, Node, StreamCapture};
+use crate::handle::{CaptureId, GraphId, OperationId, StreamId};
 use crate::machine::Machine;
-use crate::nccl::Piece;
-use crate::race::OperationId;
 use crate::report::{self, Stack};
-use crate::stream::{self, HostFunction, Order, StreamId};
-use crate::work::Work;
-
-/// Numbered from 1 in order of beginning, as cuStreamGetCaptureInfo reports.
-pub(crate) type CaptureId = u64;
-
-/// What a node does.
-#[derive(Clone)]
-pub(crate) enum Captured {
-    Work(Arc<dyn Work>),
-    Nccl(Arc<Piece>),
-    Host(HostFunction),
-    /// An external record: the launch records the event outside the graph.
-    Record(EventId),
-    /// An external wait: for the event's record at launch time.
-    Wait(EventId),
-}
-
-/// A stream's part in a capture.
-pub(crate) struct StreamCapture {
-    pub(crate) capture: CaptureId,
-    /// In order, each once.
-    pub(crate) tail: Vec<usize>,
-    /// Where cuStreamGetCaptureInfo pointed its caller: node handles, valid until the next call.
-    pub(crate) told: Vec<u64>,
-}
-
-/// A capture in progress.
-pub(crate) struct Capture {
-    pub(crate) origin: StreamId,
-    pub(crate) mode: CUstreamCaptureMode,
-    thread: ThreadId,
-    begun: Stack,
-    pub(crate) members: BTreeSet<StreamId>,
-    pub(crate) graph: GraphId,
-    /// What broke it.
-    pub(crate) invalid: Option<String>,
-}
-
-/// All captures in progress, and the modes of threads.
-#[derive(Default)]
-pub(crate) struct Captures {
-    pub(crate) ongoing: BTreeMap<CaptureId, Capture>,
-    begun: CaptureId,
-    modes: HashMap<ThreadId, CUstreamCaptureMode>,
-}
+use crate::stream::{self, Order};
 
 /// Begins a capture in `stream`.
 pub(crate) fn begin(
@@ -308,8 +260,9 @@ pub(crate) fn captured_event(machine: &mut Machine, of: CaptureId) -> CUresult {
     CUresult::CUDA_ERROR_CAPTURED_EVENT
 }
 
-/// A capturing stream was given something that no graph can hold: a finding, and it breaks the
-/// capture.
+/// For a call that a capturing `stream` cannot take: breaks the capture, reports a finding, and
+/// returns the code (900, or 901 if it was broken before). `describe` names the call and may
+/// suggest an alternative.
 pub(crate) fn unsupported(machine: &mut Machine, stream: StreamId, describe: &str) -> CUresult {
     match valid(machine, stream) {
         Err(code) => code,
@@ -332,7 +285,7 @@ fn refuse(machine: &mut Machine, captures: &[CaptureId], call: &str, code: CUres
     for id in captures {
         invalidate(machine, *id, call);
     }
-    report::finding(machine, report::Kind::Capture, message);
+    report::finding(machine, report::FindingKind::Capture, message);
     code
 }
 
@@ -347,7 +300,9 @@ fn invalidate(machine: &mut Machine, id: CaptureId, why: &str) {
     }
 }
 
-/// See [`stream::forbid_in_capture`].
+/// Refuses the potentially unsafe call `name` (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and a finding)
+/// while a capture forbids it to the calling thread: its own capture unless relaxed, and global
+/// captures of other threads, depending on the thread's mode.
 pub(crate) fn forbid(machine: &mut Machine, name: &'static str) -> Result<(), CUresult> {
     use CUstreamCaptureMode as Mode;
     let thread = thread::current().id();

@@ -5,9 +5,11 @@ use cudarc::driver::sys::{
     CUstreamCaptureStatus as Status,
 };
 
-use super::{capture, node_handle};
+use super::capture;
+use super::handles::node_handle;
+use crate::handle::{HandleKind, StreamId, encode};
 use crate::machine::{Machine, Out, call, put};
-use crate::stream::{self, HandleKind, StreamId};
+use crate::stream;
 
 fn mode_of(number: u32) -> Result<Mode, CUresult> {
     [
@@ -37,7 +39,7 @@ pub extern "C" fn cuStreamEndCapture(stream: CUstream, graph: Out<'_, CUgraph>) 
         let graph = graph.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         graph.write(std::ptr::null_mut());
         let made = capture::end(machine, stream)?;
-        graph.write(stream::encode(HandleKind::Graph, made));
+        graph.write(encode(HandleKind::Graph, made));
         Ok(())
     })
 }
@@ -101,7 +103,7 @@ fn tell(
         put(info.id, own.capture)?;
     }
     if info.graph.is_some() {
-        put(info.graph, stream::encode(HandleKind::Graph, graph))?;
+        put(info.graph, encode(HandleKind::Graph, graph))?;
     }
     if info.dependencies.is_some() {
         put(info.dependencies, own.told.as_ptr().cast())?;

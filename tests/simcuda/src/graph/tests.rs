@@ -14,10 +14,10 @@ use proptest::prelude::*;
 use super::calls::*;
 use super::capture_calls::*;
 use super::chains;
+use crate::config::Config;
 use crate::event::calls::*;
 use crate::faults::Plan;
-use crate::machine::Config;
-use crate::report::Kind;
+use crate::report::FindingKind;
 use crate::stream::calls::*;
 use crate::stream::tests::{Bench, SUCCESS, TOUCH_NS, Touch, bench, config, got};
 
@@ -126,7 +126,7 @@ fn branches_that_write_the_same_race_and_those_in_order_do_not() {
         }
         assert_eq!(cuCtxSynchronize(), SUCCESS);
         assert_eq!(
-            bench.finding_kinds().contains(&Kind::Race),
+            bench.finding_kinds().contains(&FindingKind::Race),
             races,
             "{writers:?}: {:?}",
             bench.findings()
@@ -157,7 +157,7 @@ fn two_executables_on_two_streams_race() {
     assert_eq!(cuGraphLaunch(instantiate(graph), first), SUCCESS);
     assert_eq!(cuGraphLaunch(instantiate(graph), second), SUCCESS);
     assert_eq!(cuCtxSynchronize(), SUCCESS);
-    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Race]);
     let message = bench.findings()[0].message.clone();
     assert!(message.contains("captured"), "{message}");
 }
@@ -171,7 +171,7 @@ fn a_race_in_a_graph_is_found_with_every_seed() {
         let graph = diamond(&bench, first, second, touch);
         assert_eq!(cuGraphLaunch(instantiate(graph), first), SUCCESS);
         assert_eq!(cuStreamSynchronize(first), SUCCESS);
-        assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
+        assert_eq!(bench.finding_kinds(), [FindingKind::Race], "seed {seed}");
     }
 }
 
@@ -191,7 +191,7 @@ fn an_ignored_wait_in_a_capture_leaves_the_branches_unordered() {
     });
     assert_eq!(cuGraphLaunch(instantiate(graph), first), SUCCESS);
     assert_eq!(cuCtxSynchronize(), SUCCESS);
-    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Race]);
 }
 
 #[test]
@@ -254,7 +254,10 @@ fn graphs_and_executables_end_when_their_handles_do_and_launches_do_not() {
         CUresult::CUDA_ERROR_INVALID_VALUE
     );
     assert_eq!(cuGraphDestroy(graph), CUresult::CUDA_ERROR_INVALID_VALUE);
-    assert_eq!(bench.finding_kinds(), [Kind::Handle, Kind::Handle]);
+    assert_eq!(
+        bench.finding_kinds(),
+        [FindingKind::Handle, FindingKind::Handle]
+    );
 }
 
 #[test]
@@ -402,7 +405,7 @@ fn a_graph_replayed_after_its_buffer_was_freed_is_found_at_the_launch() {
         cuGraphLaunch(executable, stream),
         CUresult::CUDA_ERROR_INVALID_VALUE
     );
-    assert_eq!(bench.finding_kinds(), [Kind::Graph]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Graph]);
     let message = bench.findings()[0].message.clone();
     assert!(
         message.contains("replayed after a buffer of it was freed")

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -275,9 +274,4 @@ impl Work for KernelLaunch {
         // Any rate would do: it is the same for all, and is never shown.
         2000 + self.blocks().saturating_mul(threads) / 64
     }
-}
-
-/// The pages that hold a range.
-pub(super) fn pages_of(range: &Range<Address>) -> Range<Address> {
-    range.start & !4095..(range.end + 4095) & !4095
 }

@@ -4,8 +4,12 @@
 
 use std::ops::Range;
 
-use super::launch::pages_of;
 use crate::work::Address;
+
+/// The pages that hold a range.
+pub(super) fn pages_of(range: &Range<Address>) -> Range<Address> {
+    range.start & !4095..(range.end + 4095) & !4095
+}
 
 /// Pages opened for a launch, with their former protection.
 pub(super) struct Opened {

@@ -7,10 +7,10 @@
 //! work is left alone with everything after it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Held, is_held_by_this_thread};
+use super::{Held, IS_ENDING, is_held_by_this_thread};
 use crate::{memory, scheduler};
 
 /// How long another thread's running piece of work may take at the end. An endless kernel must not
@@ -21,20 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// work.
 static PROCESS: OnceLock<u32> = OnceLock::new();
 
-static HAS_COME: AtomicBool = AtomicBool::new(false);
-
-/// Whether the process is ending: the product's memory may be gone.
-pub fn has_come() -> bool {
-    HAS_COME.load(Ordering::Relaxed)
-}
-
 /// Registers the handler once per process.
 pub fn register() {
     PROCESS.get_or_init(|| {
         // SAFETY: the handler has the required type and is code of this library, which is never
         // unloaded while in use; unloading would call it first.
         if unsafe { libc::atexit(at_exit) } != 0 {
-            eprintln!("simcuda: the end of the process cannot be watched: what is pending then will not be looked at");
+            eprintln!(
+                "simcuda: atexit failed: work pending at the end of the process will not run"
+            );
         }
         std::process::id()
     });
@@ -47,12 +42,10 @@ extern "C" fn at_exit() {
         return;
     }
     let Some(mut held) = Held::take_within(PATIENCE) else {
-        eprintln!(
-            "simcuda: another thread is inside the simulator and does not come out: what is pending is not looked at"
-        );
+        eprintln!("simcuda: another thread holds the simulator's lock: pending work does not run");
         return;
     };
-    HAS_COME.store(true, Ordering::Relaxed);
+    IS_ENDING.store(true, Ordering::Relaxed);
     held.report.is_at_the_end = true;
     if held.config.drain {
         scheduler::drain(&mut held);

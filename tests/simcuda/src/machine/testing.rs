@@ -7,7 +7,7 @@ use cudarc::driver::sys::{CUcontext, CUresult};
 
 use super::Out;
 use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
-use crate::device::cuInit;
+use crate::device::calls::cuInit;
 
 pub(crate) const CASE: &str = "SIMCUDA_TEST_CASE";
 

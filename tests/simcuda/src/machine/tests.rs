@@ -16,10 +16,10 @@ use crate::copy::{
     cuMemcpyDtoDAsync_v2, cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2, cuMemcpyPeerAsync,
     cuMemsetD32Async,
 };
-use crate::device::{
+use crate::device::calls::{
     cuDeviceCanAccessPeer, cuDeviceGet, cuDeviceGetCount, cuDeviceGetName, cuInit,
 };
-use crate::error::cuGetErrorName;
+use crate::error::calls::cuGetErrorName;
 use crate::memory::calls::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemGetInfo_v2,
 };

@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use super::Moment;
 use super::pinned::Mapping;
 use super::pool::PoolId;
+use crate::handle::StreamId;
 use crate::report::Stack;
-use crate::stream::StreamId;
 use crate::work::Address;
 
 /// Whose memory it is.
@@ -78,6 +77,24 @@ impl fmt::Display for End {
         }
         write!(formatter, " at {}", self.0.stack.in_line())
     }
+}
+
+/// At which time a range is checked: decides which end of an allocation counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// A call that queues work: too late after the call that frees.
+    Queued,
+    /// The work runs: too late after the free has run.
+    Runs,
+}
+
+/// What a stream does to memory of a pool when it comes to the call.
+#[derive(Clone)]
+pub enum Turn {
+    /// The memory is there from now on.
+    Allocate(Arc<Allocation>),
+    /// It returns to this pool.
+    Free(Arc<Allocation>, PoolId),
 }
 
 /// One allocation.

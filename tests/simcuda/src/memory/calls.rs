@@ -9,13 +9,14 @@ use cudarc::driver::sys::{
 
 use super::allocation::{Allocation, End, Made};
 use super::pool::{self, PoolId};
-use super::{Moment, Owner, pinned};
+use super::{Owner, Turn, pinned};
+use crate::graph::capture;
+use crate::handle::StreamId;
 use crate::machine::{self, Held, Machine, Out, host_actor, put};
 use crate::race::Clock;
-use crate::report::{self, Kind};
+use crate::report::{self, FindingKind};
 use crate::scheduler;
-use crate::stream::{self, StreamId};
-use crate::work::{Failure, Touched};
+use crate::stream;
 
 /// See the driver's documentation.
 #[unsafe(no_mangle)]
@@ -42,7 +43,7 @@ fn allocate_ordered(
         let message = format!(
             "{name} of {bytes} bytes (the graph would own the memory, which is not simulated)"
         );
-        return Err(stream::refuse_in_capture(machine, stream, &message));
+        return Err(capture::unsupported(machine, stream, &message));
     }
     let bytes = bytes as u64;
     let device = machine
@@ -61,26 +62,9 @@ fn allocate_ordered(
         .memory
         .allocate(owner, bytes, Made::now(name, Some(stream)));
     let allocation = made.inspect_err(|_| machine.memory.pools.give_back(pool, bytes))?;
-    let new = Arc::clone(&allocation);
-    let turn = move |machine: &mut Machine, actor, operation| {
-        if let Some(end) = new.end().filter(|_| new.has_ended(Moment::Runs)) {
-            let message =
-                format!("{new} is made when its stream comes to that, and was {end} before");
-            report::finding(machine, Kind::UseAfterFree, message);
-            return Ok(());
-        }
-        // Unlike `Detector::allocate`, this keeps earlier uses: nothing orders them before this.
-        let made = Touched {
-            writes: vec![new.range.clone()],
-            ..Touched::default()
-        };
-        if let Some(race) = machine.race.access(actor, operation, &made) {
-            report::race(machine, &race);
-        }
-        Ok(())
-    };
     let describe = format!("{name} of {bytes} bytes");
-    if let Err(code) = stream::enqueue_with(machine, stream, &describe, Box::new(turn)) {
+    let turn = Turn::Allocate(Arc::clone(&allocation));
+    if let Err(code) = stream::enqueue_turn(machine, stream, &describe, turn) {
         machine.memory.pools.give_back(pool, bytes);
         machine.memory.release(&allocation);
         return Err(code);
@@ -138,12 +122,12 @@ fn end(machine: &mut Machine, pointer: u64, made: Made) -> Result<Arc<Allocation
             ),
             None => format!("{name}({pointer:#x}): nothing was ever allocated there"),
         };
-        report::finding(machine, Kind::OutOfBounds, message);
+        report::finding(machine, FindingKind::OutOfBounds, message);
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     };
     if let Err(earlier) = allocation.begin_end(End(made)) {
         let message = format!("{name}({pointer:#x}) frees {allocation} again, which was {earlier}");
-        report::finding(machine, Kind::DoubleFree, message);
+        report::finding(machine, FindingKind::DoubleFree, message);
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     Ok(allocation)
@@ -158,7 +142,7 @@ pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUre
             let message = format!(
                 "cuMemFreeAsync of {pointer:#x} (the graph would free the memory at each launch)"
             );
-            return Err(stream::refuse_in_capture(machine, stream, &message));
+            return Err(capture::unsupported(machine, stream, &message));
         }
         // Memory without a pool cannot be freed in stream order; `end` reports freed memory.
         if machine
@@ -175,19 +159,7 @@ pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUre
             .ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let describe = format!("cuMemFreeAsync of {} bytes", allocation.bytes());
         let bytes = allocation.bytes();
-        let turn = move |machine: &mut Machine, actor, operation| {
-            let race = machine
-                .race
-                .free(allocation.range.clone(), actor, operation);
-            if let Some(race) = race {
-                report::race(machine, &race);
-            }
-            machine.memory.release(&allocation);
-            let clock = machine.race.snapshot(actor);
-            machine.memory.pools.has_run(pool, bytes, actor, clock);
-            Ok::<(), Failure>(())
-        };
-        stream::enqueue_with(machine, stream, &describe, Box::new(turn))?;
+        stream::enqueue_turn(machine, stream, &describe, Turn::Free(allocation, pool))?;
         machine.memory.pools.give_back_in_order(pool, bytes);
         Ok(())
     })
@@ -198,7 +170,7 @@ pub extern "C" fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream) -> CUre
 pub extern "C" fn cuMemAlloc_v2(pointer: Out<'_, CUdeviceptr>, bytes: usize) -> CUresult {
     machine::call("cuMemAlloc_v2", |machine| {
         let device = machine::current_device(machine)?;
-        stream::forbid_in_capture(machine, "cuMemAlloc")?;
+        capture::forbid(machine, "cuMemAlloc")?;
         if bytes == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
@@ -223,7 +195,7 @@ pub extern "C" fn cuMemAlloc_v2(pointer: Out<'_, CUdeviceptr>, bytes: usize) -> 
 pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
     machine::call_waiting("cuMemFree_v2", |machine: &mut Held| {
         let current = machine::current_device(machine)?;
-        stream::forbid_in_capture(machine, "cuMemFree")?;
+        capture::forbid(machine, "cuMemFree")?;
         if pointer == 0 {
             return Ok(());
         }
@@ -288,7 +260,7 @@ fn allocate_pinned(
     bytes: usize,
 ) -> Result<*mut c_void, CUresult> {
     machine::current_device(machine)?;
-    stream::forbid_in_capture(machine, name)?;
+    capture::forbid(machine, name)?;
     if bytes == 0 {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
@@ -329,7 +301,7 @@ pub extern "C" fn cuMemAllocHost_v2(pointer: Out<'_, *mut c_void>, bytes: usize)
 pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
     machine::call("cuMemFreeHost", |machine| {
         let device = machine::current_device(machine)?;
-        stream::forbid_in_capture(machine, "cuMemFreeHost")?;
+        capture::forbid(machine, "cuMemFreeHost")?;
         let pointer = pointer as u64;
         if machine
             .memory
@@ -345,7 +317,7 @@ pub extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> CUresult {
             && let Some(user) = machine.memory.in_flight.describe_user(found)
         {
             let message = format!("cuMemFreeHost frees {found}\n  while it is in flight: {user}");
-            report::finding(machine, Kind::HostAccess, message);
+            report::finding(machine, FindingKind::HostAccess, message);
         }
         let allocation = end(machine, pointer, Made::now("cuMemFreeHost", None))?;
         free_now(machine, &allocation, device, "cuMemFreeHost", &[]);

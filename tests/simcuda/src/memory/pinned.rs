@@ -19,12 +19,12 @@ use std::sync::Arc;
 pub use self::fault::install as install_handler;
 pub use self::mapping::Mapping;
 use self::mapping::Protection;
-use super::{Allocation, Moment, Owner};
-use crate::machine::{Machine, host_actor};
-use crate::race::{Clock, OperationId};
+use super::allocation::{Allocation, Moment, Owner};
+use crate::handle::OperationId;
+use crate::race::Clock;
 use crate::report::Stack;
-use crate::stream;
-use crate::work::{Address, Touched};
+use crate::stream::Operation;
+use crate::work::Address;
 
 /// A copy that uses pinned memory.
 #[derive(Debug)]
@@ -87,6 +87,34 @@ impl InFlight {
         self.let_go(|flight| flight.device == device);
     }
 
+    /// `operation` uses `range` of `allocation` from now on.
+    pub(super) fn watch(
+        &mut self,
+        operation: &Operation,
+        allocation: Arc<Allocation>,
+        range: Range<Address>,
+        writes: bool,
+    ) {
+        self.flights.push(Flight {
+            operation: operation.id,
+            device: operation.device,
+            named: operation.to_string(),
+            stack: operation.stack.clone(),
+            allocation: Arc::clone(&allocation),
+            range,
+            writes,
+            finished: None,
+        });
+        self.protect(&allocation);
+    }
+
+    /// The host has learnt of something: copies that it `knows` to be done are no longer in flight.
+    pub fn open_what_is_known(&mut self, knows: impl Fn(&Clock) -> bool) {
+        if !self.flights.is_empty() {
+            self.let_go(|flight| flight.finished.as_ref().is_some_and(&knows));
+        }
+    }
+
     fn let_go(&mut self, is_over: impl Fn(&Flight) -> bool) {
         let (over, left): (Vec<Flight>, Vec<Flight>) = std::mem::take(&mut self.flights)
             .into_iter()
@@ -144,60 +172,4 @@ impl std::fmt::Display for Flight {
             self.stack
         )
     }
-}
-
-/// An operation was queued: the pinned memory that it uses is now in flight.
-pub fn watch(
-    machine: &mut Machine,
-    device: usize,
-    operation: OperationId,
-    describe: &str,
-    stack: &Stack,
-    ranges: &Touched,
-) {
-    let uses = [
-        (&ranges.writes, true),
-        (&ranges.atomics, true),
-        (&ranges.reads, false),
-    ];
-    for (range, writes) in uses
-        .into_iter()
-        .flat_map(|(ranges, writes)| ranges.iter().map(move |range| (range, writes)))
-    {
-        let Some(allocation) = machine.memory.holding(range.start).cloned() else {
-            continue;
-        };
-        if range.is_empty() || !matches!(allocation.owner, Owner::Host(_)) {
-            continue;
-        }
-        let named = stream::operation(machine, operation)
-            .map_or_else(|| describe.to_owned(), |known| known.to_string());
-        let flight = Flight {
-            operation,
-            device,
-            named,
-            stack: stack.clone(),
-            allocation: Arc::clone(&allocation),
-            range: range.clone(),
-            writes,
-            finished: None,
-        };
-        machine.memory.in_flight.flights.push(flight);
-        machine.memory.in_flight.protect(&allocation);
-    }
-}
-
-/// The host has learnt of something: copies it now knows to be done are no longer in flight.
-pub fn open_what_is_known(machine: &mut Machine) {
-    if machine.memory.in_flight.flights.is_empty() {
-        return;
-    }
-    let host = host_actor(machine);
-    let Machine { race, memory, .. } = machine;
-    memory.in_flight.let_go(|flight| {
-        flight
-            .finished
-            .as_ref()
-            .is_some_and(|clock| race.knows(host, clock))
-    });
 }

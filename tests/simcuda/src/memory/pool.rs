@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use cudarc::driver::sys::CUresult;
 
-use crate::machine::{Machine, host_actor};
 use crate::race::{Actor, Clock};
 
 /// Pools are numbered in the order of their creation; the first ones are the devices' default
@@ -215,30 +214,21 @@ impl Pools {
             pool.trim(0);
         }
     }
-}
 
-/// The host has learnt of something: frees it now knows to be done are no longer in use.
-pub fn see_what_is_known(machine: &mut Machine) {
-    if machine.memory.pools.frees.is_empty() {
-        return;
+    /// The host has learnt of something: frees that it `knows` to be done are no longer in use.
+    pub fn see_what_is_known(&mut self, knows: impl Fn(&Clock) -> bool) {
+        let Self { all, frees, .. } = self;
+        frees.retain(|(pool, _), frees| {
+            let pool = &mut all[*pool];
+            while let Some((bytes, _)) = frees.pop_front_if(|(_, clock)| knows(clock)) {
+                pool.unseen -= bytes.next_multiple_of(GRAIN_BYTES);
+            }
+            if pool.is_destroyed {
+                pool.trim(0);
+            }
+            !frees.is_empty()
+        });
     }
-    let host = host_actor(machine);
-    let Machine { race, memory, .. } = machine;
-    let Pools { all, frees, .. } = &mut memory.pools;
-    frees.retain(|(pool, _), frees| {
-        let pool = &mut all[*pool];
-        while frees
-            .front()
-            .is_some_and(|(_, clock)| race.knows(host, clock))
-        {
-            let (bytes, _) = frees.pop_front().expect("there is one in front");
-            pool.unseen -= bytes.next_multiple_of(GRAIN_BYTES);
-        }
-        if pool.is_destroyed {
-            pool.trim(0);
-        }
-        !frees.is_empty()
-    });
 }
 
 impl Pool {

@@ -4,8 +4,16 @@ use std::ops::Range;
 
 use cudarc::driver::sys::CUresult;
 
-use super::{ALIGNMENT_BYTES, POISON, RED_ZONE_BYTES};
 use crate::work::Address;
+
+/// What allocations are aligned to, as cuMemAlloc promises.
+pub const ALIGNMENT_BYTES: u64 = 256;
+
+/// At least this many unowned bytes lie between two allocations.
+pub const RED_ZONE_BYTES: u64 = 512;
+
+/// The fill byte of new and freed memory.
+pub const POISON: u8 = 0xff;
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -76,7 +76,7 @@ fn a_range_that_leaves_its_allocation_is_told_by_how_much() {
     let mut space = space(1);
     let allocation = pooled(&mut space, 0, 4096);
     let violation = told(&space, 0, allocation.range.start..allocation.range.end + 64);
-    assert_eq!(violation.kind, Kind::OutOfBounds);
+    assert_eq!(violation.kind, FindingKind::OutOfBounds);
     let expected = "64 bytes past the end of the 4096-byte allocation made by cuMemAllocFromPoolAsync on device 0 (stream 3) at ";
     assert!(
         violation.message.contains(expected),
@@ -138,7 +138,7 @@ fn freed_memory_says_who_freed_it_and_its_address_is_not_used_again() {
         0,
         allocation.range.start + 8..allocation.range.start + 12,
     );
-    assert_eq!(violation.kind, Kind::UseAfterFree);
+    assert_eq!(violation.kind, FindingKind::UseAfterFree);
     for part in [
         "byte 8 of the 512-byte allocation",
         "freed by cuMemFreeAsync (stream 4) at ",
@@ -150,7 +150,10 @@ fn freed_memory_says_who_freed_it_and_its_address_is_not_used_again() {
             violation.message
         );
     }
-    assert_eq!(Kind::of_violation(&violation.message), Kind::UseAfterFree);
+    assert_eq!(
+        FindingKind::of_violation(&violation.message),
+        FindingKind::UseAfterFree
+    );
     // SAFETY: the pages of a device stay mapped after a free.
     let byte = unsafe { *space.host_pointer(allocation.range.start) };
     assert_eq!(byte, POISON);
@@ -185,7 +188,7 @@ fn memory_of_another_device_needs_access_from_the_context_or_from_the_pool() {
     let (own, of_pool) = (direct(&mut space, 0, 64), pooled(&mut space, 0, 64));
     for allocation in [&own, &of_pool] {
         let violation = told(&space, 1, allocation.range.clone());
-        assert_eq!(violation.kind, Kind::WrongDevice);
+        assert_eq!(violation.kind, FindingKind::WrongDevice);
         assert!(
             violation.message.contains("device 1 was given no access"),
             "{}",

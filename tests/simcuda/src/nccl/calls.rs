@@ -6,11 +6,14 @@ use cudarc::driver::sys::CUstream;
 
 use super::comm::Comm;
 use super::element::{Reduction, Type};
-use super::transfer::{Call, Kind};
-use super::{Refusal, call, group, resolve};
+use super::entry::{call, resolve};
+use super::group;
+use super::refusal::Refusal;
+use super::transfer::{Call, CallKind};
+use crate::handle::StreamId;
 use crate::machine::Machine;
-use crate::report;
-use crate::stream::{self, StreamId};
+use crate::report::{self, FindingKind};
+use crate::stream;
 use crate::work::Address;
 
 /// The arguments of a call.
@@ -24,7 +27,7 @@ struct Given {
     stream: CUstream,
 }
 
-fn make(given: Given, kind: impl FnOnce(&Comm) -> Result<Kind, Refusal>) -> c_int {
+fn make(given: Given, kind: impl FnOnce(&Comm) -> Result<CallKind, Refusal>) -> c_int {
     call(given.name, |held| {
         let made = checked(held, &given, kind);
         made.inspect_err(group::fail)
@@ -34,7 +37,7 @@ fn make(given: Given, kind: impl FnOnce(&Comm) -> Result<Kind, Refusal>) -> c_in
 fn checked(
     machine: &mut Machine,
     given: &Given,
-    kind: impl FnOnce(&Comm) -> Result<Kind, Refusal>,
+    kind: impl FnOnce(&Comm) -> Result<CallKind, Refusal>,
 ) -> Result<(), Refusal> {
     let Given {
         name,
@@ -97,7 +100,7 @@ fn stream_of(
         "{name}: stream {stream} is of device {device}, the communicator (rank {}) of device {}",
         comm.rank, comm.device
     );
-    report::finding(machine, report::Kind::WrongDevice, &message);
+    report::finding(machine, FindingKind::WrongDevice, &message);
     Err(Refusal::argument(message))
 }
 
@@ -123,8 +126,8 @@ fn check_pointers(machine: &mut Machine, call: &Call, comm: &Comm) -> Result<(),
     };
     let slice = call.bytes() * comm.rank as u64;
     let is_in_place = match call.kind {
-        Kind::ReduceScatter(_) => written.start == read.start + slice,
-        Kind::AllGather => read.start == written.start + slice,
+        CallKind::ReduceScatter(_) => written.start == read.start + slice,
+        CallKind::AllGather => read.start == written.start + slice,
         _ => read.start == written.start,
     };
     if !is_in_place && read.start < written.end && written.start < read.end {
@@ -134,7 +137,7 @@ fn check_pointers(machine: &mut Machine, call: &Call, comm: &Comm) -> Result<(),
             machine.memory.describe(read),
             machine.memory.describe(written)
         );
-        report::finding(machine, report::Kind::Race, &message);
+        report::finding(machine, FindingKind::Race, &message);
         return Err(Refusal::argument(message));
     }
     Ok(())
@@ -184,7 +187,7 @@ pub extern "C" fn ncclAllReduce(
             comm,
             stream,
         },
-        |_| Ok(Kind::AllReduce(reduction(op)?)),
+        |_| Ok(CallKind::AllReduce(reduction(op)?)),
     )
 }
 
@@ -210,7 +213,7 @@ pub extern "C" fn ncclReduceScatter(
             comm,
             stream,
         },
-        |_| Ok(Kind::ReduceScatter(reduction(op)?)),
+        |_| Ok(CallKind::ReduceScatter(reduction(op)?)),
     )
 }
 
@@ -237,7 +240,7 @@ pub extern "C" fn ncclReduce(
             comm,
             stream,
         },
-        |comm| Ok(Kind::Reduce(reduction(op)?, peer(comm, "root", root)?)),
+        |comm| Ok(CallKind::Reduce(reduction(op)?, peer(comm, "root", root)?)),
     )
 }
 
@@ -262,7 +265,7 @@ pub extern "C" fn ncclAllGather(
             comm,
             stream,
         },
-        |_| Ok(Kind::AllGather),
+        |_| Ok(CallKind::AllGather),
     )
 }
 
@@ -288,7 +291,7 @@ pub extern "C" fn ncclBroadcast(
             comm,
             stream,
         },
-        |comm| Ok(Kind::Broadcast(peer(comm, "root", root)?)),
+        |comm| Ok(CallKind::Broadcast(peer(comm, "root", root)?)),
     )
 }
 
@@ -312,7 +315,7 @@ pub extern "C" fn ncclSend(
             comm,
             stream,
         },
-        |comm| Ok(Kind::Send(peer(comm, "peer", to_rank)?)),
+        |comm| Ok(CallKind::Send(peer(comm, "peer", to_rank)?)),
     )
 }
 
@@ -336,6 +339,6 @@ pub extern "C" fn ncclRecv(
             comm,
             stream,
         },
-        |comm| Ok(Kind::Receive(peer(comm, "peer", from_rank)?)),
+        |comm| Ok(CallKind::Receive(peer(comm, "peer", from_rank)?)),
     )
 }

@@ -1,21 +1,22 @@
-//! Communicators: unique ids, the meeting of all ranks, and the end of one.
+//! A communicator, and the pieces of work that are called on it.
+//!
+//! A piece is the calls of a group, or one call. Its turn in a stream or in a graph launch is a
+//! flight. A flight is not done when it has run: it enters its calls, does what it can, and stays
+//! at the front of its stream until the other ranks have done their part. Flights of one
+//! communicator follow each other in call order, on whatever streams.
 
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_uint};
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::flight::Flight;
-use super::segment::{Made, RANKS_MAX, Segment, UniqueId};
-use super::{Refusal, call, code, group, progress, resolve};
-use crate::context;
+use super::refusal::Refusal;
+use super::segment::Segment;
+use super::transfer::{Call, CallKind, Collective, Endpoint, Exchange, Next};
 use crate::event::Record;
-use crate::graph::capture::{CaptureId, Captured};
-use crate::machine::{Held, Machine, Out};
-use crate::scheduler::{self, Goal};
-use crate::stream::{HandleKind, encode};
+use crate::faults::Struck;
+use crate::handle::{CaptureId, StreamId};
+use crate::work::Touched;
 
 /// A rank's end of a communicator.
 pub struct Comm {
@@ -23,28 +24,28 @@ pub struct Comm {
     pub(super) device: usize,
     pub(super) segment: Segment,
     /// Ranks of this process.
-    siblings: Vec<usize>,
-    is_aborted: AtomicBool,
-    is_finalized: AtomicBool,
+    pub(super) siblings: Vec<usize>,
+    pub(super) is_aborted: AtomicBool,
+    pub(super) is_finalized: AtomicBool,
     /// It is over: its thread ends.
     pub(super) is_closed: AtomicBool,
     pub(super) async_error: AtomicI32,
-    books: Mutex<Books>,
+    pub(super) books: Mutex<Books>,
 }
 
 /// What was queued.
 #[derive(Default)]
-struct Books {
+pub(super) struct Books {
     /// Unfinished pieces, in call order.
-    flights: VecDeque<Arc<Flight>>,
+    pub(super) flights: VecDeque<Arc<Flight>>,
     /// The end of the latest.
-    last: Option<Arc<Record>>,
+    pub(super) last: Option<Arc<Record>>,
     /// The latest that was captured.
-    captured: Option<(CaptureId, usize)>,
+    pub(super) captured: Option<(CaptureId, usize)>,
 }
 
 impl Comm {
-    fn books(&self) -> MutexGuard<'_, Books> {
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +89,18 @@ impl Comm {
         self.books()
             .flights
             .retain(|flight| !Arc::ptr_eq(&flight.end, end));
-        progress::want(self, &[]);
+        self.want(&[]);
+    }
+
+    /// Publishes which ranks of other processes it waits for.
+    pub(super) fn want(&self, lacks: &[usize]) {
+        let own = self.segment.member(self.rank);
+        for rank in 0..self.segment.ranks() {
+            let wants = u32::from(lacks.contains(&rank) && !self.is_here(rank));
+            if own.wants[rank].swap(wants, Ordering::SeqCst) < wants {
+                self.segment.call(rank);
+            }
+        }
     }
 
     /// The oldest piece that is not over.
@@ -124,7 +136,7 @@ impl Comm {
         }
     }
 
-    fn describe(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         format!(
             "the communicator of rank {} of {} on device {}",
             self.rank,
@@ -134,384 +146,265 @@ impl Comm {
     }
 }
 
-/// The fields of a communicator's configuration common to all versions since 2.14.
-#[repr(C)]
-pub struct Config {
-    size: usize,
-    magic: c_uint,
-    version: c_uint,
-    blocking: c_int,
+/// What is called together.
+pub(crate) struct Piece {
+    pub(super) comm: Arc<Comm>,
+    pub(super) calls: Vec<Call>,
 }
 
-const CONFIG_MAGIC: c_uint = 0xcafe_beef;
-/// NCCL_CONFIG_UNDEF_INT.
-const UNDEFINED: c_int = c_int::MIN;
-
-/// See NCCL's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclGetUniqueId(id: Out<'_, UniqueId>) -> c_int {
-    call("ncclGetUniqueId", |held| {
-        let id = id.ok_or_else(|| Refusal::argument("no place for the id"))?;
-        let made = Made::new().map_err(|problem| Refusal::new(code::SYSTEM_ERROR, problem))?;
-        id.write(made.id);
-        held.nccl.made.push(made);
-        Ok(())
-    })
-}
-
-/// What a rank brings to the meeting.
-pub(super) struct Coming {
-    ranks: usize,
-    id: UniqueId,
-    rank: usize,
-    device: usize,
-}
-
-/// A rank that arrived and waits for the others.
-pub(super) struct Come {
-    segment: Segment,
-    coming: Coming,
-}
-
-fn coming(machine: &Machine, ranks: c_int, id: UniqueId, rank: c_int) -> Result<Coming, Refusal> {
-    let count = usize::try_from(ranks)
-        .ok()
-        .filter(|ranks| (1..=RANKS_MAX).contains(ranks));
-    let count = count.ok_or_else(|| {
-        Refusal::argument(format!("{ranks} ranks: 1 to {RANKS_MAX} are simulated"))
-    })?;
-    let own = usize::try_from(rank).ok().filter(|rank| *rank < count);
-    let own = own.ok_or_else(|| Refusal::argument(format!("rank {rank} of {ranks} ranks")))?;
-    let device = context::current(machine).ok_or_else(|| {
-        let message = "no context is current on this thread: NCCL would take device 0, which is seldom what is meant (cuCtxSetCurrent)";
-        Refusal::new(code::INVALID_USAGE, message)
-    })?;
-    if let Some(lost) = machine.devices[device].lost {
-        return Err(lost.into());
-    }
-    Ok(Coming {
-        ranks: count,
-        id,
-        rank: own,
-        device,
-    })
-}
-
-/// What distinguishes machines: read once, as NCCL does.
-fn host_hash() -> u64 {
-    static HOST: OnceLock<u64> = OnceLock::new();
-    *HOST.get_or_init(|| {
-        let name = std::env::var_os("NCCL_HOSTID").unwrap_or_default();
-        xxhash_rust::xxh3::xxh3_64(name.as_encoded_bytes())
-    })
-}
-
-/// Arrives at the meeting without waiting.
-pub(super) fn come(coming: Coming) -> Result<Come, Refusal> {
-    let system = |problem| Refusal::new(code::SYSTEM_ERROR, problem);
-    let segment = Segment::open(&coming.id, coming.ranks).map_err(system)?;
-    segment
-        .join(coming.rank, host_hash(), coming.device)
-        .map_err(|problem| Refusal::new(code::INVALID_USAGE, problem))?;
-    Ok(Come { segment, coming })
-}
-
-/// Waits for all ranks, without a limit and without the machine's lock.
-pub(super) fn meet(come: &Come) {
-    loop {
-        let heard = come.segment.bell();
-        if come.segment.is_complete() {
-            return;
-        }
-        come.segment.sleep(heard, Duration::from_millis(100));
-    }
-}
-
-/// All arrived: creates the communicator.
-pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refusal> {
-    let Come {
-        segment,
-        coming: Coming {
-            rank, device, id, ..
-        },
-    } = come;
-    // Later arrivals are too late: the memory lives on in those who have it.
-    machine.nccl.made.retain(|made| made.id != id);
-    let member = |rank: usize| {
-        let member = segment.member(rank);
-        (
-            member.host.load(Ordering::Relaxed),
-            member.device.load(Ordering::Relaxed),
-        )
-    };
-    let ranks = segment.ranks();
-    for second in 0..ranks {
-        if let Some(first) = (0..second).find(|first| member(*first) == member(second)) {
-            let device = member(second).1;
-            let message = format!(
-                "Duplicate GPU detected : rank {first} and rank {second} both on CUDA device {device}"
-            );
-            return Err(Refusal::new(code::INVALID_USAGE, message));
+impl Piece {
+    pub(crate) fn describe(&self) -> String {
+        let place = format!(
+            "as rank {} of {}",
+            self.comm.rank,
+            self.comm.segment.ranks()
+        );
+        match &self.calls[..] {
+            [call] => format!("{}, {place}", call.describe()),
+            calls => {
+                let calls: Vec<String> = calls.iter().map(Call::describe).collect();
+                format!(
+                    "ncclGroup of {} calls ({}), {place}",
+                    calls.len(),
+                    calls.join("; ")
+                )
+            }
         }
     }
-    let process = std::process::id();
-    let is_here = |rank: &usize| segment.member(*rank).process.load(Ordering::Relaxed) == process;
-    let siblings: Vec<usize> = (0..ranks).filter(is_here).collect();
-    let comm = Arc::new(Comm {
-        rank,
-        device,
-        siblings,
-        is_aborted: AtomicBool::new(false),
-        is_finalized: AtomicBool::new(false),
-        is_closed: AtomicBool::new(false),
-        async_error: AtomicI32::new(0),
-        books: Mutex::default(),
-        segment,
-    });
-    if comm.ranks_here() < ranks {
-        progress::spawn(comm.clone());
-    }
-    machine.nccl.comms.push(Some(comm));
-    Ok(encode(
-        HandleKind::Communicator,
-        machine.nccl.comms.len() - 1,
-    ))
-}
 
-fn init(
-    name: &'static str,
-    to: Option<&mut MaybeUninit<*mut Comm>>,
-    (ranks, id, rank): (c_int, UniqueId, c_int),
-    config: Option<&Config>,
-) -> c_int {
-    call(name, |held| {
-        let to = to.ok_or_else(|| Refusal::argument("no place for the communicator"))?;
-        if let Some(config) = config {
-            check_config(config)?;
+    /// All that it touches.
+    pub(crate) fn ranges(&self) -> Touched {
+        let mut all = Touched::default();
+        for call in &self.calls {
+            let Touched { reads, writes, .. } =
+                call.touched(self.comm.rank, self.comm.segment.ranks());
+            all.reads.extend(reads);
+            all.writes.extend(writes);
         }
-        let coming = coming(held, ranks, id, rank)?;
-        if group::is_open() {
-            group::defer_init(to, coming);
-            return Ok(());
-        }
-        let come = come(coming)?;
-        held.without(|| meet(&come));
-        to.write(found(held, come)?);
-        Ok(())
-    })
-}
-
-fn check_config(config: &Config) -> Result<(), Refusal> {
-    if config.magic != CONFIG_MAGIC || config.size < size_of::<Config>() {
-        return Err(Refusal::argument(format!(
-            "the configuration has the magic number {:#x} and {} bytes: expected {CONFIG_MAGIC:#x} (NCCL_CONFIG_INITIALIZER) and at least {}",
-            config.magic,
-            config.size,
-            size_of::<Config>()
-        )));
+        all
     }
-    if !(21400..=29999).contains(&config.version) {
-        return Err(Refusal::argument(format!(
-            "the configuration is of version {}: expected 21400 (2.14.0) or later",
-            config.version
-        )));
+
+    /// How many bytes its calls move, as they count them.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.calls.iter().map(Call::bytes).sum()
     }
-    match config.blocking {
-        UNDEFINED | 1 => Ok(()),
-        0 => Err(Refusal::argument(
-            "blocking = 0: only blocking communicators are simulated",
-        )),
-        other => Err(Refusal::argument(format!(
-            "blocking = {other}: expected 0 or 1"
-        ))),
+
+    /// Whether it is of this communicator.
+    pub(super) fn is_of(&self, comm: &Comm) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.comm), comm)
     }
-}
 
-/// See NCCL's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommInitRank(
-    comm: Option<&mut MaybeUninit<*mut Comm>>,
-    ranks: c_int,
-    id: UniqueIdByValue,
-    rank: c_int,
-) -> c_int {
-    init("ncclCommInitRank", comm, (ranks, id.internal, rank), None)
-}
-
-/// An id as C passes it: a struct by value.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct UniqueIdByValue {
-    /// The bytes.
-    pub internal: UniqueId,
-}
-
-/// See NCCL's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommInitRankConfig(
-    comm: Option<&mut MaybeUninit<*mut Comm>>,
-    ranks: c_int,
-    id: UniqueIdByValue,
-    rank: c_int,
-    config: Option<&Config>,
-) -> c_int {
-    init(
-        "ncclCommInitRankConfig",
-        comm,
-        (ranks, id.internal, rank),
-        config,
-    )
-}
-
-/// Waits until all calls are done.
-fn finish(held: &mut Held, comm: &Comm) -> Result<(), Refusal> {
-    if comm.is_finalized.swap(true, Ordering::Relaxed) || held.devices[comm.device].lost.is_some() {
-        return Ok(());
-    }
-    let ends: Vec<Arc<Record>> = comm
-        .books()
-        .flights
-        .iter()
-        .map(|flight| flight.end.clone())
-        .collect();
-    scheduler::wait_without_promise(held, &Goal::new(ends))?;
-    Ok(())
-}
-
-/// How many graphs and executables contain calls of this communicator.
-fn graphs_with(machine: &Machine, comm: &Comm) -> usize {
-    let holds = |nodes: &[crate::graph::Node]| {
-        nodes
+    pub(super) fn duration_ns(&self) -> u64 {
+        self.calls
             .iter()
-            .any(|node| matches!(&node.what, Captured::Nccl(piece) if piece.is_of(comm)))
-    };
-    let graphs = machine
-        .graphs
-        .graphs
-        .iter()
-        .filter(|graph| graph.destroyed.is_none() && holds(&graph.nodes));
-    let executables = machine.graphs.executables.iter();
-    graphs.count()
-        + executables
-            .filter(|executable| holds(&executable.plan.nodes))
-            .count()
-}
-
-/// Since 2.26 a communicator ends only when no graph that captured its calls is left.
-fn wait_for_graphs(held: &mut Held, name: &str, comm: &Comm) {
-    let since = Instant::now();
-    let mut is_told = false;
-    loop {
-        let graphs = graphs_with(held, comm);
-        if graphs == 0 {
-            return;
-        }
-        if !is_told && since.elapsed() > Duration::from_secs(1) {
-            is_told = true;
-            eprintln!(
-                "simcuda: {name} of {} waits until {graphs} graphs that hold its collectives are destroyed, as NCCL does since 2.26",
-                comm.describe()
-            );
-        }
-        // Its launches must end, and no other thread may be running it.
-        if let Some(oldest) = comm.oldest() {
-            scheduler::run_towards(held, oldest.end.clone(), |_| false);
-        }
-        held.without(|| std::thread::sleep(Duration::from_millis(1)));
+            .map(|call| call.duration_ns(self.comm.segment.ranks()))
+            .sum()
     }
 }
 
-/// Takes it out of the machine.
-fn close(machine: &mut Machine, comm: &Arc<Comm>) {
-    comm.is_closed.store(true, Ordering::SeqCst);
-    comm.segment.call(comm.rank);
-    for place in &mut machine.nccl.comms {
-        if place.as_ref().is_some_and(|other| Arc::ptr_eq(other, comm)) {
-            *place = None;
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its turn has not come.
+    #[default]
+    Queued,
+    Begun,
+    /// Planned fault: it never enters its calls.
+    Hung,
+    Over,
+}
+
+/// The calls it has entered, in the order of each channel.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) phase: Phase,
+    /// The planned fault of its queuing.
+    pub(super) struck: Option<Struck>,
+    pub(super) begin_ns: u64,
+    /// Planned fault: it begins no earlier.
+    pub(super) not_before: Option<Instant>,
+    pub(super) extra_ns: u64,
+    /// Call and bit.
+    pub(super) flips: Vec<(usize, Option<u64>)>,
+    pub(super) collectives: Lane<Collective>,
+    /// One for each peer and direction.
+    pub(super) exchanges: Vec<Lane<Exchange>>,
+    /// The meetings of ranks of this process that it took part in.
+    pub(super) met: Vec<Meeting>,
+    pub(super) is_mismatch_told: bool,
+}
+
+/// Calls that follow one another.
+#[derive(Default)]
+pub(super) struct Lane<T> {
+    pub(super) calls: Vec<usize>,
+    pub(super) at: usize,
+    pub(super) progress: T,
+}
+
+/// What identifies a meeting: a collective by its number, a send by its pair and number.
+pub(super) type Meeting = (u64, u64, u64);
+
+/// One turn of a piece.
+pub(crate) struct Flight {
+    pub(crate) piece: Arc<Piece>,
+    /// The piece of its communicator before it.
+    pub(super) previous: OnceLock<Arc<Record>>,
+    /// Where its stream has come to when it is over.
+    pub(crate) end: Arc<Record>,
+    pub(super) state: Mutex<State>,
+}
+
+impl Flight {
+    /// A turn of `piece` in `stream`.
+    pub(super) fn new(piece: Arc<Piece>, stream: StreamId, struck: Option<Struck>) -> Arc<Self> {
+        let phase = if struck == Some(Struck::Hang) {
+            Phase::Hung
+        } else {
+            Phase::Queued
+        };
+        let mut state = State {
+            struck,
+            phase,
+            ..State::default()
+        };
+        let mut channels: Vec<CallKind> = Vec::new();
+        for (index, call) in piece.calls.iter().enumerate() {
+            if call.is_collective() {
+                state.collectives.calls.push(index);
+                continue;
+            }
+            let channel = channels
+                .iter()
+                .position(|kind| *kind == call.kind)
+                .unwrap_or_else(|| {
+                    channels.push(call.kind);
+                    state.exchanges.push(Lane::default());
+                    channels.len() - 1
+                });
+            state.exchanges[channel].calls.push(index);
+        }
+        let end = Arc::new(Record::new(stream));
+        Arc::new(Self {
+            piece,
+            previous: OnceLock::new(),
+            end,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// It follows `previous` in its communicator.
+    pub(super) fn follows(&self, previous: Arc<Record>) {
+        let _ = self.previous.set(previous);
+    }
+
+    /// What it waits for of its own process.
+    pub(crate) fn previous(&self) -> Option<&Arc<Record>> {
+        self.previous.get()
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn comm(&self) -> &Arc<Comm> {
+        &self.piece.comm
+    }
+
+    pub(super) fn place(&self) -> Endpoint<'_> {
+        Endpoint {
+            segment: &self.comm().segment,
+            rank: self.comm().rank,
         }
     }
-}
 
-/// See NCCL's documentation. It waits for its calls.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommFinalize(comm: *mut Comm) -> c_int {
-    call("ncclCommFinalize", |held| {
-        let comm = resolve(held, comm)?;
-        comm.check_usable()?;
-        finish(held, &comm)
-    })
-}
-
-/// See NCCL's documentation. It waits for its calls, and until graphs with its calls are destroyed.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
-    call("ncclCommDestroy", |held| {
-        if comm.is_null() {
-            return Ok(());
+    /// Whether running it would make progress.
+    pub(crate) fn can_run(&self) -> bool {
+        let state = self.state();
+        match state.phase {
+            Phase::Over => false,
+            _ if self.comm().is_aborted() => true,
+            Phase::Hung => false,
+            Phase::Queued => {
+                self.previous
+                    .get()
+                    .is_none_or(|previous| previous.is_complete())
+                    && state.not_before.is_none_or(|time| Instant::now() >= time)
+            }
+            Phase::Begun => match self.next(&state) {
+                Next::Go | Next::Over => true,
+                Next::Lacks(_) => false,
+                Next::Mismatch(_) => !state.is_mismatch_told,
+            },
         }
-        let comm = resolve(held, comm)?;
-        finish(held, &comm)?;
-        wait_for_graphs(held, "ncclCommDestroy", &comm);
-        close(held, &comm);
-        Ok(())
-    })
-}
+    }
 
-/// See NCCL's documentation. Hanging calls are freed at once; it waits until graphs with its calls
-/// are destroyed.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_int {
-    call("ncclCommAbort", |held| {
-        if comm.is_null() {
-            return Ok(());
+    /// Whether it has entered its calls and is not done.
+    pub(super) fn is_underway(&self) -> bool {
+        self.state().phase == Phase::Begun
+    }
+
+    /// Whether it will never continue by itself.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let state = self.state();
+        let is_mismatch =
+            || state.phase == Phase::Begun && matches!(self.next(&state), Next::Mismatch(_));
+        !self.comm().is_aborted() && (state.phase == Phase::Hung || is_mismatch())
+    }
+
+    /// The ranks it is waiting for.
+    pub(super) fn lacks(&self) -> Vec<usize> {
+        let state = self.state();
+        if state.phase != Phase::Begun || self.comm().is_aborted() {
+            return Vec::new();
         }
-        let comm = resolve(held, comm)?;
-        comm.is_aborted.store(true, Ordering::SeqCst);
-        comm.segment.ring_bell();
-        wait_for_graphs(held, "ncclCommAbort", &comm);
-        close(held, &comm);
-        Ok(())
-    })
-}
+        let place = self.place();
+        let mut all = Vec::new();
+        for next in self.nexts(&state, place) {
+            if let Next::Lacks(ranks) = next {
+                all.extend(ranks);
+            }
+        }
+        all
+    }
 
-/// See NCCL's documentation. It runs nothing.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: Option<&mut c_int>) -> c_int {
-    call("ncclCommGetAsyncError", |held| {
-        let comm = resolve(held, comm)?;
-        let error = error.ok_or_else(|| Refusal::argument("no place for the error"))?;
-        *error = comm.async_error.load(Ordering::SeqCst);
-        Ok(())
-    })
-}
+    fn nexts<'a>(
+        &'a self,
+        state: &'a State,
+        place: Endpoint<'a>,
+    ) -> impl Iterator<Item = Next> + 'a {
+        let calls = &self.piece.calls;
+        let own = &state.collectives;
+        let collective = own
+            .calls
+            .get(own.at)
+            .map(|call| own.progress.next(place, &calls[*call]));
+        let exchanges = state.exchanges.iter().filter_map(move |lane| {
+            lane.calls
+                .get(lane.at)
+                .map(|call| lane.progress.next(place, &calls[*call]))
+        });
+        collective.into_iter().chain(exchanges)
+    }
 
-fn tell(
-    name: &'static str,
-    comm: *mut Comm,
-    to: Option<&mut c_int>,
-    what: impl FnOnce(&Comm) -> usize,
-) -> c_int {
-    call(name, |held| {
-        let comm = resolve(held, comm)?;
-        *to.ok_or_else(|| Refusal::argument("no place for the answer"))? = what(&comm) as c_int;
-        Ok(())
-    })
-}
+    /// What can be done of all its calls.
+    pub(super) fn next(&self, state: &State) -> Next {
+        let mut waits = Next::Over;
+        for next in self.nexts(state, self.place()) {
+            match next {
+                // A finished call makes room for the next.
+                Next::Go | Next::Over => return Next::Go,
+                Next::Mismatch(rank) => waits = Next::Mismatch(rank),
+                Next::Lacks(ranks) if waits == Next::Over => waits = Next::Lacks(ranks),
+                Next::Lacks(_) => {}
+            }
+        }
+        waits
+    }
 
-/// See NCCL's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommCount(comm: *mut Comm, count: Option<&mut c_int>) -> c_int {
-    tell("ncclCommCount", comm, count, |comm| comm.segment.ranks())
-}
-
-/// See NCCL's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommCuDevice(comm: *mut Comm, device: Option<&mut c_int>) -> c_int {
-    tell("ncclCommCuDevice", comm, device, |comm| comm.device)
-}
-
-/// See NCCL's documentation.
-#[unsafe(no_mangle)]
-pub extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: Option<&mut c_int>) -> c_int {
-    tell("ncclCommUserRank", comm, rank, |comm| comm.rank)
+    /// Its device is lost, or its launch was given up: it never ends.
+    pub(crate) fn abandon(&self) {
+        self.state().phase = Phase::Over;
+        self.end.abandon();
+        self.comm().leave(&self.end);
+    }
 }

@@ -1,133 +1,24 @@
-//! A piece of NCCL work: the calls of a group, or one call, in a stream or a graph launch.
-//!
-//! It is not done when it has run: it enters its calls, does what it can, and stays at the front of
-//! its stream until the other ranks have done their part. For the race detector its accesses happen
-//! when it begins; when it ends, it is ordered after the beginnings of all ranks of this process.
-//! Pieces of one communicator follow each other in call order, on whatever streams.
+//! Running a flight. For the race detector its accesses happen when it begins; when it ends, it is
+//! ordered after the beginnings of all ranks of this process.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::Comm;
-use super::transfer::{self, Call, Collective, Exchange, Kind, Next, Place};
-use crate::event::{Completion, Record};
+use cudarc::driver::sys::CUresult;
+
+use super::comm::{Comm, Flight, Lane, Phase, Piece, State};
+use super::transfer::{self, Call, CallKind, Next};
+use crate::event::Completion;
 use crate::faults::{NcclEffect, Struck};
+use crate::handle::StreamId;
 use crate::machine::Machine;
-use crate::memory::{Moment, POISON};
+use crate::memory::{self, Moment, POISON};
 use crate::race::Clock;
-use crate::stream::{Operation, StreamId};
+use crate::report::{self, FindingKind};
+use crate::stream::Operation;
 use crate::timeline::Part;
-use crate::work::{Failure, Touched};
-use crate::{memory, report};
-
-/// What is called together.
-pub(crate) struct Piece {
-    pub(super) comm: Arc<Comm>,
-    pub(super) calls: Vec<Call>,
-}
-
-impl Piece {
-    pub(crate) fn describe(&self) -> String {
-        let place = format!(
-            "as rank {} of {}",
-            self.comm.rank,
-            self.comm.segment.ranks()
-        );
-        match &self.calls[..] {
-            [call] => format!("{}, {place}", call.describe()),
-            calls => {
-                let calls: Vec<String> = calls.iter().map(Call::describe).collect();
-                format!(
-                    "ncclGroup of {} calls ({}), {place}",
-                    calls.len(),
-                    calls.join("; ")
-                )
-            }
-        }
-    }
-
-    /// All that it touches.
-    pub(crate) fn ranges(&self) -> Touched {
-        let mut all = Touched::default();
-        for call in &self.calls {
-            let Touched { reads, writes, .. } =
-                call.touched(self.comm.rank, self.comm.segment.ranks());
-            all.reads.extend(reads);
-            all.writes.extend(writes);
-        }
-        all
-    }
-
-    /// How many bytes its calls move, as they count them.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.calls.iter().map(Call::bytes).sum()
-    }
-
-    /// Whether it is of this communicator.
-    pub(super) fn is_of(&self, comm: &Comm) -> bool {
-        std::ptr::eq(Arc::as_ptr(&self.comm), comm)
-    }
-
-    fn duration_ns(&self) -> u64 {
-        self.calls
-            .iter()
-            .map(|call| call.duration_ns(self.comm.segment.ranks()))
-            .sum()
-    }
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-enum Phase {
-    /// Its turn has not come.
-    #[default]
-    Queued,
-    Begun,
-    /// Planned fault: it never enters its calls.
-    Hung,
-    Over,
-}
-
-/// The calls it has entered, in the order of each channel.
-#[derive(Default)]
-struct State {
-    phase: Phase,
-    /// The planned fault of its queuing.
-    struck: Option<Struck>,
-    begin_ns: u64,
-    /// Planned fault: it begins no earlier.
-    not_before: Option<Instant>,
-    extra_ns: u64,
-    /// Call and bit.
-    flips: Vec<(usize, Option<u64>)>,
-    collectives: Lane<Collective>,
-    /// One for each peer and direction.
-    exchanges: Vec<Lane<Exchange>>,
-    /// The meetings of ranks of this process that it took part in.
-    met: Vec<Meeting>,
-    is_mismatch_told: bool,
-}
-
-/// Calls that follow one another.
-#[derive(Default)]
-struct Lane<T> {
-    calls: Vec<usize>,
-    at: usize,
-    progress: T,
-}
-
-/// What identifies a meeting: a collective by its number, a send by its pair and number.
-type Meeting = (u64, u64, u64);
-
-/// One turn of a piece.
-pub(crate) struct Flight {
-    pub(crate) piece: Arc<Piece>,
-    /// The piece of its communicator before it.
-    previous: OnceLock<Arc<Record>>,
-    /// Where its stream has come to when it is over.
-    pub(crate) end: Arc<Record>,
-    state: Mutex<State>,
-}
+use crate::work::{Failure, Memory};
 
 /// What came of running it.
 pub(crate) enum Ran {
@@ -139,149 +30,25 @@ pub(crate) enum Ran {
     Failed(Failure),
 }
 
+/// A turn of a captured piece, for a launch in `stream` that may still fail.
+pub(crate) fn flight(
+    machine: &mut Machine,
+    piece: &Arc<Piece>,
+    stream: StreamId,
+) -> Result<Arc<Flight>, CUresult> {
+    if piece.comm.is_aborted() {
+        return Err(CUresult::CUDA_ERROR_LAUNCH_FAILED);
+    }
+    let struck = machine.faults.strike_queued_nccl(piece.comm.device);
+    Ok(Flight::new(piece.clone(), stream, struck))
+}
+
+/// A turn that is certain: it is the next one of its communicator.
+pub(crate) fn takes_off(flight: &Arc<Flight>) {
+    flight.piece.comm.takes_off(flight);
+}
+
 impl Flight {
-    /// A turn of `piece` in `stream`.
-    pub(super) fn new(piece: Arc<Piece>, stream: StreamId, struck: Option<Struck>) -> Arc<Self> {
-        let phase = if struck == Some(Struck::Hang) {
-            Phase::Hung
-        } else {
-            Phase::Queued
-        };
-        let mut state = State {
-            struck,
-            phase,
-            ..State::default()
-        };
-        let mut channels: Vec<Kind> = Vec::new();
-        for (index, call) in piece.calls.iter().enumerate() {
-            if call.is_collective() {
-                state.collectives.calls.push(index);
-                continue;
-            }
-            let channel = channels
-                .iter()
-                .position(|kind| *kind == call.kind)
-                .unwrap_or_else(|| {
-                    channels.push(call.kind);
-                    state.exchanges.push(Lane::default());
-                    channels.len() - 1
-                });
-            state.exchanges[channel].calls.push(index);
-        }
-        let end = Arc::new(Record::new(stream));
-        Arc::new(Self {
-            piece,
-            previous: OnceLock::new(),
-            end,
-            state: Mutex::new(state),
-        })
-    }
-
-    /// It follows `previous` in its communicator.
-    pub(super) fn follows(&self, previous: Arc<Record>) {
-        let _ = self.previous.set(previous);
-    }
-
-    /// What it waits for of its own process.
-    pub(crate) fn previous(&self) -> Option<&Arc<Record>> {
-        self.previous.get()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn comm(&self) -> &Arc<Comm> {
-        &self.piece.comm
-    }
-
-    fn place(&self) -> Place<'_> {
-        Place {
-            segment: &self.comm().segment,
-            rank: self.comm().rank,
-        }
-    }
-
-    /// Whether running it would make progress.
-    pub(crate) fn can_run(&self) -> bool {
-        let state = self.state();
-        match state.phase {
-            Phase::Over => false,
-            _ if self.comm().is_aborted() => true,
-            Phase::Hung => false,
-            Phase::Queued => {
-                self.previous
-                    .get()
-                    .is_none_or(|previous| previous.is_complete())
-                    && state.not_before.is_none_or(|time| Instant::now() >= time)
-            }
-            Phase::Begun => match self.next(&state) {
-                Next::Go | Next::Over => true,
-                Next::Lacks(_) => false,
-                Next::Mismatch(_) => !state.is_mismatch_told,
-            },
-        }
-    }
-
-    /// Whether it has entered its calls and is not done.
-    pub(super) fn is_underway(&self) -> bool {
-        self.state().phase == Phase::Begun
-    }
-
-    /// Whether it will never continue by itself.
-    pub(crate) fn is_stuck(&self) -> bool {
-        let state = self.state();
-        let is_mismatch =
-            || state.phase == Phase::Begun && matches!(self.next(&state), Next::Mismatch(_));
-        !self.comm().is_aborted() && (state.phase == Phase::Hung || is_mismatch())
-    }
-
-    /// The ranks it is waiting for.
-    pub(super) fn lacks(&self) -> Vec<usize> {
-        let state = self.state();
-        if state.phase != Phase::Begun || self.comm().is_aborted() {
-            return Vec::new();
-        }
-        let place = self.place();
-        let mut all = Vec::new();
-        for next in self.nexts(&state, place) {
-            if let Next::Lacks(ranks) = next {
-                all.extend(ranks);
-            }
-        }
-        all
-    }
-
-    fn nexts<'a>(&'a self, state: &'a State, place: Place<'a>) -> impl Iterator<Item = Next> + 'a {
-        let calls = &self.piece.calls;
-        let own = &state.collectives;
-        let collective = own
-            .calls
-            .get(own.at)
-            .map(|call| own.progress.next(place, &calls[*call]));
-        let exchanges = state.exchanges.iter().filter_map(move |lane| {
-            lane.calls
-                .get(lane.at)
-                .map(|call| lane.progress.next(place, &calls[*call]))
-        });
-        collective.into_iter().chain(exchanges)
-    }
-
-    /// What can be done of all its calls.
-    fn next(&self, state: &State) -> Next {
-        let mut waits = Next::Over;
-        for next in self.nexts(state, self.place()) {
-            match next {
-                // A finished call makes room for the next.
-                Next::Go | Next::Over => return Next::Go,
-                Next::Mismatch(rank) => waits = Next::Mismatch(rank),
-                Next::Lacks(ranks) if waits == Next::Over => waits = Next::Lacks(ranks),
-                Next::Lacks(_) => {}
-            }
-        }
-        waits
-    }
-
     /// Runs it as far as possible. `clock` is what its stream knows, `begin_ns` its earliest time.
     pub(crate) fn run(
         &self,
@@ -356,8 +123,7 @@ impl Flight {
                         state.phase = Phase::Hung;
                     }
                     Some(NcclEffect::Lost) => {
-                        let code =
-                            cudarc::driver::sys::CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as i32;
+                        let code = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as i32;
                         let message = format!(
                             "{}: its device is lost by the plan of faults",
                             operation.describe
@@ -378,9 +144,7 @@ impl Flight {
                 return Ok(false);
             }
         }
-        if let Some(failure) =
-            crate::scheduler::freed_meanwhile(machine, operation, &self.piece.ranges())
-        {
+        if let Some(failure) = memory::freed_meanwhile(machine, operation, &self.piece.ranges()) {
             return Err(failure);
         }
         state.begin_ns = begin_ns;
@@ -446,8 +210,8 @@ impl Flight {
                     _ => None,
                 });
                 let (from, to) = match calls[call].kind {
-                    Kind::Send(peer) => (place.rank, peer),
-                    Kind::Receive(peer) => (peer, place.rank),
+                    CallKind::Send(peer) => (place.rank, peer),
+                    CallKind::Receive(peer) => (peer, place.rank),
                     _ => unreachable!("collectives have a lane of their own"),
                 };
                 let number = lane.progress.number().filter(|_| was_number.is_none());
@@ -540,7 +304,7 @@ impl Flight {
                 .violation(self.comm().device, &range, Moment::Runs)
                 .is_none()
             {
-                let to = crate::work::Memory::host_pointer(&machine.memory, range.start);
+                let to = machine.memory.host_pointer(range.start);
                 // SAFETY: the range lies in a live allocation, which was asked for just now, and
                 // nothing else runs.
                 unsafe { std::ptr::write_bytes(to, POISON, (range.end - range.start) as usize) };
@@ -555,13 +319,6 @@ impl Flight {
         });
         self.comm().leave(&self.end);
         Ran::Over(begin_ns)
-    }
-
-    /// Its device is lost, or its launch was given up: it never ends.
-    pub(crate) fn abandon(&self) {
-        self.state().phase = Phase::Over;
-        self.end.abandon();
-        self.comm().leave(&self.end);
     }
 
     fn tell_mismatch(
@@ -599,7 +356,7 @@ impl Flight {
             operation.stack,
         );
         if machine.config.nccl_check {
-            report::finding(machine, report::Kind::NcclMismatch, message);
+            report::finding(machine, FindingKind::NcclMismatch, message);
         } else if machine.config.trace {
             eprintln!("simcuda: note: {message}");
         }
@@ -632,7 +389,7 @@ fn flip(machine: &Machine, call: &Call, bit: Option<u64>, comm: &Comm) {
     };
     let bits = (range.end - range.start) * 8;
     let bit = bit.map_or(bits / 2 + 4, |bit| bit) % bits;
-    let to = crate::work::Memory::host_pointer(&machine.memory, range.start + bit / 8);
+    let to = machine.memory.host_pointer(range.start + bit / 8);
     // SAFETY: the call has just written the range, and nothing else runs at the same time.
     unsafe { *to ^= 1 << (bit % 8) };
 }

@@ -6,14 +6,17 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::comm::{self, Coming, Comm};
-use super::flight::{Flight, Piece};
+use super::comm::{Comm, Flight, Piece};
+use super::entry::call;
+use super::flight::takes_off;
+use super::meeting::{self, Coming};
+use super::refusal::{Refusal, code};
 use super::transfer::Call;
-use super::{Refusal, call, code, takes_off};
-use crate::graph::capture::{self, Captured};
+use crate::graph::{Captured, capture};
+use crate::handle::StreamId;
 use crate::machine::{Held, Machine};
 use crate::memory;
-use crate::stream::{self, Action, StreamId};
+use crate::stream::{self, Action};
 
 /// The pending calls of a thread's group.
 #[derive(Default)]
@@ -107,11 +110,11 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
 fn init_all(held: &mut Held, comings: Vec<(*mut *mut Comm, Coming)>) -> Result<(), Refusal> {
     let mut come = Vec::with_capacity(comings.len());
     for (to, coming) in comings {
-        come.push((to, comm::come(coming)?));
+        come.push((to, meeting::come(coming)?));
     }
-    held.without(|| come.iter().for_each(|(_, come)| comm::meet(come)));
+    held.without(|| come.iter().for_each(|(_, come)| meeting::meet(come)));
     for (to, come) in come {
-        let comm = comm::found(held, come)?;
+        let comm = meeting::found(held, come)?;
         // SAFETY: NCCL's documentation has the caller keep the place that it gave until the end of
         // the group.
         unsafe { to.write(comm) };
@@ -179,14 +182,7 @@ fn queue(machine: &mut Machine, piece: &Arc<Piece>, streams: &[StreamId]) -> Res
     let device = piece.comm.device;
     let describe = piece.describe();
     let operation = stream::new_operation(machine, &describe, Some(own), device, None);
-    memory::begin(
-        machine,
-        device,
-        operation.id,
-        &describe,
-        &operation.stack,
-        &piece.ranges(),
-    )?;
+    memory::begin(machine, &operation, &piece.ranges())?;
     for other in others {
         let record = stream::marker(machine, *other);
         let operation =

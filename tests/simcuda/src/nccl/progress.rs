@@ -1,11 +1,10 @@
-//! Waiting for other ranks, and progress on their behalf.
+//! Progress on behalf of other ranks.
 //!
-//! Work runs in this process's waiting calls. If such a call finds nothing to run because NCCL work
-//! lacks other ranks, it says so in the shared memory and sleeps until something happens there. A
-//! rank that another process waits for has its part run by a background thread, under the same lock
-//! and policy, because its own host may be waiting in MPI for just that. The thread also runs
-//! everything possible if the host has called nothing for a quarter of a second: it may hang, while
-//! a real device would continue. Otherwise that thread runs nothing.
+//! Work runs in this process's waiting calls. A rank that another process waits for has its part
+//! run by a background thread, under the same lock and policy, because its own host may be waiting
+//! in MPI for just that. The thread also runs everything possible if the host has called nothing
+//! for a quarter of a second: it may hang, while a real device would continue. Otherwise that
+//! thread runs nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +12,8 @@ use std::time::Duration;
 
 use super::comm::Comm;
 use super::segment::sleep_on;
-use crate::machine::{Held, Machine};
+use super::waiting::say;
+use crate::machine::Held;
 use crate::scheduler;
 
 /// How long a rank must be wanted before its thread runs anything: usually its own host is about
@@ -26,77 +26,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A host that called nothing for so long is busy or hangs; a device would have done the queued
 /// work by now.
 const SILENCE: Duration = Duration::from_millis(250);
-
-/// Publishes which ranks of other processes `comm` waits for.
-pub(super) fn want(comm: &Comm, lacks: &[usize]) {
-    let own = comm.segment.member(comm.rank);
-    for rank in 0..comm.segment.ranks() {
-        let wants = u32::from(lacks.contains(&rank) && !comm.is_here(rank));
-        if own.wants[rank].swap(wants, Ordering::SeqCst) < wants {
-            comm.segment.call(rank);
-        }
-    }
-}
-
-/// Publishes for all communicators which ranks they wait for; returns one that waits, if any.
-fn say(machine: &Machine) -> Option<Arc<Comm>> {
-    let mut waiting = None;
-    for comm in machine.nccl.live() {
-        let Some(oldest) = comm.oldest() else {
-            continue;
-        };
-        if oldest.is_underway() {
-            want(comm, &oldest.lacks());
-            waiting = Some(comm.clone());
-        }
-    }
-    waiting
-}
-
-/// A non-waiting call found nothing to run.
-pub(crate) fn say_what_lacks(machine: &Machine) {
-    say(machine);
-}
-
-/// Nothing to run: sleeps without the lock until something happens or `longest` passes.
-pub(crate) fn idle(held: &mut Held, longest: Duration) {
-    let Some(comm) = say(held) else {
-        held.without(|| std::thread::sleep(longest));
-        return;
-    };
-    let heard = comm.segment.bell();
-    // Events up to here have already rung; later ones end the sleep.
-    if can_any_run(held) {
-        return;
-    }
-    held.without(|| comm.segment.sleep(heard, longest));
-}
-
-fn can_any_run(machine: &Machine) -> bool {
-    machine
-        .nccl
-        .live()
-        .filter_map(|comm| comm.oldest())
-        .any(|oldest| oldest.is_underway() && oldest.can_run())
-}
-
-/// As [`idle`], but keeps the lock: for the end of the process. False: no other rank is waited for.
-pub(crate) fn await_others(machine: &mut Machine, longest: Duration) -> bool {
-    let is_waiting = |comm: &&Arc<Comm>| {
-        comm.oldest().is_some_and(|oldest| {
-            !oldest.is_stuck() && !oldest.lacks().iter().all(|rank| comm.is_here(*rank))
-        })
-    };
-    let Some(comm) = machine.nccl.live().find(is_waiting).cloned() else {
-        return can_any_run(machine);
-    };
-    say(machine);
-    let heard = comm.segment.bell();
-    if !can_any_run(machine) {
-        comm.segment.sleep(heard, longest);
-    }
-    true
-}
 
 /// Starts the thread of a communicator.
 pub(super) fn spawn(comm: Arc<Comm>) {

@@ -17,7 +17,7 @@ const WINDOW_BYTES: u64 = 64 << 10;
 
 /// What a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CallKind {
     AllReduce(Reduction),
     ReduceScatter(Reduction),
     Reduce(Reduction, usize),
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: CallKind,
     pub(super) element: Type,
     /// As given: the smaller side of a reduce-scatter or all-gather.
     pub(super) count: u64,
@@ -41,7 +41,7 @@ pub(super) struct Call {
 
 /// Rank, size, and the shared memory.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct Endpoint<'a> {
     pub(super) segment: &'a Segment,
     pub(super) rank: usize,
 }
@@ -70,17 +70,17 @@ impl Call {
         } = self;
         let element = element.name();
         match kind {
-            Kind::AllReduce(how) | Kind::ReduceScatter(how) => {
+            CallKind::AllReduce(how) | CallKind::ReduceScatter(how) => {
                 format!("{name} of {count} {element}, {}", how.name())
             }
-            Kind::Reduce(how, root) => format!(
+            CallKind::Reduce(how, root) => format!(
                 "{name} of {count} {element}, {}, to rank {root}",
                 how.name()
             ),
-            Kind::AllGather => format!("{name} of {count} {element}"),
-            Kind::Broadcast(root) => format!("{name} of {count} {element} from rank {root}"),
-            Kind::Send(peer) => format!("{name} of {count} {element} to rank {peer}"),
-            Kind::Receive(peer) => format!("{name} of {count} {element} from rank {peer}"),
+            CallKind::AllGather => format!("{name} of {count} {element}"),
+            CallKind::Broadcast(root) => format!("{name} of {count} {element} from rank {root}"),
+            CallKind::Send(peer) => format!("{name} of {count} {element} to rank {peer}"),
+            CallKind::Receive(peer) => format!("{name} of {count} {element} from rank {peer}"),
         }
     }
 
@@ -89,7 +89,7 @@ impl Call {
     }
 
     pub(super) fn is_collective(&self) -> bool {
-        !matches!(self.kind, Kind::Send(_) | Kind::Receive(_))
+        !matches!(self.kind, CallKind::Send(_) | CallKind::Receive(_))
     }
 
     fn whole(&self, ranks: usize) -> u64 {
@@ -100,15 +100,15 @@ impl Call {
     pub(super) fn touched(&self, rank: usize, ranks: usize) -> Touched {
         let (bytes, whole) = (self.bytes(), self.whole(ranks));
         let (read, written) = match self.kind {
-            Kind::AllReduce(_) => (bytes, bytes),
-            Kind::ReduceScatter(_) => (whole, bytes),
-            Kind::Reduce(_, root) => (bytes, if rank == root { bytes } else { 0 }),
-            Kind::AllGather => (bytes, whole),
-            Kind::Broadcast(root) if rank == root => {
+            CallKind::AllReduce(_) => (bytes, bytes),
+            CallKind::ReduceScatter(_) => (whole, bytes),
+            CallKind::Reduce(_, root) => (bytes, if rank == root { bytes } else { 0 }),
+            CallKind::AllGather => (bytes, whole),
+            CallKind::Broadcast(root) if rank == root => {
                 (bytes, if self.to == self.from { 0 } else { bytes })
             }
-            Kind::Broadcast(_) | Kind::Receive(_) => (0, bytes),
-            Kind::Send(_) => (bytes, 0),
+            CallKind::Broadcast(_) | CallKind::Receive(_) => (0, bytes),
+            CallKind::Send(_) => (bytes, 0),
         };
         let range = |start: Address, bytes: u64| {
             (bytes > 0)
@@ -126,12 +126,12 @@ impl Call {
     /// What must be equal on all ranks.
     fn words(&self) -> Words {
         let (kind, how, root) = match self.kind {
-            Kind::AllReduce(how) => (1, how as u64, 0),
-            Kind::ReduceScatter(how) => (2, how as u64, 0),
-            Kind::Reduce(how, root) => (3, how as u64, root as u64),
-            Kind::AllGather => (4, 0, 0),
-            Kind::Broadcast(root) => (5, 0, root as u64),
-            Kind::Send(_) | Kind::Receive(_) => {
+            CallKind::AllReduce(how) => (1, how as u64, 0),
+            CallKind::ReduceScatter(how) => (2, how as u64, 0),
+            CallKind::Reduce(how, root) => (3, how as u64, root as u64),
+            CallKind::AllGather => (4, 0, 0),
+            CallKind::Broadcast(root) => (5, 0, root as u64),
+            CallKind::Send(_) | CallKind::Receive(_) => {
                 unreachable!("only collectives are compared with all ranks")
             }
         };
@@ -141,8 +141,8 @@ impl Call {
     /// How much a rank puts into its ring.
     fn part(&self, rank: usize, ranks: usize) -> u64 {
         match self.kind {
-            Kind::ReduceScatter(_) => self.whole(ranks),
-            Kind::Broadcast(root) if rank != root => 0,
+            CallKind::ReduceScatter(_) => self.whole(ranks),
+            CallKind::Broadcast(root) if rank != root => 0,
             _ => self.bytes(),
         }
     }
@@ -152,9 +152,12 @@ impl Call {
     pub(super) fn duration_ns(&self, ranks: usize) -> u64 {
         let (bytes, hops) = (self.bytes(), ranks as u64 - 1);
         let sent = match self.kind {
-            Kind::AllReduce(_) => 2 * bytes * hops / ranks as u64,
-            Kind::ReduceScatter(_) | Kind::AllGather => bytes * hops,
-            Kind::Reduce(..) | Kind::Broadcast(_) | Kind::Send(_) | Kind::Receive(_) => bytes,
+            CallKind::AllReduce(_) => 2 * bytes * hops / ranks as u64,
+            CallKind::ReduceScatter(_) | CallKind::AllGather => bytes * hops,
+            CallKind::Reduce(..)
+            | CallKind::Broadcast(_)
+            | CallKind::Send(_)
+            | CallKind::Receive(_) => bytes,
         };
         4_000 + sent / 50
     }
@@ -178,7 +181,7 @@ impl Collective {
     }
 
     /// What can be done now, without doing it.
-    pub(super) fn next(&self, place: Place<'_>, call: &Call) -> Next {
+    pub(super) fn next(&self, place: Endpoint<'_>, call: &Call) -> Next {
         let ranks = place.segment.ranks();
         let Some(number) = self.number else {
             return Next::Go;
@@ -215,7 +218,7 @@ impl Collective {
     }
 
     /// How much must be taken in total from each contributing rank.
-    fn length(&self, place: Place<'_>, call: &Call) -> u64 {
+    fn length(&self, place: Endpoint<'_>, call: &Call) -> u64 {
         let ranks = place.segment.ranks();
         (0..ranks)
             .map(|rank| call.part(rank, ranks))
@@ -224,13 +227,13 @@ impl Collective {
     }
 
     /// How much of a rank's part has arrived.
-    fn available(&self, place: Place<'_>, rank: usize) -> u64 {
+    fn available(&self, place: Endpoint<'_>, rank: usize) -> u64 {
         let taken = place.segment.member(place.rank).consumed[rank].load(Relaxed);
         place.segment.member(rank).published.load(Acquire) - taken + self.consumed
     }
 
     /// How many more bytes all contributing ranks have, in whole elements.
-    fn window(&self, place: Place<'_>, call: &Call) -> u64 {
+    fn window(&self, place: Endpoint<'_>, call: &Call) -> u64 {
         let ranks = place.segment.ranks();
         let contributing = (0..ranks).filter(|rank| call.part(*rank, ranks) > 0);
         let length = self.length(place, call);
@@ -245,7 +248,7 @@ impl Collective {
     /// Does what can be done now.
     pub(super) fn go(
         &mut self,
-        place: Place<'_>,
+        place: Endpoint<'_>,
         call: &Call,
         memory: &dyn Memory,
         text: &dyn Fn() -> Option<String>,
@@ -278,7 +281,7 @@ impl Collective {
         }
     }
 
-    fn publish(&mut self, place: Place<'_>, call: &Call, memory: &dyn Memory) {
+    fn publish(&mut self, place: Endpoint<'_>, call: &Call, memory: &dyn Memory) {
         let own = place.segment.member(place.rank);
         let missing = call.part(place.rank, place.segment.ranks()) - self.published;
         let bytes = ring_room(place).min(missing);
@@ -294,7 +297,7 @@ impl Collective {
         own.published.store(at + bytes, Release);
     }
 
-    fn consume(&mut self, place: Place<'_>, call: &Call, memory: &dyn Memory) {
+    fn consume(&mut self, place: Endpoint<'_>, call: &Call, memory: &dyn Memory) {
         let ranks = place.segment.ranks();
         let own = place.segment.member(place.rank);
         loop {
@@ -330,17 +333,17 @@ impl Collective {
     }
 
     /// The part of the next `window` bytes that this rank uses.
-    fn wanted(&self, place: Place<'_>, call: &Call, window: u64) -> std::ops::Range<u64> {
+    fn wanted(&self, place: Endpoint<'_>, call: &Call, window: u64) -> std::ops::Range<u64> {
         let all = self.consumed..self.consumed + window;
         match call.kind {
-            Kind::ReduceScatter(_) => {
+            CallKind::ReduceScatter(_) => {
                 let slice =
                     call.bytes() * place.rank as u64..call.bytes() * (place.rank as u64 + 1);
                 let start = all.start.max(slice.start);
                 start..all.end.min(slice.end).max(start)
             }
-            Kind::Reduce(_, root) if root != place.rank => all.start..all.start,
-            Kind::Broadcast(root) if root == place.rank && call.from == call.to => {
+            CallKind::Reduce(_, root) if root != place.rank => all.start..all.start,
+            CallKind::Broadcast(root) if root == place.rank && call.from == call.to => {
                 all.start..all.start
             }
             _ => all,
@@ -349,7 +352,7 @@ impl Collective {
 }
 
 /// Whether all ranks have come to collective `number`, with the same call.
-fn meeting(place: Place<'_>, call: &Call, number: u64) -> Next {
+fn meeting(place: Endpoint<'_>, call: &Call, number: u64) -> Next {
     let ranks = 0..place.segment.ranks();
     let late = |rank: &usize| place.segment.member(*rank).arrived.load(Acquire) <= number;
     let lacks: Vec<usize> = ranks.clone().filter(late).collect();
@@ -364,23 +367,23 @@ fn meeting(place: Place<'_>, call: &Call, number: u64) -> Next {
 }
 
 /// Stores what came from the ranks: `parts` are bytes from `at` on of each part.
-fn store(place: Place<'_>, call: &Call, memory: &dyn Memory, parts: &[Vec<u8>], at: u64) {
+fn store(place: Endpoint<'_>, call: &Call, memory: &dyn Memory, parts: &[Vec<u8>], at: u64) {
     let bytes = parts[0].len();
     let sources: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
     let (to, how, index_bytes, first) = match call.kind {
-        Kind::AllReduce(how) | Kind::Reduce(how, _) => (call.to + at, how, at, 0),
-        Kind::ReduceScatter(how) => {
+        CallKind::AllReduce(how) | CallKind::Reduce(how, _) => (call.to + at, how, at, 0),
+        CallKind::ReduceScatter(how) => {
             let within = at - call.bytes() * place.rank as u64;
             (call.to + within, how, within, place.rank + 1)
         }
-        Kind::AllGather => {
+        CallKind::AllGather => {
             for (rank, part) in parts.iter().enumerate() {
                 write(memory, call.to + call.bytes() * rank as u64 + at, part);
             }
             return;
         }
-        Kind::Broadcast(_) => return write(memory, call.to + at, &parts[0]),
-        Kind::Send(_) | Kind::Receive(_) => unreachable!("these go over pairs"),
+        CallKind::Broadcast(_) => return write(memory, call.to + at, &parts[0]),
+        CallKind::Send(_) | CallKind::Receive(_) => unreachable!("these go over pairs"),
     };
     let mut folded = vec![0; bytes];
     element::fold(
@@ -401,7 +404,7 @@ fn write(memory: &dyn Memory, to: Address, bytes: &[u8]) {
 }
 
 /// What another rank called as its collective `number`, to which it has come.
-pub(super) fn called(place: Place<'_>, rank: usize, number: u64) -> Words {
+pub(super) fn called(place: Endpoint<'_>, rank: usize, number: u64) -> Words {
     let calls = &place.segment.member(rank).calls[(number % 2) as usize];
     std::array::from_fn(|word| calls[word].load(Relaxed))
 }
@@ -429,17 +432,17 @@ pub(super) fn describe_words(words: &Words) -> String {
     }
 }
 
-fn ring_room(place: Place<'_>) -> u64 {
+fn ring_room(place: Endpoint<'_>) -> u64 {
     RING_BYTES - (place.segment.member(place.rank).published.load(Relaxed) - slowest(place))
 }
 
-fn slowest(place: Place<'_>) -> u64 {
+fn slowest(place: Endpoint<'_>) -> u64 {
     let consumed = |rank| place.segment.member(rank).consumed[place.rank].load(Acquire);
     (0..place.segment.ranks()).map(consumed).min().unwrap_or(0)
 }
 
 /// The rank that keeps this rank's ring full.
-fn crowding(place: Place<'_>) -> Vec<usize> {
+fn crowding(place: Endpoint<'_>) -> Vec<usize> {
     let slowest = slowest(place);
     let is_slowest =
         |rank: &usize| place.segment.member(*rank).consumed[place.rank].load(Acquire) == slowest;
@@ -454,10 +457,10 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    fn ends(place: Place<'_>, call: &Call) -> (usize, usize, usize) {
+    fn ends(place: Endpoint<'_>, call: &Call) -> (usize, usize, usize) {
         match call.kind {
-            Kind::Send(peer) => (place.rank, peer, peer),
-            Kind::Receive(peer) => (peer, place.rank, peer),
+            CallKind::Send(peer) => (place.rank, peer, peer),
+            CallKind::Receive(peer) => (peer, place.rank, peer),
             _ => unreachable!("collectives go over the rings of the ranks"),
         }
     }
@@ -468,13 +471,13 @@ impl Exchange {
     }
 
     /// What can be done now, without doing it.
-    pub(super) fn next(&self, place: Place<'_>, call: &Call) -> Next {
+    pub(super) fn next(&self, place: Endpoint<'_>, call: &Call) -> Next {
         let Some(number) = self.number else {
             return Next::Go;
         };
         let (from, to, peer) = Self::ends(place, call);
         let pair = place.segment.pair(from, to);
-        let is_send = matches!(call.kind, Kind::Send(_));
+        let is_send = matches!(call.kind, CallKind::Send(_));
         let come = if is_send { &pair.received } else { &pair.sent };
         if come.load(Acquire) <= number {
             return Next::Lacks(vec![peer]);
@@ -501,10 +504,10 @@ impl Exchange {
     }
 
     /// Does what can be done now.
-    pub(super) fn go(&mut self, place: Place<'_>, call: &Call, memory: &dyn Memory) {
+    pub(super) fn go(&mut self, place: Endpoint<'_>, call: &Call, memory: &dyn Memory) {
         let (from, to, _) = Self::ends(place, call);
         let pair = place.segment.pair(from, to);
-        let is_send = matches!(call.kind, Kind::Send(_));
+        let is_send = matches!(call.kind, CallKind::Send(_));
         let (own, words) = if is_send {
             (&pair.sent, &pair.sends)
         } else {
@@ -555,11 +558,11 @@ impl Exchange {
     }
 }
 
-fn room(place: Place<'_>, from: usize, to: usize) -> u64 {
+fn room(place: Endpoint<'_>, from: usize, to: usize) -> u64 {
     let pair = place.segment.pair(from, to);
     PAIR_BYTES - (pair.published.load(Acquire) - pair.consumed.load(Acquire))
 }
 
-fn stock(place: Place<'_>, from: usize, to: usize) -> u64 {
+fn stock(place: Endpoint<'_>, from: usize, to: usize) -> u64 {
     PAIR_BYTES - room(place, from, to)
 }

@@ -4,6 +4,7 @@
 //! the sanitizer's hooks, and linked with the runtime. Processes share the cache folder: files are
 //! written under a unique name and renamed.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io;
@@ -16,7 +17,26 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::options::Options;
 use super::rewrite::{self, HEADER_PRAGMA};
-use super::{Compiled, Program};
+
+/// A program as it was created.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    pub(crate) source: String,
+    /// (name, text) of headers included by name.
+    pub(crate) headers: Vec<(String, String)>,
+    /// Arguments of nvrtcAddNameExpression.
+    pub(crate) expressions: Vec<String>,
+}
+
+/// The result of a compilation.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiled {
+    /// A shared library.
+    pub(crate) image: Vec<u8>,
+    /// Lowered names of name expressions.
+    pub(crate) lowered: BTreeMap<String, String>,
+}
 
 /// The shim's files, by the names they include each other.
 const SHIM: &[(&str, &str)] = &[

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 
-use super::token::{Kind, Tokens};
+use super::token::{TokenKind, Tokens};
 use crate::kernel::SHARED_PREFIX;
 
 /// What the preprocessor leaves of `#include <cuda_fp16.h>`, so that only programs that include it
@@ -125,7 +125,7 @@ impl Scanner<'_> {
                     .tokens
                     .all
                     .get(index)
-                    .is_some_and(|token| token.kind == Kind::Name)
+                    .is_some_and(|token| token.kind == TokenKind::Name)
             {
                 self.functions[function].names.insert(word.to_owned());
             }
@@ -360,7 +360,9 @@ impl Scanner<'_> {
                     index = behind;
                     continue;
                 }
-                _ if angles == 0 && self.tokens.all[index].kind == Kind::Name => last = Some(index),
+                _ if angles == 0 && self.tokens.all[index].kind == TokenKind::Name => {
+                    last = Some(index)
+                }
                 _ => {}
             }
             index += 1;

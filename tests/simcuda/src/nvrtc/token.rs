@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     Name,
     Number,
     Literal,
@@ -15,7 +15,7 @@ pub(super) enum Kind {
 /// One token.
 #[derive(Clone, Debug)]
 pub(super) struct Token {
-    pub(super) kind: Kind,
+    pub(super) kind: TokenKind,
     pub(super) range: Range<usize>,
     /// In the source, by line markers.
     pub(super) line: u32,
@@ -123,7 +123,7 @@ fn line_marker(directive: &str) -> Option<u32> {
         .ok()
 }
 
-fn token_at(text: &str, at: usize) -> (Kind, usize) {
+fn token_at(text: &str, at: usize) -> (TokenKind, usize) {
     let bytes = text.as_bytes();
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80;
     let word_end = |from: usize| {
@@ -133,7 +133,7 @@ fn token_at(text: &str, at: usize) -> (Kind, usize) {
             .count()
     };
     match bytes[at] {
-        b'"' | b'\'' => (Kind::Literal, quoted_end(bytes, at)),
+        b'"' | b'\'' => (TokenKind::Literal, quoted_end(bytes, at)),
         byte if byte.is_ascii_digit() => {
             // Digits may contain quotes and a point, and exponents a sign.
             let mut end = at + 1;
@@ -147,19 +147,19 @@ fn token_at(text: &str, at: usize) -> (Kind, usize) {
             {
                 end += 1;
             }
-            (Kind::Number, end)
+            (TokenKind::Number, end)
         }
         byte if is_word(byte) => {
             let end = word_end(at);
             let is_raw = bytes.get(end) == Some(&b'"')
                 && matches!(&text[at..end], "R" | "LR" | "uR" | "UR" | "u8R");
             if is_raw {
-                (Kind::Literal, raw_end(text, end))
+                (TokenKind::Literal, raw_end(text, end))
             } else {
-                (Kind::Name, end)
+                (TokenKind::Name, end)
             }
         }
-        _ => (Kind::Mark, at + 1),
+        _ => (TokenKind::Mark, at + 1),
     }
 }
 

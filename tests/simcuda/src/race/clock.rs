@@ -1,7 +1,8 @@
 //! Vector clocks: one counter per actor, sparse and sorted by actor, since most actors never learn
 //! of most others.
 
-use super::Actor;
+/// A stream, a branch of a graph, or a host thread. Numbers are not reused.
+pub type Actor = usize;
 
 /// Up to which moment each actor is known. A missing actor is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Actor, OperationId};
+use super::clock::Actor;
+use crate::handle::OperationId;
 use crate::work::Address;
 
 /// How bytes are accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum AccessKind {
     Read,
     Write,
     /// Atomic: does not conflict with another atomic.
@@ -31,7 +32,7 @@ pub(super) struct Epoch {
 pub(super) struct Collision {
     pub(super) range: Range<Address>,
     pub(super) with: Epoch,
-    pub(super) kind: Kind,
+    pub(super) kind: AccessKind,
 }
 
 /// The history of some bytes, as far as a later access can race with it.
@@ -48,40 +49,44 @@ struct History {
 
 impl History {
     /// What a new access collides with, the write first.
-    fn collision(&self, kind: Kind, past: &impl Fn(&Epoch) -> bool) -> Option<(Epoch, Kind)> {
-        let unordered = |epochs: &[Epoch], kind: Kind| {
+    fn collision(
+        &self,
+        kind: AccessKind,
+        past: &impl Fn(&Epoch) -> bool,
+    ) -> Option<(Epoch, AccessKind)> {
+        let unordered = |epochs: &[Epoch], kind: AccessKind| {
             epochs
                 .iter()
                 .find(|epoch| !past(epoch))
                 .map(|epoch| (*epoch, kind))
         };
-        unordered(self.write.as_slice(), Kind::Write)
+        unordered(self.write.as_slice(), AccessKind::Write)
             .or_else(|| {
-                if kind == Kind::Atomic {
+                if kind == AccessKind::Atomic {
                     None
                 } else {
-                    unordered(&self.atomics, Kind::Atomic)
+                    unordered(&self.atomics, AccessKind::Atomic)
                 }
             })
             .or_else(|| {
-                if kind == Kind::Read {
+                if kind == AccessKind::Read {
                     None
                 } else {
-                    unordered(&self.reads, Kind::Read)
+                    unordered(&self.reads, AccessKind::Read)
                 }
             })
     }
 
-    fn record(&mut self, kind: Kind, epoch: Epoch, past: &impl Fn(&Epoch) -> bool) {
+    fn record(&mut self, kind: AccessKind, epoch: Epoch, past: &impl Fn(&Epoch) -> bool) {
         match kind {
-            Kind::Write => {
+            AccessKind::Write => {
                 *self = Self {
                     write: Some(epoch),
                     ..Self::default()
                 }
             }
-            Kind::Read => replace_past(&mut self.reads, epoch, past),
-            Kind::Atomic => replace_past(&mut self.atomics, epoch, past),
+            AccessKind::Read => replace_past(&mut self.reads, epoch, past),
+            AccessKind::Atomic => replace_past(&mut self.atomics, epoch, past),
         }
     }
 }
@@ -111,7 +116,7 @@ impl Shadow {
     pub(super) fn access(
         &mut self,
         range: Range<Address>,
-        kind: Kind,
+        kind: AccessKind,
         epoch: Epoch,
         past: &impl Fn(&Epoch) -> bool,
     ) -> Option<Collision> {
@@ -137,11 +142,11 @@ impl Shadow {
                 }
                 _ => {}
             }
-            if kind != Kind::Write {
+            if kind != AccessKind::Write {
                 segment.history.record(kind, epoch, past);
             }
         }
-        if kind == Kind::Write {
+        if kind == AccessKind::Write {
             self.replace(range.clone(), epoch, past);
         } else {
             self.fill_gaps(range.clone(), kind, epoch, past);
@@ -192,7 +197,7 @@ impl Shadow {
 
     fn replace(&mut self, range: Range<Address>, epoch: Epoch, past: &impl Fn(&Epoch) -> bool) {
         let mut history = History::default();
-        history.record(Kind::Write, epoch, past);
+        history.record(AccessKind::Write, epoch, past);
         match self.segments.get_mut(&range.start) {
             // Exactly this segment exists: the usual case of repeated work.
             Some(segment) if segment.end == range.end => segment.history = history,
@@ -213,7 +218,7 @@ impl Shadow {
     fn fill_gaps(
         &mut self,
         range: Range<Address>,
-        kind: Kind,
+        kind: AccessKind,
         epoch: Epoch,
         past: &impl Fn(&Epoch) -> bool,
     ) {

@@ -165,7 +165,7 @@ fn an_actor_that_is_gone_still_races_until_everybody_knows_what_it_did() {
 #[derive(Default)]
 struct Naive {
     clocks: Vec<Vec<u64>>,
-    bytes: Vec<Vec<(usize, u64, OperationId, Kind)>>,
+    bytes: Vec<Vec<(usize, u64, OperationId, AccessKind)>>,
 }
 
 impl Naive {
@@ -177,15 +177,16 @@ impl Naive {
     ) -> Vec<(Address, OperationId)> {
         let mut found = Vec::new();
         let kinds = [
-            (Kind::Write, &touched.writes),
-            (Kind::Atomic, &touched.atomics),
-            (Kind::Read, &touched.reads),
+            (AccessKind::Write, &touched.writes),
+            (AccessKind::Atomic, &touched.atomics),
+            (AccessKind::Read, &touched.reads),
         ];
         for (kind, ranges) in kinds {
             for byte in ranges.iter().cloned().flatten() {
                 for &(other, time, first, first_kind) in &self.bytes[byte as usize] {
                     let conflict = match (first_kind, kind) {
-                        (Kind::Read, Kind::Read) | (Kind::Atomic, Kind::Atomic) => false,
+                        (AccessKind::Read, AccessKind::Read)
+                        | (AccessKind::Atomic, AccessKind::Atomic) => false,
                         _ => first != operation,
                     };
                     if conflict && self.clocks[actor][other] < time {

@@ -1,8 +1,18 @@
 //! Which of the runnable pieces runs next. Pure: pieces are numbers, and the same seed gives the
 //! same choices.
 
-use crate::machine::Schedule;
-use crate::stream::StreamId;
+use crate::config::Schedule;
+use crate::handle::StreamId;
+
+/// The choices that CUDA leaves open.
+#[derive(Default)]
+pub struct Scheduler {
+    // Created at first use: its seed is in the machine's configuration.
+    pub(super) policy: Option<Policy>,
+    /// The trace of what ran, for tests.
+    #[cfg(test)]
+    pub(crate) ran: Vec<std::sync::Arc<str>>,
+}
 
 /// A piece that CUDA would allow to run now: the front of a stream, or a ready node of its graph
 /// launch.

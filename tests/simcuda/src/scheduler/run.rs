@@ -5,23 +5,29 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUresult;
 
-use super::HostCall;
 use super::policy::Candidate;
 use crate::error;
 use crate::event::Completion;
-use crate::graph;
 use crate::graph::launch::{Launch, Step};
+use crate::handle::StreamId;
 use crate::machine::{Machine, lose_device};
-use crate::memory::{self, Moment};
+use crate::memory;
 use crate::nccl::Ran;
 use crate::race::{Actor, Clock};
-use crate::report::{self, Kind};
-use crate::stream::{self, Action, Operation, StreamId};
+use crate::report::{self, FindingKind};
+use crate::stream::{self, Action, Operation};
 use crate::timeline::{self, Part};
-use crate::work::{Failure, Touched, Work};
+use crate::work::{Failure, HostFunction, Touched, Work};
 
 /// Duration of a host function on the simulated clock.
 const HOST_FUNCTION_NS: u64 = 1_000;
+
+/// A host function whose turn has come.
+pub(crate) struct HostCall {
+    pub(crate) stream: StreamId,
+    pub(crate) node: Option<usize>,
+    pub(crate) function: HostFunction,
+}
 
 /// Runs the chosen piece. A host function is returned instead, to be called without the lock.
 pub(super) fn piece(machine: &mut Machine, chosen: Candidate) -> Option<HostCall> {
@@ -59,12 +65,10 @@ fn front(machine: &mut Machine, stream: StreamId) -> Option<HostCall> {
             }
         }
         Action::Turn(turn) => {
-            let turn = turn.take().expect("turns that were taken are not chosen");
+            let turn = turn.clone();
             note(machine, &operation);
-            match turn(machine, actor, operation.id) {
-                Ok(()) => drop(stream::pop(machine, stream)),
-                Err(failure) => fail(machine, operation.device, &failure),
-            }
+            memory::take_turn(machine, turn, actor, operation.id);
+            stream::pop(machine, stream);
         }
         Action::Host(function) => {
             call = function.take().map(|function| HostCall {
@@ -255,11 +259,39 @@ fn finish_launch_if_over(machine: &mut Machine, stream: StreamId) {
 
 fn launch_ended(machine: &mut Machine, executable: usize) {
     machine.graphs.executables[executable].pending -= 1;
-    graph::retire_if_over(machine, executable);
+    let Machine { graphs, race, .. } = machine;
+    graphs.retire_if_over(executable, race);
+}
+
+/// Drops everything of a lost device: waits on it must end and report the loss.
+pub(super) fn abandon(machine: &mut Machine, device: usize) {
+    let ids: Vec<StreamId> = machine
+        .streams
+        .busy
+        .iter()
+        .copied()
+        .filter(|id| stream::device_of(machine, *id) == device)
+        .collect();
+    for stream in ids {
+        while let Some(entry) = stream::pop(machine, stream) {
+            match entry.action {
+                Action::Record(record) => record.abandon(),
+                Action::Graph(Some(launch)) => abandon_launch(machine, &launch),
+                Action::Nccl(flight) => {
+                    flight.abandon();
+                    memory::finish(machine, entry.operation.id, Clock::default());
+                }
+                Action::Work(_) | Action::Hang => {
+                    memory::finish(machine, entry.operation.id, Clock::default())
+                }
+                Action::Turn(_) | Action::Host(_) | Action::Wait(_) | Action::Graph(None) => {}
+            }
+        }
+    }
 }
 
 /// A launch of a lost device ends without running: release the pinned memory of its nodes.
-pub(crate) fn abandon_launch(machine: &mut Machine, launch: &Launch) {
+fn abandon_launch(machine: &mut Machine, launch: &Launch) {
     launch.abandon();
     for operation in &launch.operations {
         memory::finish(machine, operation.id, Clock::default());
@@ -278,7 +310,7 @@ fn run_work(
 ) -> Option<u64> {
     let known = work.known_ranges();
     let mut touched = Touched::default();
-    let outcome = match freed_meanwhile(machine, operation, &known) {
+    let outcome = match memory::freed_meanwhile(machine, operation, &known) {
         Some(failure) => Err(failure),
         None => work.run(operation.device, &machine.memory, &mut touched),
     };
@@ -340,43 +372,16 @@ fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure)
         || mistakes.iter().any(|mistake| *mistake as i32 == *code)
     {
         let kind = if is_race {
-            Kind::Race
+            FindingKind::Race
         } else {
-            Kind::of_violation(message)
+            FindingKind::of_violation(message)
         };
         report::finding(
             machine,
             kind,
-            format!("{operation}\n  {message}\n  {}", calls(operation)),
+            format!("{operation}\n  {message}\n  {}", operation.origin()),
         );
     }
-}
-
-/// Memory that existed when the work was queued may be gone when it runs: a finding.
-pub(crate) fn freed_meanwhile(
-    machine: &mut Machine,
-    operation: &Operation,
-    known: &Touched,
-) -> Option<Failure> {
-    let ranges = [&known.reads, &known.writes, &known.atomics]
-        .into_iter()
-        .flatten();
-    let mut violations = ranges.filter_map(|range| {
-        let memory = &machine.memory;
-        let device = memory.reached_by(operation.device, &operation.describe, range);
-        memory.violation(device, range, Moment::Runs)
-    });
-    let memory::Violation { kind, message } = violations.next()?;
-    drop(violations);
-    let told = format!(
-        "{operation}, when it ran: {message}\n  {}",
-        calls(operation)
-    );
-    report::finding(machine, kind, told);
-    Some(Failure {
-        code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
-        message,
-    })
 }
 
 fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
@@ -385,18 +390,7 @@ fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
         .and_then(error::from_number);
     let code = code.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN);
     lose_device(machine, device, code, &failure.message);
-    stream::abandon(machine, device);
-}
-
-/// The origin of an operation: the call, and for a graph node the captured call.
-fn calls(operation: &Operation) -> String {
-    match &operation.captured {
-        None => format!("queued in {}", operation.stack),
-        Some(captured) => format!(
-            "launched in {}\n  captured in {}",
-            operation.stack, captured.stack
-        ),
-    }
+    abandon(machine, device);
 }
 
 fn note(machine: &mut Machine, operation: &Operation) {

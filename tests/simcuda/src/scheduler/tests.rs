@@ -4,9 +4,9 @@ mod programs;
 
 use cudarc::driver::sys::CUstream;
 
+use crate::config::{Config, Schedule};
 use crate::graph::calls::*;
 use crate::graph::capture_calls::*;
-use crate::machine::{Config, Schedule};
 use crate::stream::calls::*;
 use crate::stream::tests::{Bench, SUCCESS, bench, config, got};
 

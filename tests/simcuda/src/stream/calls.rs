@@ -3,11 +3,13 @@
 
 use cudarc::driver::sys::{CUdevice, CUhostFn, CUresult, CUstream};
 
-use super::{HandleKind, HostFunction, Order, create, encode, enqueue_host, is_ignored, resolve};
-use super::{new_operation, retire_if_over};
+use super::queue::{create, is_wait_ignored, new_operation, retire_if_over};
+use super::{Order, enqueue_host, resolve};
 use crate::graph::capture;
+use crate::handle::{HandleKind, encode};
 use crate::machine::{Out, call, call_waiting, current_device, put};
 use crate::scheduler;
+use crate::work::HostFunction;
 
 const NON_BLOCKING: u32 = 1;
 /// What cuCtxGetStreamPriorityRange says: the smaller the number, the higher the priority.
@@ -82,7 +84,7 @@ pub extern "C" fn cuStreamSynchronize(stream: CUstream) -> CUresult {
         let stream = resolve(held, stream)?;
         capture::check_not_capturing(held, stream, "cuStreamSynchronize")?;
         capture::forbid(held, "cuStreamSynchronize")?;
-        if is_ignored(held, "cuStreamSynchronize") {
+        if is_wait_ignored(held, "cuStreamSynchronize") {
             return Ok(());
         }
         scheduler::synchronize_stream(held, stream)
@@ -108,7 +110,7 @@ pub extern "C" fn cuCtxSynchronize() -> CUresult {
         let device = current_device(held)?;
         capture::check_device_not_capturing(held, device, "cuCtxSynchronize")?;
         capture::forbid(held, "cuCtxSynchronize")?;
-        if is_ignored(held, "cuCtxSynchronize") {
+        if is_wait_ignored(held, "cuCtxSynchronize") {
             return Ok(());
         }
         scheduler::synchronize_device(held, device)

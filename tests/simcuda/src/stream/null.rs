@@ -6,13 +6,41 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUresult, CUstream};
 
-use super::{Order, StreamId, create, marker};
+use super::queue::{create, marker};
+use super::{Order, Stream};
 use crate::event::Record;
+use crate::handle::{HandleKind, StreamId, decode};
 use crate::machine::{Machine, current_device};
+use crate::report;
 
-pub(super) fn legacy(machine: &mut Machine) -> Result<StreamId, CUresult> {
+/// The stream of a handle. Null and CU_STREAM_LEGACY are the current device's null stream.
+pub(crate) fn resolve(machine: &mut Machine, handle: CUstream) -> Result<StreamId, CUresult> {
+    // The two numbers that cuda.h gives to CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
+    match handle as usize {
+        0 | 1 => legacy(machine),
+        2 => per_thread(machine),
+        _ => {
+            let Some(stream) = decode(HandleKind::Stream, handle)
+                .filter(|stream| *stream < machine.streams.all.len())
+            else {
+                return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+            };
+            if let Some(destroyer) = machine.streams.all[stream].destroyed.clone() {
+                let message = format!(
+                    "stream {stream} is used after it was destroyed\n  destroyed in {}",
+                    destroyer.stack
+                );
+                report::finding(machine, report::FindingKind::Handle, message);
+                return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
+            }
+            Ok(stream)
+        }
+    }
+}
+
+fn legacy(machine: &mut Machine) -> Result<StreamId, CUresult> {
     let device = current_device(machine)?;
     Ok(legacy_of(machine, device))
 }
@@ -27,7 +55,7 @@ pub(crate) fn legacy_of(machine: &mut Machine, device: usize) -> StreamId {
     stream
 }
 
-pub(super) fn per_thread(machine: &mut Machine) -> Result<StreamId, CUresult> {
+fn per_thread(machine: &mut Machine) -> Result<StreamId, CUresult> {
     let device = current_device(machine)?;
     let key = (std::thread::current().id(), device);
     if let Some(stream) = machine.streams.per_thread.get(&key) {
@@ -39,12 +67,22 @@ pub(super) fn per_thread(machine: &mut Machine) -> Result<StreamId, CUresult> {
 }
 
 /// The blocking streams of a device, also those destroyed with something still in them.
-pub(crate) fn blocking(machine: &Machine, device: usize) -> Vec<StreamId> {
+fn blocking(machine: &Machine, device: usize) -> Vec<StreamId> {
     let streams = machine.streams.all.iter().enumerate();
     streams
         .filter(|(_, stream)| stream.device == device && stream.order == Order::Blocking)
         .map(|(id, _)| id)
         .collect()
+}
+
+/// The streams that the null stream waits for; none for any other stream.
+pub(crate) fn blocking_of_null(machine: &Machine, stream: StreamId) -> Vec<StreamId> {
+    let Stream { device, order, .. } = &machine.streams.all[stream];
+    if *order == Order::Legacy {
+        blocking(machine, *device)
+    } else {
+        Vec::new()
+    }
 }
 
 /// What the next entry of `stream` must wait for by the null stream's rules.

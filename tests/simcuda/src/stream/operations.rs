@@ -5,9 +5,8 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use crate::race::OperationId;
+use crate::handle::{OperationId, StreamId};
 use crate::report::Stack;
-use crate::stream::StreamId;
 
 /// One thing that was asked for.
 #[derive(Clone, Debug)]
@@ -24,6 +23,19 @@ pub struct Operation {
     pub stack: Stack,
     /// For a node of a graph, the operation that was captured.
     pub captured: Option<Arc<Operation>>,
+}
+
+impl Operation {
+    /// The call that queued it, and for a graph node also the captured call.
+    pub fn origin(&self) -> String {
+        match &self.captured {
+            None => format!("queued in {}", self.stack),
+            Some(captured) => format!(
+                "launched in {}\n  captured in {}",
+                self.stack, captured.stack
+            ),
+        }
+    }
 }
 
 impl fmt::Display for Operation {

@@ -3,17 +3,18 @@
 mod bench;
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
 pub(crate) use self::bench::*;
 use super::calls::*;
 use super::*;
+use crate::config::{Config, Schedule};
 use crate::event::calls::*;
 use crate::faults::Plan;
-use crate::machine::{Config, Held, Schedule, is_held_by_this_thread};
-use crate::report::Kind;
+use crate::machine::{Held, is_held_by_this_thread};
+use crate::report::FindingKind;
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Eager];
 
@@ -59,7 +60,7 @@ fn without_a_wait_both_orders_occur_and_each_seed_finds_the_race() {
         bench.write(second, "b");
         assert_eq!(cuCtxSynchronize(), SUCCESS);
         orders.insert(bench.ran());
-        assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
+        assert_eq!(bench.finding_kinds(), [FindingKind::Race], "seed {seed}");
         let message = bench.findings()[0].message.clone();
         assert!(
             ["a, on stream 0", "b, on stream 1", "without_a_wait"]
@@ -79,7 +80,7 @@ fn an_event_recorded_on_the_wrong_stream_orders_nothing() {
     bench.order(wrong, second);
     bench.write(second, "b");
     assert_eq!(cuCtxSynchronize(), SUCCESS);
-    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Race]);
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn an_event_recorded_before_the_work_orders_nothing_of_it() {
     bench.write(first, "a");
     bench.write(second, "b");
     assert_eq!(cuCtxSynchronize(), SUCCESS);
-    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Race]);
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn waiting_for_an_event_does_not_order_what_was_given_behind_it() {
     assert_eq!(cuEventSynchronize(event), SUCCESS);
     bench.write(second, "b");
     assert_eq!(cuCtxSynchronize(), SUCCESS);
-    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Race]);
 }
 
 #[test]
@@ -224,7 +225,10 @@ fn the_null_stream_is_in_order_with_blocking_streams_only() {
             assert_eq!(bench.ran(), ["a", "null", "b"], "seed {seed}");
             assert_eq!(bench.finding_kinds(), [], "seed {seed}");
         } else {
-            assert!(bench.finding_kinds().contains(&Kind::Race), "seed {seed}");
+            assert!(
+                bench.finding_kinds().contains(&FindingKind::Race),
+                "seed {seed}"
+            );
         }
     }
 }
@@ -242,7 +246,7 @@ fn blocking_streams_are_not_in_order_with_each_other_without_the_null_stream() {
         3,
         "waiting for the null stream waits for the blocking streams"
     );
-    assert_eq!(bench.finding_kinds(), [Kind::Race]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::Race]);
 }
 
 #[test]
@@ -329,7 +333,10 @@ fn destroyed_and_foreign_handles_are_refused_and_what_was_queued_still_runs() {
     );
     assert_eq!(cuEventDestroy_v2(event), SUCCESS);
     assert_eq!(cuEventQuery(event), CUresult::CUDA_ERROR_INVALID_HANDLE);
-    assert_eq!(bench.finding_kinds(), [Kind::Handle, Kind::Handle]);
+    assert_eq!(
+        bench.finding_kinds(),
+        [FindingKind::Handle, FindingKind::Handle]
+    );
     assert_eq!(
         cuStreamDestroy_v2(std::ptr::null_mut()),
         CUresult::CUDA_ERROR_INVALID_HANDLE
@@ -387,22 +394,22 @@ fn what_a_kernel_does_wrong_is_a_finding_and_what_it_asks_for_is_not() {
         (
             "race inside kernel sum",
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
-            vec![Kind::Race],
+            vec![FindingKind::Race],
         ),
         (
             "out of bounds",
             CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
-            vec![Kind::OutOfBounds],
+            vec![FindingKind::OutOfBounds],
         ),
         (
             "divergence at a barrier",
             CUresult::CUDA_ERROR_LAUNCH_FAILED,
-            vec![Kind::Kernel],
+            vec![FindingKind::Kernel],
         ),
         (
             "0x1002, which is not a multiple of 4",
             CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
-            vec![Kind::Kernel],
+            vec![FindingKind::Kernel],
         ),
         ("assertion", CUresult::CUDA_ERROR_ASSERT, vec![]),
     ];
@@ -427,7 +434,7 @@ fn what_a_kernel_does_wrong_is_a_finding_and_what_it_asks_for_is_not() {
 fn host_functions_run_in_order_with_the_lock_free() {
     static CALLED: Mutex<Vec<(usize, bool)>> = Mutex::new(Vec::new());
     unsafe extern "C" fn function(argument: *mut std::ffi::c_void) {
-        let is_free = !is_held_by_this_thread() && scheduler::in_host_function();
+        let is_free = !is_held_by_this_thread() && crate::scheduler::in_host_function();
         CALLED
             .lock()
             .expect("no test fails while it holds this")
@@ -503,32 +510,17 @@ fn hung_work_keeps_who_waits_and_nobody_else() {
 }
 
 #[test]
-fn turns_come_in_the_order_of_the_stream_with_its_actor() {
+fn memory_of_a_pool_comes_and_goes_in_the_order_of_the_stream() {
     let bench = bench(config(6));
     let stream = bench.stream();
-    let seen = Arc::new(Mutex::new(None));
     bench.run(stream, "a");
-    let (expected, kept) = {
-        let mut held = Held::take();
-        let id = resolve(&mut held, stream).expect("it is there");
-        let kept = seen.clone();
-        let turn: Turn = Box::new(move |machine, actor, operation| {
-            let ran = machine.streams.scheduler.ran.len();
-            *kept.lock().expect("nobody fails here") = Some((actor, operation, ran));
-            Ok(())
-        });
-        let operation = enqueue_with(&mut held, id, "free", turn).expect("the stream takes it");
-        (actor_of(&held, id), operation)
-    };
+    let pointer = got(|pointer| crate::memory::calls::cuMemAllocAsync(pointer, 64, stream));
+    bench.run(stream, "b");
+    assert_eq!(
+        crate::memory::calls::cuMemFreeAsync(pointer, stream),
+        SUCCESS
+    );
     assert_eq!(cuStreamSynchronize(stream), SUCCESS);
-    assert_eq!(
-        *seen.lock().expect("nobody fails here"),
-        Some((expected, kept, 2))
-    );
-    assert_eq!(
-        &*operation(&Held::take(), kept)
-            .expect("it is remembered")
-            .describe,
-        "free"
-    );
+    let (made, freed) = ("cuMemAllocAsync of 64 bytes", "cuMemFreeAsync of 64 bytes");
+    assert_eq!(bench.ran(), ["a", made, "b", freed]);
 }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use crate::machine::Machine;
+use crate::config::Config;
 use crate::report::Stack;
 
 /// How many waits there were, and where they are listed.
@@ -14,36 +14,38 @@ pub(super) struct Waits {
     list: Option<File>,
 }
 
-/// Counts a wait, and says whether it is the ignored one.
-pub(crate) fn is_ignored(machine: &mut Machine, function: &'static str) -> bool {
-    machine.streams.waits.counted += 1;
-    let number = machine.streams.waits.counted;
-    if let Some(path) = &machine.config.count_waits {
-        if number == 1 {
-            // One file a process: ranks on one host would overwrite each other's.
-            let path = path
-                .to_string_lossy()
-                .replace("%p", &std::process::id().to_string());
-            match File::create(&path) {
-                Ok(file) => machine.streams.waits.list = Some(file),
-                Err(error) => {
-                    eprintln!("simcuda: SIMCUDA_COUNT_WAITS={path}: cannot be written: {error}")
+impl Waits {
+    /// Counts a wait, and says whether it is the ignored one.
+    pub(super) fn is_ignored(&mut self, config: &Config, function: &'static str) -> bool {
+        self.counted += 1;
+        let number = self.counted;
+        if let Some(path) = &config.count_waits {
+            if number == 1 {
+                // One file a process: ranks on one host would overwrite each other's.
+                let path = path
+                    .to_string_lossy()
+                    .replace("%p", &std::process::id().to_string());
+                match File::create(&path) {
+                    Ok(file) => self.list = Some(file),
+                    Err(error) => {
+                        eprintln!("simcuda: SIMCUDA_COUNT_WAITS={path}: cannot be written: {error}")
+                    }
+                }
+            }
+            if let Some(file) = &mut self.list {
+                let stack = Stack::capture();
+                // Written at once: the list must survive a kill or a finding.
+                let line = format!("{number} {function} {}\n", stack.frames().join(" < "));
+                if let Err(error) = file.write_all(line.as_bytes()) {
+                    eprintln!("simcuda: SIMCUDA_COUNT_WAITS: cannot be written: {error}");
+                    self.list = None;
                 }
             }
         }
-        if let Some(file) = &mut machine.streams.waits.list {
-            let stack = Stack::capture();
-            // Written at once: the list must survive a kill or a finding.
-            let line = format!("{number} {function} {}\n", stack.frames().join(" < "));
-            if let Err(error) = file.write_all(line.as_bytes()) {
-                eprintln!("simcuda: SIMCUDA_COUNT_WAITS: cannot be written: {error}");
-                machine.streams.waits.list = None;
-            }
+        let ignored = config.ignore_wait == Some(number);
+        if ignored {
+            eprintln!("simcuda: ignoring wait {number}, {function}");
         }
+        ignored
     }
-    let ignored = machine.config.ignore_wait == Some(number);
-    if ignored {
-        eprintln!("simcuda: ignoring wait {number}, {function}");
-    }
-    ignored
 }

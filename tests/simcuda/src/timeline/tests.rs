@@ -32,7 +32,7 @@ fn listed(give: impl FnOnce(&crate::stream::tests::Bench)) -> Vec<(String, u64, 
     static RUNS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let run = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("simcuda-timeline-{}-{run}", std::process::id()));
-    let bench = bench(crate::machine::Config {
+    let bench = bench(crate::config::Config {
         timeline: Some(path.clone()),
         ..config(run)
     });

@@ -8,7 +8,7 @@ use super::super::algorithm::*;
 use super::super::objects::*;
 use super::super::*;
 use crate::memory::calls::cuMemAlloc_v2;
-use crate::report::Kind;
+use crate::report::FindingKind;
 use crate::stream::calls::cuStreamSynchronize;
 use crate::stream::tests::{Bench, SUCCESS, bench, config, got};
 
@@ -211,7 +211,7 @@ fn a_product_is_work_of_its_stream_and_must_be_of_its_device() {
     );
     assert_eq!(
         machine.finding_kinds(),
-        [Kind::Race],
+        [FindingKind::Race],
         "one workspace, two streams"
     );
 }

@@ -5,9 +5,9 @@ use cudarc::driver::sys::{CUevent, CUstream};
 use proptest::prelude::*;
 
 use super::{captured, instantiate};
+use crate::config::{Config, Schedule};
 use crate::event::calls::*;
 use crate::graph::calls::*;
-use crate::machine::{Config, Schedule};
 use crate::stream::tests::{Bench, SUCCESS, bench, config};
 
 /// The first one begins the capture.

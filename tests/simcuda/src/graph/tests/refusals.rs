@@ -8,9 +8,8 @@ use super::super::capture_calls::*;
 use super::{end, status};
 use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2};
 use crate::event::calls::*;
-use crate::machine::Held;
 use crate::memory::calls::{cuMemAllocAsync, cuMemFreeAsync};
-use crate::report::Kind;
+use crate::report::FindingKind;
 use crate::stream::calls::*;
 use crate::stream::tests::{Bench, SUCCESS, Touch, bench, config, got};
 
@@ -178,7 +177,7 @@ fn waiting_for_what_captures_is_refused_and_found() {
         let stream = bench.stream();
         assert_eq!(cuStreamBeginCapture_v2(stream, RELAXED), SUCCESS);
         assert_eq!(wait(stream), unsupported, "{name}");
-        assert_eq!(bench.finding_kinds(), [Kind::Capture]);
+        assert_eq!(bench.finding_kinds(), [FindingKind::Capture]);
         assert!(bench.findings()[0].message.contains(name));
         assert_eq!(
             end(stream),
@@ -242,27 +241,6 @@ fn unsafe_calls_are_refused_as_the_modes_of_capture_and_thread_say() {
     assert_eq!(refused(GLOBAL, RELAXED), [false, false]);
 }
 
-#[test]
-fn what_no_graph_can_hold_is_refused_in_a_capture() {
-    let bench = bench(config(1));
-    let stream = bench.stream();
-    assert_eq!(cuStreamBeginCapture_v2(stream, RELAXED), SUCCESS);
-    let refused = {
-        let mut held = Held::take();
-        let id = crate::stream::resolve(&mut held, stream).expect("it is there");
-        crate::stream::enqueue_with(&mut held, id, "cuMemAllocAsync", Box::new(|_, _, _| Ok(())))
-    };
-    assert_eq!(
-        refused,
-        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
-    );
-    assert_eq!(bench.finding_kinds(), [Kind::Capture]);
-    assert_eq!(
-        end(stream),
-        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
-    );
-}
-
 /// A call with device memory and a stream.
 type Call<'a> = &'a dyn Fn(u64, CUstream) -> CUresult;
 
@@ -300,7 +278,7 @@ fn what_needs_memory_of_its_own_is_refused_in_a_capture_and_breaks_it() {
         let device = got(|pointer| cuMemAllocAsync(pointer, 64, stream));
         assert_eq!(cuStreamBeginCapture_v2(stream, RELAXED), SUCCESS);
         assert_eq!(call(device, stream), unsupported, "{name}");
-        assert_eq!(bench.finding_kinds(), [Kind::Capture]);
+        assert_eq!(bench.finding_kinds(), [FindingKind::Capture]);
         let message = &bench.findings()[0].message;
         assert!(
             message.contains(name) && message.contains("breaks the capture"),

@@ -10,7 +10,7 @@ use crate::copy::{cuMemcpyDtoH_v2, cuMemcpyHtoD_v2};
 use crate::kernel::*;
 use crate::memory::calls::{cuMemAlloc_v2, cuMemFree_v2, cuMemHostAlloc};
 use crate::nvrtc::*;
-use crate::report::Kind;
+use crate::report::FindingKind;
 use crate::stream::calls::{cuCtxSynchronize, cuStreamSynchronize};
 use crate::stream::tests::{Bench, SUCCESS, bench, config, got};
 
@@ -215,7 +215,7 @@ fn interleaved_elements_do_not_race_and_common_ones_do() {
             (cuStreamSynchronize(first), cuStreamSynchronize(second)),
             (SUCCESS, SUCCESS)
         );
-        assert_eq!(bench.finding_kinds(), [Kind::Race], "seed {seed}");
+        assert_eq!(bench.finding_kinds(), [FindingKind::Race], "seed {seed}");
         let message = bench.findings()[0].message.clone();
         assert!(
             message.contains("kernel add<<<1, 256>>>") && message.contains("kernel add<<<1, 1>>>"),
@@ -236,7 +236,7 @@ fn an_illegal_address_loses_the_device() {
     let illegal = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
     assert_eq!(cuStreamSynchronize(stream), illegal);
     assert_eq!(launch(add, 1, 1, 0, stream, &[x, 0, 0, 1, 1]), illegal);
-    assert_eq!(bench.finding_kinds(), [Kind::OutOfBounds]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::OutOfBounds]);
     let message = bench.findings()[0].message.clone();
     for part in [
         "kernel add<<<1, 128>>>",
@@ -263,7 +263,7 @@ fn memory_that_was_freed_is_not_touched() {
         cuStreamSynchronize(stream),
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
     );
-    assert_eq!(bench.finding_kinds(), [Kind::UseAfterFree]);
+    assert_eq!(bench.finding_kinds(), [FindingKind::UseAfterFree]);
 }
 
 #[test]

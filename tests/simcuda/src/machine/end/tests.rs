@@ -170,7 +170,7 @@ cases! {
         is_inside.recv().expect("the thread has started");
     }, |ended| {
         ended.came_to_its_end();
-        assert!(ended.text.contains("does not come out: what is pending is not looked at"), "{}", ended.text);
+        assert!(ended.text.contains("holds the simulator's lock: pending work does not run"), "{}", ended.text);
     };
 
     a_forked_child_does_not_run_what_is_its_parents, [], {

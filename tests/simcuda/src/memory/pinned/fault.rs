@@ -8,10 +8,10 @@
 
 use std::sync::{Once, OnceLock};
 
-use super::super::Owner;
+use super::super::allocation::Owner;
 use super::mapping::{Protection, open_page};
 use crate::machine::{self, Held};
-use crate::report::{self, Kind};
+use crate::report::{self, FindingKind};
 use crate::scheduler;
 use crate::work::Address;
 
@@ -93,13 +93,13 @@ fn decide(machine: &mut Held, address: Address, is_write: bool) -> bool {
             return false;
         }
         let message = format!("the host {how} byte {offset} of {allocation}, {end}");
-        report::finding(machine, Kind::UseAfterFree, message);
+        report::finding(machine, FindingKind::UseAfterFree, message);
         return false;
     }
     if !mapping.covers(address) {
         if address < allocation.range.end + 4096 {
             let message = format!("the host {how} byte {offset} of {allocation}");
-            report::finding(machine, Kind::OutOfBounds, message);
+            report::finding(machine, FindingKind::OutOfBounds, message);
         }
         return false;
     }
@@ -110,7 +110,7 @@ fn decide(machine: &mut Held, address: Address, is_write: bool) -> bool {
         let message = format!(
             "the host {how} byte {offset} of {allocation}\n  while it is in flight: {flight}"
         );
-        report::finding(machine, Kind::HostAccess, message);
+        report::finding(machine, FindingKind::HostAccess, message);
     }
     mapping.protect(&(address..address + 1), Protection::Open);
     true

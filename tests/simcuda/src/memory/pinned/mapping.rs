@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUresult;
 
-use super::super::POISON;
+use super::super::space::POISON;
 use crate::work::Address;
 
 const PAGE_BYTES: u64 = 4096;

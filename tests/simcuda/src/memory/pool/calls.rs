@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 use super::{Access, PoolId};
 use crate::device;
 use crate::machine::{self, Machine, Out, put};
-use crate::report::{self, Kind};
+use crate::report::{self, FindingKind};
 
 /// Handles are addresses that nothing is at, so that a mix-up with another kind of handle shows.
 const FIRST_HANDLE: usize = 0x5d00_0000;
@@ -37,7 +37,7 @@ pub fn resolve(machine: &mut Machine, handle: CUmemoryPool) -> Result<PoolId, CU
     if is_destroyed {
         report::finding(
             machine,
-            Kind::Handle,
+            FindingKind::Handle,
             format!("memory pool {pool} is used after cuMemPoolDestroy"),
         );
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);

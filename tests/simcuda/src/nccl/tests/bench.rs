@@ -12,10 +12,12 @@ use crate::copy::{cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2};
 use crate::machine::testing::{CASE, Ended, device, made, ok};
 use crate::memory::calls::cuMemAlloc_v2;
 use crate::nccl::calls::*;
-use crate::nccl::comm::*;
+use crate::nccl::comm::Comm;
+use crate::nccl::comm_calls::*;
 use crate::nccl::element::CHUNK_ELEMENTS;
+use crate::nccl::entry::ncclGetLastError;
+use crate::nccl::refusal::code;
 use crate::nccl::segment::UniqueId;
-use crate::nccl::{code, ncclGetLastError};
 use crate::stream::calls::cuStreamSynchronize;
 
 pub(super) const SUM: c_int = 0;

@@ -12,7 +12,8 @@ use crate::graph::calls::{
 };
 use crate::graph::capture_calls::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use crate::machine::testing::{Ended, made, ok};
-use crate::nccl::comm::*;
+use crate::nccl::comm::Comm;
+use crate::nccl::comm_calls::*;
 use crate::stream::calls::{cuStreamCreate, cuStreamSynchronize};
 
 const COUNT: usize = 64;

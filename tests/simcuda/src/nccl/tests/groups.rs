@@ -14,7 +14,8 @@ use crate::graph::calls::{
 use crate::graph::capture_calls::{cuStreamBeginCapture_v2, cuStreamEndCapture};
 use crate::machine::testing::{cases, device, made, ok};
 use crate::nccl::calls::*;
-use crate::nccl::comm::*;
+use crate::nccl::comm::Comm;
+use crate::nccl::comm_calls::*;
 use crate::nccl::group::*;
 use crate::stream::calls::{cuStreamCreate, cuStreamSynchronize};
 

@@ -10,7 +10,8 @@ use cudarc::driver::sys::{CUresult, CUstream};
 use super::bench::*;
 use crate::machine::testing::{made, ok};
 use crate::nccl::calls::*;
-use crate::nccl::comm::*;
+use crate::nccl::comm::Comm;
+use crate::nccl::comm_calls::*;
 use crate::stream::calls::{cuLaunchHostFunc, cuStreamCreate, cuStreamQuery, cuStreamSynchronize};
 
 const LAZY: (&str, &str) = ("SIMCUDA_SCHEDULE", "lazy");

@@ -2,7 +2,7 @@
 
 use super::bench::*;
 use crate::machine::testing::made;
-use crate::nccl::comm::*;
+use crate::nccl::comm_calls::*;
 use crate::stream::calls::{cuStreamCreate, cuStreamSynchronize};
 
 #[test]

@@ -8,8 +8,8 @@ use super::bench::*;
 use super::groups::Local;
 use crate::machine::testing::{cases, device};
 use crate::nccl::calls::*;
-use crate::nccl::comm::*;
-use crate::nccl::{ncclGetErrorString, ncclGetVersion};
+use crate::nccl::comm_calls::*;
+use crate::nccl::entry::{ncclGetErrorString, ncclGetVersion};
 
 const THREE: (&str, &str) = ("SIMCUDA_DEVICES", "3");
 

@@ -5,8 +5,8 @@
 use cudarc::driver::sys::{CUevent, CUstream};
 use proptest::prelude::*;
 
+use crate::config::{Config, Schedule};
 use crate::event::calls::*;
-use crate::machine::{Config, Schedule};
 use crate::stream::calls::*;
 use crate::stream::tests::{SUCCESS, bench, config};
 

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
+use crate::config::Config;
 use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
-use crate::device::cuInit;
+use crate::device::calls::cuInit;
 use crate::event::calls::*;
-use crate::machine::{Config, Held, Machine, Out};
-use crate::report::{Finding, Kind};
+use crate::machine::{Held, Machine, Out};
+use crate::report::{Finding, FindingKind};
 use crate::stream::calls::*;
 use crate::stream::{enqueue, resolve};
 use crate::work::{Address, Failure, Memory, Touched, Work};
@@ -186,7 +187,7 @@ impl Bench {
         Held::take().report.findings.clone()
     }
 
-    pub(crate) fn finding_kinds(&self) -> Vec<Kind> {
+    pub(crate) fn finding_kinds(&self) -> Vec<FindingKind> {
         self.findings()
             .into_iter()
             .map(|finding| finding.kind)

@@ -1,11 +1,18 @@
-//! The report of a race: the bytes, both operations, and what would have ordered them.
+//! Reporting: a finding in words, or a race with its bytes and both operations.
 
 use std::fmt::Write;
 
-use super::{Kind, finding};
+use super::FindingKind;
+use crate::handle::OperationId;
 use crate::machine::Machine;
-use crate::race::{OperationId, Race};
+use crate::race::Race;
 use crate::stream;
+
+/// Reports a finding. With `SIMCUDA_ON_FINDING=exit` it does not return; otherwise the caller
+/// continues as the driver would.
+pub fn finding(machine: &mut Machine, kind: FindingKind, message: impl AsRef<str>) {
+    machine.report.tell(kind, message.as_ref());
+}
 
 /// Reports a race.
 pub fn race(machine: &mut Machine, race: &Race) {
@@ -35,7 +42,7 @@ pub fn race(machine: &mut Machine, race: &Race) {
     message.push_str(
         "\n  way out: an event recorded behind the first and waited for before the second, or both in one stream",
     );
-    finding(machine, Kind::Race, message);
+    finding(machine, FindingKind::Race, message);
 }
 
 fn one(machine: &Machine, message: &mut String, which: &str, verb: &str, operation: OperationId) {

@@ -1,5 +1,21 @@
-//! Handles as the product sees them: numbers stored as pointers. They cannot be dereferenced and
-//! encode their kind, so that an event passed as a stream is noticed.
+//! Numbers of streams, events and graphs, and the handles that the product sees: a number and its
+//! kind, stored as a pointer. A handle cannot be dereferenced, and an event that is passed as a
+//! stream is noticed.
+
+/// Streams are numbered in order of creation over all devices. No number in this file is reused.
+pub type StreamId = usize;
+
+/// Events, in order of creation.
+pub(crate) type EventId = usize;
+
+/// Graphs, in order of creation; executable graphs are numbered separately.
+pub(crate) type GraphId = usize;
+
+/// Captures, from 1 in order of beginning, as cuStreamGetCaptureInfo reports.
+pub(crate) type CaptureId = u64;
+
+/// Queued operations and host calls, in order of the calls.
+pub type OperationId = u64;
 
 /// What a handle stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
