@@ -55,7 +55,7 @@ fn lying_headers_allocate_nothing() {
     ] {
         for order in ["True", "False"] {
             let header =
-                format!("{{'descr': '>f8', 'fortran_order': {order}, 'shape': {shape}, }}\n");
+                format!("{{'descr': '<f8', 'fortran_order': {order}, 'shape': {shape}, }}\n");
             lies.extend([1, 2, 3].map(|version| file(version, &header, &[0; 12])));
         }
     }
@@ -79,7 +79,6 @@ fn lying_headers_allocate_nothing() {
             std::fs::write(&path, lie).unwrap();
             for result in [
                 npy::parse(lie, Device::Cpu),
-                npy::read(&lie[..], Device::Cpu),
                 Tensor::load_npy(&path, Device::Cpu),
             ] {
                 let error = result.unwrap_err().to_string();

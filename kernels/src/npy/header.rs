@@ -14,46 +14,9 @@ const GROWTH_DIGITS: usize = 21;
 /// How much of an invalid header an error quotes.
 const SHOWN_BYTES_MAX: usize = 40;
 
-/// The type of a file's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
-    /// Their dtype here.
-    pub(super) dtype: DType,
-    /// Whether their byte order is not this machine's.
-    pub(super) swapped: bool,
-    /// Whether they are booleans: bytes that are 0 or 1.
-    pub(super) boolean: bool,
-}
-
-/// A parsed header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) stored: Stored,
-    /// Whether the first index varies fastest.
-    pub(super) fortran_order: bool,
-    pub(super) shape: Shape,
-}
-
-impl Header {
-    /// Parses the header's text, the part after its length.
-    pub(super) fn parse(text: &[u8]) -> Result<Header, String> {
-        let (stored, fortran_order, shape) = parse_with(text, Stored::parse)?;
-        Ok(Header {
-            stored,
-            fortran_order,
-            shape,
-        })
-    }
-
-    /// The length of the elements in bytes.
-    pub(super) fn data_bytes(&self) -> usize {
-        // A shape's bytes fit the address space for every dtype.
-        self.shape.count() * self.stored.dtype.bytes()
-    }
-}
-
-/// As `parse`, where `stored_as` gives the meaning of the dtype's text.
-pub(super) fn parse_with<S>(
+/// Parses the header's text, the part after its length: the dtype, whether the first index varies
+/// fastest, and the shape. `stored_as` gives the meaning of the dtype's text.
+pub(super) fn parse<S>(
     text: &[u8],
     stored_as: impl Fn(&[u8]) -> Result<S, String>,
 ) -> Result<(S, bool, Shape), String> {
@@ -88,39 +51,38 @@ pub(super) fn parse_with<S>(
 
 /// How numpy spells a dtype, or `None` for bfloat16, which it does not have.
 pub(super) fn descr(dtype: DType) -> Option<&'static str> {
-    let little = cfg!(target_endian = "little");
     Some(match dtype {
-        DType::F32 => ["'>f4'", "'<f4'"][usize::from(little)],
-        DType::F16 => ["'>f2'", "'<f2'"][usize::from(little)],
-        DType::F64 => ["'>f8'", "'<f8'"][usize::from(little)],
-        DType::I32 => ["'>i4'", "'<i4'"][usize::from(little)],
-        DType::I64 => ["'>i8'", "'<i8'"][usize::from(little)],
-        DType::U8 => "'|u1'",
+        DType::F32 => "<f4",
+        DType::F16 => "<f2",
+        DType::F64 => "<f8",
+        DType::I32 => "<i4",
+        DType::I64 => "<i8",
+        DType::U8 => "|u1",
         DType::BF16 => return None,
     })
 }
 
-/// Everything before the elements, exactly as numpy writes it. `shape` is the array's in either
-/// order.
-pub(super) fn written(descr: &str, fortran_order: bool, shape: &[usize]) -> Vec<u8> {
-    let order = if fortran_order { "True" } else { "False" };
-    let dims = match shape {
-        [one] => format!("({one},)"),
-        _ => format!(
-            "({})",
-            shape
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ")
-        ),
+/// The dtype that numpy spells like this.
+pub(super) fn dtype(text: &[u8]) -> Result<DType, String> {
+    let spelled = |dtype: &DType| descr(*dtype).is_some_and(|own| own.as_bytes() == text);
+    DType::ALL.into_iter().find(spelled).ok_or_else(|| {
+        format!(
+            "its dtype is '{}'; supported are <f2, <f4, <f8, |u1, <i4 and <i8. Save it as one of \
+             those: np.save(path, a.astype('<f4'))",
+            shown(text)
+        )
+    })
+}
+
+/// Everything before the elements of a row-major array, exactly as numpy writes it.
+pub(super) fn written(descr: &str, shape: &[usize]) -> Vec<u8> {
+    let dims: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    let dims = match &dims[..] {
+        [one] => format!("{one},"),
+        _ => dims.join(", "),
     };
-    let mut text = format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': {dims}, }}");
-    let growing = if fortran_order {
-        shape.last()
-    } else {
-        shape.first()
-    };
+    let mut text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({dims}), }}");
+    let growing = shape.first();
     let room = growing.map_or(0, |dim| GROWTH_DIGITS - dim.to_string().len());
     let prelude_bytes = MAGIC.len() + 2 + 2;
     let end = prelude_bytes + text.len() + room + 1;
@@ -129,64 +91,6 @@ pub(super) fn written(descr: &str, fortran_order: bool, shape: &[usize]) -> Vec<
     // Eight dimensions of at most 19 digits stay far below the 64 KiB of a version 1 header.
     let length = (text.len() as u16).to_le_bytes();
     [MAGIC.as_slice(), &[1, 0], &length, text.as_bytes()].concat()
-}
-
-impl Stored {
-    fn parse(descr: &[u8]) -> Result<Stored, String> {
-        let (order, kind) = match descr {
-            [order @ (b'<' | b'>' | b'=' | b'|'), kind @ ..] => (*order, kind),
-            kind => (b'=', kind),
-        };
-        let dtype = match kind {
-            b"f4" => DType::F32,
-            b"f2" => DType::F16,
-            b"f8" => DType::F64,
-            b"u1" | b"b1" => DType::U8,
-            b"i4" => DType::I32,
-            b"i8" => DType::I64,
-            _ => {
-                return Err(unsupported(
-                    &format!("'{}'", shown(descr)),
-                    kind.first().copied(),
-                ));
-            }
-        };
-        if dtype.bytes() == 1 {
-            return Ok(Stored {
-                dtype,
-                swapped: false,
-                boolean: kind == b"b1",
-            });
-        }
-        let swapped = match order {
-            b'<' => cfg!(target_endian = "big"),
-            b'>' => cfg!(target_endian = "little"),
-            b'=' => false,
-            _ => {
-                return Err(format!(
-                    "its dtype '{}' has no byte order: expected < or >, got |",
-                    shown(descr)
-                ));
-            }
-        };
-        Ok(Stored {
-            dtype,
-            swapped,
-            boolean: false,
-        })
-    }
-}
-
-fn unsupported(dtype: &str, kind: Option<u8>) -> String {
-    let why = match kind {
-        Some(b'O') => " Objects are pickled Python, which is never run here.",
-        Some(b'V') => " If these raw bytes are bfloat16, widen them before saving.",
-        _ => "",
-    };
-    format!(
-        "its dtype is {dtype}; supported are f2, f4, f8, u1, i4, i8 and b1, in either byte order.{why} Save it as one \
-         of those: np.save(path, a.astype('float32'))"
-    )
 }
 
 /// The start of `bytes`, printable.
@@ -366,27 +270,18 @@ impl<'a> Literal<'a> {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Result<Header, String> {
-        Header::parse(text.as_bytes())
+    fn parsed(text: &str) -> Result<(DType, bool, Shape), String> {
+        parse(text.as_bytes(), dtype)
     }
 
     #[test]
     fn every_spelling_that_python_gives_the_same_dict_is_read() {
-        let expected = Header {
-            stored: Stored {
-                dtype: DType::F32,
-                swapped: false,
-                boolean: false,
-            },
-            fortran_order: false,
-            shape: Shape::new(&[2, 3]).unwrap(),
-        };
+        let expected = (DType::F32, false, Shape::new(&[2, 3]).unwrap());
         for text in [
             "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }",
             "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3)}      \n",
             "{\"shape\":(2,3,),\"descr\":\"<f4\",\"fortran_order\":False}",
-            " {\n 'fortran_order' : False ,\t'shape' : ( 2L , 3L ) , 'descr' : '=f4' , } \n",
-            "{'descr': 'f4', 'fortran_order': False, 'shape': (2, 3)}",
+            " {\n 'fortran_order' : False ,\t'shape' : ( 2L , 3L ) , 'descr' : '<f4' , } \n",
         ] {
             assert_eq!(parsed(text), Ok(expected), "{text}");
         }
@@ -454,19 +349,13 @@ mod tests {
                 of_shape("(2,)") + "\0",
                 "nothing after the dict, got \"\\x00\"",
             ),
-            (
-                of_descr("'<i2'"),
-                "'<i2'; supported are f2, f4, f8, u1, i4, i8 and b1",
-            ),
-            (of_descr("'<u4'"), "astype('float32')"),
+            (of_descr("'<i2'"), "'<i2'; supported are <f2"),
+            (of_descr("'<u4'"), "astype('<f4')"),
             (of_descr("'<c8'"), "'<c8'"),
             (of_descr("'<U3'"), "'<U3'"),
-            (
-                of_descr("'|O'"),
-                "'|O'; supported are f2, f4, f8, u1, i4, i8 and b1, in either byte order. Objects are",
-            ),
-            (of_descr("'|V2'"), "bfloat16"),
-            (of_descr("'|f4'"), "no byte order"),
+            (of_descr("'|O'"), "'|O'; supported"),
+            (of_descr("'|V2'"), "'|V2'; supported"),
+            (of_descr("'|f4'"), "'|f4'; supported"),
             (of_descr("''"), "''; supported"),
             (
                 of_descr("[('x', '<f4'), ('y', '<f4')]"),
@@ -497,30 +386,6 @@ mod tests {
             assert!(parsed(&format!("{{'shape': {}", bracket.repeat(60_000))).is_err());
             assert!(parsed(&format!("{{'descr': {}", bracket.repeat(60_000))).is_err());
             assert!(parsed(&bracket.repeat(60_000)).is_err());
-        }
-    }
-
-    #[test]
-    fn either_byte_order_and_booleans_are_told_apart() {
-        for (text, dtype, swapped, boolean) in [
-            ("<f8", DType::F64, false, false),
-            (">f8", DType::F64, true, false),
-            (">f2", DType::F16, true, false),
-            (">i4", DType::I32, true, false),
-            ("=i8", DType::I64, false, false),
-            ("|u1", DType::U8, false, false),
-            (">u1", DType::U8, false, false),
-            ("|b1", DType::U8, false, true),
-        ] {
-            assert_eq!(
-                Stored::parse(text.as_bytes()),
-                Ok(Stored {
-                    dtype,
-                    swapped,
-                    boolean
-                }),
-                "{text}"
-            );
         }
     }
 }

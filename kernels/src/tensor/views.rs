@@ -88,7 +88,7 @@ impl Tensor {
         self.contiguous_at("contiguous", Location::caller())
     }
 
-    pub(super) fn contiguous_at(&self, op: &'static str, at: Site) -> Result<Tensor> {
+    pub(crate) fn contiguous_at(&self, op: &'static str, at: Site) -> Result<Tensor> {
         if !self.transposed {
             return Ok(self.clone());
         }
