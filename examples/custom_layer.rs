@@ -1,5 +1,5 @@
-//! Your own layer: swish with a learned slope, y = x·σ(βx). Checks its derivatives, then trains it for
-//! a moment. `cargo run --release --example custom_layer`. B is the number of rows of a batch.
+//! Your own layer: swish with a learned slope, y = x·σ(βx). Checks its derivatives, then trains it
+//! for a moment. `cargo run --release --example custom_layer`. B is the number of rows of a batch.
 
 use ddp::models::Model;
 use ddp::nn::check::{Objective, worst_derivative};

@@ -1,5 +1,5 @@
-//! A two-layer perceptron trained by hand: every operation of a training step, forward, backward and
-//! update, in order. `cargo run --release --example mlp`. `ddp-train` does this for you.
+//! A two-layer perceptron trained by hand: every operation of a training step, forward, backward
+//! and update, in order. `cargo run --release --example mlp`. `ddp-train` does this for you.
 //!
 //! Letters: B rows of the batch, I inputs, H hidden, C classes.
 

@@ -17,7 +17,8 @@ use ddp::step::{Step, StepOptions};
 use ddp_comm::{Options, World};
 use ddp_kernels::{DType, Device, Tensor};
 
-/// Points on three spirals. A row is a pure function of its number, so all ranks have the same data.
+/// Points on three spirals. A row is a pure function of its number, so all ranks have the same
+/// data.
 #[derive(Debug)]
 struct Spirals {
     rows: u64,

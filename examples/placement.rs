@@ -1,7 +1,7 @@
-//! The placement tour: 22 situations in which a tensor is on the wrong device, and what this library says of each.
+//! The placement tour: 22 situations with a tensor on the wrong device, and the library's messages.
 //!
-//! `cargo run --release --example placement`. Every line is asserted, so the tour is a test as well. Situations that need
-//! GPUs that are not there are skipped and counted.
+//! `cargo run --release --example placement`. Every line is asserted, so the tour is a test as
+//! well. Situations that need GPUs that are not there are skipped and counted.
 
 use std::time::Instant;
 
@@ -295,7 +295,7 @@ fn overlapped_copies() -> Result<String> {
             transfer::copy_async(&target, &host, if overlapped { &copies } else { &compute })?;
         compute.scope(|| ops::addmm_into(&out, &out, &a, &a, 1.0, 0.0))?;
         compute.wait(copy.event())?;
-        // The time between two events is the device's, whatever the host does meanwhile.
+        // The time between two events is the device's and does not depend on the host.
         let elapsed = compute.record_timed()?.since(&start)?;
         copy.wait()?;
         Ok(elapsed.as_secs_f64())
@@ -359,7 +359,7 @@ fn model_moves_whole() -> Result<String> {
         "running_mean",
         Tensor::zeros(&[32], DType::F32, Device::Cpu)?,
     )?;
-    // A plain field of the model that nobody registered.
+    // A plain field of the model that was not registered.
     let mask = ops::causal_mask(8, DType::F32, Device::Cpu)?.named("model.mask");
     model.to(GPU)?;
     assert!(model.iter().all(|entry| entry.tensor().device() == GPU));

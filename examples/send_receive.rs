@@ -26,7 +26,8 @@ fn group(world: &World) -> Result<(Group, Device)> {
     }
 }
 
-/// Ranks 0 and 1, 2 and 3 …: the even rank asks, the odd rank answers. A last even rank does nothing.
+/// Ranks 0 and 1, 2 and 3 …: the even rank asks, the odd rank answers. A last even rank does
+/// nothing.
 fn pair(group: &Group, device: Device, stream: &Stream) -> Result<()> {
     let (rank, size) = (group.rank(), group.size());
     let numbers = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.named("numbers");

@@ -1,9 +1,10 @@
 //! One model on two GPUs of one process: the first layers on one, the last on the other.
 //! `cargo run --release --example two_devices`.
 //!
-//! In PyTorch's tutorial on model parallelism you write `x.to("cuda:1")` in `forward`. Here the layers
-//! are split for you. Activations and their gradients cross only at the split; the table at the end
-//! lists every crossing with its source line. With fewer than two GPUs both halves share one device.
+//! In PyTorch's tutorial on model parallelism you write `x.to("cuda:1")` in `forward`. Here the
+//! layers are split for you. Activations and their gradients cross only at the split; the table at
+//! the end lists every crossing with its source line. With fewer than two GPUs both halves share
+//! one device.
 //!
 //! `ddp-train --devices-per-rank 2` does this in a full training run.
 

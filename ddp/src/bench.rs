@@ -1,5 +1,5 @@
-//! `ddp-train bench`: how fast training steps, matrix products and collectives are here, as lines of
-//! JSON.
+//! `ddp-train bench`: how fast training steps, matrix products and collectives are here, as lines
+//! of JSON.
 //!
 //! Benchmarks call what training calls: the engine's step, the product of linear layers, the groups
 //! of the reducer. Rows are random and stay in memory, so reading data is not measured. A GPU is

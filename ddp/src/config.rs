@@ -1,7 +1,8 @@
-//! What a run is: one checked `Config`, read from flags, the environment and TOML files. The rest of the
-//! program sees only this.
+//! One checked `Config`, read from flags, the environment and TOML files. The rest of the program
+//! sees only this.
 //!
-//! `settings.rs` lists the settings, `check.rs` their limits; `run.rs` makes the options of a run.
+//! `settings.rs` lists the settings and their limits, `check.rs` checks them against each other;
+//! `run.rs` makes the options of a run.
 
 pub(crate) mod check;
 mod defaults;
@@ -13,9 +14,9 @@ pub mod values;
 use serde_json::{Map, Value};
 
 pub use crate::trainer::Length;
-pub(crate) use check::TIMEOUT_S;
 pub use defaults::Optimizer;
 pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice};
+pub(crate) use values::TIMEOUT_S;
 pub use values::{
     DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Normalize, OptimizerKind, Overlap,
     Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,

@@ -1,8 +1,8 @@
-//! `ddp-train doctor`: is all there that training needs, and what mends what is missing. Alone it looks at this machine, under `mpirun` at
-//! every host and rank of the job, and at what is between them.
+//! `ddp-train doctor`: whether a machine has what training needs, and how to fix what is missing.
+//! Under `mpirun` it checks every host and rank of the job and the links between them.
 //!
-//! Each rank brings findings: `look.rs` what can be seen, `measure.rs` what has to be tried. Rank 0 tells all of them, what is of a whole
-//! host once. Something bad is an error with exit code 69.
+//! Each rank collects findings: `look.rs` inspects, `measure.rs` measures. Rank 0 prints all of
+//! them, those of a host once. A problem that prevents training is an error with exit code 69.
 
 mod finding;
 mod look;
@@ -12,21 +12,22 @@ use std::fmt::Display;
 
 use ddp_comm::World;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use self::finding::Finding;
 use crate::cli::DoctorFlags;
 use crate::error::{Error, Result};
 
-/// What one rank has found.
+/// The findings of one rank.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
-    /// Of its host: told by the first rank there.
+    /// About its host, from the first rank there.
     of_host: Vec<Finding>,
-    /// Its own.
+    /// About itself.
     of_rank: Vec<Finding>,
 }
 
-/// Looks at this machine, as all ranks of `world` see it.
+/// Examines the machines of all ranks of `world`.
 pub fn examine(
     flags: &DoctorFlags,
     world: &World,
@@ -43,7 +44,7 @@ pub fn examine(
     found.of_rank = look::rank(world);
     let devices = look::devices(world)?;
     if !flags.quick {
-        found.of_rank.extend(measure::rank(&devices, world));
+        found.of_rank.extend(measure::rank(&devices));
     }
     let mine = serde_json::to_vec(&found)
         .map_err(|error| Error::Internal(format!("findings: {error}")))?;
@@ -53,7 +54,7 @@ pub fn examine(
     if !flags.quick && world.size() > 1 {
         of_job.push(measure::reductions(&devices, world)?);
     }
-    let mut told = Telling {
+    let mut printer = Printer {
         say,
         json: flags.json,
         counts: [0; 3],
@@ -63,22 +64,22 @@ pub fn examine(
             Error::Internal(format!("findings of rank {rank} do not read back: {error}"))
         })?;
         let host = String::from_utf8_lossy(host);
-        told.part(&format!("host {host}"), &found.of_host)?;
-        told.part(&format!("rank {rank} on {host}"), &found.of_rank)?;
+        printer.print(&format!("host {host}"), &found.of_host)?;
+        printer.print(&format!("rank {rank} on {host}"), &found.of_rank)?;
     }
-    told.part("the job", &of_job)?;
-    told.end()
+    printer.print("the job", &of_job)?;
+    printer.end()
 }
 
-/// Says findings, and counts them.
-struct Telling<'a> {
+/// Prints findings and counts them.
+struct Printer<'a> {
     say: &'a mut dyn FnMut(&dyn Display) -> Result<()>,
     json: bool,
     counts: [usize; 3],
 }
 
-impl Telling<'_> {
-    fn part(&mut self, of: &str, findings: &[Finding]) -> Result<()> {
+impl Printer<'_> {
+    fn print(&mut self, of: &str, findings: &[Finding]) -> Result<()> {
         if !self.json && !findings.is_empty() {
             (self.say)(&format!("{of}:"))?;
         }
@@ -95,17 +96,18 @@ impl Telling<'_> {
         Ok(())
     }
 
-    /// The verdict: an error if something is bad.
+    /// Prints the summary; an error if something is bad.
     fn end(self) -> Result<()> {
         let [fine, notes, bad] = self.counts;
         let counts = format!("{fine} fine, {notes} to note, {bad} bad");
         if self.json {
-            let verdict = serde_json::json!({ "healthy": bad == 0, "fine": fine, "notes": notes, "bad": bad });
-            (self.say)(&verdict)?;
+            let healthy = bad == 0;
+            let summary = json!({ "healthy": healthy, "fine": fine, "notes": notes, "bad": bad });
+            (self.say)(&summary)?;
         }
         if bad > 0 {
             return Err(Error::Unhealthy(format!(
-                "doctor: {counts}. Mend what is marked BAD: the line behind it says how"
+                "doctor: {counts}; help: fix what is marked BAD, as the line after it says"
             )));
         }
         if self.json {
@@ -120,19 +122,19 @@ impl Telling<'_> {
 mod tests {
     use super::*;
 
-    fn told(findings: &[Finding], json: bool) -> (Result<()>, String) {
+    fn printed(findings: &[Finding], json: bool) -> (Result<()>, String) {
         let mut text = String::new();
         let mut say = |line: &dyn Display| {
             text += &format!("{line}\n");
             Ok(())
         };
-        let mut telling = Telling {
+        let mut printer = Printer {
             say: &mut say,
             json,
             counts: [0; 3],
         };
-        telling.part("host a", findings).unwrap();
-        let end = telling.end();
+        printer.print("host a", findings).unwrap();
+        let end = printer.end();
         (end, text)
     }
 
@@ -142,14 +144,14 @@ mod tests {
             Finding::fine("cpu", "8 cores"),
             Finding::note("shm", "small", "make it larger"),
         ];
-        let (end, text) = told(&findings, false);
+        let (end, text) = printed(&findings, false);
         end.unwrap();
         assert!(
             text.contains("-> make it larger")
                 && text.ends_with("healthy: 1 fine, 1 to note, 0 bad\n"),
             "{text}"
         );
-        let error = told(&[Finding::bad("disk", "full", "rm")], false)
+        let error = printed(&[Finding::bad("disk", "full", "rm")], false)
             .0
             .unwrap_err();
         assert_eq!(error.exit_code(), 69);
@@ -157,7 +159,7 @@ mod tests {
 
     #[test]
     fn json_has_a_line_a_finding() {
-        let (end, text) = told(&[Finding::fine("cpu", "8 \"cores\"")], true);
+        let (end, text) = printed(&[Finding::fine("cpu", "8 \"cores\"")], true);
         end.unwrap();
         let lines: Vec<serde_json::Value> = text
             .lines()
@@ -167,8 +169,8 @@ mod tests {
             (&lines[0]["of"], &lines[0]["health"], &lines[1]["healthy"]),
             (&"host a".into(), &"fine".into(), &true.into())
         );
-        // Whoever reads lines alone learns of the end from the last one, too.
-        let (end, text) = told(&[Finding::bad("disk", "full", "rm")], true);
+        // The last line has the summary, also of an error.
+        let (end, text) = printed(&[Finding::bad("disk", "full", "rm")], true);
         let verdict: serde_json::Value =
             serde_json::from_str(text.lines().last().unwrap()).unwrap();
         assert_eq!(

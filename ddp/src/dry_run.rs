@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::shown::shown;
 use crate::train::TrainProgram;
 use crate::trainer::{self, ModelBytes, Plan, Rehearsal, Trial};
+use crate::units::{duration, megabytes};
 
 /// Checks everything that can be checked without training. All ranks call it together.
 pub fn dry_run(
@@ -38,7 +39,7 @@ pub fn dry_run(
         say(&format!("rank {rank}: {place}"))?;
     }
     say(&format!("memory of a rank: {}", memory(&run.model_bytes)))?;
-    say(&format!("of them in the trial at most: {}", peaks(&run)))?;
+    say(&format!("peak memory in the trial: {}", peaks(&run)))?;
     let needed = (config.keep + 2).saturating_mul(run.checkpoint_bytes);
     say(&format!(
         "a checkpoint: {}; kept at a time with --keep {}: up to {}",
@@ -63,17 +64,17 @@ pub fn dry_run(
     ))
 }
 
-/// What a run would write outside of its folder, and find again.
+/// What a run would write outside of its folder.
 fn written(config: &Config, device: Device) -> String {
     let mut kept = Vec::new();
     let data = [Some(&config.data), config.val_data.as_ref()];
     let is_file = |data: &&DataSpec| matches!(data, DataSpec::Files(_));
     if data.iter().flatten().any(is_file) {
         let place = match &config.cache_dir {
-            None => ".ddp-cache beside them".to_string(),
+            None => ".ddp-cache next to it".to_string(),
             Some(folder) => shown(&folder.to_string_lossy()),
         };
-        kept.push(format!("what is known of the data, in {place}"));
+        kept.push(format!("what was learned about the data, in {place}"));
     }
     if device.is_accelerator() {
         kept.push("compiled kernels".to_string());
@@ -104,7 +105,7 @@ fn length(plan: &Plan, taken: u64) -> String {
 }
 
 fn mb(bytes: u64) -> String {
-    format!("{:.1} MB", bytes as f64 / 1e6)
+    megabytes(bytes as f64 / 1e6)
 }
 
 fn memory(bytes: &ModelBytes) -> String {
@@ -129,9 +130,9 @@ fn memory(bytes: &ModelBytes) -> String {
 }
 
 fn peaks(run: &Rehearsal) -> String {
-    let gpu = |peak_mb: f64| format!(", {peak_mb:.1} MB of a GPU");
+    let gpu = |peak_mb: f64| format!(", {} of a GPU", megabytes(peak_mb));
     let gpu = run.device_peak_mb.map_or(String::new(), gpu);
-    format!("{:.1} MB of the host{gpu}", run.host_peak_mb)
+    format!("{} of the host{gpu}", megabytes(run.host_peak_mb))
 }
 
 fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
@@ -145,20 +146,11 @@ fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
     let seconds = step_s * left as f64 + evaluation_s * evaluations as f64;
     format!(
         "time: {:.2} ms a step (median of {}), {evaluations} evaluations: about {} for {left} \
-         steps; checkpoints are written beside them",
+         steps; checkpoints are written meanwhile",
         step_s * 1e3,
         trial.steps,
         duration(seconds)
     )
-}
-
-/// `40.0 s`, `12 min`, `3.5 h`
-fn duration(seconds: f64) -> String {
-    match seconds {
-        ..120.0 => format!("{seconds:.1} s"),
-        120.0..7200.0 => format!("{:.0} min", seconds / 60.0),
-        _ => format!("{:.1} h", seconds / 3600.0),
-    }
 }
 
 /// Whether the run's folder can be made and written: tries with a file in it, or in the nearest
@@ -168,7 +160,7 @@ fn check_out(out: &Path) -> Result<()> {
         action: "write in",
         path: out.to_path_buf(),
         source,
-        way_out: "Check permissions, or give another --out.".into(),
+        help: "check permissions, or give another --out".into(),
     };
     let out = std::path::absolute(out).map_err(failed)?;
     let mut above = out.ancestors();
@@ -198,24 +190,6 @@ fn check_disk(out: &Path, needed: u64) -> Result<()> {
         action: "save checkpoints below",
         path: out.to_path_buf(),
         source: std::io::Error::new(std::io::ErrorKind::StorageFull, text),
-        way_out: "Make room, give --out on another disk, or keep fewer (--keep).".into(),
+        help: "make room, give --out on another disk, or keep fewer (--keep)".into(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::duration;
-
-    #[test]
-    fn durations_have_units_that_people_plan_in() {
-        assert_eq!(
-            [
-                duration(4.04),
-                duration(119.0),
-                duration(600.0),
-                duration(12_600.0)
-            ],
-            ["4.0 s", "119.0 s", "10 min", "3.5 h"]
-        );
-    }
 }

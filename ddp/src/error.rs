@@ -8,12 +8,12 @@ pub use ddp_engine::error::{Error, Result};
 use crate::config::{SETTINGS, Setting};
 use crate::shown::{shown, shown_lines};
 
-/// An error as a terminal may have it: `ddp-train` ends with it. What data and files bring along (names, paths) stays on its line, and
-/// none of it drives the terminal.
+/// An error as `ddp-train` prints it: with flags, and with control characters escaped, which names
+/// from data and files may contain.
 #[derive(Debug)]
-pub struct Told(pub Error);
+pub struct ShownError(pub Error);
 
-impl fmt::Display for Told {
+impl fmt::Display for ShownError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = with_flags(&self.0.to_string());
         if let Error::Comm(error) = &self.0
@@ -28,7 +28,7 @@ impl fmt::Display for Told {
             | Error::Io { .. }
             | Error::Model { .. }
             | Error::Stopped(_) => f.write_str(&shown(&text)),
-            // Lists of flags, ranks, tensors have lines of their own, none of which begins as the first does.
+            // Lists of flags, ranks and tensors have several lines: all but the first are indented.
             _ => f.write_str(
                 &shown_lines(&text)
                     .replace('\n', "\n  ")
@@ -38,7 +38,7 @@ impl fmt::Display for Told {
     }
 }
 
-/// Libraries name settings in backquotes: here they become flags.
+/// Replaces the names of settings in backquotes, as libraries write them, with flags.
 pub(crate) fn with_flags(text: &str) -> String {
     let of_predict = ["probabilities", "logits"].map(Into::into);
     let names = SETTINGS.iter().map(Setting::name).chain(of_predict);
@@ -47,7 +47,7 @@ pub(crate) fn with_flags(text: &str) -> String {
     })
 }
 
-/// What a user of `ddp-train` types to change a setting that would avoid an error between ranks.
+/// The flag that helps with an error between ranks.
 pub fn remedy_text(remedy: Remedy) -> &'static str {
     match remedy {
         Remedy::LongerTimeout => "--timeout-s sets how long to wait",
@@ -58,13 +58,13 @@ pub fn remedy_text(remedy: Remedy) -> &'static str {
     }
 }
 
-impl From<ddp_comm::Error> for Told {
-    fn from(error: ddp_comm::Error) -> Told {
-        Told(error.into())
+impl From<ddp_comm::Error> for ShownError {
+    fn from(error: ddp_comm::Error) -> ShownError {
+        ShownError(error.into())
     }
 }
 
-impl ddp_comm::HasExitCode for Told {
+impl ddp_comm::HasExitCode for ShownError {
     fn exit_code(&self) -> u8 {
         self.0.exit_code()
     }

@@ -1,7 +1,8 @@
-//! `ddp-train inspect`: what is in a checkpoint, a model file, a run's folder or a dataset, and whether it is sound.
+//! `ddp-train inspect`: the contents of a checkpoint, a model file, a run's folder or a dataset,
+//! and whether they are intact.
 //!
-//! Each kind has a file that finds out and says it twice: as a sheet for people, and as JSON. What is damaged is named, and ends
-//! with an error behind what could be said.
+//! Each kind has a file, which makes a sheet for people and JSON. Damage is printed with the rest,
+//! and is also the error at the end.
 
 mod checkpoint;
 mod dataset;
@@ -12,14 +13,14 @@ mod sheet;
 use std::fmt::Display;
 use std::path::Path;
 
-use self::sheet::Found;
+use self::sheet::Inspected;
 use crate::checkpoint::MODEL_FILE;
 use crate::cli::InspectFlags;
 use crate::error::Result;
 use crate::record::EVENTS_FILE;
 use crate::using::choose::is_checkpoint;
 
-/// Says what is in it.
+/// Prints what is in a file or folder.
 pub fn inspect(
     flags: &InspectFlags,
     say: &mut dyn FnMut(&dyn Display) -> Result<()>,
@@ -30,10 +31,10 @@ pub fn inspect(
     } else {
         say(&found.sheet)?
     }
-    found.trouble.map_or(Ok(()), Err)
+    found.problem.map_or(Ok(()), Err)
 }
 
-fn find(flags: &InspectFlags) -> Result<Found> {
+fn find(flags: &InspectFlags) -> Result<Inspected> {
     let path = Path::new(&flags.path);
     let is_named_model = path.file_name().is_some_and(|name| name == MODEL_FILE);
     if path.is_file() && flags.labels.is_none() && (is_named_model || model::is_model(path)) {

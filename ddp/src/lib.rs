@@ -1,7 +1,7 @@
-//! Models, data, the training step and the loop around it: what `ddp-train` is made of, and what a program of your own
-//! can use. Safe Rust only.
+//! Models, data, the training step and the loop around it: the library of `ddp-train`, for programs
+//! of your own too. Safe Rust only.
 //!
-//! Where to start reading: `step.rs`, which is a map of everything else.
+//! Start reading at `bin/ddp-train.rs` for the program, at `ddp_engine::step` for training.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ pub mod progress;
 pub mod report;
 pub mod tensorboard;
 pub mod train;
+mod units;
 pub mod using;
 
 pub use ddp_data as data;
@@ -26,4 +27,4 @@ pub use ddp_engine::{
 };
 pub use ddp_nn as nn;
 pub use ddp_nn::{models, optim, params};
-pub use error::{Error, Result, Told};
+pub use error::{Error, Result, ShownError};

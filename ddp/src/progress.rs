@@ -1,30 +1,33 @@
-//! What a person sees of a run: a bar on a terminal, a line now and then elsewhere, and the log, all on standard error.
+//! Progress and the log of a run, on standard error: a bar on a terminal, a line now and then
+//! elsewhere.
 //!
-//! The first rank alone shows progress. Other ranks are silent unless they fail: they log errors, with their number in front.
-//! A log line never tears the bar: the bar steps aside for it.
+//! Only rank 0 shows progress. Other ranks log only errors, with their number in front. The bar is
+//! cleared while a log line is written.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike, WeakProgressBar};
+use console::Term;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, WeakProgressBar};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::config::{LogLevel, When};
 use crate::error::with_flags;
+use crate::units;
 
-/// Off a terminal a line is shown when this much time has gone by.
+/// How often a line is shown without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// How often a bar is drawn, whoever draws it.
+/// How often a bar is drawn.
 const REDRAWS_PER_S: u8 = 20;
 
-/// The bar that is on the screen now, for the log to write above.
+/// The bar on the screen, which the log clears while it writes.
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// What is known of the training at a step.
+/// Figures of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// The step, from 1.
@@ -33,7 +36,7 @@ pub struct Figures {
     pub epoch: u64,
     /// The mean loss.
     pub loss: f64,
-    /// The last accuracy that is known, held out or in training.
+    /// The accuracy, if answers are counted.
     pub accuracy: Option<f64>,
     /// Rows a second over all ranks.
     pub samples_per_s: f64,
@@ -51,7 +54,7 @@ enum Shown {
     Nothing,
     Bar(ProgressBar),
     Lines {
-        /// When figures first came, and of which step.
+        /// When figures were first shown, and their step.
         first: Option<(Instant, u64)>,
         /// When the last line was shown.
         last: Option<Instant>,
@@ -69,11 +72,9 @@ impl Progress {
                 last: None,
             },
             When::Auto | When::Always => {
-                let target = if terminal {
-                    ProgressDrawTarget::stderr()
-                } else {
-                    ProgressDrawTarget::term_like_with_hz(Box::new(AnyStderr), REDRAWS_PER_S)
-                };
+                // indicatif's own target draws nothing without a terminal.
+                let target = Box::new(Term::stderr());
+                let target = ProgressDrawTarget::term_like_with_hz(target, REDRAWS_PER_S);
                 Shown::Bar(bar(steps, target))
             }
         };
@@ -83,14 +84,14 @@ impl Progress {
         Progress { shown, steps }
     }
 
-    /// Says that a step is done: cheap enough for every one.
+    /// Called after every step: it is cheap.
     pub fn step(&self, step: u64) {
         if let Shown::Bar(bar) = &self.shown {
             bar.set_position(step);
         }
     }
 
-    /// Shows figures: in the bar at once, as a line now and then.
+    /// Shows figures: in the bar, or as a line now and then.
     pub fn figures(&mut self, figures: &Figures) {
         let steps = self.steps;
         match &mut self.shown {
@@ -108,7 +109,9 @@ impl Progress {
                     figures.step.saturating_sub(first_step),
                     steps.saturating_sub(figures.step),
                 );
-                let left = left.map_or(String::new(), |left| format!("  {} left", duration(left)));
+                let left = left.map_or(String::new(), |left| {
+                    format!("  {} left", units::duration(left.as_secs_f64()))
+                });
                 say(&format!(
                     "step {} of {steps}  {}{left}",
                     figures.step,
@@ -118,7 +121,7 @@ impl Progress {
         }
     }
 
-    /// Shows a line that stays: an evaluation's result, where the model was saved.
+    /// Prints a line that stays.
     pub fn note(&self, line: &str) {
         match &self.shown {
             Shown::Nothing => {}
@@ -127,7 +130,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar off the screen. What is said afterwards is a line.
+    /// Removes the bar. Later output is lines.
     pub fn finish(&mut self) {
         if let Shown::Bar(_) = &self.shown {
             clear_bar();
@@ -139,7 +142,7 @@ impl Progress {
     }
 }
 
-/// Takes whatever bar there is off the screen: for a thread that is about to say why the process ends, and end it.
+/// Removes the bar, if there is one, before the process prints its last error.
 pub fn clear_bar() {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(bar) = bar.and_then(|bar| bar.upgrade()) {
@@ -174,27 +177,12 @@ fn describe(figures: &Figures) -> String {
     let rate = if samples_per_s.is_nan() {
         "simulated".to_string()
     } else {
-        format!("{} samples/s", thousands(*samples_per_s))
+        format!("{} samples/s", units::count(samples_per_s.round() as u64))
     };
     format!("epoch {epoch}  loss {loss:.4}{accuracy}  {rate}")
 }
 
-/// A whole number with commas between thousands.
-fn thousands(number: f64) -> String {
-    let digits = format!("{:.0}", number.max(0.0));
-    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return digits;
-    }
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .map(|group| str::from_utf8(group).unwrap_or(""))
-        .collect();
-    groups.join(",")
-}
-
-/// How long the rest takes if it goes on as it went; none if nothing is known or nothing is left.
+/// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
 fn time_left(gone: Duration, steps_done: u64, steps_left: u64) -> Option<Duration> {
     if steps_done == 0 || steps_left == 0 {
         return None;
@@ -202,81 +190,14 @@ fn time_left(gone: Duration, steps_done: u64, steps_left: u64) -> Option<Duratio
     Duration::try_from_secs_f64(gone.as_secs_f64() * steps_left as f64 / steps_done as f64).ok()
 }
 
-/// `42 s`, `3 min 10 s`, `5 h 12 min`
-fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs_f64().round() as u64;
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
 fn say(line: &str) {
-    // In one write: the words of other ranks must not come in between. Nobody reads it any more: that is no reason to fail.
+    // One write, so that lines of several ranks do not mix. Errors are ignored: a closed standard
+    // error must not end the run.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Standard error for `--progress always`, whatever it is connected to.
-#[derive(Debug)]
-struct AnyStderr;
-
-impl TermLike for AnyStderr {
-    fn width(&self) -> u16 {
-        100
-    }
-
-    fn move_cursor_up(&self, lines: usize) -> io::Result<()> {
-        if lines == 0 {
-            Ok(())
-        } else {
-            write!(io::stderr(), "\x1b[{lines}A")
-        }
-    }
-
-    fn move_cursor_down(&self, lines: usize) -> io::Result<()> {
-        if lines == 0 {
-            Ok(())
-        } else {
-            write!(io::stderr(), "\x1b[{lines}B")
-        }
-    }
-
-    fn move_cursor_right(&self, columns: usize) -> io::Result<()> {
-        if columns == 0 {
-            Ok(())
-        } else {
-            write!(io::stderr(), "\x1b[{columns}C")
-        }
-    }
-
-    fn move_cursor_left(&self, columns: usize) -> io::Result<()> {
-        if columns == 0 {
-            Ok(())
-        } else {
-            write!(io::stderr(), "\x1b[{columns}D")
-        }
-    }
-
-    fn write_line(&self, text: &str) -> io::Result<()> {
-        writeln!(io::stderr(), "{text}")
-    }
-
-    fn write_str(&self, text: &str) -> io::Result<()> {
-        write!(io::stderr(), "{text}")
-    }
-
-    fn clear_line(&self) -> io::Result<()> {
-        write!(io::stderr(), "\r\x1b[2K")
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        io::stderr().flush()
-    }
-}
-
-/// Sends the log of this process to standard error from now on, at `level` on rank 0, errors alone on others. Does nothing if
-/// the program listens to its log already.
+/// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
+/// Does nothing if there is a subscriber already.
 pub fn start_log(level: LogLevel, rank: usize) {
     let level = if rank == 0 { level } else { LogLevel::Error };
     let colours = io::stderr().is_terminal()
@@ -287,7 +208,7 @@ pub fn start_log(level: LogLevel, rank: usize) {
         .with_target(level.filter() > tracing::level_filters::LevelFilter::INFO)
         .with_timer(Uptime(Instant::now()))
         .with_writer(Stderr { rank });
-    // Somebody's own subscriber stays.
+    // A program's own subscriber stays.
     let _ = subscriber.try_init();
 }
 
@@ -319,7 +240,7 @@ impl<'a> MakeWriter<'a> for Stderr {
     }
 }
 
-/// One event, gathered and written at once, so that ranks' lines do not mix, while the bar is out of the way.
+/// One event: written at once, so that lines of several ranks do not mix, while the bar is cleared.
 struct Event(Vec<u8>);
 
 impl Write for Event {
@@ -355,6 +276,8 @@ impl Drop for Event {
 mod tests {
     use std::sync::Arc;
 
+    use indicatif::TermLike;
+
     use super::*;
 
     const FIGURES: Figures = Figures {
@@ -378,10 +301,6 @@ mod tests {
             ..FIGURES
         };
         assert_eq!(describe(&without), "epoch 1  loss NaN  999 samples/s");
-        assert_eq!(
-            [0.0, 1000.0, 1_234_567.0, f64::INFINITY].map(thousands),
-            ["0", "1,000", "1,234,567", "inf"]
-        );
     }
 
     #[test]
@@ -393,9 +312,6 @@ mod tests {
         assert_eq!(time_left(Duration::from_secs(10), 0, 60), None);
         assert_eq!(time_left(Duration::from_secs(10), 20, 0), None);
         assert_eq!(time_left(Duration::MAX, 1, u64::MAX), None);
-        let texts =
-            [42.4, 190.0, 18_750.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
-        assert_eq!(texts, ["42 s", "3 min 10 s", "5 h 12 min"]);
     }
 
     /// Keeps what is drawn.

@@ -1,16 +1,17 @@
-//! `OUT/report.html`: one page that shows a run, made from its record (`metrics.jsonl`) and `samples.json`.
+//! `OUT/report.html`: one page that shows a run, made from its record (`metrics.jsonl`) and
+//! `samples.json`.
 //!
-//! The page needs no network and reads without scripts. Its inputs are not trusted: every text is escaped.
-//! The same record makes the same bytes.
+//! The page needs no network and can be read without scripts. Its inputs are not trusted: every
+//! text is escaped. The same record makes the same bytes.
 //!
-//! `read.rs` reads the record, `charts.rs` and `scale.rs` draw curves, `tables.rs` and `classes.rs` make the
-//! other sections, `page.rs` puts them together.
+//! `read.rs` reads the record, `charts.rs` and `scale.rs` draw curves, `tables.rs` and `classes.rs`
+//! make the other sections, `page.rs` puts them together.
 
 mod charts;
 mod classes;
 mod html;
 mod page;
-mod read;
+pub(crate) mod read;
 mod scale;
 mod tables;
 

@@ -1,7 +1,8 @@
-//! Event files as TensorBoard reads them: `OUT/tensorboard/events.out.tfevents.…`, one a process that wrote (a resumed run adds one).
+//! Event files for TensorBoard: `OUT/tensorboard/events.out.tfevents.…`. A resumed run adds one.
 //!
-//! A file is a row of records: length, checksum of the length, an `Event`, its checksum. Checksums are CRC-32C, turned and shifted as
-//! TensorFlow masks them. An `Event` is a protocol buffer, of whose fields five are needed here: so they are written by hand.
+//! A file is a sequence of records: length, checksum of the length, an `Event`, its checksum.
+//! Checksums are CRC-32C, masked as TensorFlow does. An `Event` is a protocol buffer; only five of
+//! its fields are needed, so they are written by hand.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -13,14 +14,14 @@ use crate::error::Result;
 use crate::files;
 use crate::record::{EvalEvent, StepEvent};
 
-/// The folder of these files in a run's.
+/// The folder of these files in a run's folder.
 pub const FOLDER: &str = "tensorboard";
 
-/// What files' names begin with; ten digits follow, the second in which one was made.
+/// The start of files' names; ten digits follow, the second in which the file was made.
 const PREFIX: &str = "events.out.tfevents.";
 const SECOND_MAX: u64 = 9_999_999_998;
 
-/// What the first event of a file says.
+/// The text of the first event of a file.
 const VERSION: &str = "brain.Event:2";
 
 /// Fields of `Event`.
@@ -29,11 +30,11 @@ const STEP: u32 = 2;
 const FILE_VERSION: u32 = 3;
 const SUMMARY: u32 = 5;
 const SESSION_LOG: u32 = 7;
-/// `Summary.value`, and of a value its tag and number.
+/// `Summary.value`, and the tag and number of a value.
 const VALUE: u32 = 1;
 const TAG: u32 = 1;
 const SIMPLE_VALUE: u32 = 2;
-/// `SessionLog.status`, and the one that says: what was written for this step and later ones is over.
+/// `SessionLog.status`, and its value that discards what was written for this and later steps.
 const STATUS: u32 = 1;
 const START: u64 = 1;
 
@@ -47,14 +48,14 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// A new file in the folder of the run `out`, whose next step is `next_step`: 1, or more where it is resumed. Points that files before it
-    /// have from that step on are no longer shown.
+    /// A new file for the run in `out`. Its next step is `next_step`, more than 1 if it is resumed:
+    /// points of earlier files from that step on are then no longer shown.
     pub fn create(out: &Path, next_step: u64) -> Result<EventFile> {
         let folder = out.join(FOLDER);
         files::make_folder(&folder)?;
         let now = wall_time_s();
-        // TensorBoard reads a folder's files in the order of their names: this one comes last, also where it is made within the same second,
-        // or on a host whose clock is behind.
+        // TensorBoard reads files in the order of their names. This one must come last, even within
+        // the same second or on a host with a slow clock.
         let second =
             newest_second(&folder).map_or(now as u64, |newest| (newest + 1).max(now as u64));
         let path = folder.join(format!(
@@ -106,7 +107,7 @@ impl EventFile {
         self.scalars(event.step, &points)
     }
 
-    /// Adds a point to each of these curves. Numbers that are none are left out.
+    /// Adds a point to each of these curves. Non-finite numbers are left out.
     pub fn scalars(&mut self, step: u64, points: &[(&str, f64)]) -> Result<()> {
         let points = points
             .iter()
@@ -129,7 +130,7 @@ impl EventFile {
         })
     }
 
-    /// Adds an event that `fill` has written the rest of.
+    /// Writes an event; `fill` adds its fields after the time.
     fn write(&mut self, wall_time_s: f64, fill: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
         self.event.clear();
         key(&mut self.event, WALL_TIME, 1);
@@ -147,7 +148,7 @@ impl EventFile {
     }
 }
 
-/// The second that the last of the files in `folder` is called after.
+/// The latest second in the names of the files in `folder`.
 fn newest_second(folder: &Path) -> Option<u64> {
     let names = std::fs::read_dir(folder)
         .ok()?
@@ -173,7 +174,8 @@ fn wall_time_s() -> f64 {
         .map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The key of a field: its number and how it is written (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes).
+/// The key of a field: its number and wire type (0 varint, 1 eight bytes, 2 length and bytes, 5
+/// four bytes).
 fn key(out: &mut Vec<u8>, field: u32, wire: u32) {
     varint(out, u64::from(field << 3 | wire));
 }
@@ -231,7 +233,7 @@ const fn table() -> [u32; 256] {
     table
 }
 
-/// As TensorFlow stores checksums, so that one over data that hold checksums is no trap.
+/// Masks a checksum as TensorFlow does.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -9,16 +9,36 @@ use crate::checkpoint::Opened;
 use crate::config::{
     Config, GraphChoice, Resident, Resume, SETTINGS, Scope, Setting, as_flag, find_devices,
 };
+use crate::data::Data;
 use crate::error::{Result, with_flags};
 use crate::progress::{Figures, Progress};
 use crate::record::{EvalEvent, StepEvent};
 use crate::report;
 use crate::tensorboard::EventFile;
-use crate::trainer::{self, Chosen, Program, Settings};
+use crate::trainer::{self, Chosen, Program, RunData, RunOptions, Settings};
 
 /// Trains as `config` says, as one of the ranks of `world`.
 pub fn train(config: &Config, world: &World) -> Result<()> {
     trainer::train(&config.run(), &mut TrainProgram::new(config), world)
+}
+
+/// The same on a program's own data, whatever `config.data` is.
+///
+/// ```no_run
+/// use ddp::config::Config;
+/// use ddp::data::Data;
+///
+/// fn train(data: Data, world: &ddp_comm::World) -> ddp::Result<()> {
+///     let config = Config::from_toml("epochs = 3\nout = \"own\"\n")?;
+///     ddp::train::train_on(&config, data, world)
+/// }
+/// ```
+pub fn train_on(config: &Config, data: Data, world: &World) -> Result<()> {
+    let options = RunOptions {
+        data: RunData::Own(data),
+        ..config.run()
+    };
+    trainer::train(&options, &mut TrainProgram::new(config), world)
 }
 
 /// `ddp-train` as the trainer sees it.

@@ -1,19 +1,21 @@
-//! Using a model that was saved: `ddp-train eval` and `ddp-train predict`.
+//! Using a saved model: `ddp-train eval` and `ddp-train predict`.
 //!
-//! `choose.rs` finds the checkpoint, `load.rs` makes model and rows ready, `dealt.rs` says which rank has which rows, `forward.rs` takes
-//! batches through the model; `eval.rs` counts what comes out, `predict.rs` writes it down.
+//! `choose.rs` finds the checkpoint, `load.rs` loads model and rows, `round_robin.rs` divides rows
+//! among ranks, `forward.rs` runs the model; `eval.rs` counts the outputs, `predict.rs` writes
+//! them.
 //!
-//! Ranks take batches in turn: batch k of all rows is rank k mod N's. So a batch has the same rows whatever the number of ranks, which is what the bits of
-//! a product depend on; rank 0 can write rows in their order with no more than a batch a rank in memory; and sums are added up in the order of batches.
-//! What comes out is the same to the bit on any number of ranks.
+//! Batch k belongs to rank k mod N. A batch then has the same rows for any number of ranks, and the
+//! bits of a product depend on its rows. Sums are added in the order of batches, and rank 0 writes
+//! rows in order with at most one batch of each rank in memory. The output is the same to the bit
+//! on any number of ranks.
 
 pub(crate) mod choose;
-mod dealt;
 mod eval;
 mod forward;
 mod load;
 mod outputs;
 mod predict;
+mod round_robin;
 
 pub use eval::eval;
 pub use predict::predict;

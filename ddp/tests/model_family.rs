@@ -6,23 +6,21 @@ mod support;
 use std::path::Path;
 use std::sync::Arc;
 
-use ddp::checkpoint::{self, Position, Saver, ScheduleState, State, WorldState};
+use ddp::checkpoint;
 use ddp::cli::{self, Command};
 use ddp::config::Config;
-use ddp::data::{Dataset, InOrder, Loader, RowSpec, Sampler, TaskSpec, TensorSpec};
+use ddp::data::{Data, Dataset, RowSpec, TaskSpec, TensorSpec};
 use ddp::models::mlp::MlpSpec;
 use ddp::models::positions::PositionsSpec;
-use ddp::models::{DataShape, Model, ModelSpec};
-use ddp::nn::CrossEntropy;
-use ddp::optim::{Optimizer, Rule};
-use ddp::step::{Step, StepOptions};
+use ddp::models::{DataShape, ModelSpec};
+use ddp::train::train_on;
 use ddp::{Error, Result};
-use ddp_comm::World;
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Tensor};
 
 use crate::support::job::Folder;
 use crate::support::random::mixed;
-use crate::support::training::{bits, on_ranks, quietly};
+use crate::support::record::{model_bytes, number};
+use crate::support::training::{on_ranks, quietly};
 
 /// Positions of a row, integers at each, and classes.
 const POSITIONS: usize = 5;
@@ -98,141 +96,61 @@ fn spec(dropout: f64) -> ModelSpec {
     })
 }
 
-/// The step of a model of this spec, which `zero` says how to share.
-fn step(spec: &ModelSpec, world: &World, zero: bool) -> Result<Step> {
-    let data = Integers::new(1, 0);
-    let shape = DataShape {
-        row_shape: data.row_shape(),
-        dtype: data.spec.inputs.dtype,
-        outputs: data.task().outputs(),
-    };
-    let mut options = StepOptions::default();
-    options.reducer.zero = zero;
-    let model = Model::with_shares(
-        Box::new(spec.layers(&shape)?),
-        shape.row_shape,
-        DType::F32,
-        Device::Cpu,
-        3,
-        &|_| false,
-        options.reducer.shares(world.size()),
-    )?;
-    let gradients = world.group("gradients")?;
-    let owned = ddp::reducer::owned(&model.params, &gradients, options.reducer);
-    let optimizer = Optimizer::of_slices(Rule::adamw(), &model.params, &owned)?;
-    let loss = Box::new(CrossEntropy::default());
-    Step::new(model, loss, optimizer, gradients, &options)
-}
-
-fn train(world: &World, step: &mut Step, steps: std::ops::Range<u64>) -> Result<f64> {
-    let data = Integers::new(200, 0);
-    let sampler = Sampler::new(data.rows(), 16, 7, false)?;
-    let (rank, ranks) = (world.rank(), world.size());
-    let mut loader = Loader::new(data, sampler, rank, ranks, Some(3), Device::Cpu)?;
-    for step0 in steps {
-        step.run(loader.load(step0)?, 0.02, false)?;
-    }
-    step.gather()?;
-    Ok(step.report(false)?.stats.loss())
-}
-
-/// What a checkpoint says of a run of this model besides its tensors.
-fn state(spec: &ModelSpec, ranks: usize, step: u64) -> State {
-    let data = Integers::new(200, 0);
+/// Trains on integers as this command line says, on `ranks` ranks.
+fn train(ranks: usize, flags: &str, out: &Path) {
+    let flags = format!("--model positions --batch-size 16 --lr 0.02 --progress never {flags}");
     let config = Config {
-        model: spec.clone(),
-        ..Config::default()
+        out: out.to_path_buf(),
+        ..parse(&flags).unwrap()
     };
-    State {
-        format: 1,
-        program: "a test".into(),
-        step,
-        samples: 16 * step,
-        config: config.to_json(),
-        position: Position {
-            seed: 7,
-            epoch: 0,
-            in_epoch: step,
-            rows: data.rows,
-            batch: 16,
-            drop_last: false,
-        },
-        schedule: ScheduleState {
-            steps: 100,
-            warmup_steps: 10,
-            learning_rate: 0.02,
-        },
-        optimizer_since: 0,
-        world: WorldState {
-            ranks,
-            optimizer_parts: 1,
-            devices: vec!["cpu".into(); ranks],
-        },
-        task: data.task().clone(),
-        row_shape: data.row_shape().to_vec(),
-        normalization: None,
-        columns: None,
-        label: None,
-        fingerprint: "integers".into(),
-        held_out: None,
-        best: None,
-        last: None,
-    }
+    on_ranks(ranks, Some(1), |world| {
+        let data = Data {
+            train: Integers::new(200, 0),
+            held_out: Integers::new(64, 1000),
+            description: "integers".into(),
+            normalization: None,
+            columns: None,
+            label: None,
+        };
+        train_on(&config, data, world)
+    });
 }
 
 #[test]
 fn it_learns_the_class_of_each_position_on_one_and_on_two_ranks() {
     quietly();
     for ranks in [1, 2] {
-        for (loss, accuracy) in on_ranks(ranks, Some(1), |world| {
-            let mut step = step(&spec(0.0), world, false)?;
-            let loss = train(world, &mut step, 0..300)?;
-            let held_out = Integers::new(64, 1000);
-            let (rank, ranks) = (world.rank(), world.size());
-            let mut held_out = InOrder::new(held_out, rank, ranks, 10, Device::Cpu)?;
-            let stats = step.evaluate(&mut held_out, &world.group("evaluation")?)?;
-            assert_eq!(
-                stats.rows,
-                (64 * POSITIONS) as f64,
-                "a loss for each position"
-            );
-            Ok((loss, stats.accuracy()))
-        }) {
-            assert!(
-                loss < 0.2 && accuracy > 0.95,
-                "{ranks} ranks: {loss} {accuracy}"
-            );
-        }
+        let folder = Folder::new("positions");
+        train(ranks, "--steps 300 --micro-batch 3", &folder.out());
+        let record = folder.record();
+        let end = record.end().unwrap();
+        let (loss, accuracy) = (number(end, "eval_loss"), number(end, "accuracy"));
+        assert!(
+            loss < 0.2 && accuracy > 0.95,
+            "{ranks} ranks: {loss} {accuracy}"
+        );
     }
 }
 
 #[test]
 fn a_saved_run_resumes_to_the_same_bits() {
     quietly();
-    for (ranks, zero) in [(1, false), (2, false), (2, true)] {
-        let (spec, folder) = (spec(0.25), Folder::new("positions"));
-        let out: &Path = &folder.out();
-        std::fs::create_dir_all(out).unwrap();
-        let whole = on_ranks(ranks, Some(1), |world| {
-            let mut step = step(&spec, world, zero)?;
-            let mut saver = Saver::new(world, out, 3)?;
-            train(world, &mut step, 0..5)?;
-            saver.save(&mut step, state(&spec, ranks, 5))?;
-            saver.finish()?;
-            let loss = train(world, &mut step, 5..9)?;
-            Ok((loss, bits(&step.model().params)?))
-        });
-        let (opened, _) = checkpoint::newest(out).unwrap();
-        let opened = opened.unwrap();
-        let config = Config::of_checkpoint(&opened).unwrap();
-        assert_eq!(config.model, spec, "what the checkpoint says the model is");
-        let resumed = on_ranks(ranks, Some(2), |world| {
-            let mut step = step(&config.model, world, zero)?;
-            checkpoint::restore(&opened, &mut step)?;
-            let loss = train(world, &mut step, 5..9)?;
-            Ok((loss, bits(&step.model().params)?))
-        });
-        assert!(whole == resumed, "{ranks} ranks, ZeRO {zero}");
+    for (ranks, zero) in [(1, 0), (2, 0), (2, 1)] {
+        let flags = format!("--dropout 0.25 --schedule constant --warmup-steps 0 --zero {zero}");
+        let whole = Folder::new("positions-whole");
+        train(ranks, &format!("{flags} --steps 9"), &whole.out());
+        let folder = Folder::new("positions-resumed");
+        train(ranks, &format!("{flags} --steps 5"), &folder.out());
+        let (opened, _) = checkpoint::newest(&folder.out()).unwrap();
+        let config = Config::of_checkpoint(&opened.unwrap()).unwrap();
+        assert_eq!(config.model, spec(0.25), "the model in the checkpoint");
+        train(
+            ranks,
+            &format!("{flags} --steps 9 --resume auto"),
+            &folder.out(),
+        );
+        let bytes = [&whole, &folder].map(|folder| model_bytes(&folder.out(), 9));
+        assert!(bytes[0] == bytes[1], "{ranks} ranks, ZeRO {zero}");
     }
 }
 

@@ -1,11 +1,11 @@
 //! The placement audit at the end of a run: what crossed devices in a step, on which rank, at which
 //! source line; where ranks differ though they should not; and hints.
 //!
-//! Every rank sums up its ledger (`audit/book.rs`). Rank 0 compares the sums
-//! (`audit/differences.rs`) and shows them (`audit/show.rs`).
+//! Every rank sums up its ledger (`audit/ledger.rs`). Rank 0 compares the sums
+//! (`audit/differences.rs`) and prints them (`audit/show.rs`).
 
-mod book;
 mod differences;
+mod ledger;
 mod show;
 
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ use ddp_kernels::Device;
 use ddp_kernels::transfer::Ledger;
 use serde::{Deserialize, Serialize};
 
-use self::book::{Advice, Book, STEP};
-pub use self::book::{Amount, Share};
 pub use self::differences::Difference;
+pub use self::ledger::{Amount, Workload};
+use self::ledger::{HintLine, RankLedger, STEP};
 use crate::error::Result;
 
 /// What the ranks of a run moved. `Display` is for people, serde for the record.
@@ -26,13 +26,13 @@ use crate::error::Result;
 pub struct Audit {
     /// Steps of the run.
     pub steps: u64,
-    /// Whether any device is a simulated one.
+    /// Whether any device is simulated.
     pub simulated: bool,
-    /// Each rank's sums, in the order of ranks.
+    /// The sums of each rank, in rank order.
     pub ranks: Vec<RankSums>,
-    /// What the ranks do not do alike in their steps.
+    /// Differences between ranks in their steps.
     pub differences: Vec<Difference>,
-    /// What costs time for nothing, each once, however many ranks it was found on.
+    /// Patterns that waste time, each once for all ranks.
     pub hints: Vec<RankedHint>,
 }
 
@@ -40,94 +40,94 @@ pub struct Audit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RankSums {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// What it trains on.
+    /// Its devices.
     pub devices: Vec<String>,
     /// Rows that it trained on.
     pub rows: u64,
-    /// Times that it went through the model with some of them: micro-batches.
+    /// Micro-batches that it ran.
     pub passes: u64,
-    /// Per step, by kind: inside steps alone.
+    /// Per step, by kind: only inside steps.
     pub per_step: BTreeMap<String, PerStep>,
     /// Over the run, by phase and kind.
     pub phases: BTreeMap<String, BTreeMap<String, Amount>>,
 }
 
-/// How often, and how much, in a step.
+/// Transfers of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerStep {
-    /// Transfers.
+    /// Their number.
     pub count: f64,
-    /// Bytes.
+    /// Their bytes.
     pub bytes: f64,
 }
 
-/// A hint of the ledger, with the ranks that it was found on.
+/// A hint of the ledger, with the ranks that have it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RankedHint {
-    /// Which pattern.
+    /// The pattern.
     pub pattern: String,
-    /// The lines that make it.
+    /// The source lines.
     pub lines: Vec<String>,
-    /// On which ranks.
+    /// The ranks.
     pub ranks: Vec<usize>,
-    /// How often in all.
+    /// How often it occurred on all ranks.
     pub count: u64,
-    /// What to do, in the words of the rank that has it most often.
+    /// The text of the rank on which it occurred most often.
     pub text: String,
 }
 
-/// Gathers what all ranks moved and returns the audit on rank 0. `share` is this rank's part of the
-/// training, on `devices`.
+/// Gathers what all ranks moved and returns the audit on rank 0. `workload` is this rank's part of
+/// the training, on `devices`.
 ///
 /// All ranks call it together after a successful run; after a failure, ranks may be gone. It reads
 /// the ledger of the caller.
-pub fn audit(world: &World, share: Share, devices: &[Device]) -> Result<Option<Audit>> {
-    let mine = Book::new(&Ledger::current(), share, devices).to_text()?;
+pub fn audit(world: &World, workload: Workload, devices: &[Device]) -> Result<Option<Audit>> {
+    let mine = RankLedger::new(&Ledger::current(), workload, devices).to_text()?;
     let all = world.all_gather_bytes(&mine)?;
     if world.rank() != 0 {
         return Ok(None);
     }
-    let books = all
+    let ledgers = all
         .iter()
         .enumerate()
-        .map(|(rank, text)| Book::from_text(text, rank))
+        .map(|(rank, text)| RankLedger::from_text(text, rank))
         .collect::<Result<Vec<_>>>()?;
-    Ok(Some(Audit::of(&books)))
+    Ok(Some(Audit::of(&ledgers)))
 }
 
 impl Audit {
-    /// Compares the ranks' books, in the order of ranks.
-    fn of(books: &[Book]) -> Audit {
-        let ranks: Vec<RankSums> = books
+    /// Compares the ranks' ledgers, in the order of ranks.
+    fn of(ledgers: &[RankLedger]) -> Audit {
+        let ranks: Vec<RankSums> = ledgers
             .iter()
             .enumerate()
-            .map(|(rank, book)| RankSums::of(rank, book))
+            .map(|(rank, ledger)| RankSums::of(rank, ledger))
             .collect();
         Audit {
-            steps: books.first().map_or(0, |book| book.share.steps),
-            simulated: books.iter().any(|book| book.simulated),
+            steps: ledgers.first().map_or(0, |ledger| ledger.workload.steps),
+            simulated: ledgers.iter().any(|ledger| ledger.simulated),
             ranks,
-            differences: differences::find(books),
-            hints: merged(books),
+            differences: differences::find(ledgers),
+            hints: merged(ledgers),
         }
     }
 }
 
 impl RankSums {
-    fn of(rank: usize, book: &Book) -> RankSums {
+    fn of(rank: usize, ledger: &RankLedger) -> RankSums {
         let mut phases: BTreeMap<String, BTreeMap<String, Amount>> = BTreeMap::new();
-        for line in book.lines.iter().chain(&book.rest) {
+        for line in ledger.lines.iter().chain(&ledger.rest) {
             let kinds = phases.entry(line.phase.clone()).or_default();
             kinds.entry(line.kind.clone()).or_default().add(line.amount);
         }
-        let Share {
+        let Workload {
             steps,
             rows,
             passes,
-        } = book.share;
+        } = ledger.workload;
         let a_step = |of_run: u64| of_run as f64 / steps as f64;
         let per_step = |amount: &Amount| PerStep {
             count: a_step(amount.count),
@@ -139,7 +139,7 @@ impl RankSums {
             .collect();
         RankSums {
             rank,
-            devices: book.devices.clone(),
+            devices: ledger.devices.clone(),
             rows,
             passes,
             per_step,
@@ -149,15 +149,15 @@ impl RankSums {
 }
 
 /// The hints of all ranks, the most frequent first. The same pattern at the same lines is one hint.
-fn merged(books: &[Book]) -> Vec<RankedHint> {
+fn merged(ledgers: &[RankLedger]) -> Vec<RankedHint> {
     let mut most: Vec<(u64, RankedHint)> = Vec::new();
-    for (rank, book) in books.iter().enumerate() {
-        for Advice {
+    for (rank, ledger) in ledgers.iter().enumerate() {
+        for HintLine {
             pattern,
             lines,
             count,
             text,
-        } in &book.hints
+        } in &ledger.hints
         {
             let known = most
                 .iter_mut()

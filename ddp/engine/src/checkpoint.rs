@@ -28,24 +28,20 @@ mod tensors;
 mod together;
 mod writer;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use self::errors::damaged;
-pub use self::find::is_gone;
-pub use self::find::{Chosen, PassedOver, best, newest};
+pub use self::find::{Chosen, Skipped, best, is_gone, newest};
 pub use self::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, folder};
 pub use self::manifest::{FileEntry, Opened, open};
-pub use self::model::{load_model, write_model};
-pub use self::model::{load_opened, load_unchecked};
-pub use self::restore::restore_if_fits;
-pub use self::restore::{restore, restore_values};
-pub use self::saver::SAVING_MAX;
-pub use self::saver::Saver;
+pub use self::model::{load_model, load_opened, load_unchecked, write_model};
+pub use self::prune::{put_aside, put_aside_after};
+pub use self::restore::{restore, restore_if_fits, restore_values};
+pub use self::saver::{SAVING_MAX, Saver};
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};
 pub use self::together::{open_together, wait_for_all};
 use crate::error::Result;
-use ddp_data::{disk, safetensors};
-use ddp_nn::params::Params;
+use ddp_data::safetensors;
 
 /// Removes what a killed run left, and restores the name of a checkpoint that was being replaced.
 /// The caller holds the lock of the record.
@@ -58,25 +54,15 @@ pub fn clear_up(out: &Path) -> Result<()> {
     }
 }
 
-/// Saves only the model after step `step`, as one or several parts, and returns the file. Fails if
-/// that step is saved already. [`Saver`] also saves what is needed to resume.
-pub fn save_model(out: &Path, step: u64, parts: &[&Params]) -> Result<PathBuf> {
-    let folder = folder(out, step);
-    disk::make_whole_folder(&folder, |aside| {
-        Ok(write_model(&aside.join(MODEL_FILE), parts)?)
-    })?;
-    Ok(folder.join(MODEL_FILE))
-}
-
 /// Reads `bytes` as each of the files of a checkpoint, for the fuzzer: nothing may panic, or
 /// allocate what a header claims.
 pub fn read_as_anything(bytes: &[u8]) {
     let _ = State::parse(bytes);
     let _ = manifest::Manifest::parse(bytes);
     if let Ok(Ok(header)) = safetensors::Header::read(&mut &bytes[..], bytes.len() as u64) {
-        let mut held = optimizer::Held::default();
-        if held.add(0, &header).is_ok() {
-            let _ = held.check([("0.weight", "exp_avg", 10)].into_iter());
+        let mut saved = optimizer::SavedMoments::default();
+        if saved.add(0, &header).is_ok() {
+            let _ = saved.check([("0.weight", "exp_avg", 10)].into_iter());
         }
     }
 }

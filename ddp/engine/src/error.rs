@@ -1,6 +1,6 @@
 //! The error type of this crate, and the exit code of each error.
 //!
-//! Texts name settings in backquotes (`graph`), and a program replaces these by its flags.
+//! Texts name settings in backquotes (`graph`); the program replaces them with its flags.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,43 +12,43 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Flags or a configuration that cannot be.
+    /// Invalid settings.
     #[error("{0}")]
     Usage(String),
     /// A model that cannot be built as described.
-    #[error("{layer}: expected {expected}, got {got}. {way_out}")]
+    #[error("{layer}: expected {expected}, got {got}; help: {help}")]
     Model {
-        /// The layer, by its name in the model.
+        /// The layer's name in the model.
         layer: String,
-        /// What would have been right.
+        /// What it requires.
         expected: String,
-        /// What was given.
+        /// What it got.
         got: String,
-        /// What to do.
-        way_out: String,
+        /// How to fix it.
+        help: String,
     },
     /// Data that cannot be trained on.
     #[error("{0}")]
     Data(String),
     /// A file or folder that cannot be read or written.
-    #[error("cannot {action} {}: {source}. {way_out}", path.display())]
+    #[error("cannot {action} {}: {source}; help: {help}", path.display())]
     Io {
         /// What was tried.
         action: &'static str,
-        /// On which file.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do.
-        way_out: String,
+        /// How to fix it.
+        help: String,
     },
-    /// The loss is not a number any more.
+    /// The loss or the model is not finite.
     #[error("{0}")]
     NonFinite(String),
-    /// The run was asked to stop, has saved what it had, and can go on.
+    /// The run was asked to stop, has saved, and can be resumed.
     #[error("{0}")]
     Stopped(String),
-    /// `doctor` has found something that has to be mended.
+    /// `doctor` has found a problem that prevents training.
     #[error("{0}")]
     Unhealthy(String),
     /// An error that happened on another rank.
@@ -59,8 +59,8 @@ pub enum Error {
         /// Its exit code.
         exit_code: u8,
     },
-    /// A mistake of this program.
-    #[error("{0}. This is a mistake in ddp: please report it.")]
+    /// A bug in this program.
+    #[error("{0}. This is a bug in ddp: please report it.")]
     Internal(String),
     /// An error between ranks.
     #[error(transparent)]
@@ -83,7 +83,7 @@ impl From<ddp_nn::Error> for Error {
                 layer,
                 expected,
                 got,
-                way_out: format!("help: {help}"),
+                help,
             },
             ddp_nn::Error::Outside { source, .. } => from_outside(source),
             ddp_nn::Error::Tensor(error) => Error::Tensor(error),
@@ -106,7 +106,7 @@ impl From<ddp_data::Error> for Error {
                 action,
                 path,
                 source,
-                way_out: format!("help: {help}"),
+                help,
             },
             ddp_data::Error::Remote { text, exit_code } => Error::Remote { text, exit_code },
             ddp_data::Error::Internal(text) => Error::Internal(text),
@@ -117,7 +117,7 @@ impl From<ddp_data::Error> for Error {
     }
 }
 
-/// What a library was told by a callback of this crate.
+/// The error that a callback of this crate gave to a library.
 fn from_outside(source: Box<dyn std::error::Error + Send + Sync>) -> Error {
     match source
         .downcast::<Error>()

@@ -36,27 +36,27 @@ const FEATURES_MAX: usize = 1 << 24;
 /// Features of a row that is no picture, as they are shown.
 const VALUES_MAX: usize = 12;
 
-/// Which classes are taken for which: an event of the record.
+/// The confusion matrix: an event of the record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Confusion {
     /// After this step.
     pub step: u64,
-    /// What the classes are called.
+    /// Names of the classes.
     pub names: Vec<String>,
     /// Held-out rows of each class.
     pub rows: Vec<u64>,
-    /// Rows that are taken for it.
+    /// Rows that are classified as each class.
     pub predicted: Vec<u64>,
-    /// Of these, rightly.
+    /// Rows of each class that are classified correctly.
     pub right: Vec<u64>,
-    /// By class, and by what its rows are taken for; none of many classes.
+    /// Rows by class and predicted class; None with many classes.
     pub counts: Option<Vec<Vec<u64>>>,
     /// The most frequent mistakes: class, predicted class, count. None with very many classes.
     pub mistakes: Option<Vec<[u64; 3]>>,
 }
 
 impl Confusion {
-    /// Whether all of it fits together: a record may have been edited.
+    /// Whether the numbers are consistent: a record may have been edited.
     pub fn is_sound(&self) -> bool {
         let classes = self.rows.len();
         let sum = |numbers: &[u64]| {
@@ -90,7 +90,7 @@ impl Confusion {
                 .all(|pair| pair[0].max(pair[1]) < classes as u64)
     }
 
-    /// What a class is called.
+    /// The name of a class.
     pub fn name(&self, class: usize) -> String {
         self.names
             .get(class)
@@ -99,16 +99,16 @@ impl Confusion {
     }
 }
 
-/// Some held-out rows and what the model says of them: `samples.json`.
+/// Some held-out rows and their predictions: `samples.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Samples {
     /// After this step.
     pub step: u64,
-    /// What the features shown are called, where they have names and are no picture.
+    /// Names of the features that are shown, if they have names and are not a picture.
     pub columns: Vec<String>,
-    /// How many features a row has.
+    /// Features of a row.
     pub features: usize,
-    /// Those that are wrong first, each in the order of rows.
+    /// Wrongly classified rows, then correctly classified ones, each in the order of rows.
     pub samples: Vec<Sample>,
 }
 
@@ -119,30 +119,30 @@ pub struct Sample {
     pub row: u64,
     /// Its class.
     pub truth: String,
-    /// What it is taken for.
+    /// Its predicted class.
     pub predicted: String,
     /// Whether the two are the same.
     pub is_right: bool,
-    /// How sure the model is, from 0 to 1.
+    /// The probability of the predicted class.
     pub confidence: Option<f32>,
     /// The row, if it looks like a picture.
     pub picture: Option<Picture>,
-    /// Else its first features; none of a number that is none.
+    /// Otherwise its first features; None for a non-finite one.
     pub values: Vec<Option<f32>>,
 }
 
 impl Samples {
-    /// Keeps them in a run's folder.
+    /// Saves them in a run's folder.
     pub fn save(&self, out: &Path) -> Result<()> {
         let path = out.join(SAMPLES_FILE);
         let text = serde_json::to_vec(self)
-            .map_err(|error| Error::Internal(format!("samples are no text: {error}")))?;
+            .map_err(|error| Error::Internal(format!("samples do not fit JSON: {error}")))?;
         Ok(files::replace_file(&path, |file| {
             file.write_all(&text).map_err(files::failed("write", &path))
         })?)
     }
 
-    /// Whether it can be shown: a file may have been edited.
+    /// Refuses samples that cannot be shown: a file may have been edited.
     pub fn check(&self) -> std::result::Result<(), String> {
         if self.samples.len() > SAMPLES_MAX {
             return Err(format!(
@@ -165,13 +165,13 @@ impl Samples {
     }
 }
 
-/// What the held-out rows are, for showing some of them.
+/// The held-out rows, from which samples are shown.
 #[derive(Clone, Debug)]
 pub struct HeldOut {
     dataset: Arc<dyn Dataset>,
     columns: Option<Vec<String>>,
     normalization: Option<Normalization>,
-    /// Rows made from a formula look like nothing.
+    /// False for rows made from a formula.
     may_be_pictures: bool,
 }
 
@@ -191,29 +191,29 @@ impl HeldOut {
         }
     }
 
-    /// What each row's targets are.
+    /// The targets of a row.
     pub fn targets(&self) -> &TensorSpec {
         &self.dataset.spec().targets
     }
 }
 
-/// What is seen of the held-out rows while they are evaluated, on one rank.
+/// Counts and samples that one rank collects during an evaluation.
 #[derive(Debug)]
 pub struct Evidence {
     classes: Classes,
     counts: ClassCounts,
-    seen: SeenRows,
+    seen: SampleRows,
 }
 
-/// The first rows of this rank, of each sort.
+/// The first rows of this rank that are classified wrongly and correctly.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct SeenRows {
-    wrong: Vec<Seen>,
-    right: Vec<Seen>,
+struct SampleRows {
+    wrong: Vec<SampleRow>,
+    right: Vec<SampleRow>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Seen {
+struct SampleRow {
     row: u64,
     truth: usize,
     predicted: usize,
@@ -221,29 +221,28 @@ struct Seen {
 }
 
 impl Evidence {
-    /// For rows with one of these classes each.
+    /// Nothing yet, for rows of these classes.
     pub fn of(classes: &Classes) -> Evidence {
         Evidence {
             classes: classes.clone(),
             counts: ClassCounts::of(classes.count()),
-            seen: SeenRows::default(),
+            seen: SampleRows::default(),
         }
     }
 
     /// Counts the answers of a batch: `output` (B, C).
     pub fn see(&mut self, batch: &Batch, output: &Tensor) -> Result<()> {
-        let (outputs, classes) =
-            announced("which classes are taken for which", || -> Result<_> {
-                let outputs = output.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
-                let classes = batch.targets.to(Device::Cpu)?.to_dtype(DType::I64)?;
-                Ok((outputs, classes.to_vec::<i64>()?))
-            })?;
+        let (outputs, classes) = announced("the confusion matrix", || -> Result<_> {
+            let outputs = output.to((Device::Cpu, DType::F32))?.to_vec::<f32>()?;
+            let classes = batch.targets.to(Device::Cpu)?.to_dtype(DType::I64)?;
+            Ok((outputs, classes.to_vec::<i64>()?))
+        })?;
         for (index, (logits, &truth)) in outputs
             .chunks_exact(self.classes.count())
             .zip(&classes)
             .enumerate()
         {
-            // The evaluation has refused any other.
+            // The evaluation has refused other targets.
             let Ok(truth) = usize::try_from(truth) else {
                 continue;
             };
@@ -264,7 +263,7 @@ impl Evidence {
         if seen.len() < SAMPLES_MAX {
             let confidence =
                 Some(confidence(logits, predicted)).filter(|confidence| confidence.is_finite());
-            seen.push(Seen {
+            seen.push(SampleRow {
                 row,
                 truth,
                 predicted,
@@ -273,7 +272,7 @@ impl Evidence {
         }
     }
 
-    /// Puts together what all ranks have seen; all call it together. On the first rank, what to keep: the counts, and the samples.
+    /// Gathers the counts and samples of all ranks, which call it together. Returns them on rank 0.
     pub fn together(
         mut self,
         step: u64,
@@ -288,9 +287,9 @@ impl Evidence {
         if world.rank() > 0 {
             return Ok(None);
         }
-        let mut shown = SeenRows::default();
+        let mut shown = SampleRows::default();
         for (rank, text) in all.iter().enumerate() {
-            let seen: SeenRows =
+            let seen: SampleRows =
                 serde_json::from_slice(text).map_err(|error| unreadable(rank, error))?;
             shown.wrong.extend(seen.wrong);
             shown.right.extend(seen.right);
@@ -302,12 +301,10 @@ impl Evidence {
 }
 
 fn unreadable(rank: usize, error: serde_json::Error) -> Error {
-    Error::Internal(format!(
-        "what rank {rank} has seen of the held-out rows is no text: {error}"
-    ))
+    Error::Internal(format!("the samples of rank {rank} are not JSON: {error}"))
 }
 
-/// What softmax says of a class.
+/// The probability of a class, by softmax.
 fn confidence(logits: &[f32], class: usize) -> f32 {
     let relative = |logit: f32| (f64::from(logit) - f64::from(logits[class])).exp();
     (1.0 / logits.iter().map(|&logit| relative(logit)).sum::<f64>()) as f32
@@ -326,8 +323,8 @@ fn confusion(step: u64, names: &[String], counts: &ClassCounts) -> Confusion {
     }
 }
 
-impl SeenRows {
-    /// The first rows of each sort, with their features.
+impl SampleRows {
+    /// The samples, with their features.
     fn samples(mut self, step: u64, names: &[String], held_out: &HeldOut) -> Result<Samples> {
         let HeldOut {
             dataset,
@@ -339,7 +336,7 @@ impl SeenRows {
         self.wrong.sort_by_key(|seen| seen.row);
         self.right.sort_by_key(|seen| seen.row);
         let most = SAMPLES_MAX.min(FEATURES_MAX / features.max(1));
-        let seen: Vec<Seen> = self
+        let seen: Vec<SampleRow> = self
             .wrong
             .into_iter()
             .chain(self.right)
@@ -361,7 +358,7 @@ impl SeenRows {
                 .cloned()
                 .unwrap_or_else(|| class.to_string())
         };
-        let sample = |(index, seen): (usize, &Seen)| {
+        let sample = |(index, seen): (usize, &SampleRow)| {
             let picture = pictures.as_ref().map(|pictures| pictures[index].clone());
             let values = x[index * features..].iter().take(if picture.is_some() {
                 0
@@ -462,7 +459,7 @@ mod tests {
         );
         assert_eq!(confusion.mistakes, Some(vec![[2, 1, 2], [0, 1, 1]]));
         assert_eq!([confusion.name(1), confusion.name(2)], ["b", "2"]);
-        let rows = |seen: &[Seen]| seen.iter().map(|seen| seen.row).collect::<Vec<_>>();
+        let rows = |seen: &[SampleRow]| seen.iter().map(|seen| seen.row).collect::<Vec<_>>();
         assert_eq!(
             (rows(&evidence.seen.wrong), rows(&evidence.seen.right)),
             (vec![1, 3, 4], vec![0, 2, 5])

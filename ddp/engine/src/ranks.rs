@@ -1,17 +1,17 @@
-//! The ranks of a world, as data need them.
+//! The ranks of a world, for preparing data.
 
 use std::time::Duration;
 
 use ddp_comm::{Field, World};
 use ddp_data::{Error, Ranks, Result};
 
-/// How long ranks wait for one that converts or scans data. One that ends is noticed at once.
+/// How long ranks wait for one that converts or scans data. A rank that fails is noticed at once.
 const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The ranks of a world.
-pub struct OfWorld<'a>(pub &'a World);
+pub struct WorldRanks<'a>(pub &'a World);
 
-impl Ranks for OfWorld<'_> {
+impl Ranks for WorldRanks<'_> {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -25,9 +25,9 @@ impl Ranks for OfWorld<'_> {
     }
 
     fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
-        let told = outcome.as_ref().map(Vec::as_slice);
-        let told = told.map_err(|error| (error.exit_code(), error.to_string()));
-        match self.0.share_outcome(PATIENCE, told).map_err(wrapped)? {
+        let mine = outcome.as_ref().map(Vec::as_slice);
+        let mine = mine.map_err(|error| (error.exit_code(), error.to_string()));
+        match self.0.share_outcome(PATIENCE, mine).map_err(wrapped)? {
             Ok(all) => Ok(all),
             Err(remote) => Err(match outcome {
                 Err(own) if remote.rank == self.rank() => own,

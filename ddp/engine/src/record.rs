@@ -8,17 +8,17 @@
 
 mod cut;
 
-pub(crate) use self::cut::{Held, Kept};
+pub(crate) use self::cut::LockedRecord;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ddp_data::disk;
-use ddp_kernels::transfer::Ledger;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::audit::Audit;
 use crate::error::{Error, Result};
@@ -31,40 +31,76 @@ pub const REPORT_FILE: &str = "report.html";
 /// The file of settings.
 pub const CONFIG_FILE: &str = "config.toml";
 
+/// One line of the record: `{"event":"step",…}`.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event<'a> {
+    /// The first line.
+    Start(Start<'a>),
+    /// A logged step.
+    Step(StepEvent),
+    /// An evaluation.
+    Eval(EvalEvent),
+    /// The classes of all held-out rows at the last evaluation.
+    Confusion(&'a Confusion),
+    /// A durable checkpoint.
+    Checkpoint {
+        /// Steps taken before it.
+        step: u64,
+        /// Its folder, below the run's.
+        folder: &'a str,
+    },
+    /// The run was resumed.
+    Resume(ResumeEvent<'a>),
+    /// What a successful run moved between devices.
+    Placement(&'a Audit),
+    /// The last line.
+    End(End<'a>),
+}
+
 /// What is known before the first step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Start<'a> {
+    /// The time, in seconds since 1970.
+    pub time_unix_s: f64,
     /// All settings, by name.
     pub config: &'a Map<String, Value>,
-    /// Names and versions: of this program, and of libraries it found.
-    pub versions: &'a [(&'a str, String)],
-    /// What trains, one text a rank.
+    /// Versions of this program and of the libraries that it uses, by name.
+    pub versions: BTreeMap<&'static str, String>,
+    /// The devices of each rank.
     pub devices: &'a [String],
-    /// How many ranks.
-    pub ranks: usize,
-    /// On how many hosts.
-    pub hosts: usize,
-    /// Threads of this rank.
-    pub threads: usize,
-    /// How ranks reach each other.
-    pub transport: &'a str,
-    /// Whether gradients are reduced while backward runs.
-    pub overlap: bool,
-    /// In how many buckets.
-    pub buckets: usize,
-    /// What the data are.
+    /// The ranks.
+    pub world: StartWorld<'a>,
+    /// A description of the data.
     pub data: &'a str,
-    /// Their fingerprint.
+    /// The fingerprint of the training data.
     pub fingerprint: &'a str,
     /// Elements of all parameters.
     pub parameters: usize,
-    /// Steps that the run is to have.
+    /// Steps of the whole run.
     pub steps: u64,
     /// Steps of an epoch.
     pub steps_per_epoch: u64,
 }
 
-/// One step, or what became of it.
+/// The ranks of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct StartWorld<'a> {
+    /// The number of ranks.
+    pub ranks: usize,
+    /// The number of hosts.
+    pub hosts: usize,
+    /// Threads of a rank.
+    pub threads: usize,
+    /// How ranks reach each other.
+    pub transport: &'a str,
+    /// Whether gradients are reduced during backward.
+    pub overlap: bool,
+    /// The number of buckets.
+    pub buckets: usize,
+}
+
+/// A logged step.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StepEvent {
     /// Its number, from 1.
@@ -81,55 +117,50 @@ pub struct StepEvent {
     pub samples_per_s: f64,
     /// Milliseconds a step, since the event before; null as well.
     pub step_ms: f64,
-    /// Of these, how long rank 0 waited for its rows.
+    /// The part of it that rank 0 waited for rows.
     pub data_ms: f64,
-    /// Of these, how long rank 0 waited for reductions; none where the host does not wait.
+    /// The part of it that rank 0 waited for reductions; None if the host does not wait.
     pub reduce_ms: Option<f64>,
-    /// Of these, how long checkpoints held training up.
+    /// The part of it that checkpoints held up training.
     pub save_ms: f64,
 }
 
-/// One evaluation on held-out rows.
+/// An evaluation on held-out rows.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct EvalEvent {
     /// After this step.
     pub step: u64,
     /// The mean over all held-out rows.
     pub loss: f64,
-    /// The part of them that is classified rightly; none for regression.
+    /// The fraction that is classified correctly; None for regression.
     pub accuracy: Option<f64>,
 }
 
-/// A checkpoint that is whole and durable.
-#[derive(Clone, Debug, Serialize)]
-pub struct CheckpointEvent<'a> {
-    /// After this step.
-    pub step: u64,
-    /// Its folder, below the run's.
-    pub folder: &'a str,
-}
-
-/// That a run goes on.
+/// The run was resumed.
 #[derive(Clone, Debug, Serialize)]
 pub struct ResumeEvent<'a> {
+    /// The time, in seconds since 1970.
+    pub time_unix_s: f64,
     /// After this step.
     pub step: u64,
     /// The checkpoint's folder, below the run's.
     pub from: &'a str,
-    /// With so many ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// What trains now, one text a rank.
+    /// The devices of each rank.
     pub devices: &'a [String],
-    /// What has changed that alters what is computed, each as `--lr 0.01 (was 0.001)`.
+    /// Changes that alter what is computed, each as `--lr 0.01 (was 0.001)`.
     pub overridden: &'a [String],
 }
 
-/// What a run came to.
+/// How a run ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct End<'a> {
+    /// The time, in seconds since 1970.
+    pub time_unix_s: f64,
     /// Why it ended: `done`, or the error.
     pub reason: &'a str,
-    /// The code that the process ends with.
+    /// The exit code of the process.
     pub exit_code: u8,
     /// Steps taken.
     pub steps: u64,
@@ -141,14 +172,16 @@ pub struct End<'a> {
     pub samples_per_s: f64,
     /// The last loss that was read.
     pub loss: Option<f64>,
-    /// The last evaluation's.
+    /// The loss of the last evaluation.
     pub eval_loss: Option<f64>,
-    /// The last evaluation's.
+    /// The accuracy of the last evaluation.
     pub accuracy: Option<f64>,
-    /// The most memory that rank 0 has had.
+    /// The peak memory of rank 0.
     pub peak_mb: Option<f64>,
-    /// The most memory of its GPU that it has had; none on the CPU.
+    /// The peak GPU memory of rank 0; None on the CPU.
     pub device_peak_mb: Option<f64>,
+    /// The ledger of transfers of rank 0.
+    pub transfers: Value,
 }
 
 /// The record that is being written.
@@ -156,7 +189,7 @@ pub struct End<'a> {
 pub struct Record {
     file: File,
     path: PathBuf,
-    /// Of the whole lines so far.
+    /// The length of the complete lines.
     length: u64,
     line: Vec<u8>,
 }
@@ -168,11 +201,12 @@ impl Record {
         check_free(out)?;
         disk::make_folder(out)?;
         let path = out.join(EVENTS_FILE);
-        let beside = out.join(CONFIG_FILE);
-        // Beside a record, even an empty one, it is a run's; else somebody's own.
-        if !path.exists() && fs::read(&beside).is_ok_and(|there| there != settings.as_bytes()) {
+        let config = out.join(CONFIG_FILE);
+        // Without a record next to it, a config.toml is the user's own.
+        if !path.exists() && fs::read(&config).is_ok_and(|there| there != settings.as_bytes()) {
             return Err(Error::Usage(format!(
-                "`out` {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; help: give another folder",
+                "`out` {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; \
+                 help: give another folder",
                 out.display()
             )));
         }
@@ -190,7 +224,7 @@ impl Record {
             .map_err(disk::failed("look at", &path))?
             .len()
             == 0;
-        // Held as long as the record is written. File systems that know no locks do without.
+        // The lock lasts as long as the record is written. Some file systems have no locks.
         if !is_empty || matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(taken(out));
         }
@@ -203,112 +237,6 @@ impl Record {
         })
     }
 
-    /// Writes `{"event":"start",…}`.
-    pub fn start(&mut self, start: &Start<'_>) -> Result<()> {
-        let versions: serde_json::Map<String, Value> = start
-            .versions
-            .iter()
-            .map(|(name, version)| (name.to_string(), json!(version)))
-            .collect();
-        self.write(&json!({
-            "event": "start",
-            "time_unix_s": unix_s(),
-            "config": start.config,
-            "versions": versions,
-            "devices": start.devices,
-            "world": {
-                "ranks": start.ranks,
-                "hosts": start.hosts,
-                "threads": start.threads,
-                "transport": start.transport,
-                "overlap": start.overlap,
-                "buckets": start.buckets,
-            },
-            "data": start.data,
-            "fingerprint": start.fingerprint,
-            "parameters": start.parameters,
-            "steps": start.steps,
-            "steps_per_epoch": start.steps_per_epoch,
-        }))
-    }
-
-    /// Writes `{"event":"step",…}`.
-    pub fn step(&mut self, event: &StepEvent) -> Result<()> {
-        self.write(&Tagged {
-            event: "step",
-            fields: event,
-        })
-    }
-
-    /// Writes `{"event":"eval",…}`.
-    pub fn eval(&mut self, event: &EvalEvent) -> Result<()> {
-        self.write(&Tagged {
-            event: "eval",
-            fields: event,
-        })
-    }
-
-    /// Writes `{"event":"confusion",…}`: after the last evaluation of a run that classifies.
-    pub(crate) fn confusion(&mut self, confusion: &Confusion) -> Result<()> {
-        self.write(&Tagged {
-            event: "confusion",
-            fields: confusion,
-        })
-    }
-
-    /// Writes `{"event":"checkpoint",…}`.
-    pub fn checkpoint(&mut self, event: &CheckpointEvent<'_>) -> Result<()> {
-        self.write(&Tagged {
-            event: "checkpoint",
-            fields: event,
-        })
-    }
-
-    /// Writes `{"event":"resume",…}`.
-    pub fn resume(&mut self, event: &ResumeEvent<'_>) -> Result<()> {
-        #[derive(Serialize)]
-        struct Timed<'a> {
-            time_unix_s: f64,
-            #[serde(flatten)]
-            fields: &'a ResumeEvent<'a>,
-        }
-        self.write(&Tagged {
-            event: "resume",
-            fields: &Timed {
-                time_unix_s: unix_s(),
-                fields: event,
-            },
-        })
-    }
-
-    /// Writes `{"event":"placement",…}`: before the end, of a run that went well.
-    pub fn placement(&mut self, audit: &Audit) -> Result<()> {
-        self.write(&Tagged {
-            event: "placement",
-            fields: audit,
-        })
-    }
-
-    /// Writes `{"event":"end",…}` with the ledger of transfers, and makes the record durable.
-    pub fn end(&mut self, end: &End<'_>, transfers: &Ledger) -> Result<()> {
-        #[derive(Serialize)]
-        struct Whole<'a> {
-            event: &'static str,
-            time_unix_s: f64,
-            #[serde(flatten)]
-            end: &'a End<'a>,
-            transfers: Value,
-        }
-        self.write(&Whole {
-            event: "end",
-            time_unix_s: unix_s(),
-            end,
-            transfers: transfers.to_json(),
-        })?;
-        let synced = self.file.sync_all();
-        Ok(synced.map_err(disk::failed("make durable", &self.path))?)
-    }
-
     /// Another handle of the file, and its path, to make the record durable. It holds the lock too.
     pub fn handle(&self) -> Result<(File, &Path)> {
         Ok((
@@ -319,10 +247,18 @@ impl Record {
         ))
     }
 
-    fn write(&mut self, event: &impl Serialize) -> Result<()> {
+    /// Writes the last line, and makes the record durable.
+    pub fn end(&mut self, end: End<'_>) -> Result<()> {
+        self.write(&Event::End(end))?;
+        let synced = self.file.sync_all();
+        Ok(synced.map_err(disk::failed("make durable", &self.path))?)
+    }
+
+    /// Writes a line.
+    pub fn write(&mut self, event: &Event<'_>) -> Result<()> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, event)
-            .expect("events have texts for names and numbers for values");
+            .expect("events are structs of texts and numbers");
         self.line.push(b'\n');
         if let Err(error) = self.file.write_all(&self.line) {
             self.cut_back();
@@ -332,15 +268,14 @@ impl Record {
         Ok(())
     }
 
-    /// Removes half a line, which would make the record unreadable. An error here adds nothing to
-    /// the first one.
+    /// Removes half a line. An error here adds nothing to the first one.
     fn cut_back(&mut self) {
         _ = self.file.set_len(self.length);
         _ = self.file.seek(SeekFrom::Start(self.length));
     }
 }
 
-/// Writes the settings' file beside the record.
+/// Writes the settings' file next to the record.
 fn write_settings(out: &Path, settings: &str) -> Result<()> {
     let path = out.join(CONFIG_FILE);
     Ok(disk::replace_file(&path, |file| {
@@ -349,15 +284,8 @@ fn write_settings(out: &Path, settings: &str) -> Result<()> {
     })?)
 }
 
-#[derive(Serialize)]
-struct Tagged<'a, T> {
-    event: &'static str,
-    #[serde(flatten)]
-    fields: &'a T,
-}
-
-/// Refuses a folder that holds a run, and names one that does not. An empty record is of a run that
-/// failed before it began, and does not count.
+/// Refuses a folder that holds a run, and names a free one. An empty record does not count: its run
+/// failed before it began.
 pub fn check_free(out: &Path) -> Result<()> {
     let begun = fs::metadata(out.join(EVENTS_FILE)).is_ok_and(|events| events.len() > 0);
     if begun || out.join("checkpoints").exists() {
@@ -385,7 +313,8 @@ fn taken(out: &Path) -> Error {
     ))
 }
 
-fn unix_s() -> f64 {
+/// Seconds since 1970.
+pub(crate) fn unix_s() -> f64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64());

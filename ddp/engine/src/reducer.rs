@@ -338,7 +338,7 @@ impl Reducer {
                     self.next,
                     self.buckets.len()
                 ),
-                way_out: "A layer's backward calls pass.finished for each of its parameters."
+                help: "a layer's backward must call pass.finished for each of its parameters"
                     .into(),
             });
         }

@@ -1,5 +1,5 @@
-//! What a model learns: one file or folder for each task. A new task is a folder here, a line in
-//! `of`, and a variant of `TaskSpec`.
+//! Tasks: one file or folder for each. A new task is a folder here, a line in `of`, and a variant
+//! of `TaskSpec`.
 
 mod cells;
 mod classes;

@@ -4,7 +4,6 @@
 //! `opening` the run's folder. `Program` is what the trainer needs of the program around it.
 
 mod agree;
-mod finished;
 mod model;
 mod nonfinite;
 mod opening;
@@ -22,7 +21,7 @@ use ddp_comm::World;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 pub use self::model::{ModelOptions, data_shape};
-pub use self::options::{LearningRate, Length, Plan, Reduction, Resume, RunOptions};
+pub use self::options::{LearningRate, Length, Plan, Reduction, Resume, RunData, RunOptions};
 pub use self::program::{Chosen, Program, Settings};
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::error::Result;
@@ -30,7 +29,7 @@ use crate::error::Result;
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
 /// asked to stop saves and ends with [`Error::Stopped`](crate::Error::Stopped); during set-up it
 /// ends the process at once, as [`World::fail`] does. A resumed run that is already finished is
-/// left as it is, apart from what its record lacks.
+/// left as it is.
 ///
 /// After an error other than `Stopped` and `NonFinite` the process is expected to end: threads of
 /// the run may still wait for a disk or another rank, so its memory and the lock of its folder are

@@ -1,5 +1,5 @@
-//! `ddp-train bench addmm`: products of random rows with a weight, plus a bias, as in the forward pass
-//! of a linear layer.
+//! `ddp-train bench addmm`: products of random rows with a weight, plus a bias, as in the forward
+//! pass of a linear layer.
 
 use std::fmt;
 use std::str::FromStr;

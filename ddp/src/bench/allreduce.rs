@@ -28,7 +28,8 @@ const MB_MAX: f64 = 1e6;
 /// The flags of `bench allreduce`.
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct AllreduceFlags {
-    /// Size of the tensor on each rank, in MB (10⁶ bytes); for reduce_scatter and all_gather, of all slices together
+    /// Size of the tensor on each rank, in MB (10⁶ bytes); for reduce_scatter and all_gather, of
+    /// all slices together
     #[arg(long, value_name = "MB", default_value = "7.4", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
     pub mb: f64,
     /// Several sizes, from MB to MB by doubling; instead of --mb
@@ -255,8 +256,8 @@ fn call(operation: BenchOperation, group: &Group, tensor: &Tensor, stream: &Stre
     Ok(())
 }
 
-/// What a rank contributes at an element: a whole number that follows from both. Sums over all ranks
-/// are at most 256, so they are exact in bf16 in any order.
+/// What a rank contributes at an element: a whole number that follows from both. Sums over all
+/// ranks are at most 256, so they are exact in bf16 in any order.
 fn given(rank: usize, ranks: usize, index: usize) -> f32 {
     const EXACT: usize = 256;
     let most = (EXACT / ranks).clamp(1, 7) as u32;

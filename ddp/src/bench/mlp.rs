@@ -45,7 +45,8 @@ pub struct MlpFlags {
     /// Type of gradients in transit
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
     pub reduce_dtype: FloatType,
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
+    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
+    /// ranks
     #[arg(long, value_name = "LEVEL", default_value = "0", value_parser = whole(0..=1u64), allow_negative_numbers = true)]
     pub zero: u64,
     /// Reduce gradients while the backward pass still runs
@@ -70,7 +71,8 @@ fn widths(text: &str) -> Result<List<usize>, String> {
     Ok(widths)
 }
 
-/// Each rank steps through about as many rows as this, so that a batch is not in cache from the step before.
+/// Each rank steps through about this many rows, so that a batch is not in cache from the step
+/// before.
 const ROWS: usize = 4096;
 /// Updates between two events, and how often that is timed.
 const UPDATES: usize = 20;
@@ -140,7 +142,7 @@ pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
         reduced.add(step.reducer().last_time());
         Ok(())
     })?;
-    // Before anything that is no part of a step takes memory.
+    // Before anything else takes memory.
     let memory = Memory {
         peak_mb: process::peak_mb(),
         device_peak_mb: process::device_peak_mb(device),
@@ -157,7 +159,7 @@ pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
     line(flags, device, main, &step, &measured)
 }
 
-/// What was found out, on this rank.
+/// This rank's measurements.
 struct Measured {
     times: Rounds,
     reduced: Reduced,
@@ -173,8 +175,8 @@ struct Memory {
     device_peak_mb: Option<f64>,
 }
 
-/// Seconds of one update, measured by itself behind the steps: from an event before many of them to one behind. It repeats
-/// the last step's, so the model is of no use afterwards.
+/// Seconds of one update, measured separately after the steps, between two events around many of
+/// them. It repeats the last step's update, so the model is useless afterwards.
 fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     let stream = Stream::default_of(device)?;
     let mut takes = Vec::with_capacity(UPDATE_ROUNDS);
@@ -186,7 +188,7 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);
     }
-    // The first of them is the warm-up.
+    // The first one is the warm-up.
     takes.remove(0);
     takes.sort_by(f64::total_cmp);
     Ok(takes[takes.len() / 2])
@@ -247,7 +249,7 @@ fn batches(flags: &MlpFlags, device: Device, mine: &Range<u64>, rank: usize) -> 
         flags.layers.0[0],
         *flags.layers.0.last().expect("checked: at least two widths"),
     );
-    // On a GPU two, as a loader has slots: what a graph holds stays where it is, and so does a batch in the GPU's cache.
+    // On a GPU two, like the slots of a loader.
     let count = if device.is_accelerator() {
         2
     } else {
@@ -294,7 +296,7 @@ fn line(
         .map(|(_, moment)| moment.bytes())
         .sum();
     let gradients: usize = buckets.iter().map(|bucket| bucket.range.len()).sum();
-    // On a GPU nobody but the device knows when a reduction ran.
+    // On a GPU the host does not know when a reduction ran.
     let is_known = !device.is_accelerator();
     let per_step_ms = |seconds: f64| is_known.then(|| reduced.per_step_ms(seconds));
     Ok(json!({
@@ -332,8 +334,8 @@ fn line(
 }
 
 impl MlpFlags {
-    /// Multiplications and additions of a step's products: forward once, backward twice, but for the input's gradient, which
-    /// nobody needs.
+    /// Multiplications and additions of a step's products: one forward and two backward, without
+    /// the gradient of the input.
     fn flop(&self) -> f64 {
         let pairs = self.layers.0.windows(2).enumerate();
         let products: usize = pairs

@@ -11,10 +11,10 @@ use std::time::Duration;
 use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
 use ddp::config::LogLevel;
 use ddp::error::remedy_text;
-use ddp::{Error, Told, doctor, dry_run, inspect, progress, report, train, using};
+use ddp::{Error, ShownError, doctor, dry_run, inspect, progress, report, train, using};
 use ddp_comm::{Options, World};
 
-/// The timeout of commands whose ranks hardly wait, and of wrong flags, which all ranks report.
+/// The timeout of commands whose ranks hardly wait, and of wrong flags.
 const SHORT_S: f64 = 60.0;
 
 fn main() -> ExitCode {
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         command
             .and_then(|command| run(command, world))
             .inspect_err(|_| progress::clear_bar())
-            .map_err(Told)
+            .map_err(ShownError)
     })
 }
 
@@ -81,6 +81,6 @@ fn say(line: &dyn Display, world: &World) -> Result<(), Error> {
         action: "write to",
         path: "standard output".into(),
         source,
-        way_out: "Let its reader read to the end.".into(),
+        help: "let its reader read to the end".into(),
     })
 }

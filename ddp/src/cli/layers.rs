@@ -1,6 +1,6 @@
-//! Settings of training from flags, the environment (`DDP_BATCH_SIZE=64`) and a TOML file (`batch-size = 64`).
-//! Flags win over the environment, and both over the file. A higher layer also drops what cannot be combined
-//! with its settings: `--steps` drops `epochs` of the file.
+//! Settings of training from flags, the environment (`DDP_BATCH_SIZE=64`) and a TOML file
+//! (`batch-size = 64`). Flags win over the environment, and both over the file. A higher layer also
+//! drops what cannot be combined with its settings: `--steps` drops `epochs` of the file.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -86,8 +86,8 @@ fn flag(setting: &'static Setting) -> Arg {
 /// Where settings come from, and what to do with them instead of training.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct LayerFlags {
-    /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment (DDP_BATCH_SIZE=64) wins over
-    /// it, and flags over both
+    /// Read settings from this TOML file (or DDP_CONFIG), as in batch-size = 64; the environment
+    /// (DDP_BATCH_SIZE=64) wins over it, and flags over both
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub config: Option<PathBuf>,
     /// Print every setting as TOML with its origin, and exit
@@ -195,7 +195,7 @@ impl Layers {
             action: "read",
             path: path.to_path_buf(),
             source,
-            way_out: "--config takes a TOML file, as --print-config writes it.".into(),
+            help: "--config takes a TOML file, as --print-config writes it".into(),
         })?;
         let refused = |error: toml::de::Error| {
             let (path, error) = (path.display(), error.to_string());
@@ -375,32 +375,18 @@ fn check_unknown(name: &str) -> Result<()> {
         } else {
             2
         };
-        let distance = distance(name, known);
+        let distance = strsim::levenshtein(name, known);
         (distance <= most).then(|| (distance, known.to_string()))
     };
     let known = SETTINGS.iter().map(|setting| variable(&setting.name()));
     let known = known.chain(how.map(String::from));
     match known.filter_map(|known| near(&known)).min() {
         Some((_, known)) => Err(Error::Usage(format!(
-            "{name} in the environment: no such setting; help: write {known} if that was meant, else unset {name}"
+            "{name} in the environment: no such setting; help: write {known} if that was meant, \
+             else unset {name}"
         ))),
         None => Ok(()),
     }
-}
-
-/// The edit distance: insertions, deletions and replacements of characters.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (index, character) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
-        for (place, &there) in other.iter().enumerate() {
-            let cost = diagonal + usize::from(there != character);
-            diagonal = row[place + 1];
-            row[place + 1] = cost.min(row[place] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// The variable of a setting: `DDP_BATCH_SIZE` of `batch-size`.

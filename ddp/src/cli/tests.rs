@@ -156,7 +156,7 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--lr nan", &["--lr NaN:", "finite"]),
         ("--lr inf", &["--lr inf:", "finite"]),
         ("--lr fast", &["'fast'", "--lr", "expected a number"]),
-        ("--min-lr 0.1", &["--min-lr 0.1:", "from 0 to 0.001"]),
+        ("--min-lr 0.1", &["--min-lr 0.1:", "at most --lr 0.001"]),
         (
             "--min-lr 0.0001 --schedule constant",
             &["--min-lr 0.0001:", "--schedule cosine"],
@@ -325,7 +325,7 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
     }
 }
 
-/// Command lines that have every flag of their command between them, but those that exclude another.
+/// Command lines that together have every flag of their command that excludes no other.
 const WHOLE: [(&str, &str); 8] = [
     (
         "eval",
@@ -375,7 +375,7 @@ fn every_flag_of_the_other_commands_arrives() {
                 "{command}: --{flag} is not tried here"
             );
         }
-        // Left out one after the other, each changes what is asked for; what has no default is missed.
+        // Leaving out any one of them changes the command, or is refused if it has no default.
         let whole = parse(words(&format!("{command} {line}")))
             .unwrap_or_else(|error| panic!("{command}: {error}"));
         let mut parts: Vec<String> = Vec::new();

@@ -1,5 +1,6 @@
-//! What `--device` and the flags about GPUs mean on these machines: which devices a rank trains on, and why not others. All
-//! ranks decide alike, from what all of them see. Nothing falls back in silence.
+//! What `--device` and the flags about GPUs mean on these machines: which devices a rank trains on,
+//! and why not others. All ranks decide alike, from what all of them see. A fallback to the CPU is
+//! always logged.
 
 use std::borrow::Cow;
 
@@ -15,30 +16,30 @@ use crate::error::{Error, Result};
 
 /// What all ranks know of all ranks' GPUs.
 struct Facts {
-    /// How many GPUs each rank is to have.
+    /// GPUs of each rank.
     per_rank: usize,
-    /// Which GPUs each rank would have.
+    /// The GPUs that each rank would use.
     gpus: Result<GpuTable, Shortage>,
-    /// Why each rank cannot use the devices that it would have: nothing if it can, or has none to try.
+    /// By rank: why it cannot use its devices; None if it can, or has none.
     troubles: Vec<Option<String>>,
 }
 
-/// Whether to train on GPUs, and what to say of that.
+/// Whether to train on GPUs, and a warning.
 #[derive(Clone, Debug, PartialEq)]
 struct Decision {
     on_gpus: bool,
     warning: Option<String>,
 }
 
-/// The devices that a `--device` means for this rank, `per_rank` GPUs or the CPU. All ranks call this at the same place, and
-/// where one cannot have what it needs, none trains on GPUs. Rank 0 says aloud what `auto` passes over.
+/// The devices of this rank: `per_rank` GPUs, or the CPU. All ranks call it together: if one cannot
+/// use its GPUs, none trains on GPUs. Rank 0 warns if `auto` does not use GPUs that exist.
 pub(crate) fn find_devices(
     choice: DeviceChoice,
     per_rank: usize,
     share: bool,
     world: &World,
 ) -> Result<Vec<Device>> {
-    // Who stays on the CPU does not even ask for GPUs: all have to want the same before anybody does.
+    // Ranks on the CPU do not take part in assigning GPUs, so all must want the same first.
     let kind = format!("device = {}\n", choice.kind());
     world.handshake(&[Field::must_match(
         "the configuration",
@@ -46,7 +47,7 @@ pub(crate) fn find_devices(
         "Start every rank with the same flags.",
     )])?;
     if choice == DeviceChoice::Cpu {
-        // The driver need not be started to know that.
+        // Without starting the driver.
         return Ok(vec![Device::Cpu]);
     }
     check_index(choice, share, world.size())?;
@@ -63,14 +64,14 @@ pub(crate) fn find_devices(
             let several = world.size() > 1 && !devices.is_empty();
             several.then(|| missing(&discover().nccl)).flatten()
         });
-    let told = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
-    let told = told
+    let troubles = world.all_gather_bytes(trouble.unwrap_or_default().as_bytes())?;
+    let troubles = troubles
         .iter()
         .map(|text| String::from_utf8_lossy(text).into_owned());
     let facts = Facts {
         per_rank,
         gpus,
-        troubles: told
+        troubles: troubles
             .map(|text| Some(text).filter(|text| !text.is_empty()))
             .collect(),
     };
@@ -88,7 +89,7 @@ pub(crate) fn find_devices(
     Ok(devices)
 }
 
-/// Makes the device ready, or says why that cannot be.
+/// Why the device cannot be used, if it cannot.
 fn trouble(device: Device) -> Option<String> {
     if let Some(why) = &discover().why_no_gpu {
         return Some(why.clone());
@@ -100,7 +101,7 @@ fn trouble(device: Device) -> Option<String> {
     }
 }
 
-/// What is wrong with a library that is needed.
+/// What is wrong with a required library.
 fn missing(library: &Library) -> Option<String> {
     let advice = || library.advice.as_deref().unwrap_or("it cannot be used");
     match &library.found {
@@ -115,11 +116,12 @@ fn missing(library: &Library) -> Option<String> {
     }
 }
 
-/// Refuses a GPU that is named where there are several ranks, which would all be on it.
+/// Refuses one named GPU for several ranks, unless they share it.
 fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
     if matches!(choice, DeviceChoice::CudaAt(_)) && ranks > 1 && !share {
-        let expected = format!("--device cuda for {ranks} ranks: each has a GPU of its own then");
-        let help = "give --device cuda, or start one process; --share-gpus puts all ranks on this one, for tests";
+        let expected = format!("--device cuda for {ranks} ranks: each then has its own GPU");
+        let help = "give --device cuda, or start one process; --share-gpus puts all ranks on this \
+                    one, for tests";
         return Err(refuse("--device", choice, &expected, help));
     }
     Ok(())
@@ -127,7 +129,7 @@ fn check_index(choice: DeviceChoice, share: bool, ranks: usize) -> Result<()> {
 
 fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
     let (problem, help) = match &facts.gpus {
-        // A GPU that is named need not be looked for.
+        // A named GPU needs no assignment.
         Err(shortage) if !matches!(choice, DeviceChoice::CudaAt(_)) => {
             if choice == DeviceChoice::Auto && !shortage.table.has_gpus() {
                 return Ok(Decision {
@@ -135,7 +137,7 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
                     warning: None,
                 });
             }
-            told(shortage)
+            describe(shortage)
         }
         _ => match trouble_of_ranks(facts) {
             None => {
@@ -166,10 +168,10 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
     )))
 }
 
-/// What a shortage is, up to the way out, and the way out where it has one of its own.
-fn told(shortage: &Shortage) -> (String, Option<String>) {
+/// A shortage of GPUs in words, and its help if it has one.
+fn describe(shortage: &Shortage) -> (String, Option<String>) {
     match &shortage.table.ranks[..] {
-        // Nothing to show in a table.
+        // There is nothing to show in a table.
         [only] if only.visible.uuids.is_empty() => {
             let why = only
                 .visible
@@ -237,7 +239,7 @@ fn trouble_of_ranks(facts: &Facts) -> Option<String> {
     ))
 }
 
-/// What to say of GPUs that several ranks have.
+/// The warning if several ranks share a GPU.
 fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     let named = matches!(choice, DeviceChoice::CudaAt(_)) && facts.troubles.len() > 1;
     let in_turn = facts
@@ -249,7 +251,7 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     })
 }
 
-/// With a full stop behind it.
+/// The text with a full stop.
 fn sentence(text: &str) -> Cow<'_, str> {
     if text.ends_with('.') {
         text.into()
@@ -259,7 +261,8 @@ fn sentence(text: &str) -> Cow<'_, str> {
 }
 
 impl Config {
-    /// Refuses flags that `device` has no meaning for, or cannot do: what `auto` comes to is known only after `find_devices`.
+    /// Refuses flags that `device` does not support. What `auto` means is known only after
+    /// `find_devices`.
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
         if device.is_accelerator() {
             return Ok(());
@@ -274,7 +277,7 @@ impl Config {
                 return refuse_here("--dtype", &"tf32", "only GPUs multiply in tf32");
             }
             Precision::Bf16 => {
-                return refuse_here("--dtype", &"bf16", "models compute in bf16 on GPUs alone");
+                return refuse_here("--dtype", &"bf16", "only GPUs compute in bf16");
             }
         }
         if self.devices_per_rank > 1 {
@@ -282,23 +285,23 @@ impl Config {
             return refuse_here(
                 "--devices-per-rank",
                 got,
-                "layers are split over GPUs, and a host has one CPU",
+                "layers can only be split over GPUs",
             );
         }
         if self.data_on_device == Resident::On {
             return refuse_here(
                 "--data-on-device",
                 &"on",
-                "it is the GPU's memory that data are kept in",
+                "data can only be kept in GPU memory",
             );
         }
         if self.graph == GraphChoice::On {
-            return refuse_here("--graph", &"on", "graphs are CUDA's");
+            return refuse_here("--graph", &"on", "only CUDA has graphs");
         }
         Ok(())
     }
 
-    /// Refuses what does not go together, whatever the machine.
+    /// Refuses flags that exclude each other on any machine.
     pub(super) fn check_devices(&self) -> Result<()> {
         if self.devices_per_rank > 1 && self.graph == GraphChoice::On {
             let expected =

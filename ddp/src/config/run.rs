@@ -6,7 +6,7 @@ use super::{Config, Optimizer};
 use crate::data::DataRequest;
 use crate::optim::Rule;
 use crate::tasks::LossOptions;
-use crate::trainer::{LearningRate, ModelOptions, Reduction, RunOptions};
+use crate::trainer::{LearningRate, ModelOptions, Reduction, RunData, RunOptions};
 
 impl Config {
     /// The options of the run.
@@ -15,7 +15,7 @@ impl Config {
             model: self.model_options(),
             freeze: self.freeze.clone(),
             init_from: self.init_from.clone(),
-            data: self.data_request(),
+            data: RunData::Request(Box::new(self.data_request())),
             data_on_device: self.data_on_device,
             batch_size: self.batch_size,
             micro_batch: self.micro_batch,
@@ -23,7 +23,7 @@ impl Config {
             length: self.length(),
             rule: self.rule(),
             learning_rate: LearningRate {
-                shape: self.schedule.shape(),
+                shape: self.schedule,
                 peak: self.peak_lr(),
                 min: self.min_lr,
                 warmup_steps: self.warmup_steps,

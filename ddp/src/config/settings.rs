@@ -1,20 +1,22 @@
 //! Every setting of a training run, in one list.
 //!
 //! `Config`, its TOML form and `SETTINGS` follow from the list and from the settings of the model
-//! families; flags, `--help`, environment variables and `--print-config` follow from `SETTINGS`. A new
-//! setting is one entry here, or one entry in its model family. Limits are in `check.rs`.
+//! families; flags, `--help`, environment variables and `--print-config` follow from `SETTINGS`. A
+//! new setting is one entry here, with its limits, or one entry in its model family.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use ddp_kernels::threads;
 use serde::Serialize;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::values::{
-    DeviceChoice, FloatType, Form, GraphChoice, LogLevel, Normalize, OptimizerKind, Overlap,
-    Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,
+    DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Normalize, Number, OptimizerKind,
+    Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, WHOLE_MAX,
+    When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
@@ -52,6 +54,10 @@ pub struct Setting {
     pub families: Vec<&'static str>,
     /// Whether help leaves it out.
     pub is_hidden: bool,
+    /// The numbers that it takes.
+    limits: Limits,
+    /// Its value, if it is a number.
+    number: fn(&Config) -> Option<Number>,
     /// Sets it from text. The error says what was expected.
     pub set: SetText,
     /// Sets it to its default.
@@ -78,6 +84,16 @@ impl Setting {
     /// Whether a run of this model has it.
     pub fn applies_to(&self, model: &ModelSpec) -> bool {
         self.families.is_empty() || self.families.contains(&model.name())
+    }
+
+    /// The refusal of a number outside of its limits.
+    pub(super) fn refusal(&self, config: &Config) -> Option<String> {
+        let number = (self.number)(config)?;
+        let expected = self.limits.refusal(number)?;
+        let (name, help) = (&self.name, &self.help);
+        Some(format!(
+            "--{name} {number}: expected {expected}; help: {help}"
+        ))
     }
 }
 
@@ -111,10 +127,10 @@ macro_rules! settings {
         $(
             $(#[doc = $help:literal])+
             $(@$attribute:meta)?
-            $scope:ident $field:ident $value_name:literal: $kind:ty = $default:expr;
+            $scope:ident $field:ident $value_name:literal: $kind:ty = $default:expr $(, $limits:expr)?;
         )+
     )+) => {
-        /// The settings of a training run. Values that are `None` follow from other settings or from the data.
+        /// The settings of a training run. `None` follows from other settings or from the data.
         #[derive(Clone, Debug, PartialEq, Serialize)]
         #[serde(rename_all = "kebab-case")]
         pub struct Config {
@@ -157,6 +173,8 @@ macro_rules! settings {
                     default: as_value(&default),
                     families: Vec::new(),
                     is_hidden: false,
+                    limits: [$($limits,)? Limits::Any][0],
+                    number: |config| config.$field.number(),
                     set: Box::new(|config, text| {
                         config.$field = SettingValue::read(text)?;
                         Ok(())
@@ -168,26 +186,33 @@ macro_rules! settings {
     };
 }
 
+/// Whole numbers from 1 on.
+const COUNT: Limits = Limits::Whole(1, WHOLE_MAX);
+/// Finite numbers from 0 on.
+const POSITIVE: Limits = Limits::Real(0.0, f64::MAX);
+
 settings! {
     ["Model"]
     /// Names of layers or parameters that are not trained, separated by commas, as in 0,2.bias
     Fixed freeze "NAMES": Vec<String> = vec![];
 
     ["Data"]
-    /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy and IDX also .gz), a folder of
-    /// files or a pattern, followed by #NAME to choose one of several arrays. Or built-in data: glyphs,
-    /// synthetic:classification, synthetic:regression or synthetic:row-number, followed by options, as in
-    /// glyphs,rows=50000 (rows, held-out, seed; features, classes or outputs, noise)
+    /// Training data: a file (.npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX; csv, npy
+    /// and IDX also .gz), a folder of files or a pattern, followed by #NAME to choose one of
+    /// several arrays. Or built-in data: glyphs, synthetic:classification, synthetic:regression or
+    /// synthetic:row-number, followed by options, as in glyphs,rows=50000 (rows, held-out, seed;
+    /// features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
-    /// Labels: a column or an array of --data, by name, or another file
-    /// [default: the last column of the first table; y beside x, labels beside features or images, and the like]
+    /// Labels: a column or an array of --data, by name, or another file [default: the last column
+    /// of the first table; y beside x, labels beside features or images, and the like]
     Job labels "SPEC": Option<String> = None;
     /// Data to evaluate on, in the form of --data [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;
     /// Labels of --val-data [default: as in --labels]
     Job val_labels "SPEC": Option<String> = None;
-    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed; an alternative to --val-data
-    Fixed val_split "F": f64 = 0.0;
+    /// Fraction of the rows of --data to keep for evaluation, chosen by --seed; an alternative to
+    /// --val-data
+    Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK": Option<TaskKind> = None;
     /// How features are normalized
@@ -198,9 +223,9 @@ settings! {
 
     ["Batches and length"]
     /// Rows of a step, over all ranks
-    Fixed batch_size "ROWS": u64 = 128;
+    Fixed batch_size "ROWS": u64 = 128, COUNT;
     /// Most rows of a rank that pass through the model at a time [default: all of them]
-    Fixed micro_batch "ROWS": Option<usize> = None;
+    Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
     /// Steps to train for, 0 to save the untrained model; an alternative to --epochs
     Job steps "N": Option<u64> = None;
     /// Passes through the data [default: 5]
@@ -212,70 +237,72 @@ settings! {
     /// Optimizer
     Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
     /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd]
-    Fixed lr "RATE": Option<f64> = None;
+    Fixed lr "RATE": Option<f64> = None, POSITIVE;
     /// Learning rate at the end of the schedule
-    Fixed min_lr "RATE": f64 = 0.0;
+    Fixed min_lr "RATE": f64 = 0.0, POSITIVE;
     /// Learning rate schedule after the warm-up
     Fixed schedule "NAME": Schedule = Schedule::Cosine;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
     /// Weight decay of matrices; vectors are not decayed [default: 0.01 for adamw, 0 for sgd]
-    Fixed weight_decay "X": Option<f64> = None;
+    Fixed weight_decay "X": Option<f64> = None, POSITIVE;
     /// adamw: first-moment decay β₁ [default: 0.9]
-    Fixed beta1 "X": Option<f64> = None;
+    Fixed beta1 "X": Option<f64> = None, Limits::BelowOne;
     /// adamw: second-moment decay β₂ [default: 0.999]
-    Fixed beta2 "X": Option<f64> = None;
+    Fixed beta2 "X": Option<f64> = None, Limits::BelowOne;
     /// adamw: added to the denominator [default: 1e-8]
     Fixed eps "X": Option<f64> = None;
     /// sgd: momentum [default: 0.9]
-    Fixed momentum "X": Option<f64> = None;
+    Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
     /// Largest norm of all gradients together; 0 turns clipping off
-    Fixed grad_clip "NORM": f64 = 0.0;
+    Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
     /// Label smoothing: part of the target that is spread over all classes
-    Fixed label_smoothing "X": f64 = 0.0;
+    Fixed label_smoothing "X": f64 = 0.0, Limits::BelowOne;
     /// Weight of each class in the loss, separated by commas
     Fixed class_weights "WEIGHTS": Vec<f64> = vec![];
     /// Seed of everything random in training
     Fixed seed "N": u64 = 0;
 
     ["Machine"]
-    /// Device to train on: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or auto: cuda if every rank
-    /// can, else cpu
+    /// Device to train on: cpu, cuda (each rank on its own GPU), cuda:N (one rank, on that GPU), or
+    /// auto: cuda if every rank can, else cpu
     Rank device "DEVICE": DeviceChoice = DeviceChoice::Auto;
     /// GPUs of each rank, over which the layers are split: for models too large for one GPU
-    Job devices_per_rank "N": usize = 1;
+    Job devices_per_rank "N": usize = 1, Limits::Whole(1, 64);
     /// Let several ranks share a GPU if there are too few: for tests, slow
     Rank share_gpus "BOOL": bool = false;
-    /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and moments stay f32
+    /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
+    /// moments stay f32
     Fixed dtype "TYPE": Precision = Precision::F32;
     /// Keep all training data in GPU memory
     Job data_on_device "WHEN": Resident = Resident::Auto;
     /// Capture a step as a CUDA graph and replay it
     Job graph "WHEN": GraphChoice = GraphChoice::Auto;
     /// CPU threads of a rank [default: its share of the cores]
-    Rank threads "N": Option<usize> = None;
+    Rank threads "N": Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
     ["Between ranks"]
     /// Size of a gradient bucket, the unit of reduction, in MB
-    Job bucket_mb "MB": f64 = 4.0;
+    Job bucket_mb "MB": f64 = 4.0, Limits::Real(0.001, 65_536.0);
     /// Type of gradients in transit
     Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
-    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the ranks
-    Job zero "STAGE": u64 = 0;
+    /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
+    /// ranks
+    Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
     /// Reduce gradients while the backward pass still runs
     Job overlap "WHEN": Overlap = Overlap::Auto;
     /// Seconds that a rank waits for the others before the job ends with exit code 77
-    Rank timeout_s "S": f64 = 600.0;
+    Rank timeout_s "S": f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]
     /// Steps between checkpoints; 0 for one at the end only [default: an epoch]
     Job checkpoint_every "N": Option<u64> = None;
     /// Number of newest checkpoints to keep; the best by validation is kept as well
-    Job keep "N": u64 = 3;
-    /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if there is none), or the folder
-    /// of one of its checkpoints
+    Job keep "N": u64 = 3, COUNT;
+    /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if
+    /// there is none), or the folder of one of its checkpoints
     Job resume "WHICH": Resume = Resume::Never;
-    /// Resume even if settings that change the results differ; start over if no checkpoint can be used
+    /// Resume even if settings that change the results differ
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from the parameters in this model.safetensors; names and shapes must match the model
@@ -287,7 +314,7 @@ settings! {
     /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
     Job eval_every "N": Option<u64> = None;
     /// Steps between lines of the record
-    Job log_every "N": u64 = 10;
+    Job log_every "N": u64 = 10, COUNT;
     /// Also write event files for TensorBoard, to OUT/tensorboard
     Rank tensorboard "BOOL": bool = false;
     /// When progress is shown
@@ -306,7 +333,8 @@ pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| {
     all
 });
 
-/// `model`, then the settings of all families. Families may share a name: its help is the first's.
+/// `model`, then the settings of all families. Families may share a name; its help is that of the
+/// first family.
 fn settings_of_models() -> Vec<Setting> {
     let mut all = vec![model_setting()];
     for family in FAMILIES.iter() {
@@ -338,6 +366,8 @@ fn model_setting() -> Setting {
         default: ModelSpec::default().name().into(),
         families: Vec::new(),
         is_hidden: false,
+        limits: Limits::Any,
+        number: |_| None,
         set: Box::new(|config, name| {
             // The same family keeps its settings.
             if config.model.name() != name {
@@ -362,6 +392,9 @@ fn family_setting(family: &FamilyInfo, setting: &'static FamilySetting<ModelSpec
         default: as_value(&family.default)[name].take(),
         families: vec![family.name],
         is_hidden: family.is_hidden,
+        // `ModelSpec::check` checks it.
+        limits: Limits::Any,
+        number: |_| None,
         set: Box::new(move |config, text| {
             let family = FAMILIES.iter().find(|one| one.name == config.model.name());
             let settings = family.into_iter().flat_map(|family| &family.settings);

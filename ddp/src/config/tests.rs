@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::check::WHOLE_MAX;
+use super::values::WHOLE_MAX;
 use super::*;
 use crate::models::ModelSpec;
 use crate::models::mlp::MlpSpec;

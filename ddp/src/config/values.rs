@@ -1,6 +1,8 @@
-//! The types of settings. Each reads from the text of a flag or from a TOML file, and prints as it is read.
+//! The types of settings. Each reads from the text of a flag or from a TOML file, and prints as it
+//! is read.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -12,11 +14,74 @@ use serde::{Deserialize, Serialize};
 use crate::data::DataSpec;
 pub use crate::data::{Normalize, Resident, TaskKind};
 pub use crate::models::family::{Form, List};
-use crate::optim::Shape;
+pub use crate::optim::Shape as Schedule;
 pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::trainer::Resume;
+
+/// Seconds that `--timeout-s` takes.
+pub(crate) const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
+
+/// The largest whole number in a TOML file.
+pub(super) const WHOLE_MAX: u64 = i64::MAX as u64;
+
+/// A setting that is a number.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Number {
+    Whole(u64),
+    Real(f64),
+}
+
+/// The numbers that a setting takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Limits {
+    /// Any that can be written.
+    Any,
+    /// Whole numbers from the first to the second.
+    Whole(u64, u64),
+    /// Numbers from the first to the second.
+    Real(f64, f64),
+    /// Numbers from 0 to 1, but not 1.
+    BelowOne,
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Number::Whole(number) => number.fmt(f),
+            Number::Real(number) => number.fmt(f),
+        }
+    }
+}
+
+impl Limits {
+    /// What is expected, if `number` is something else.
+    pub(super) fn refusal(self, number: Number) -> Option<String> {
+        let (is_within, expected) = match (self, number) {
+            (Limits::Whole(least, most), Number::Whole(number)) => (
+                (least..=most).contains(&number),
+                format!("a whole number from {least} to {most}"),
+            ),
+            (_, Number::Whole(number)) => (number <= WHOLE_MAX, format!("at most {WHOLE_MAX}")),
+            (Limits::Real(least, f64::MAX), Number::Real(number)) => (
+                (least..=f64::MAX).contains(&number),
+                format!("a finite number, {least} or more"),
+            ),
+            (Limits::Real(least, most), Number::Real(number)) => (
+                (least..=most).contains(&number),
+                format!("a number from {least} to {most}"),
+            ),
+            (Limits::BelowOne, Number::Real(number)) => (
+                (0.0..1.0).contains(&number),
+                "a number from 0 on, below 1".to_string(),
+            ),
+            (_, Number::Real(_)) => return None,
+        };
+        (!is_within).then_some(expected)
+    }
+}
 
 /// A type of settings.
 pub trait SettingValue: Sized {
@@ -30,11 +95,20 @@ pub trait SettingValue: Sized {
     fn choices() -> Vec<(&'static str, &'static str)> {
         Vec::new()
     }
+
+    /// Its value, if it is a number.
+    fn number(&self) -> Option<Number> {
+        None
+    }
 }
 
 macro_rules! read_by_parsing {
-    ($($kind:ty: $expected:literal,)+) => {$(
+    ($($kind:ty: $expected:literal, $number:expr;)+) => {$(
         impl SettingValue for $kind {
+            fn number(&self) -> Option<Number> {
+                let number: fn(&$kind) -> Option<Number> = $number;
+                number(self)
+            }
             fn read(text: &str) -> Result<$kind, String> {
                 text.parse().map_err(|_| format!("expected {}", $expected))
             }
@@ -43,11 +117,11 @@ macro_rules! read_by_parsing {
 }
 
 read_by_parsing! {
-    u64: "a whole number, 0 or more, as in 128",
-    usize: "a whole number, 1 or more, as in 4",
-    f64: "a number, as in 0.001 or 1e-3",
-    String: "text",
-    PathBuf: "a path",
+    u64: "a whole number, 0 or more, as in 128", |number| Some(Number::Whole(*number));
+    usize: "a whole number, 1 or more, as in 4", |number| Some(Number::Whole(*number as u64));
+    f64: "a number, as in 0.001 or 1e-3", |number| Some(Number::Real(*number));
+    String: "text", |_| None;
+    PathBuf: "a path", |_| None;
 }
 
 macro_rules! read_by_name {
@@ -95,6 +169,9 @@ impl<T: SettingValue> SettingValue for Option<T> {
     fn read(text: &str) -> Result<Option<T>, String> {
         T::read(text).map(Some)
     }
+    fn number(&self) -> Option<Number> {
+        self.as_ref().and_then(T::number)
+    }
     fn choices() -> Vec<(&'static str, &'static str)> {
         T::choices()
     }
@@ -128,34 +205,6 @@ choices! {
         Adamw = "adamw",
         /// Stochastic gradient descent with momentum
         Sgd = "sgd",
-    }
-}
-
-choices! {
-    /// The learning rate after the warm-up.
-    #[derive(Default)]
-    pub enum Schedule {
-        /// The peak until the end
-        Constant = "constant",
-        /// Down in a straight line
-        Linear = "linear",
-        /// Down along half a cosine
-        #[default]
-        Cosine = "cosine",
-        /// The peak, then down over the last fifth
-        Wsd = "wsd",
-    }
-}
-
-impl Schedule {
-    /// The optimizer's own type.
-    pub fn shape(self) -> Shape {
-        match self {
-            Schedule::Constant => Shape::Constant,
-            Schedule::Linear => Shape::Linear,
-            Schedule::Cosine => Shape::Cosine,
-            Schedule::Wsd => Shape::Wsd,
-        }
     }
 }
 

@@ -1,60 +1,55 @@
-//! One thing that `doctor` looked at, and how it is.
+//! One finding of `doctor`.
 
 use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-/// How something is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Health {
-    /// As it should be.
+    /// All is well.
     Fine,
-    /// Training runs, slower than it could or not on all that is there.
+    /// Training runs, but slower than it could, or without some hardware.
     Note,
-    /// Training as this job is started does not run.
+    /// Training does not run in this job.
     Bad,
 }
 
-/// One thing that was looked at.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Finding {
-    /// What it is about.
+    /// Its topic.
     pub(super) topic: String,
-    /// How it is.
+    /// Its severity.
     pub(super) health: Health,
-    /// What was seen.
+    /// What was found.
     pub(super) text: String,
-    /// What mends it.
-    pub(super) mend: Option<String>,
+    /// How to fix it.
+    pub(super) help: Option<String>,
 }
 
 impl Finding {
+    fn new(health: Health, topic: &str, text: String, help: Option<String>) -> Finding {
+        let topic = topic.into();
+        Finding {
+            topic,
+            health,
+            text,
+            help,
+        }
+    }
+
     pub(super) fn fine(topic: &str, text: impl Into<String>) -> Finding {
-        Finding {
-            topic: topic.into(),
-            health: Health::Fine,
-            text: text.into(),
-            mend: None,
-        }
+        Finding::new(Health::Fine, topic, text.into(), None)
     }
 
-    pub(super) fn note(topic: &str, text: impl Into<String>, mend: impl Into<String>) -> Finding {
-        Finding {
-            topic: topic.into(),
-            health: Health::Note,
-            text: text.into(),
-            mend: Some(mend.into()),
-        }
+    pub(super) fn note(topic: &str, text: impl Into<String>, help: impl Into<String>) -> Finding {
+        Finding::new(Health::Note, topic, text.into(), Some(help.into()))
     }
 
-    pub(super) fn bad(topic: &str, text: impl Into<String>, mend: impl Into<String>) -> Finding {
-        Finding {
-            topic: topic.into(),
-            health: Health::Bad,
-            text: text.into(),
-            mend: Some(mend.into()),
-        }
+    pub(super) fn bad(topic: &str, text: impl Into<String>, help: impl Into<String>) -> Finding {
+        Finding::new(Health::Bad, topic, text.into(), Some(help.into()))
     }
 }
 
@@ -71,8 +66,8 @@ impl Display for Finding {
             self.topic,
             self.text.replace('\n', "\n                    ")
         )?;
-        self.mend
+        self.help
             .as_ref()
-            .map_or(Ok(()), |mend| write!(f, "\n                    -> {mend}"))
+            .map_or(Ok(()), |help| write!(f, "\n                    -> {help}"))
     }
 }

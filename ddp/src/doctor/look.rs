@@ -1,4 +1,5 @@
-//! What can be seen without trying: processor, memory, disk, MPI, the parts of CUDA, and which GPU is whose.
+//! What can be found without measuring: processor, memory, disk, MPI, CUDA's libraries, and which
+//! rank has which GPU.
 
 use std::fs;
 use std::path::Path;
@@ -14,16 +15,14 @@ use crate::error::Result;
 
 const GIB: u64 = 1 << 30;
 
-/// Of a host.
+/// Findings about a host.
 pub(super) fn host(out: &Path) -> Vec<Finding> {
     [
         Some(processor()),
-        governor(),
         Some(memory()),
         huge_pages(),
         shared_memory(),
         Some(disk(out)),
-        open_files(),
         Some(mpi()),
     ]
     .into_iter()
@@ -31,7 +30,7 @@ pub(super) fn host(out: &Path) -> Vec<Finding> {
     .collect()
 }
 
-/// The value behind `name` in a file of lines `name: value`.
+/// The value after `name` in a file of lines `name: value`.
 fn line_of(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
@@ -63,18 +62,6 @@ fn processor() -> Finding {
     )
 }
 
-fn governor() -> Option<Finding> {
-    let governor =
-        fs::read_to_string("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").ok()?;
-    let text = format!("the governor is {}", governor.trim());
-    let mend = "as root: cpupower frequency-set -g performance";
-    Some(if governor.trim() == "powersave" {
-        Finding::note("clocks", text, mend)
-    } else {
-        Finding::fine("clocks", text)
-    })
-}
-
 fn memory() -> Finding {
     let kib = |name| -> Option<u64> {
         line_of("/proc/meminfo", name)?
@@ -84,32 +71,29 @@ fn memory() -> Finding {
             .ok()
     };
     let (Some(total), Some(free)) = (kib("MemTotal"), kib("MemAvailable")) else {
-        return Finding::note(
-            "memory",
-            "the system does not say how much there is",
-            "nothing need be done",
-        );
+        return Finding::fine("memory", "unknown: the system does not say");
     };
     let of_group = |name: &str| fs::read_to_string(Path::new("/sys/fs/cgroup").join(name)).ok();
-    told_memory(total << 10, free << 10, group(of_group))
+    memory_finding(total << 10, free << 10, group(of_group))
 }
 
-/// Of a control group that has a limit: it, and what is left of it. Files that were read count as used there, and give way.
+/// The limit of a control group, if it has one, and what is left of it. Cached files count as used
+/// there, but can be evicted.
 fn group(read: impl Fn(&str) -> Option<String>) -> Option<(u64, u64)> {
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
     let stat = read("memory.stat").unwrap_or_default();
-    let gives_way = stat.lines().find_map(|line| {
+    let evictable = stat.lines().find_map(|line| {
         line.strip_prefix("inactive_file ")?
             .trim()
             .parse::<u64>()
             .ok()
     });
     let limit = number("memory.max")?;
-    let used = number("memory.current")?.saturating_sub(gives_way.unwrap_or(0));
+    let used = number("memory.current")?.saturating_sub(evictable.unwrap_or(0));
     Some((limit, limit.saturating_sub(used)))
 }
 
-fn told_memory(total: u64, free: u64, group: Option<(u64, u64)>) -> Finding {
+fn memory_finding(total: u64, free: u64, group: Option<(u64, u64)>) -> Finding {
     let limited = group.map_or(String::new(), |(limit, left)| {
         format!(
             "; its control group has {} left of {}",
@@ -122,7 +106,7 @@ fn told_memory(total: u64, free: u64, group: Option<(u64, u64)>) -> Finding {
         true => Finding::note(
             "memory",
             text,
-            "end other programs, raise the limit, or train elsewhere: large models will not fit",
+            "end other programs or raise the limit: large models will not fit",
         ),
         false => Finding::fine("memory", text),
     }
@@ -135,20 +119,25 @@ fn gib(bytes: u64) -> String {
 fn huge_pages() -> Option<Finding> {
     let text = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
     let chosen = text.split(['[', ']']).nth(1)?.to_string();
-    let mend = "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+    let help = "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
     Some(match chosen.as_str() {
-        "never" => Finding::note("huge pages", "off: large tensors take longer to make", mend),
+        "never" => Finding::note(
+            "huge pages",
+            "off: allocating large tensors takes longer",
+            help,
+        ),
         other => Finding::fine("huge pages", other.to_string()),
     })
 }
 
-/// NCCL's between the ranks of a host; ranks on the CPU do without.
+/// Shared memory, which NCCL needs between the ranks of a host.
 fn shared_memory() -> Option<Finding> {
     let free = free_bytes(Path::new("/dev/shm")).ok()?;
     let text = format!("/dev/shm has {} free", gib(free));
-    let mend = "several GPUs of a host need more for NCCL: docker run --shm-size=1g, in Kubernetes an emptyDir with medium: Memory";
+    let help = "NCCL needs more for several GPUs: docker run --shm-size=1g, in Kubernetes an \
+                emptyDir with medium: Memory";
     Some(match free < GIB / 2 && discover().gpus.len() > 1 {
-        true => Finding::note("shared memory", text, mend),
+        true => Finding::note("shared memory", text, help),
         false => Finding::fine("shared mem", text),
     })
 }
@@ -159,26 +148,14 @@ fn disk(out: &Path) -> Finding {
         .find(|folder| folder.is_dir())
         .unwrap_or(Path::new("."));
     match free_bytes(there) {
-        Ok(free) if free < GIB => {
-            let text = format!(
-                "{} free where runs are saved ({})",
-                gib(free),
-                out.display()
-            );
-            Finding::note(
-                "disk",
-                text,
-                "make room, or give --out on another disk: checkpoints may not fit",
-            )
+        Ok(free) => {
+            let text = format!("{} free for runs ({})", gib(free), out.display());
+            let help = "make room, or give --out on another disk: checkpoints may not fit";
+            match free < GIB {
+                true => Finding::note("disk", text, help),
+                false => Finding::fine("disk", text),
+            }
         }
-        Ok(free) => Finding::fine(
-            "disk",
-            format!(
-                "{} free where runs are saved ({})",
-                gib(free),
-                out.display()
-            ),
-        ),
         Err(error) => Finding::bad(
             "disk",
             format!("{}: {error}", there.display()),
@@ -187,38 +164,22 @@ fn disk(out: &Path) -> Finding {
     }
 }
 
-fn open_files() -> Option<Finding> {
-    let limits = line_of("/proc/self/limits", "Max open files")?;
-    let soft = limits.split_ascii_whitespace().next()?.to_string();
-    let few = soft.parse::<u64>().is_ok_and(|count| count < 256);
-    let text = format!("{soft} open files at a time");
-    Some(if few {
-        Finding::note("limits", text, "ulimit -n 1024")
-    } else {
-        Finding::fine("limits", text)
-    })
-}
-
 fn mpi() -> Finding {
     if !cfg!(feature = "mpi") {
-        let mend = "for several ranks build with it: cargo build --release -p ddp (launch/setup installs what that needs)";
-        return Finding::note(
-            "MPI",
-            "this program was built without (--no-default-features)",
-            mend,
-        );
+        let help = "for several ranks build with it: cargo build --release -p ddp";
+        return Finding::note("MPI", "this program was built without it", help);
     }
     match first_line("mpirun", &["--version"]) {
         Some(line) => Finding::fine("MPI", line),
         None => Finding::note(
             "MPI",
-            "mpirun is not in PATH: one process alone can train",
-            "launch/setup, or module load openmpi",
+            "mpirun is not in PATH: only one process can train",
+            "run launch/setup, or module load openmpi",
         ),
     }
 }
 
-/// The first line that a program says.
+/// The first line of a program's output.
 fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -233,18 +194,18 @@ fn first_line(program: &str, arguments: &[&str]) -> Option<String> {
         .then(|| text.lines().next().unwrap_or_default().trim().to_string())
 }
 
-/// Of a host: the parts of CUDA and the GPUs.
+/// Findings about CUDA's libraries and the GPUs of a host.
 pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     let found = discover();
     let several = ranks > 1 || found.gpus.len() > 1;
     let mut findings = vec![match &found.why_no_gpu {
         None => library(&found.driver, true),
-        // A machine without GPUs is well; one whose GPUs cannot be reached is not.
+        // No GPU is fine; a GPU that cannot be used is not.
         Some(why) if Path::new("/proc/driver/nvidia").exists() || found.driver.found.is_some() => {
             Finding::bad(
                 "GPU",
                 format!("none can be used: {why}"),
-                "mend the driver, or train with --device cpu",
+                "repair the driver, or train with --device cpu",
             )
         }
         Some(_) => Finding::fine("GPU", "none, and no driver: training runs on the CPU"),
@@ -263,13 +224,12 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     findings.push(library(&found.nccl, several));
     findings.extend(found.gpus.iter().map(|gpu| {
         let simulated = if gpu.name.contains("Simulated") {
-            " (SIMULATED: no rate of it means anything)"
+            " (SIMULATED: its speed means nothing)"
         } else {
             ""
         };
         Finding::fine("GPU", format!("{gpu}{simulated}"))
     }));
-    findings.extend(clocks());
     findings
 }
 
@@ -290,50 +250,7 @@ fn library(library: &Library, needed: bool) -> Finding {
     }
 }
 
-/// What the GPUs' own tool says of clocks, of what holds them down and of errors in memory.
-fn clocks() -> Vec<Finding> {
-    let query = "--query-gpu=index,clocks.sm,clocks.max.sm,clocks_throttle_reasons.active,ecc.errors.uncorrected.volatile.total";
-    let command = Command::new("nvidia-smi")
-        .args([query, "--format=csv,noheader,nounits"])
-        .stdin(Stdio::null())
-        .output();
-    let Some(output) = command.ok().filter(|output| output.status.success()) else {
-        return Vec::new();
-    };
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(clock)
-        .collect()
-}
-
-/// Of one GPU's line: `0, 1980, 1980, 0x0000000000000000, 0`.
-fn clock(line: &str) -> Option<Finding> {
-    let [index, now, most, held, errors] = line.split(',').map(str::trim).collect::<Vec<_>>()[..]
-    else {
-        return None;
-    };
-    let text = format!("cuda:{index} at {now} of {most} MHz");
-    if errors.parse::<u64>().is_ok_and(|errors| errors > 0) {
-        let text = format!("{text}, {errors} uncorrected memory errors since the driver started");
-        return Some(Finding::bad(
-            "clocks",
-            text,
-            "take this GPU out: nvidia-smi -q -d ECC; reset or replace it",
-        ));
-    }
-    let held = u64::from_str_radix(held.trim_start_matches("0x"), 16).ok()?;
-    // Idle (1) is no hindrance; power caps (4), slow-downs of the hardware (8, 64, 128) and heat (32) are.
-    Some(match held & (4 | 8 | 32 | 64 | 128) {
-        0 => Finding::fine("clocks", text),
-        _ => Finding::note(
-            "clocks",
-            format!("{text}, held down ({held:#x})"),
-            "nvidia-smi -q -d PERFORMANCE says by what: power, heat",
-        ),
-    })
-}
-
-/// Of a rank.
+/// Findings about a rank.
 pub(super) fn rank(world: &World) -> Vec<Finding> {
     let (threads, transport) = (world.default_threads(), world.transport());
     let mut findings = vec![match world.affinity_note() {
@@ -344,12 +261,12 @@ pub(super) fn rank(world: &World) -> Vec<Finding> {
         Some(note) => Finding::note(
             "threads",
             note,
-            "launch/mpirun binds ranks so that each has its share",
+            "launch/mpirun binds each rank to its share of the cores",
         ),
     }];
     if world.size() > 1 {
         let text = format!(
-            "{} of {}, reaches the others by {transport}",
+            "{} of {}, connected by {transport}",
             world.rank(),
             world.size()
         );
@@ -358,15 +275,15 @@ pub(super) fn rank(world: &World) -> Vec<Finding> {
     findings
 }
 
-/// Which device each rank would train on, or why there are too few GPUs.
+/// The device of each rank, or why there are too few GPUs.
 pub(super) struct Devices {
-    /// This rank's.
+    /// This rank's device.
     pub(super) mine: Device,
     /// Whether all ranks have a GPU.
     pub(super) on_gpus: bool,
-    /// A line a rank.
+    /// A line for each rank.
     table: String,
-    /// What is missing, where there are GPUs and not enough.
+    /// What is missing, if there are too few GPUs, and how to fix it.
     shortage: Option<(String, String)>,
 }
 
@@ -386,40 +303,28 @@ pub(super) fn devices(world: &World) -> Result<Devices> {
             }
         }
         Err(shortage) => {
-            let told = shortage.table.has_gpus().then(|| {
-                (
-                    shortage.to_string(),
-                    crate::config::device::help_for(&shortage),
-                )
-            });
+            let has_gpus = shortage.table.has_gpus();
+            let help = || crate::config::device::help_for(&shortage);
+            let described = has_gpus.then(|| (shortage.to_string(), help()));
             Devices {
                 mine: Device::Cpu,
                 on_gpus: false,
                 table: String::new(),
-                shortage: told,
+                shortage: described,
             }
         }
     })
 }
 
-/// Of the job: who has which GPU.
+/// A finding about the job: which rank has which GPU.
 pub(super) fn assignment(devices: &Devices, ranks: usize) -> Finding {
     match &devices.shortage {
-        Some((text, mend)) => Finding::bad("GPU of rank", text.clone(), mend.clone()),
+        Some((text, help)) => Finding::bad("GPU of rank", text.clone(), help.clone()),
         None if devices.on_gpus => {
             Finding::fine("GPU of rank", devices.table.trim_end().to_string())
         }
-        None => Finding::fine(
-            "GPU of rank",
-            format!(
-                "none: {} on the CPU",
-                if ranks == 1 {
-                    "trains"
-                } else {
-                    "all ranks train"
-                }
-            ),
-        ),
+        None if ranks == 1 => Finding::fine("GPU of rank", "none: it trains on the CPU"),
+        None => Finding::fine("GPU of rank", "none: all ranks train on the CPU"),
     }
 }
 
@@ -446,36 +351,13 @@ mod tests {
             group(|name| Some(if name == "memory.max" { "max\n" } else { "5\n" }.to_string())),
             None
         );
-        let finding = told_memory(16 * GIB, 8 * GIB, group(read));
+        let finding = memory_finding(16 * GIB, 8 * GIB, group(read));
         assert_eq!(finding.health, Health::Note);
         assert_eq!(
             finding.text,
             "8.0 GiB free of 16.0 GiB; its control group has 0.2 GiB left of 2.0 GiB"
         );
-        assert_eq!(told_memory(16 * GIB, 8 * GIB, None).health, Health::Fine);
-    }
-
-    #[test]
-    fn a_gpus_line_tells_clocks_hindrances_and_errors() {
-        let health = |line: &str| clock(line).map(|finding| finding.health);
-        assert_eq!(
-            health("0, 1980, 1980, 0x0000000000000001, 0"),
-            Some(Health::Fine)
-        );
-        assert_eq!(
-            health("0, 1200, 1980, 0x0000000000000024, 0"),
-            Some(Health::Note)
-        );
-        assert_eq!(
-            health("0, 1980, 1980, 0x0000000000000000, 3"),
-            Some(Health::Bad)
-        );
-        // A GPU without ECC says so in words.
-        assert_eq!(
-            health("0, 1980, 1980, 0x0000000000000000, [N/A]"),
-            Some(Health::Fine)
-        );
-        assert_eq!(health("nonsense"), None);
+        assert_eq!(memory_finding(16 * GIB, 8 * GIB, None).health, Health::Fine);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What has to be tried: writing to the disk, copies to and from GPUs and between them, and sums over all ranks. Each takes well below a
-//! second. Of simulated GPUs it is said that it works, and no rate.
+//! Measurements: writing to the disk, copies to, from and between GPUs, and sums over all ranks.
+//! Each takes well below a second. For simulated GPUs no rate is printed.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -16,14 +16,14 @@ use super::look::Devices;
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 
-/// What is written to the disk, copied and summed.
+/// Sizes of what is written, copied and summed.
 const DISK_BYTES: usize = 64 << 20;
 const COPY_FLOATS: usize = 16 << 20;
 const SUM_FLOATS: usize = 4 << 20;
-/// Of these the fastest counts.
+/// Attempts; the fastest counts.
 const TRIES: usize = 4;
 
-/// How fast a checkpoint would be written, and that one can be.
+/// Whether checkpoints can be written, and how fast.
 pub(super) fn disk(out: &Path) -> Finding {
     let there = out
         .ancestors()
@@ -41,7 +41,6 @@ pub(super) fn disk(out: &Path) -> Finding {
         file.sync_all()?;
         Ok(began.elapsed())
     })();
-    // Whatever came of it: nothing is to stay.
     let _ = fs::remove_file(&path);
     match written {
         Ok(took) => Finding::fine(
@@ -62,8 +61,8 @@ pub(super) fn disk(out: &Path) -> Finding {
     }
 }
 
-/// Of a rank: copies to its GPU, from it, and to the others that it sees.
-pub(super) fn rank(devices: &Devices, _world: &World) -> Vec<Finding> {
+/// Copies to and from a rank's GPU, and to the other GPUs that it sees.
+pub(super) fn rank(devices: &Devices) -> Vec<Finding> {
     if !devices.on_gpus {
         return Vec::new();
     }
@@ -83,12 +82,12 @@ fn tried(topic: &str, device: Device, measure: impl FnOnce() -> Result<String>) 
         Err(error) => Finding::bad(
             topic,
             format!("{device}: {error}"),
-            "nvidia-smi and the kernel's log (dmesg) say more of a GPU that fails",
+            "see nvidia-smi and dmesg",
         ),
     }
 }
 
-/// `12.3 GB/s`, or that it works where a rate would mean nothing.
+/// `12.3 GB/s`; no rate for simulated GPUs.
 fn rate(bytes: usize, took: Duration, device: Device) -> String {
     if is_simulated(device) {
         "works (simulated)".into()
@@ -97,7 +96,7 @@ fn rate(bytes: usize, took: Duration, device: Device) -> String {
     }
 }
 
-/// The fastest of a few.
+/// The fastest of a few attempts.
 fn fastest(mut once: impl FnMut() -> Result<Duration>) -> Result<Duration> {
     let mut least = once()?;
     for _ in 1..TRIES {
@@ -107,7 +106,7 @@ fn fastest(mut once: impl FnMut() -> Result<Duration>) -> Result<Duration> {
 }
 
 fn floats(device: Device) -> usize {
-    // Simulated ones copy byte by byte, watched.
+    // Simulated GPUs copy slowly.
     if is_simulated(device) {
         1 << 10
     } else {
@@ -156,7 +155,7 @@ fn peer(from: Device, to: Device) -> Result<String> {
     ))
 }
 
-/// Of the job: a sum over all ranks, tried and checked. All ranks come here.
+/// A finding about the job: a checked sum over all ranks. All ranks call it together.
 pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
     let mine = devices.mine;
     let group = if devices.on_gpus {
@@ -189,7 +188,7 @@ pub(super) fn reductions(devices: &Devices, world: &World) -> Result<Finding> {
             return Err(Error::Internal(text));
         }
     }
-    // As NCCL's tests count: what must cross a rank's link.
+    // The bytes that cross each rank's link, as nccl-tests counts them.
     let crossing = 2.0 * (world.size() - 1) as f64 / world.size() as f64;
     let text = rate((4.0 * count as f64 * crossing) as usize, took, mine);
     Ok(Finding::fine(

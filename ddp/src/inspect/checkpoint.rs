@@ -1,4 +1,4 @@
-//! A checkpoint: what it was trained to be, on what, and how far. All of its bytes are checked.
+//! Inspects a checkpoint. All of its bytes are checked.
 
 use std::fs;
 use std::path::Path;
@@ -6,22 +6,24 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::model::Tensors;
-use super::sheet::{Found, Sheet, some_of, table};
+use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::checkpoint::{self, Best, MODEL_FILE, State};
 use crate::config::{Config, Optimizer};
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
 use crate::shown::shown;
+use crate::units::plural;
 
-/// What is in the checkpoint, whose folder this is.
-pub(super) fn found(folder: &Path) -> Result<Found> {
+/// Inspects the checkpoint in `folder`.
+pub(super) fn found(folder: &Path) -> Result<Inspected> {
     let opened = checkpoint::open(folder)?;
     let state = &opened.state;
     let config = Config::of_checkpoint(&opened)?;
     let tensors = Tensors::read(&folder.join(MODEL_FILE))?;
     let files = sizes(folder)?;
     let sheet = sheet(folder, state, &config, &tensors, &files)?;
+    let file = |(name, bytes): &(String, u64)| json!({ "name": name, "bytes": bytes });
     let json = json!({
         "kind": "checkpoint",
         "path": folder.to_string_lossy(),
@@ -42,12 +44,12 @@ pub(super) fn found(folder: &Path) -> Result<Found> {
         "config": config.to_json(),
         "fingerprint": state.fingerprint,
         "program": state.program,
-        "files": files.iter().map(|(name, bytes)| json!({ "name": name, "bytes": bytes })).collect::<Value>(),
+        "files": files.iter().map(file).collect::<Value>(),
     });
-    Ok(Found {
+    Ok(Inspected {
         sheet,
         json,
-        trouble: None,
+        problem: None,
     })
 }
 
@@ -106,21 +108,9 @@ fn sheet(
         sheet.add("torch", torch);
     }
     sheet.add("optimizer", optimizer(state, config));
-    let ranks = state.world.ranks;
-    let places = state
-        .world
-        .devices
-        .iter()
-        .map(|place| shown(place))
-        .collect::<Vec<_>>()
-        .join("\n");
-    sheet.add(
-        "trained on",
-        format!(
-            "{ranks} {}\n{places}",
-            if ranks == 1 { "rank" } else { "ranks" }
-        ),
-    );
+    let devices: Vec<String> = state.world.devices.iter().map(|text| shown(text)).collect();
+    let ranks = plural(state.world.ranks as u64, "rank");
+    sheet.add("trained on", format!("{ranks}\n{}", devices.join("\n")));
     let rows: Vec<Vec<String>> = files
         .iter()
         .map(|(name, bytes)| vec![name.clone(), format!("{bytes} bytes")])
@@ -150,18 +140,13 @@ fn rows(state: &State) -> String {
         text += &format!(", the columns {}", some_of(columns));
     }
     if let Some(LabelName::Column(name) | LabelName::Array(name)) = &state.label {
-        text += &format!(", labelled by {name}");
+        text += &format!(", labels {name}");
     }
     match &state.normalization {
-        None => text + "; taken as they are",
+        None => text + "; not normalized",
         Some(Normalization { shift, scale }) => match (&shift[..], &scale[..]) {
-            ([shift], [scale]) => text + &format!("; normalised: (x - {shift:?}) * {scale:?}"),
-            _ => {
-                text + &format!(
-                    "; normalised: each of {} features by a shift and a scale of its own",
-                    shift.len()
-                )
-            }
+            ([shift], [scale]) => text + &format!("; normalized: (x - {shift:?}) * {scale:?}"),
+            _ => text + &format!("; normalized: {} features, each separately", shift.len()),
         },
     }
 }
@@ -174,17 +159,17 @@ fn optimizer(state: &State, config: &Config) -> String {
         Optimizer::Sgd { momentum } => format!("sgd (momentum {momentum})"),
     };
     let parts = match state.world.optimizer_parts {
-        1 => "its moments in 1 file".to_string(),
-        parts => format!("its moments in {parts} files, one a rank (ZeRO-1)"),
+        1 => "moments in 1 file".to_string(),
+        parts => format!("moments in {parts} files, one for each rank (ZeRO-1)"),
     };
     format!(
-        "{rule}, learning rate next {:?} of {:?}, {parts}",
+        "{rule}, next learning rate {:?} of {:?}, {parts}",
         state.schedule.learning_rate,
         config.peak_lr()
     )
 }
 
-/// The model as PyTorch has it.
+/// The model in PyTorch.
 fn torch(state: &State, config: &Config) -> Option<String> {
     config.model.torch(&state.row_shape, state.task.outputs())
 }

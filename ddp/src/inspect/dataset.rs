@@ -1,24 +1,25 @@
-//! Data: how many rows of what, their classes and ranges, and whether training would take them. Reads all rows once.
+//! Inspects data: rows, classes and ranges, and whether training would accept them. Reads all rows
+//! once.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::sheet::{Found, Sheet, some_of, table};
+use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
 use crate::config::Normalize;
 use crate::data::choose;
 use crate::data::files::{self, Array, Kind};
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset};
-use crate::error::{Error, Result, Told};
+use crate::error::{Error, Result, ShownError};
 use crate::tasks::{self, Survey, SurveyText};
 
-/// Rows that are looked at together.
+/// Rows that are read at a time.
 const ROWS_AT_A_TIME: u64 = 1024;
-/// Lines about files.
+/// The most lines about files.
 const LINES_SHOWN: usize = 24;
 
-/// What all features together come to.
+/// The range and mean of all features.
 #[derive(Debug)]
 struct Features {
     least: f32,
@@ -26,8 +27,8 @@ struct Features {
     mean: f64,
 }
 
-/// What the data are.
-pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
+/// Inspects the data that `flags` name.
+pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let spec: DataSpec = flags.path.parse().map_err(|error| renamed(error, flags))?;
     let mut sheet = Sheet::new(format!("data {spec}"));
     let mut json = json!({ "kind": "data", "path": flags.path });
@@ -49,29 +50,29 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Found> {
         trained: None,
     };
     let prepared = data::prepare(&request, &Alone).map_err(|error| renamed(error, flags));
-    let trouble = match prepared.and_then(|data| tell(&data, &mut sheet, &mut json)) {
+    let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
         Ok(()) => {
             sheet.add("training", "would take them");
             None
         }
-        // What cannot be read is neither good nor bad data.
+        // Unreadable files are not bad data.
         Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => {
-            let error = Told(error);
+            let error = ShownError(error);
             sheet.add("training", format!("would refuse them: {error}"));
             json["refused"] = json!(error.to_string());
             Some(error.0)
         }
     };
-    json["is_sound"] = json!(trouble.is_none());
-    Ok(Found {
+    json["is_sound"] = json!(problem.is_none());
+    Ok(Inspected {
         sheet,
         json,
-        trouble,
+        problem,
     })
 }
 
-/// What is in the files, whatever training would make of it.
+/// The contents of the files, whether or not training would accept them.
 fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> {
     let mut lines = Vec::new();
     let mut json = Vec::new();
@@ -79,22 +80,22 @@ fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> 
         let bytes = std::fs::metadata(path)
             .map_err(crate::files::failed("read", path))?
             .len();
-        let (mut arrays, told) = arrays_of(path, flags)?;
+        let (mut arrays, holds) = arrays_of(path, flags)?;
         lines.push(vec![path.display().to_string(), format!("{bytes} bytes")]);
         lines.append(&mut arrays);
-        json.push(json!({ "path": path.to_string_lossy(), "bytes": bytes, "holds": told }));
+        json.push(json!({ "path": path.to_string_lossy(), "bytes": bytes, "holds": holds }));
     }
     let left_out = lines.len().saturating_sub(LINES_SHOWN);
     lines.truncate(LINES_SHOWN);
     let more = if left_out > 0 {
-        format!("\nand {left_out} lines more, all of which --json has")
+        format!("\nand {left_out} more lines, which --json has")
     } else {
         String::new()
     };
     Ok((table(&lines) + &more, json.into()))
 }
 
-/// A line an array, or one for the columns of a table; and the same as JSON.
+/// A line for each array, or one for the columns of a table; and the same as JSON.
 fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
     if choose::is_table(path) || matches!(files::kind(path)?, Kind::Csv | Kind::Parquet) {
         let columns = files::table::columns(path)?;
@@ -130,7 +131,10 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
             .iter()
             .map(|(name, why)| vec![key(name), format!("not usable: {why}")]),
     );
-    let array = |array: &Array| json!({ "key": array.key(), "element": array.element().name(), "shape": shape(array), "is_usable": true });
+    let array = |array: &Array| {
+        let (key, element) = (array.key(), array.element().name());
+        json!({ "key": key, "element": element, "shape": shape(array), "is_usable": true })
+    };
     let other =
         |(key, why): &(String, String)| json!({ "key": key, "is_usable": false, "why": why });
     let arrays: Value = contents
@@ -142,7 +146,7 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
     Ok((lines, json!({ "arrays": arrays })))
 }
 
-/// An error about these data, without the setting `data`: `inspect` takes them as its argument.
+/// An error about these data without the setting `data`, since `inspect` takes them as an argument.
 fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
     let rename = |text: String| text.replace(&format!("`data` {}", flags.path), &flags.path);
     match error.into() {
@@ -152,7 +156,7 @@ fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
     }
 }
 
-fn tell(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
+fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     let rows = &*data.train;
     let (features, labels) = survey(rows)?;
     let held_out = data.held_out.rows();
@@ -191,7 +195,7 @@ fn tell(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// What is to be learned, and what targets there are.
+/// The task and the targets.
 fn labels_text(found: &SurveyText) -> String {
     let parts = [found.head.clone(), table(&found.table), found.rest.clone()];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
@@ -206,7 +210,6 @@ fn survey(rows: &dyn Dataset) -> Result<(Features, Box<dyn Survey>)> {
         let numbers: Vec<u64> = (first..(first + ROWS_AT_A_TIME).min(rows.rows())).collect();
         let [x, targets] = data::read_rows(rows, &numbers)?;
         labels.count(first, &targets)?;
-        // f32 in f64: a mean for people, in one fixed order.
         for value in x.to_vec::<f32>()? {
             least = least.min(value);
             largest = largest.max(value);

@@ -1,13 +1,13 @@
-//! A model file: its tensors by name, shape and dtype. Values are not read.
+//! Inspects a model file: names, shapes and dtypes of its tensors. Values are not read.
 
 use std::fs::File;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::sheet::{Found, Sheet, table};
+use super::sheet::{Inspected, Sheet, table};
 use crate::error::{Error, Result};
-use ddp_data::safetensors::Header;
+use ddp_data::safetensors::{Entry, Header};
 
 /// The tensors of a file.
 #[derive(Debug)]
@@ -17,13 +17,13 @@ pub(super) struct Tensors {
 }
 
 impl Tensors {
-    /// Those of the file at `path`, checked against its size.
+    /// Reads the header of the file at `path`, checked against its size.
     pub(super) fn read(path: &Path) -> Result<Tensors> {
         let failed = |source: std::io::Error| Error::Io {
             action: "read",
             path: path.to_path_buf(),
             source,
-            way_out: "Check that it is there and may be read".into(),
+            help: "check that it exists and can be read".into(),
         };
         let mut file = File::open(path).map_err(failed)?;
         let bytes = file.metadata().map_err(failed)?.len();
@@ -32,7 +32,7 @@ impl Tensors {
         Ok(Tensors { header, bytes })
     }
 
-    /// Elements of all of them.
+    /// Elements of all tensors.
     pub(super) fn elements(&self) -> usize {
         self.header
             .entries
@@ -41,63 +41,50 @@ impl Tensors {
             .sum()
     }
 
-    /// A line a tensor.
+    /// A line for each tensor.
     pub(super) fn table(&self) -> String {
-        let count = |shape: &[usize]| shape.iter().product::<usize>().to_string();
-        let row = |name: &str, shape: &[usize], dtype: &str| {
-            vec![
-                name.to_string(),
-                format!("{shape:?}"),
-                dtype.to_lowercase(),
-                count(shape),
-            ]
+        let row = |entry: &Entry| {
+            let shape = format!("{:?}", entry.shape);
+            let count = entry.shape.iter().product::<usize>().to_string();
+            vec![entry.name.clone(), shape, entry.dtype.to_lowercase(), count]
         };
-        table(
-            &self
-                .header
-                .entries
-                .iter()
-                .map(|entry| row(&entry.name, &entry.shape, &entry.dtype))
-                .collect::<Vec<_>>(),
-        )
+        let rows: Vec<Vec<String>> = self.header.entries.iter().map(row).collect();
+        table(&rows)
     }
 
     /// The same as JSON.
     pub(super) fn to_json(&self) -> Value {
-        let tensor = |name: &str, shape: &[usize], dtype: &str| json!({ "name": name, "shape": shape, "dtype": dtype });
-        self.header
-            .entries
-            .iter()
-            .map(|entry| tensor(&entry.name, &entry.shape, &entry.dtype))
-            .collect()
+        let tensor = |entry: &Entry| json!({ "name": entry.name, "shape": entry.shape, "dtype": entry.dtype });
+        self.header.entries.iter().map(tensor).collect()
     }
 }
 
-/// Whether the file holds a model rather than data: its tensors are called so.
+/// Whether the file holds a model and not data, by the names of its tensors.
 pub(super) fn is_model(path: &Path) -> bool {
-    let named = |entry: &ddp_data::safetensors::Entry| {
-        [".weight", ".bias"]
-            .iter()
-            .any(|ending| entry.name.ends_with(ending))
-    };
+    let named = |entry: &Entry| entry.name.ends_with(".weight") || entry.name.ends_with(".bias");
     path.extension()
         .is_some_and(|ending| ending == "safetensors")
         && Tensors::read(path).is_ok_and(|tensors| tensors.header.entries.iter().any(named))
 }
 
-/// What is in the file.
-pub(super) fn found(path: &Path) -> Result<Found> {
+/// Inspects the file at `path`.
+pub(super) fn found(path: &Path) -> Result<Inspected> {
     let tensors = Tensors::read(path)?;
     let mut sheet = Sheet::new(format!("model {}, {} bytes", path.display(), tensors.bytes));
     sheet.add("tensors", tensors.table());
     sheet.add("elements", tensors.elements().to_string());
-    sheet.add("note", "The file alone has no configuration: ddp-train inspect FOLDER shows that of its checkpoint");
+    let note = "ddp-train inspect FOLDER also shows the configuration of its checkpoint";
+    sheet.add("note", note);
     let json = json!({
-        "kind": "model", "path": path.to_string_lossy(), "bytes": tensors.bytes, "tensors": tensors.to_json(), "elements": tensors.elements(),
+        "kind": "model",
+        "path": path.to_string_lossy(),
+        "bytes": tensors.bytes,
+        "tensors": tensors.to_json(),
+        "elements": tensors.elements(),
     });
-    Ok(Found {
+    Ok(Inspected {
         sheet,
         json,
-        trouble: None,
+        problem: None,
     })
 }

@@ -1,50 +1,30 @@
-//! A run's folder: what it was, how far it came and how it ended, and which of its checkpoints are whole.
+//! Inspects a run's folder: how far the run came, how it ended, and which checkpoints are intact.
 
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use super::checkpoint::{evaluation, sizes, task};
-use super::sheet::{Found, Sheet, table};
+use super::sheet::{Inspected, Sheet};
 use crate::checkpoint::{self, Best, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::record::EVENTS_FILE;
+use crate::report::read::Run;
 use crate::shown::shown;
+use crate::units::{duration, plural};
 
-/// What the record of a run says.
-#[derive(Debug, Default)]
-struct Story {
-    start: Option<Value>,
-    /// The last event of each kind.
-    step: Option<Value>,
-    eval: Option<Value>,
-    end: Option<Value>,
-    best: Option<Best>,
-    /// How often it went on from a checkpoint.
-    resumed: u64,
-    /// Lines that are no events, by number from 1, with the reason.
-    bad: Vec<(u64, String)>,
-    lines: u64,
-}
-
-/// The longest line of a record that is read.
-const LINE_BYTES_MAX: u64 = 64 << 20;
-
-/// What is in the folder.
-pub(super) fn found(out: &Path) -> Result<Found> {
+/// Inspects the run in `out`.
+pub(super) fn found(out: &Path) -> Result<Inspected> {
     let record = out.join(EVENTS_FILE);
-    let story = if record.exists() {
-        Story::read(&record)?
-    } else {
-        Story::default()
+    let run = match record.exists() {
+        true => Run::read_record(&record).map_err(files::failed("read", &record))?,
+        false => Run::default(),
     };
     let checkpoints = checkpoints(out)?;
     let mut sheet = Sheet::new(format!("run {}", out.display()));
-    story.tell(&mut sheet);
+    describe(&run, &mut sheet);
     let last = checkpoints
         .iter()
         .rev()
@@ -55,61 +35,37 @@ pub(super) fn found(out: &Path) -> Result<Found> {
         sheet.add("data", shown(&config.data.to_string()));
     }
     let line = |(folder, opened): &(PathBuf, Result<Opened>)| {
-        let name = folder
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        vec![name, told(opened)]
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        shown(&format!("{name}  {}", condition(opened)))
     };
-    let lines: Vec<Vec<String>> = checkpoints.iter().map(line).collect();
-    sheet.add(
-        "checkpoints",
-        if lines.is_empty() {
-            "none".into()
-        } else {
-            left_table(&lines)
-        },
-    );
-    let trouble = trouble(out, &story, &checkpoints);
+    let lines: Vec<String> = checkpoints.iter().map(line).collect();
+    let lines = match lines.is_empty() {
+        true => "none".to_string(),
+        false => lines.join("\n"),
+    };
+    sheet.add("checkpoints", lines);
+    let problem = problem(out, &run, &checkpoints);
+    let bad_line = |(line, why): &(u64, String)| json!({ "line": line, "why": why });
     let json = json!({
         "kind": "run",
         "path": out.to_string_lossy(),
-        "start": story.start,
-        "last_step": story.step,
-        "last_eval": story.eval,
-        "best": story.best,
-        "end": story.end,
-        "resumed": story.resumed,
+        "start": run.last.get("start"),
+        "last_step": run.last.get("step"),
+        "last_eval": run.last.get("eval"),
+        "best": best(&run),
+        "end": run.last.get("end"),
+        "resumed": run.resumes.len(),
         "checkpoints": checkpoints.iter().map(checkpoint_json).collect::<Value>(),
-        "bad_lines": story.bad.iter().map(|(line, why)| json!({ "line": line, "why": why })).collect::<Value>(),
+        "bad_lines": run.bad_lines.iter().map(bad_line).collect::<Value>(),
     });
-    Ok(Found {
+    Ok(Inspected {
         sheet,
         json,
-        trouble,
+        problem,
     })
 }
 
-/// Both columns to the left.
-fn left_table(lines: &[Vec<String>]) -> String {
-    let names: Vec<Vec<String>> = lines.iter().map(|line| vec![line[0].clone()]).collect();
-    let names = table(
-        &names
-            .iter()
-            .map(|name| vec![name[0].clone(), ".".into()])
-            .collect::<Vec<_>>(),
-    );
-    let name = |line: &str| line.trim_end_matches('.').to_string();
-    names
-        .lines()
-        .zip(lines)
-        .map(|(left, line)| name(left) + &line[1])
-        .collect::<Vec<_>>()
-        .join("\n")
-}
-
-/// The folders that are called like checkpoints, in the order of steps, each opened with all its bytes checked.
+/// The checkpoints in the order of steps, each opened with all its bytes checked.
 fn checkpoints(out: &Path) -> Result<Vec<(PathBuf, Result<Opened>)>> {
     let folder = out.join("checkpoints");
     if !folder.exists() {
@@ -120,13 +76,13 @@ fn checkpoints(out: &Path) -> Result<Vec<(PathBuf, Result<Opened>)>> {
         .filter(|name| name.starts_with("step-"))
         .map(|name| folder.join(name));
     let opened = folders.map(|folder| (folder.clone(), checkpoint::open(&folder)));
-    // A run in training may have removed some since they were listed.
+    // A run in progress may have removed some since they were listed.
     Ok(opened
         .filter(|(folder, opened)| opened.is_ok() || !checkpoint::is_gone(folder))
         .collect())
 }
 
-fn told(opened: &Result<Opened>) -> String {
+fn condition(opened: &Result<Opened>) -> String {
     match opened {
         Ok(opened) => {
             let last = opened
@@ -144,7 +100,10 @@ fn told(opened: &Result<Opened>) -> String {
 fn checkpoint_json((folder, opened): &(PathBuf, Result<Opened>)) -> Value {
     match opened {
         Ok(opened) => json!({
-            "path": folder.to_string_lossy(), "is_whole": true, "step": opened.state.step, "last": opened.state.last,
+            "path": folder.to_string_lossy(),
+            "is_whole": true,
+            "step": opened.state.step,
+            "last": opened.state.last,
         }),
         Err(error) => {
             json!({ "path": folder.to_string_lossy(), "is_whole": false, "why": error.to_string() })
@@ -152,152 +111,90 @@ fn checkpoint_json((folder, opened): &(PathBuf, Result<Opened>)) -> Value {
     }
 }
 
-/// What is wrong: the first of it, and how much more.
-fn trouble(out: &Path, story: &Story, checkpoints: &[(PathBuf, Result<Opened>)]) -> Option<Error> {
+/// The first problem, and the number of others.
+fn problem(out: &Path, run: &Run, checkpoints: &[(PathBuf, Result<Opened>)]) -> Option<Error> {
     let damaged = checkpoints
         .iter()
         .filter_map(|(_, opened)| opened.as_ref().err())
         .map(ToString::to_string);
     let record = out.join(EVENTS_FILE);
-    let bad = story
-        .bad
+    let bad = run
+        .bad_lines
         .iter()
         .map(|(line, why)| format!("{}, line {line}: {why}", record.display()));
     let all: Vec<String> = damaged.chain(bad).collect();
     let first = all.first()?;
     let more = match all.len() {
         1 => String::new(),
-        count => format!(" (and {} more, named above)", count - 1),
+        count => format!(" (and {} more, shown above)", count - 1),
     };
     Some(Error::Data(format!("{first}{more}")))
 }
 
-impl Story {
-    fn read(path: &Path) -> Result<Story> {
-        let failed = || files::failed("read", path);
-        let mut lines = BufReader::new(File::open(path).map_err(failed())?);
-        let length = fs::metadata(path).map_err(failed())?.len();
-        let (mut story, mut line, mut read) = (Story::default(), Vec::new(), 0);
-        loop {
-            line.clear();
-            let count = (&mut lines)
-                .take(LINE_BYTES_MAX)
-                .read_until(b'\n', &mut line)
-                .map_err(failed())?;
-            if count == 0 {
-                return Ok(story);
-            }
-            read += count as u64;
-            story.lines += 1;
-            story.hear(&line, read >= length);
-        }
-    }
+/// The evaluation with the lowest loss.
+fn best(run: &Run) -> Option<Best> {
+    let known = run.evals.iter().filter_map(|line| {
+        Some(Best {
+            step: line.step,
+            loss: line.loss?,
+            accuracy: line.accuracy,
+        })
+    });
+    known.reduce(|best, next| if next.loss < best.loss { next } else { best })
+}
 
-    /// One line. Of a run that was killed the last may be cut short: that is no damage.
-    fn hear(&mut self, line: &[u8], is_last: bool) {
-        let event: Value = match serde_json::from_slice(line) {
-            Ok(event) => event,
-            Err(_) if is_last && !line.ends_with(b"\n") => return,
-            Err(error) => {
-                return self
-                    .bad
-                    .push((self.lines, format!("it is no event: {error}")));
-            }
-        };
-        match event["event"].as_str() {
-            Some("start") => self.start = Some(event),
-            Some("step") => self.step = Some(event),
-            Some("eval") => {
-                let (step, loss) = (event["step"].as_u64(), event["loss"].as_f64());
-                if let (Some(step), Some(loss)) = (step, loss)
-                    && self.best.is_none_or(|best| loss < best.loss)
-                {
-                    self.best = Some(Best {
-                        step,
-                        loss,
-                        accuracy: event["accuracy"].as_f64(),
-                    });
-                }
-                self.eval = Some(event);
-            }
-            Some("resume") => (self.resumed, self.end) = (self.resumed + 1, None),
-            Some("end") => self.end = Some(event),
-            _ => {}
-        }
+/// Adds what the record says.
+fn describe(run: &Run, sheet: &mut Sheet) {
+    if !run.last.contains_key("start") {
+        return sheet.add("record", format!("{EVENTS_FILE} is missing or empty"));
     }
-
-    fn tell(&self, sheet: &mut Sheet) {
-        let Some(start) = &self.start else {
-            return sheet.add("record", format!("{EVENTS_FILE} is missing or empty"));
-        };
-        let text = |value: &Value| {
-            shown(
-                &value
-                    .as_str()
-                    .map_or_else(|| value.to_string(), String::from),
-            )
-        };
-        sheet.add("trains on", text(&start["data"]));
-        let world = &start["world"];
+    let (start, world) = (&run.start, &run.start.world);
+    sheet.add("trains on", shown(&start.data));
+    let version = start
+        .versions
+        .get("ddp-train")
+        .and_then(|text| text.as_str());
+    let version = shown(version.unwrap_or_default());
+    let (ranks, threads) = (world.ranks, world.threads);
+    sheet.add(
+        "ranks",
+        format!("{ranks}, {threads} threads each, ddp-train {version}"),
+    );
+    sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
+    if let Some(step) = run.steps.last() {
+        let rate = step.samples_per_s;
+        let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} rows/s"));
+        let (number, steps) = (step.step, start.steps.unwrap_or(0));
+        let loss = step.loss.unwrap_or(f64::NAN);
+        let epoch = shown(&run.last["step"]["epoch"].to_string());
         sheet.add(
-            "ranks",
-            format!(
-                "{}, {} threads each, ddp-train {}",
-                text(&world["ranks"]),
-                text(&world["threads"]),
-                text(&start["versions"]["ddp-train"])
-            ),
+            "last step",
+            format!("{number} of {steps}, epoch {epoch}: loss {loss:.4}{rate}"),
         );
-        sheet.add("parameters", text(&start["parameters"]));
-        if let Some(step) = &self.step {
-            let rate = step["samples_per_s"]
-                .as_f64()
-                .map_or(String::new(), |rate| format!(", {rate:.0} rows/s"));
-            let loss = step["loss"].as_f64().unwrap_or(f64::NAN);
-            sheet.add(
-                "last step",
-                format!(
-                    "{} of {}, epoch {}: loss {loss:.4}{rate}",
-                    text(&step["step"]),
-                    text(&start["steps"]),
-                    text(&step["epoch"])
-                ),
-            );
-        }
-        if let Some(eval) = &self.eval {
-            let last = Best {
-                step: eval["step"].as_u64().unwrap_or(0),
-                loss: eval["loss"].as_f64().unwrap_or(f64::NAN),
-                accuracy: eval["accuracy"].as_f64(),
-            };
-            let best = self.best.filter(|best| best.step != last.step);
-            let best = best.map_or(String::new(), |best| {
-                format!("\nbest {}", evaluation(&best))
-            });
-            sheet.add("evaluation", format!("{}{best}", evaluation(&last)));
-        }
-        if self.resumed > 0 {
-            sheet.add(
-                "went on",
-                format!("{} times from a checkpoint", self.resumed),
-            );
-        }
-        match &self.end {
-            Some(end) => {
-                let seconds = end["seconds"].as_f64().unwrap_or(f64::NAN);
-                sheet.add(
-                    "ended",
-                    format!(
-                        "{} (exit code {}), after {seconds:.1} s",
-                        text(&end["reason"]),
-                        text(&end["exit_code"])
-                    ),
-                );
-            }
-            None => sheet.add(
-                "ended",
-                "not: it still runs, or was killed. --resume auto goes on with it",
-            ),
-        }
     }
+    if let Some(eval) = run.evals.last() {
+        let last = Best {
+            step: eval.step,
+            loss: eval.loss.unwrap_or(f64::NAN),
+            accuracy: eval.accuracy,
+        };
+        let best = best(run).filter(|best| best.step != last.step);
+        let best = best.map_or(String::new(), |best| {
+            format!("\nbest {}", evaluation(&best))
+        });
+        sheet.add("evaluation", format!("{}{best}", evaluation(&last)));
+    }
+    if !run.resumes.is_empty() {
+        let times = plural(run.resumes.len() as u64, "time");
+        sheet.add("resumed", format!("{times} from a checkpoint"));
+    }
+    let ended = match &run.end {
+        Some(end) => {
+            let (reason, code) = (shown(&end.reason), end.exit_code.unwrap_or(0));
+            let after = duration(end.seconds.unwrap_or(f64::NAN));
+            format!("{reason} (exit code {code}), after {after}")
+        }
+        None => "no: it is still running, or was killed; --resume auto continues it".to_string(),
+    };
+    sheet.add("ended", ended);
 }

@@ -1,5 +1,4 @@
-//! What `inspect` found, and the sheet of facts that it prints: a title, then lines of a word and a
-//! fact.
+//! The sheet of facts that `inspect` prints: a title, then lines of a word and a fact.
 
 use std::fmt;
 
@@ -8,23 +7,23 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::shown::{shown, shown_lines};
 
-/// What was found.
+/// The result of an inspection.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct Inspected {
     pub(super) sheet: Sheet,
     pub(super) json: Value,
-    /// What is wrong with it.
-    pub(super) trouble: Option<Error>,
+    /// The damage, if there is any.
+    pub(super) problem: Option<Error>,
 }
 
-/// What is printed.
+/// A title and facts.
 #[derive(Debug, Default)]
 pub(super) struct Sheet {
     title: String,
     lines: Vec<(String, String)>,
 }
 
-/// The column in which facts begin.
+/// The column in which facts start.
 const INDENT: usize = 12;
 
 impl Sheet {
@@ -36,7 +35,7 @@ impl Sheet {
         }
     }
 
-    /// A fact, of one line or several: what of it others wrote has to be `shown`, or a line of it might look like one of ours.
+    /// Adds a fact of one or more lines. Names in it must be `shown`, or they could forge a line.
     pub(super) fn add(&mut self, word: &str, fact: impl Into<String>) {
         self.lines.push((word.into(), shown_lines(&fact.into())));
     }
@@ -54,7 +53,7 @@ impl fmt::Display for Sheet {
     }
 }
 
-/// Up to eight of them, and how many more.
+/// Up to eight names, and how many more there are.
 pub(super) fn some_of(names: &[String]) -> String {
     let joined = |names: &[String]| {
         names
@@ -69,7 +68,7 @@ pub(super) fn some_of(names: &[String]) -> String {
     }
 }
 
-/// Columns of words, each as wide as it needs to be: the first to the left, the others to the right.
+/// Columns of equal width: the first aligned left, the others right.
 pub(super) fn table(rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> = rows
         .iter()

@@ -1,5 +1,6 @@
-//! The curves of a run as SVG. Each plot is 1000 × 1000 units, stretched over its frame; lines keep their
-//! width. Axis labels are HTML, so that they stay readable at any width. `script.js` shows values.
+//! The curves of a run as SVG. Each plot is 1000 × 1000 units, stretched over its frame; lines keep
+//! their width. Axis labels are HTML, so that they stay readable at any width. `script.js` shows
+//! values.
 
 use serde_json::{Value, json};
 
@@ -305,8 +306,9 @@ fn resumed(resume: &ResumeLine) -> (u64, String) {
     (resume.step, text)
 }
 
-/// Keeps the lowest and the highest point of each of `POINTS_MAX / 2` parts, so that spikes stay, and the
-/// first and last point. A part without values keeps one point without a value: the gap stays visible.
+/// Keeps the lowest and the highest point of each of `POINTS_MAX / 2` parts, so that spikes stay,
+/// and the first and last point. A part without values keeps one point without a value, so that the
+/// gap stays visible.
 fn thinned(points: impl Iterator<Item = (u64, Option<f64>)>) -> Vec<Point> {
     let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
     let points: Vec<Point> = points

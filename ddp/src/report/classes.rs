@@ -21,7 +21,8 @@ fn part(of: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| of as f64 / whole as f64)
 }
 
-/// The confusion matrix; with many classes, those with the lowest recall and the most frequent mistakes.
+/// The confusion matrix; with many classes, those with the lowest recall and the most frequent
+/// mistakes.
 pub(super) fn confusion(confusion: &Confusion) -> String {
     let rows = confusion.rows.iter().sum();
     let right = confusion.right.iter().sum();

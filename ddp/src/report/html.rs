@@ -1,8 +1,9 @@
 //! Text, numbers and tables as HTML.
 
 use crate::shown::is_unseen;
+pub(super) use crate::units::{count, duration, grouped, megabytes, plural};
 
-/// Escapes a text for HTML, for content and quoted attributes. Invisible characters become U+FFFD.
+/// Escapes a text for HTML content and quoted attributes. Invisible characters become U+FFFD.
 pub(super) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len() + 8);
     for character in text.chars() {
@@ -31,23 +32,8 @@ pub(super) fn shortened(text: &str, chars_max: usize) -> String {
         .collect()
 }
 
-/// `235,146`
-pub(super) fn count(value: u64) -> String {
-    grouped(&value.to_string())
-}
-
-fn grouped(digits: &str) -> String {
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not finite.
+/// Four significant digits: `0.9280`, `11,604`, `2.310`, `1.234e-7`; a dash if missing or not
+/// finite.
 pub(super) fn figure(value: Option<f64>) -> String {
     let Some(value) = value.filter(|value| value.is_finite()) else {
         return "–".to_string();
@@ -77,45 +63,8 @@ pub(super) fn percent(part: Option<f64>) -> String {
     }
 }
 
-/// `0.69 s`, `12 min 05 s`, `3 h 07 min`
-pub(super) fn duration(seconds: Option<f64>) -> String {
-    let Some(seconds) = seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0) else {
-        return "–".to_string();
-    };
-    if seconds < 59.95 {
-        return format!("{seconds:.*} s", if seconds < 9.995 { 2 } else { 1 });
-    }
-    let whole = seconds.round() as u64;
-    match whole {
-        0..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
-        3600..172_800 => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
-        _ => format!("{} d {} h", count(whole / 86_400), whole % 86_400 / 3600),
-    }
-}
-
-/// `34.3 MB`, `70.25 GB`, of 10⁶ bytes.
-pub(super) fn megabytes(value: f64) -> String {
-    if !value.is_finite() {
-        return "–".to_string();
-    }
-    if value.abs() >= 1000.0 {
-        format!("{:.2} GB", value / 1e3)
-    } else {
-        format!("{value:.1} MB")
-    }
-}
-
-/// `1 rank`, `2 ranks`
-pub(super) fn plural(number: u64, noun: &str) -> String {
-    format!(
-        "{} {noun}{}",
-        count(number),
-        if number == 1 { "" } else { "s" }
-    )
-}
-
-/// A table in a box that scrolls where the screen is too narrow. Cells are HTML; the first of each row is its
-/// heading. Columns from `texts` on hold numbers and are aligned right.
+/// A table in a box that scrolls where the screen is too narrow. Cells are HTML; the first of each
+/// row is its heading. Columns from `texts` on hold numbers and are aligned right.
 pub(super) fn table(
     label: &str,
     headings: &[&str],
@@ -182,25 +131,5 @@ mod tests {
             (figure(None), figure(Some(f64::NAN))),
             ("–".to_string(), "–".to_string())
         );
-        assert_eq!(
-            (count(0), count(999), count(1000), count(u64::MAX)).3,
-            "18,446,744,073,709,551,615"
-        );
-    }
-
-    #[test]
-    fn times_read_as_people_say_them() {
-        let times = [
-            (0.694, "0.69 s"),
-            (42.0, "42.0 s"),
-            (59.97, "1 min 00 s"),
-            (725.0, "12 min 05 s"),
-            (11_220.0, "3 h 07 min"),
-            (200_000.0, "2 d 7 h"),
-        ];
-        for (seconds, text) in times {
-            assert_eq!(duration(Some(seconds)), text);
-        }
-        assert_eq!(duration(Some(-1.0)), "–");
     }
 }

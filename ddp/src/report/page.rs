@@ -18,7 +18,7 @@ pub(super) fn of(run: &Run) -> String {
              <h2 id=\"{id}-title\">{title}</h2>{html}</section>"
         );
     }
-    let skipped = match run.lines_skipped {
+    let skipped = match run.bad_lines.len() as u64 {
         0 => String::new(),
         lines => format!(
             "<p>{} of the record could not be read.</p>",
@@ -172,7 +172,7 @@ fn figures(run: &Run) -> String {
     if let Some(seconds) = seconds.filter(|_| !run.is_simulated()) {
         let since = run.resumes.last().map(|resume| count(resume.step));
         let since = since.map(|step| format!("since it was resumed after step {step}"));
-        add("Time", duration(Some(seconds)), since.unwrap_or_default());
+        add("Time", duration(seconds), since.unwrap_or_default());
     }
     let steps = end.and_then(|end| end.steps);
     let steps = steps.max(last_step.map(|line| line.step)).unwrap_or(0);

@@ -1,14 +1,14 @@
 //! Reading a record, which may be incomplete (the run was killed), edited, or not a record at all.
 //!
-//! Lines that are not events are skipped and counted. Unknown events are skipped. A file without a start
-//! event is refused.
+//! Lines that are not events are skipped and listed. Unknown events are skipped.
 
-use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de;
 use serde_json::{Map, Value};
 
 use crate::audit::Audit;
@@ -24,78 +24,80 @@ const SAMPLES_BYTES_MAX: u64 = 32 << 20;
 
 /// The contents of a record.
 #[derive(Debug, Default)]
-pub(super) struct Run {
-    pub(super) start: Start,
-    pub(super) steps: Vec<StepLine>,
-    pub(super) evals: Vec<EvalLine>,
-    pub(super) resumes: Vec<ResumeLine>,
+pub(crate) struct Run {
+    pub(crate) start: Start,
+    pub(crate) steps: Vec<StepLine>,
+    pub(crate) evals: Vec<EvalLine>,
+    pub(crate) resumes: Vec<ResumeLine>,
     /// The steps after which a checkpoint was saved.
-    pub(super) checkpoints: Vec<u64>,
-    pub(super) placement: Option<Audit>,
-    pub(super) confusion: Option<Confusion>,
+    pub(crate) checkpoints: Vec<u64>,
+    pub(crate) placement: Option<Audit>,
+    pub(crate) confusion: Option<Confusion>,
     /// None if the run is still going or was killed.
-    pub(super) end: Option<EndLine>,
-    /// Lines that are not events.
-    pub(super) lines_skipped: u64,
-    pub(super) samples: Option<Samples>,
+    pub(crate) end: Option<EndLine>,
+    /// The last event of each name.
+    pub(crate) last: BTreeMap<String, Value>,
+    /// Lines that are not events: their numbers, from 1, and the reasons.
+    pub(crate) bad_lines: Vec<(u64, String)>,
+    pub(crate) samples: Option<Samples>,
     /// Why the file of samples cannot be shown.
-    pub(super) samples_problem: Option<String>,
+    pub(crate) samples_problem: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Start {
-    pub(super) config: Map<String, Value>,
-    pub(super) versions: Map<String, Value>,
-    pub(super) devices: Vec<String>,
-    pub(super) world: WorldLine,
-    pub(super) data: String,
-    pub(super) fingerprint: String,
-    pub(super) parameters: Option<u64>,
-    pub(super) steps: Option<u64>,
-    pub(super) steps_per_epoch: Option<u64>,
+pub(crate) struct Start {
+    pub(crate) config: Map<String, Value>,
+    pub(crate) versions: Map<String, Value>,
+    pub(crate) devices: Vec<String>,
+    pub(crate) world: WorldLine,
+    pub(crate) data: String,
+    pub(crate) fingerprint: String,
+    pub(crate) parameters: Option<u64>,
+    pub(crate) steps: Option<u64>,
+    pub(crate) steps_per_epoch: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct WorldLine {
-    pub(super) ranks: u64,
-    pub(super) hosts: u64,
-    pub(super) threads: u64,
-    pub(super) transport: String,
-    pub(super) overlap: bool,
-    pub(super) buckets: u64,
+pub(crate) struct WorldLine {
+    pub(crate) ranks: u64,
+    pub(crate) hosts: u64,
+    pub(crate) threads: u64,
+    pub(crate) transport: String,
+    pub(crate) overlap: bool,
+    pub(crate) buckets: u64,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct StepLine {
-    pub(super) step: u64,
-    pub(super) loss: Option<f64>,
-    pub(super) lr: Option<f64>,
-    pub(super) grad_norm: Option<f64>,
-    pub(super) samples_per_s: Option<f64>,
-    pub(super) step_ms: Option<f64>,
-    pub(super) data_ms: Option<f64>,
-    pub(super) reduce_ms: Option<f64>,
-    pub(super) save_ms: Option<f64>,
+pub(crate) struct StepLine {
+    pub(crate) step: u64,
+    pub(crate) loss: Option<f64>,
+    pub(crate) lr: Option<f64>,
+    pub(crate) grad_norm: Option<f64>,
+    pub(crate) samples_per_s: Option<f64>,
+    pub(crate) step_ms: Option<f64>,
+    pub(crate) data_ms: Option<f64>,
+    pub(crate) reduce_ms: Option<f64>,
+    pub(crate) save_ms: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct EvalLine {
-    pub(super) step: u64,
-    pub(super) loss: Option<f64>,
-    pub(super) accuracy: Option<f64>,
+pub(crate) struct EvalLine {
+    pub(crate) step: u64,
+    pub(crate) loss: Option<f64>,
+    pub(crate) accuracy: Option<f64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct ResumeLine {
-    pub(super) step: u64,
-    pub(super) ranks: Option<u64>,
+pub(crate) struct ResumeLine {
+    pub(crate) step: u64,
+    pub(crate) ranks: Option<u64>,
     /// The devices after the resume, by rank.
     #[serde(default)]
-    pub(super) devices: Vec<String>,
+    pub(crate) devices: Vec<String>,
     #[serde(default)]
-    pub(super) overridden: Vec<String>,
+    pub(crate) overridden: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,23 +106,23 @@ struct CheckpointLine {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct EndLine {
-    pub(super) reason: String,
-    pub(super) exit_code: Option<u8>,
-    pub(super) steps: Option<u64>,
-    pub(super) samples: Option<u64>,
-    pub(super) seconds: Option<f64>,
-    pub(super) samples_per_s: Option<f64>,
-    pub(super) loss: Option<f64>,
-    pub(super) eval_loss: Option<f64>,
-    pub(super) accuracy: Option<f64>,
-    pub(super) peak_mb: Option<f64>,
-    pub(super) device_peak_mb: Option<f64>,
+pub(crate) struct EndLine {
+    pub(crate) reason: String,
+    pub(crate) exit_code: Option<u8>,
+    pub(crate) steps: Option<u64>,
+    pub(crate) samples: Option<u64>,
+    pub(crate) seconds: Option<f64>,
+    pub(crate) samples_per_s: Option<f64>,
+    pub(crate) loss: Option<f64>,
+    pub(crate) eval_loss: Option<f64>,
+    pub(crate) accuracy: Option<f64>,
+    pub(crate) peak_mb: Option<f64>,
+    pub(crate) device_peak_mb: Option<f64>,
 }
 
 impl Run {
     /// Reads the record of the run in `folder`.
-    pub(super) fn read(folder: &Path) -> Result<Run> {
+    pub(crate) fn read(folder: &Path) -> Result<Run> {
         let path = folder.join(EVENTS_FILE);
         let failed = |action: &'static str| {
             let path = path.clone();
@@ -128,7 +130,7 @@ impl Run {
                 action,
                 path,
                 source,
-                way_out: format!("Give the folder of a run, its --out: {EVENTS_FILE} is in it"),
+                help: format!("give the folder of a run, its --out: {EVENTS_FILE} is in it"),
             }
         };
         if !fs::metadata(&path).map_err(failed("look at"))?.is_file() {
@@ -137,17 +139,13 @@ impl Run {
                 "{path}: expected a plain file, the record of a run"
             )));
         }
-        let file = File::open(&path).map_err(failed("open"))?;
-        let mut run = Run::default();
-        if !run
-            .read_lines(BufReader::new(file))
-            .map_err(failed("read"))?
-        {
+        let mut run = Run::read_record(&path).map_err(failed("read"))?;
+        if !run.last.contains_key("start") {
             return Err(Error::Data(format!(
-                "{}: expected the record of a run, which has a \"start\" event, got none and {} lines that \
-                 are not events. Give the folder of a run that has begun",
+                "{}: expected the record of a run, which has a \"start\" event, got none and \
+                 {} lines that are not events; help: give the folder of a run that has begun",
                 path.display(),
-                run.lines_skipped
+                run.bad_lines.len()
             )));
         }
         run.steps.sort_by_key(|line| line.step);
@@ -156,60 +154,61 @@ impl Run {
         Ok(run)
     }
 
-    /// Whether the file has a start event.
-    fn read_lines(&mut self, mut file: impl BufRead) -> std::io::Result<bool> {
-        let (mut line, mut has_start) = (Vec::new(), false);
-        loop {
+    /// Reads only the record. The last line of a killed run may be incomplete: it is ignored.
+    pub(crate) fn read_record(path: &Path) -> std::io::Result<Run> {
+        let mut file = BufReader::new(File::open(path)?);
+        let (mut run, mut line) = (Run::default(), Vec::new());
+        for number in 1.. {
             line.clear();
-            let read = (&mut file)
-                .take(LINE_BYTES_MAX)
-                .read_until(b'\n', &mut line)?;
-            if read == 0 {
-                return Ok(has_start);
+            let mut bounded = (&mut file).take(LINE_BYTES_MAX);
+            if bounded.read_until(b'\n', &mut line)? == 0 {
+                break;
             }
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            match self.take(&line) {
-                Some(is_start) => has_start |= is_start,
-                None => self.lines_skipped += 1,
+            if let Err(error) = run.take(&line)
+                && line.ends_with(b"\n")
+            {
+                run.bad_lines
+                    .push((number, format!("not an event: {error}")));
             }
         }
+        Ok(run)
     }
 
-    /// Takes in one line: whether it is the start event. None if it is not an event.
-    fn take(&mut self, line: &[u8]) -> Option<bool> {
+    /// Takes in one line.
+    fn take(&mut self, line: &[u8]) -> serde_json::Result<()> {
         #[derive(Deserialize)]
-        struct Named<'a> {
-            #[serde(borrow)]
-            event: Cow<'a, str>,
+        struct Named {
+            event: String,
         }
-        fn of<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Option<T> {
-            serde_json::from_slice(line).ok()
-        }
-        match &*of::<Named<'_>>(line)?.event {
-            "start" => {
-                self.start = of(line)?;
-                return Some(true);
+        let event: Value = serde_json::from_slice(line)?;
+        let name = Named::deserialize(&event)?.event;
+        match &*name {
+            "start" => self.start = Start::deserialize(&event)?,
+            "step" => self.steps.push(StepLine::deserialize(&event)?),
+            "eval" => self.evals.push(EvalLine::deserialize(&event)?),
+            "resume" => self.resumes.push(ResumeLine::deserialize(&event)?),
+            "checkpoint" => {
+                let line = CheckpointLine::deserialize(&event)?;
+                self.checkpoints.push(line.step);
             }
-            "step" => {
-                self.steps.push(of(line)?);
-                self.end = None;
-            }
-            "eval" => self.evals.push(of(line)?),
-            "resume" => {
-                self.resumes.push(of(line)?);
-                self.end = None;
-            }
-            "checkpoint" => self.checkpoints.push(of::<CheckpointLine>(line)?.step),
-            "placement" => self.placement = Some(of(line)?),
+            "placement" => self.placement = Some(Audit::deserialize(&event)?),
             "confusion" => {
-                self.confusion = Some(of::<Confusion>(line).filter(Confusion::is_sound)?)
+                let confusion = Confusion::deserialize(&event)?;
+                if !confusion.is_sound() {
+                    return Err(de::Error::custom("its numbers are inconsistent"));
+                }
+                self.confusion = Some(confusion);
             }
-            "end" => self.end = Some(of(line)?),
+            "end" => self.end = Some(EndLine::deserialize(&event)?),
             _ => {}
         }
-        Some(false)
+        if matches!(&*name, "step" | "resume") {
+            // The run continued.
+            self.end = None;
+            self.last.remove("end");
+        }
+        self.last.insert(name, event);
+        Ok(())
     }
 
     /// Samples are optional: a damaged file is reported on the page and does not prevent it.
@@ -235,7 +234,7 @@ impl Run {
     }
 
     /// The devices by rank, after the last resume.
-    pub(super) fn devices(&self) -> &[String] {
+    pub(crate) fn devices(&self) -> &[String] {
         let later = self
             .resumes
             .last()
@@ -245,7 +244,7 @@ impl Run {
     }
 
     /// The number of ranks, after the last resume.
-    pub(super) fn ranks(&self) -> u64 {
+    pub(crate) fn ranks(&self) -> u64 {
         self.resumes
             .last()
             .and_then(|resume| resume.ranks)
@@ -253,7 +252,7 @@ impl Run {
     }
 
     /// Whether the run used simulated GPUs, whose times mean nothing.
-    pub(super) fn is_simulated(&self) -> bool {
+    pub(crate) fn is_simulated(&self) -> bool {
         let is_simulated = |device: &String| device.contains("Simulated");
         self.placement.as_ref().is_some_and(|audit| audit.simulated)
             || self.devices().iter().any(is_simulated)

@@ -18,7 +18,8 @@ impl Scale {
         }
     }
 
-    /// From a round number below these values to one above; from 0 if the curve keeps most of the height.
+    /// From a round number below these values to one above; from 0 if the curve keeps most of the
+    /// height.
     pub(super) fn around(low: f64, high: f64) -> Scale {
         let low = if low > 0.0 && low < 0.5 * high {
             0.0

@@ -1,4 +1,4 @@
-//! Reports of records as runs write them, and of records that somebody has made up.
+//! Reports of records that runs write, and of forged ones.
 
 use std::fs;
 use std::path::Path;
@@ -312,9 +312,9 @@ fn without_a_record_there_is_no_report() {
         );
         assert!(!scratch.path().join(REPORT_FILE).exists());
     };
-    failed(74, "Give the folder of a run");
+    failed(74, "give the folder of a run");
     write(scratch.path(), "");
-    failed(65, "Give the folder of a run that has begun");
+    failed(65, "give the folder of a run that has begun");
     write(scratch.path(), &format!("{}\nrubbish\n", step(1)));
     failed(65, "1 lines that are not events");
     fs::remove_file(scratch.path().join(EVENTS_FILE)).unwrap();

@@ -1,4 +1,5 @@
-//! Which checkpoint a path means: its own folder, or of a run's folder the best by validation, else the newest that is whole.
+//! The checkpoint that a path means: its own folder, or in a run's folder the best by validation,
+//! else the newest intact one.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,7 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
         action: "read",
         path: path.into(),
         source,
-        way_out: "Give --checkpoint the folder of a run (its --out) or of one of its checkpoints"
+        help: "give --checkpoint the folder of a run (its --out) or of one of its checkpoints"
             .into(),
     })?;
     if about.is_file() {
@@ -32,14 +33,14 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
         _ if path.join(CHECKPOINTS).is_dir() => checkpoint::best(path),
         Some(out) if name == CHECKPOINTS => checkpoint::best(out),
         _ => Err(Error::Data(format!(
-            "{}: expected the folder of a run or of a checkpoint, got one with neither {CHECKPOINTS}/ nor {MODEL_FILE} in it. Give --checkpoint \
-             the folder that was the --out of a run",
+            "{}: expected the folder of a run or of a checkpoint, got one with neither \
+             {CHECKPOINTS}/ nor {MODEL_FILE} in it; help: give --checkpoint the --out of a run",
             path.display()
         ))),
     }
 }
 
-/// Whether there are a checkpoint's files in this folder, all or some.
+/// Whether the folder has files of a checkpoint.
 pub(crate) fn is_checkpoint(folder: &Path) -> bool {
     [MODEL_FILE, STATE_FILE]
         .iter()
@@ -57,8 +58,9 @@ fn of_file(path: &Path) -> Result<Chosen> {
             why: "as named".into(),
         }),
         None => Err(Error::Usage(format!(
-            "--checkpoint {}: expected the folder of a checkpoint, got a file without {STATE_FILE} beside it: a model's file alone does not say \
-             which layers, classes and normalization it was trained with. Give the folder that training wrote",
+            "--checkpoint {}: expected the folder of a checkpoint, got a file without {STATE_FILE} \
+             next to it, which has the layers, classes and normalization; help: give the folder \
+             that training wrote",
             path.display()
         ))),
     }

@@ -1,4 +1,5 @@
-//! `ddp-train eval`: how good a model is on rows with labels. Loss and sums are those of training's own evaluation, added up in the order of batches.
+//! `ddp-train eval`: how good a model is on rows with labels. Losses are computed as in training's
+//! evaluation and added in the order of batches.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
@@ -17,8 +18,9 @@ use crate::nn::Loss;
 use crate::shown::shown;
 use crate::tasks::{self, Evaluation, Totals};
 
-/// Rounds between two exchanges of what the ranks' batches came to.
+/// Rounds between two exchanges of sums.
 const ROUNDS_A_TIME: u64 = 1024;
+
 /// Says how good the model is on data with labels.
 pub fn eval(
     flags: &EvalFlags,
@@ -40,10 +42,10 @@ pub fn eval(
     }
 }
 
-/// What came of an evaluation.
+/// The result of an evaluation.
 struct Report {
     checkpoint: PathBuf,
-    /// Why it was this one.
+    /// Why this checkpoint was chosen.
     why: String,
     step: u64,
     data: String,
@@ -51,7 +53,7 @@ struct Report {
     evaluation: Box<dyn Evaluation>,
 }
 
-/// What a batch came to: the sum of losses, what to divide it by, and the sum of the task's own.
+/// Sums over a batch: losses, the weights to divide them by, and the task's own sum.
 type Sums = [f64; 3];
 
 fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> {
@@ -62,9 +64,9 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let mut evaluation = task.evaluation();
     let mut sums = [0.0; 3];
     let mut mine = Vec::new();
-    let rounds = ready.dealt.rounds();
+    let rounds = ready.rows.rounds();
     for round in 0..rounds {
-        if let Some((first, _)) = ready.dealt.turn(round, world.rank()) {
+        if let Some(first) = ready.rows.first_row(round, world.rank()) {
             mine.push(batch(&mut ready, round, first, &*loss, &mut *evaluation)?);
         }
         if (round + 1) % ROUNDS_A_TIME == 0 || round + 1 == rounds {
@@ -76,7 +78,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
         let why = if weight_sum == 0.0 {
             "every row has the weight 0"
         } else {
-            "the sum of losses is too large for a number"
+            "the sum of losses overflows"
         };
         return Err(Error::NonFinite(format!(
             "the loss over all rows is not finite: {why}"
@@ -84,7 +86,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     }
     evaluation.add_up(&world.group("evaluation")?)?;
     let totals = Totals {
-        rows: ready.dealt.all_rows(),
+        rows: ready.rows.all_rows(),
         loss: loss_sum / weight_sum,
         sum,
     };
@@ -98,7 +100,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     })
 }
 
-/// This rank's batch of round `round`, which begins with row `first` of all.
+/// The sums of this rank's batch in round `round`, which starts at row `first`.
 fn batch(
     ready: &mut Ready,
     round: u64,
@@ -116,7 +118,8 @@ fn batch(
     Ok([loss_sum, weight_sum, sum])
 }
 
-/// Adds what the batches of all ranks since the last time came to, in the order of batches. Empties `mine`.
+/// Adds the sums of all ranks' batches since the last call, in the order of batches. Empties
+/// `mine`.
 fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
     let bytes: Vec<u8> = mine
         .drain(..)

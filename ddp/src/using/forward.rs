@@ -1,4 +1,4 @@
-//! Taking batches through a model that is only used: what it gives comes to host memory.
+//! Runs batches through a model without training it. Outputs are copied to host memory.
 
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
@@ -15,11 +15,11 @@ pub(super) struct Forward {
     model: Model,
     scratch: Scratch,
     saved: Saved,
-    /// For losses, which are found out in host memory.
+    /// For losses, which are computed in host memory.
     host: Scratch,
-    /// f64 `[4]`, of one batch: what losses add to.
+    /// f64 (4): the statistics of one batch.
     stats: Tensor,
-    /// i64 `[2]`: nothing is drawn outside of training, so that it does not matter which.
+    /// i64 (2): the position of random numbers, which only training draws.
     position: Tensor,
 }
 
@@ -40,39 +40,39 @@ impl Forward {
         })
     }
 
-    /// What the model gives for the rows `x`, f32 `[B, O]` in host memory, as in training's evaluation.
+    /// The model's output for the rows `x`: f32 (B, O) in host memory.
     pub(super) fn run(&mut self, x: &Tensor) -> Result<Tensor> {
-        let mut nobody = |_: ParamId| Ok(());
+        let mut ignored = |_: ParamId| Ok(());
         let options = options(&self.position);
         let mut pass = Pass::new(
             &self.model.params,
             &mut self.scratch,
             &mut self.saved,
             options,
-            &mut nobody,
+            &mut ignored,
         );
         let output = self.model.forward(&mut pass, x)?;
-        Ok(announced("what the model gives", || {
+        Ok(announced("the model's output", || {
             output.to((Device::Cpu, DType::F32))
         })?)
     }
 
-    /// The sums over a batch of its losses and of what to divide them by, as training's evaluation adds them: `output` f32 `[B, O]` and
-    /// `targets`, both in host memory.
+    /// The sum of the losses of a batch, and the weight to divide it by. `output` (B, O) and
+    /// `targets` are in host memory.
     pub(super) fn losses(
         &mut self,
         loss: &dyn Loss,
         output: &Tensor,
         targets: &Tensor,
     ) -> Result<[f64; 2]> {
-        let mut nobody = |_: ParamId| Ok(());
+        let mut ignored = |_: ParamId| Ok(());
         let options = options(&self.position);
         let mut pass = Pass::new(
             &self.model.params,
             &mut self.host,
             &mut self.saved,
             options,
-            &mut nobody,
+            &mut ignored,
         );
         ops::zero(&self.stats)?;
         loss.compute(&mut pass, output, targets, &self.stats)?;

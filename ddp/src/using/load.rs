@@ -1,4 +1,4 @@
-//! Model and rows, made ready on all ranks: the same checkpoint, and data such as it was trained on.
+//! Loads model and rows on all ranks: the same checkpoint, and data like those it was trained on.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use ddp_comm::{Field, World};
 use ddp_kernels::{Device, threads};
 
 use super::choose::choose;
-use super::dealt::Dealt;
 use super::forward::Forward;
+use super::round_robin::RoundRobinRows;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
 use crate::cli::UsingFlags;
 use crate::config::{Config, Normalize, Precision};
 use crate::data::{self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, Trained};
 use crate::error::{Error, Result};
 use crate::models::DataShape;
-use crate::ranks::OfWorld;
+use crate::ranks::WorldRanks;
 use crate::trainer::data_shape;
 
-/// What both commands ask for.
+/// The requests of both commands.
 pub(super) struct Asked<'a> {
     pub(super) using: &'a UsingFlags,
-    /// Where the labels are, unless they are where training had them.
+    /// The labels, if they are not those of training.
     pub(super) labels: Option<&'a str>,
     pub(super) needs_labels: bool,
-    /// The settings of the output, which must be the same on all ranks.
+    /// Settings of the output, which must be equal on all ranks.
     pub(super) output: String,
 }
 
@@ -35,11 +35,11 @@ pub(super) struct Ready {
     /// Why this checkpoint, for people.
     pub(super) why: String,
     pub(super) forward: Forward,
-    pub(super) dealt: Arc<Dealt>,
+    pub(super) rows: Arc<RoundRobinRows>,
     pub(super) batches: InOrder,
 }
 
-/// Makes both ready. All ranks call it together.
+/// Loads both. All ranks call it together.
 pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let using = asked.using;
     threads::set_count(using.ranks.thread_count(world))?;
@@ -53,19 +53,19 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let batch = using
         .batch_size
         .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX));
-    let dealt = Arc::new(Dealt::new(rows, world.rank(), world.size(), batch));
-    let batches =
-        InOrder::from_source(Source::new(dealt.clone(), [device; 2]), 0, 1, dealt.batch())?;
+    let rows = Arc::new(RoundRobinRows::new(rows, world.rank(), world.size(), batch));
+    let source = Source::new(rows.clone(), [device; 2]);
+    let batches = InOrder::from_source(source, 0, 1, rows.batch())?;
     Ok(Ready {
         opened,
         why,
         forward,
-        dealt,
+        rows,
         batches,
     })
 }
 
-/// The checkpoint that rank 0 chooses: a run that goes on may have another newest one a moment later.
+/// The checkpoint that rank 0 chooses: a run in progress may have a newer one a moment later.
 fn choose_together(path: &Path, world: &World) -> Result<Chosen> {
     let mut why = "as rank 0 chose".to_string();
     let opened = checkpoint::open_together(world, || {
@@ -99,8 +99,8 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         cache_dir: asked.using.cache_dir.clone(),
         trained: Some(trained),
     };
-    let data = data::prepare(&request, &OfWorld(world))?;
-    // Of files all rows are here: none were asked to be held out.
+    let data = data::prepare(&request, &WorldRanks(world))?;
+    // Only built-in data have held-out rows here.
     let rows = if data.held_out.rows() > 0 {
         data.held_out
     } else {
@@ -110,7 +110,7 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
     Ok(rows)
 }
 
-/// Refuses rows that the model cannot take. Their task is the model's already.
+/// Refuses rows that do not fit the model.
 fn check_rows(spec: &DataSpec, rows: &dyn Dataset, state: &State) -> Result<()> {
     let (got, expected) = (rows.row_shape(), &state.row_shape);
     let refused = if rows.rows() == 0 {
@@ -126,7 +126,7 @@ fn check_rows(spec: &DataSpec, rows: &dyn Dataset, state: &State) -> Result<()> 
     Err(Error::Data(format!("--data {spec}: {refused}")))
 }
 
-/// The model of a checkpoint, on this rank's device. Nothing of it is trained, so it has neither gradients nor moments.
+/// The model of a checkpoint, on this rank's device, without gradients and moments.
 fn model(
     opened: &Opened,
     mut config: Config,
@@ -139,7 +139,7 @@ fn model(
     if !device.is_accelerator() && config.dtype != Precision::F32 {
         if world.rank() == 0 {
             tracing::info!(
-                "the model was trained in {:?} and is used in f32 here, since this is on the CPU",
+                "the model was trained in {:?} and is used in f32, since this is a CPU",
                 config.dtype
             );
         }
@@ -154,7 +154,8 @@ fn model(
     Ok(model)
 }
 
-/// Whether the file can hold a model of the size that the configuration claims: before memory is taken for it.
+/// Refuses a configuration that claims a larger model than the file holds, before memory is
+/// allocated for it.
 fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result<()> {
     let files = &opened.files;
     let bytes = files
@@ -165,7 +166,8 @@ fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result
     match &claimed {
         Ok(elements) if elements * 4 <= u128::from(bytes) => Ok(()),
         _ => Err(Error::Data(format!(
-            "{}: expected a model of {} parameters, as {} says, got a file of {bytes} bytes. The checkpoint is damaged: take another",
+            "{}: expected a model of {} parameters, as {} says, got a file of {bytes} bytes; help: \
+             the checkpoint is damaged: use another",
             opened.model_file().display(),
             claimed.map_or("too many".to_string(), |claimed| claimed.to_string()),
             crate::checkpoint::STATE_FILE,
@@ -173,7 +175,7 @@ fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result
     }
 }
 
-/// Ends all ranks, with an error that names what differs, unless they use the same model on the same rows.
+/// Ends all ranks, with an error that names what differs, unless they use the same model and rows.
 fn agree(asked: &Asked<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) -> Result<()> {
     let flags = "Start every rank with the same flags.";
     let program = "Start every rank with the same build of ddp-train.";

@@ -1,16 +1,16 @@
-//! What the numbers that a model gives for a row mean. Letters: C classes.
+//! Checks a model's outputs.
 
 use crate::error::{Error, Result};
 
-/// Refuses what is no number: of rows of `outputs` numbers, the first of which is row `first`.
+/// Refuses non-finite values. Each row has `outputs` of them; the first row is row `first`.
 pub(super) fn check_finite(values: &[f32], outputs: usize, first: u64) -> Result<()> {
     let Some(at) = values.iter().position(|value| !value.is_finite()) else {
         return Ok(());
     };
     let row = first + (at / outputs.max(1)) as u64;
     Err(Error::NonFinite(format!(
-        "row {row}: the model gives {} for it, which is no finite number. Look at that row: its features may be far from those the model was \
-         trained on",
+        "row {row}: the model gives {}, which is not finite; help: look at that row: its features \
+         may be far from those of training",
         values[at]
     )))
 }

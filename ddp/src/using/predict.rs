@@ -1,5 +1,5 @@
-//! `ddp-train predict`: what a model says of each row, in a file. Rank 0 writes it in the order of rows, as the ranks' batches come; it appears whole or
-//! not at all.
+//! `ddp-train predict`: writes a model's prediction for each row to a file, which appears whole or
+//! not at all. Rank 0 writes the batches of all ranks in the order of rows.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -21,7 +21,7 @@ use crate::files;
 use crate::shown::shown;
 use crate::tasks::{self, PredictionOptions, Predictions};
 
-/// Writes what the model says of each row.
+/// Writes the predictions for all rows.
 pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         check_free(flags)?;
@@ -65,7 +65,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
         let (rows, out, model) = (
-            ready.dealt.all_rows(),
+            ready.rows.all_rows(),
             path(&out.path),
             path(&ready.opened.folder),
         );
@@ -85,14 +85,14 @@ fn check_free(flags: &PredictFlags) -> Result<()> {
             "--out",
             out.display(),
             "the name of a file",
-            "It is a folder: give a name in it",
+            "it is a folder: give a name in it",
         )),
         Ok(_) if !flags.overwrite => Err(taken(out)),
         _ => Ok(()),
     }
 }
 
-/// Refuses to put the file in the place of one that it is made from, whatever the two are called.
+/// Refuses to replace a file that the rows are read from, also by another name.
 fn check_other(flags: &PredictFlags) -> Result<()> {
     let out = &flags.out.path;
     let (DataSpec::Files(spec), Ok(file)) = (&flags.using.data, std::fs::canonicalize(out)) else {
@@ -110,7 +110,7 @@ fn check_other(flags: &PredictFlags) -> Result<()> {
                 "--out",
                 out.display(),
                 &expected,
-                "Give another: the rows would be gone",
+                "give another name: the rows would be lost",
             ))
         }
     }
@@ -121,11 +121,11 @@ fn taken(out: &Path) -> Error {
         "--out",
         out.display(),
         "the name of a new file",
-        "It is there already: give another, or --overwrite",
+        "it exists: give another, or --overwrite",
     )
 }
 
-/// What it means that somebody else has made a file of this name meanwhile.
+/// The error of a file that another process has made meanwhile.
 fn is_taken(error: Error, out: &Path) -> Error {
     match error {
         Error::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists => taken(out),
@@ -133,7 +133,7 @@ fn is_taken(error: Error, out: &Path) -> Error {
     }
 }
 
-/// This rank's part of the file in round `round`, whose batch begins with row `first` of all.
+/// Encodes this rank's batch of round `round`, which starts at row `first`.
 fn part(
     ready: &mut Ready,
     encoder: &dyn Predictions,
@@ -155,7 +155,7 @@ fn part(
     output.with_slice(encode)?
 }
 
-/// On rank 0: its own parts and those of the others, in the order of rows.
+/// On rank 0: writes its own batches and those of the others, in the order of rows.
 fn write_all(
     ready: &mut Ready,
     encoder: &dyn Predictions,
@@ -165,13 +165,13 @@ fn write_all(
 ) -> Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, file);
     let failed = || files::failed("write", path);
-    let rows = usize::try_from(ready.dealt.all_rows())
+    let rows = usize::try_from(ready.rows.all_rows())
         .map_err(|error| Error::Usage(format!("--out: too many rows: {error}")))?;
     file.write_all(&encoder.head(rows)?).map_err(failed())?;
     let mut bytes = Vec::new();
-    for round in 0..ready.dealt.rounds() {
+    for round in 0..ready.rows.rounds() {
         for rank in 0..group.size() {
-            let Some((first, _)) = ready.dealt.turn(round, rank) else {
+            let Some(first) = ready.rows.first_row(round, rank) else {
                 continue;
             };
             if rank == 0 {
@@ -188,12 +188,12 @@ fn write_all(
     Ok(file.flush().map_err(failed())?)
 }
 
-/// On the other ranks: their parts, to rank 0.
+/// On the other ranks: sends their batches to rank 0.
 fn send_all(ready: &mut Ready, encoder: &dyn Predictions, group: &Group) -> Result<()> {
     let stream = Stream::default_of(Device::Cpu)?;
     let mut bytes = Vec::new();
-    for round in 0..ready.dealt.rounds() {
-        let Some((first, _)) = ready.dealt.turn(round, group.rank()) else {
+    for round in 0..ready.rows.rounds() {
+        let Some(first) = ready.rows.first_row(round, group.rank()) else {
             continue;
         };
         part(ready, encoder, round, first, &mut bytes)?;
@@ -207,7 +207,7 @@ fn send_all(ready: &mut Ready, encoder: &dyn Predictions, group: &Group) -> Resu
     Ok(())
 }
 
-/// A part of rank `rank`'s.
+/// Receives an encoded batch of rank `rank`.
 fn receive(group: &Group, rank: usize) -> Result<Tensor> {
     let stream = Stream::default_of(Device::Cpu)?;
     let length = Tensor::zeros(&[1], DType::I64, Device::Cpu)?.named("length of predictions");

@@ -196,7 +196,7 @@ impl Recipe {
     }
 }
 
-/// What a training comes to.
+/// The result of a training.
 #[derive(Debug, PartialEq)]
 struct Seen {
     values: BTreeMap<String, Vec<u32>>,
@@ -298,7 +298,7 @@ fn split_models_with_frozen_layers_train_to_the_same_bits() {
         rule: Rule::sgd(0.9),
         ..Recipe::regression()
     };
-    // The first part, whatever the cut; the last; one between.
+    // The first part for any cut; the last; one between.
     for frozen in ["0.", "0.,2.", "6.", "2."] {
         everywhere_the_same_bits(
             frozen,

@@ -169,7 +169,7 @@ fn zero_is_plain_training_under_sgd_with_and_without_momentum() {
 fn zero_leaves_frozen_layers_alone() {
     let Some(_turn) = turn() else { return };
     for frozen in ["0.", "4.bias", ""] {
-        // The last freezes everything: nobody owns anything, and nothing is gathered.
+        // The last freezes everything: no rank owns anything, and nothing is gathered.
         zero_is_plain(
             "frozen",
             &Case {
@@ -401,7 +401,7 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
                 report.stats.loss().is_finite(),
                 "the loss tells nothing: {report:?}"
             );
-            // No gather: nobody has updated anything.
+            // No gather: nothing was updated.
             assert_eq!(training::bits(&step.model().params)?, before);
             Ok(report.bad_step)
         });

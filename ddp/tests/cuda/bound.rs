@@ -291,7 +291,7 @@ pub(crate) fn gradients(
         let values = Uncertain::of(params.master(params.find(&name).unwrap().id));
         (name, lost.stored(&values, 1))
     };
-    // Forward: what each layer reads, the slope behind it, and what it drops.
+    // Forward: the input of each layer, the slope after it, and what it drops.
     let x = Uncertain::of(
         &batch
             .x

@@ -26,7 +26,7 @@ fn take(training: &mut Training, step0: u64) -> Result<()> {
     training.take(step0, 0.01 / (step0 + 1) as f64, step0.is_multiple_of(3))
 }
 
-/// The bits after each step, or, where nobody looks in between, after the last.
+/// The bits after each step, or only after the last.
 pub(crate) fn run(
     setup: &Setup,
     device: Device,

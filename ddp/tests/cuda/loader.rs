@@ -286,7 +286,7 @@ fn data_are_kept_where_they_leave_as_much_room_as_they_take() {
             "nothing was tried"
         );
     });
-    // What nobody holds any more is given back.
+    // Unused memory is returned.
     assert_eq!(memory::stats(device).allocated_bytes, before);
 }
 
@@ -403,7 +403,7 @@ const SCENES: [(&str, usize, fn()); 5] = [
     }),
 ];
 
-/// Run by the tests below, in a process of its own.
+/// Run by the tests below in a separate process.
 #[test]
 #[ignore = "a part of every_wait_of_the_loader_is_needed"]
 fn scenario() {
@@ -413,7 +413,7 @@ fn scenario() {
     finish();
 }
 
-/// Steps are given and nobody waits for them: which of them has the loader waited for?
+/// Steps are queued without waiting: for which of them did the loader wait?
 fn stay_ahead(source: &Source, devices: [Device; 2]) {
     let sampler = Sampler::new(23, 8, 3, false).unwrap();
     let mut loader = Loader::from_source(source.clone(), sampler, 0, 1, None).unwrap();
@@ -439,7 +439,7 @@ fn stay_ahead(source: &Source, devices: [Device; 2]) {
     );
 }
 
-/// Run by the test below, in a process of its own.
+/// Run by the test below in a separate process.
 #[test]
 #[ignore = "a part of the_host_waits_for_no_young_step_and_a_copy_runs_beside_the_step_before"]
 fn ahead() {
@@ -461,7 +461,7 @@ fn the_host_waits_for_no_young_step_and_a_copy_runs_beside_the_step_before() {
         return;
     }
     for devices in 1..=places(&gpu).len() {
-        // Nothing runs but what somebody waits for.
+        // Only what is waited for runs.
         let (passed, text) = play("ahead", devices, &[("SIMCUDA_SCHEDULE", "lazy")]);
         assert!(passed, "{devices}: {text}");
     }
@@ -519,7 +519,8 @@ fn place_of(stack: &str) -> Option<String> {
                 .1
                 .split(':')
                 .next()?;
-            // Of `path::to::fill::{{closure}}::h0123`, `fill<…>` and `{closure#0}` only the function.
+            // Of `path::to::fill::{{closure}}::h0123`, `fill<…>` and `{closure#0}` only the
+            // function.
             let function = function.split("::{").next()?.split('<').next()?;
             let is_hash = |name: &str| name.len() == 17 && name.starts_with('h');
             let name = function.rsplit("::").find(|name| !is_hash(name))?;
@@ -559,7 +560,7 @@ fn every_wait_of_the_loader_is_needed() {
         return;
     }
     let file = std::env::temp_dir().join(format!("loader-waits-{}", std::process::id()));
-    // By scene and place: how often it waited, and how often somebody noticed when it did not.
+    // By scene and place: how often it waited, and how often a missing wait was noticed.
     let mut places: BTreeMap<(&str, String), [usize; 2]> = BTreeMap::new();
     // Every place that waits, and in a slice of all places, what happens without each of its waits.
     let mut numbers: BTreeMap<(&str, String), (usize, Vec<String>)> = BTreeMap::new();

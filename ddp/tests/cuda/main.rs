@@ -64,7 +64,7 @@ fn gpu() -> Option<Gpu> {
         // Past the harness, which keeps what a passing test prints.
         let _ = writeln!(std::io::stderr(), "skipped: no CUDA device");
     }
-    // A test that failed under this lock leaves nothing behind.
+    // A test that failed under this lock leaves no state.
     found.map(|device| Gpu {
         device,
         _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner),

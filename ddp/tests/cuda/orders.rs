@@ -1,7 +1,7 @@
-//! Training over simulated GPUs in many orders: whatever order CUDA leaves open, nothing races and
+//! Training over simulated GPUs in many orders: in any order that CUDA allows, nothing races and
 //! the model has the same bytes.
 //!
-//! Every job is a process of its own, because the simulator reads its seed when it is loaded. There
+//! Every job is a separate process, because the simulator reads its seed when it is loaded. There
 //! are 1000 seeds, of which each commit runs a slice.
 
 use std::io::Write as _;

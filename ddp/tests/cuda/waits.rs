@@ -79,7 +79,7 @@ const fn training(ranks: usize, gpus: usize, flags: &'static str) -> Case {
 /// Where waits are asked about.
 const ROOMS: [&str; 4] = ["src/reducer", "src/step", "/loader", "comm/src/nccl"];
 
-/// What a job comes to.
+/// The result of a job.
 #[derive(PartialEq)]
 struct Outcome {
     model: Vec<u8>,
@@ -103,7 +103,7 @@ impl Case {
         }
     }
 
-    /// Runs it with `variables` for rank 0. What it comes to, or how it ended.
+    /// Runs it with `variables` for rank 0. Returns its result, or how it ended.
     fn run(&self, folder: &Folder, variables: &str) -> Result<Outcome, String> {
         match self {
             Case::Training(way) => {
@@ -153,7 +153,7 @@ impl Case {
     }
 }
 
-/// Run by the tests below in a process of its own. The threads submit work to their devices in
+/// Run by the tests below in a separate process. The threads submit work to their devices in
 /// turn, so that waits have the same numbers in every run.
 #[test]
 #[ignore = "a part of every_wait_of_ranks_with_a_gpu_each_is_needed"]
@@ -169,7 +169,7 @@ fn groups_on_several_streams() {
             // The second time the streams know the group's own memory already.
             for _ in 0..2 {
                 for stream in streams.iter().filter(|_| turn == world.rank()) {
-                    // Made on the device's own stream, which nobody waits for by an event.
+                    // Made on the device's default stream, for which no event is waited.
                     let ones = Tensor::full(&[COUNT], 1.0, DType::F32, device)?.named("ones");
                     group.all_reduce(&ones, Reduce::Sum, stream)?;
                     reduced.push(ones);
@@ -254,7 +254,7 @@ fn source_at(place: &str) -> String {
         .to_string()
 }
 
-/// The waits of rank 0 that are asked about, in order, and what the job comes to.
+/// The waits of rank 0 in question, in order, and the result of the job.
 fn waits_of(case: &Case) -> (Vec<Wait>, Outcome) {
     let folder = Folder::new("list");
     let list = folder.path().join("waits");
@@ -367,7 +367,7 @@ fn table(places: &BTreeMap<String, Seen>) -> String {
     places.iter().map(row).collect::<Vec<String>>().join("\n")
 }
 
-/// That at each place that waits somebody notices if it does not.
+/// Removing any wait must be noticed.
 #[track_caller]
 fn assert_all_are_needed(places: &BTreeMap<String, Seen>) {
     let table = table(places);

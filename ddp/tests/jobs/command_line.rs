@@ -2,7 +2,7 @@
 
 use crate::support::job::{Ended, Folder, QUICK};
 
-/// Flags that cannot be, and what the message must name.
+/// Invalid flags, and what the message must name.
 const WRONG: &[(&str, &[&str])] = &[
     (
         "--batch-size x",
@@ -167,7 +167,7 @@ fn a_gpu_that_is_named_is_for_one_rank() {
             "--share-gpus",
         ],
     );
-    // With sharing it comes to whether there is such a GPU.
+    // With sharing it depends on whether there is such a GPU.
     let ended = folder.ranks(2, "--device cuda:0 --share-gpus").run();
     assert_wrong(
         &ended,

@@ -1,4 +1,4 @@
-//! Users' files: whatever their format, the same rows train the same model, on one rank and on
+//! Users' files: in any format, the same rows train the same model, on one rank and on
 //! several. An error in them ends all ranks with 65 and is reported once, with the file and the
 //! position in it.
 
@@ -33,7 +33,7 @@ fn write(folder: &Folder, name: &str, bytes: Vec<u8>) {
 /// Files by their names, with what is in them.
 type Files = Vec<(&'static str, Vec<u8>)>;
 
-/// The same rows in files of every kind: what is written, and what stands behind `--data`.
+/// The same rows in files of every kind: the file, and the value of `--data`.
 fn kinds() -> Vec<(&'static str, Files, &'static str)> {
     let all = 0..ROWS;
     let y = || npy("<i8", &[ROWS], &classes(all.clone(), i64_le));
@@ -924,7 +924,7 @@ fn flags_of_files_and_of_built_in_data_are_not_mixed() {
     }
 }
 
-/// A run that goes on until something ends it: some milliseconds a step.
+/// A run that continues until it is ended: some milliseconds a step.
 fn endless(folder: &Folder, is_on_ranks: bool) -> Running {
     let rows = 20_000;
     let x: Vec<u8> = (0..rows * 64)
@@ -1013,7 +1013,7 @@ fn files_larger_than_memory_are_trained_on() {
         rows as u64 * 4000,
     );
     sparse("y.npy", made::npy_header("<f4", &[rows]), rows as u64 * 4);
-    // Half a GB of memory of its own: mapped files are none.
+    // Half a GB of memory, without mapped files.
     let limit = "ulimit -d 500000";
     let words = "--data x.npy --labels y.npy --val-split 0.00001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";
     folder.in_shell(limit, words).run().assert_well();

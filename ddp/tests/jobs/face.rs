@@ -301,7 +301,7 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
     let folder = Folder::new("dry-out");
     fs::write(folder.path().join("file"), "").unwrap();
     let words = QUICK.replace("--out OUT", "--dry-run");
-    // Nobody makes folders in /proc, whatever the permissions.
+    // Not even root can make folders in /proc.
     for out in ["file", "file/run", "/proc/run", "/proc/self/run/1"] {
         let ended = folder.alone(&format!("{words} --out {out}")).run();
         assert!(
@@ -329,9 +329,9 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
         .run();
     assert!(folder.path().join(".ddp-cache").exists() && !folder.out().exists());
     assert!(
-        ended
-            .stdout
-            .contains("nothing written but what is known of the data, in .ddp-cache beside them"),
+        ended.stdout.contains(
+            "nothing written but what was learned about the data, in .ddp-cache next to it"
+        ),
         "{ended}"
     );
 }

@@ -25,7 +25,7 @@ fn assert_refused<'a>(
     reference: usize,
 ) -> (&'a str, &'a str) {
     let cause = ended.assert_fails(78);
-    // All ranks find it; whoever is first says it.
+    // All ranks find it; the first one reports it.
     let said = format!(" on {}: ranks disagree on {field}: rank {odd} has ", host());
     let (rank, values) = cause
         .split_once(&said)

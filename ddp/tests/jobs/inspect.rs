@@ -186,14 +186,14 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
         ],
     );
 
-    // A line that is cut short is what a kill leaves; one in the middle that is none is damage.
+    // A kill may leave an incomplete last line; a bad line in the middle is damage.
     let path = folder.out().join("metrics.jsonl");
     let record = std::fs::read_to_string(&path).unwrap();
     let end = record.trim_end().rfind('\n').unwrap();
     std::fs::write(&path, &record[..end + 10]).unwrap();
     assert_has(
         &told(&folder, "OUT"),
-        &["not: it still runs, or was killed", "--resume auto"],
+        &["no: it is still running, or was killed", "--resume auto"],
     );
     std::fs::write(&path, record.replacen("{\"event\":\"step\"", "{event", 1)).unwrap();
     let (json, ended) = seen(&folder, "OUT");
@@ -223,7 +223,10 @@ fn a_model_file_shows_its_tensors() {
     );
     assert_has(
         &told(&folder, "alone.safetensors"),
-        &["0.weight  [16, 784]  f32  12544", "no configuration"],
+        &[
+            "0.weight  [16, 784]  f32  12544",
+            "also shows the configuration",
+        ],
     );
     let ended = folder.alone("inspect model.safetensors").run();
     assert!(ended.assert_fails(65).contains("cut short"), "{ended}");
@@ -334,7 +337,7 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
         &["u8 [2, 2, 2]", "2 of shape [4]", "from 0.0 to 255.0"],
     );
 
-    // What training would refuse is said in its words, behind what can be said.
+    // The refusal of training comes last, in the same words.
     put("bad.csv", "length,width,kind\n1,2,wide\n3,thin,long\n");
     let (json, ended) = seen(&folder, "bad.csv --labels kind");
     assert_eq!(

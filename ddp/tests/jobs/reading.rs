@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::job::{Ended, Folder, all_at_once};
 
-/// 8 steps, saved behind 4 and 8.
+/// 8 steps, saved after 4 and 8.
 const RUN: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --steps 8 --log-every 1 --schedule constant --warmup-steps 0 \
                    --checkpoint-every 4 --eval-every 8 --threads 1 --device cpu --out OUT";
 
@@ -60,7 +60,7 @@ fn a_run_never_begins_with_a_checkpoints_damaged_model() {
         let ended = begin(from, &out);
         let cause = ended.assert_fails(65);
         assert!(
-            cause.contains("model.safetensors has other bytes than were written"),
+            cause.contains("model.safetensors is not as it was written"),
             "{ended}"
         );
         assert!(
@@ -117,7 +117,7 @@ fn with_override_another_optimizer_begins_anew_from_the_values_that_were_saved()
             ended.stderr.contains("the optimizer starts anew"),
             "{ended}"
         );
-        // What it goes on with from here is its own.
+        // From here on it differs from the first run.
         let state = folder.out().join("checkpoints/step-00000016/state.json");
         let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
         assert_eq!(state["optimizer_since"], 8);

@@ -93,7 +93,7 @@ fn assert_goes_on(
     );
 }
 
-/// A run that nobody stops.
+/// A run that is not stopped.
 fn undisturbed(ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
     let folder = Folder::new("undisturbed");
     job(&folder, ranks, LONG).run().assert_well();
@@ -135,7 +135,7 @@ fn being_asked_again_changes_nothing_but_a_second_ctrl_c_ends_it_at_once() {
     assert_eq!(ended.exit_code(), Some(75), "{ended}");
     stopped_at(&ended, &folder, "SIGUSR1");
 
-    // A run that does not come to the end of its step cannot stop in order.
+    // A run that does not finish its step cannot stop in order.
     let folder = Folder::new("twice");
     let mut running = folder
         .alone(LONG)
@@ -201,7 +201,7 @@ fn a_stop_while_nothing_is_on_record_leaves_nothing() {
     let running = folder.alone(LONG).start();
     running.signal_rank(0, "TERM");
     let ended = running.wait();
-    // It may have come before anybody listened.
+    // It may have come before the handler was installed.
     if ended.exit_code() != Some(75) {
         assert_eq!(ended.signal(), Some(15), "{ended}");
     }
@@ -241,7 +241,7 @@ fn a_stop_while_a_run_is_set_up_ends_it_at_once_with_75_and_changes_nothing() {
             );
             assert!(cause.contains("run the same command again"), "{ended}");
         };
-        // A new run, and one that goes on.
+        // A new run, and a resumed one.
         let before = folder.tree();
         stop(&words);
         assert!(folder.tree() == before);

@@ -315,7 +315,7 @@ fn numbers_are_predicted_and_measured() {
     assert!(
         cause
             .assert_fails(2)
-            .contains("--probabilities: expected a model that tells classes apart"),
+            .contains("--probabilities: expected a model for classification"),
         "{cause}"
     );
 }
@@ -391,7 +391,7 @@ fn a_runs_folder_means_its_best_checkpoint_and_a_damaged_one_is_passed_over() {
     );
 }
 
-/// Words that cannot be, the code, and what the message must name.
+/// Invalid command lines, the exit code, and what the message must name.
 const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "eval --checkpoint nowhere --data glyphs",
@@ -406,7 +406,7 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "eval --checkpoint lone.safetensors --data glyphs",
         2,
-        &["--checkpoint lone.safetensors", "a model's file alone"],
+        &["--checkpoint lone.safetensors", "without state.json"],
     ),
     ("eval --data glyphs", 2, &["--checkpoint"]),
     ("eval --checkpoint OUT", 2, &["--data"]),
@@ -468,7 +468,7 @@ const WRONG: &[(&str, i32, &[&str])] = &[
     (
         "predict --checkpoint OUT --data glyphs --out folder.npy",
         2,
-        &["--out folder.npy", "It is a folder"],
+        &["--out folder.npy", "it is a folder"],
     ),
     (
         "predict --checkpoint OUT --data glyphs,held-out=3 --out no/where.csv",
@@ -629,7 +629,7 @@ fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
         .collect();
     assert_eq!(names, ["long, thin", "small", "wide"]);
 
-    // Also where nobody has named it: it was the last column then.
+    // Also if it was not named in training: it was the last column then.
     let words = words
         .replace(" --labels kind", "")
         .replace("--val-labels kind", "")

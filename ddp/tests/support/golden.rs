@@ -28,7 +28,7 @@ pub(crate) struct Golden {
     pub(crate) ranks: usize,
     pub(crate) data: &'static str,
     pub(crate) flags: &'static str,
-    /// Further flags, each for a run of its own; all runs must give the same bits.
+    /// Further flags, each for a separate run; all runs must give the same bits.
     pub(crate) ways: &'static [&'static str],
 }
 

@@ -1,4 +1,4 @@
-//! Starts `ddp-train` and reports what became of it.
+//! Starts `ddp-train` and reports how it ended.
 //!
 //! Every job runs in its own folder, whose path is in the environment of all its processes: that
 //! identifies them, whoever their parent is. After each job no process of it may be left, and
@@ -21,7 +21,7 @@ use crate::support::record::Record;
 pub(crate) const END_MAX: Duration = Duration::from_secs(5);
 /// Longer than any job here takes on a busy machine: one that hangs is ended, and its test fails.
 const RUN_MAX: Duration = Duration::from_secs(120);
-/// How long a launcher whose ranks are gone may wait for a lock of its own.
+/// How long a launcher whose ranks are gone may wait for its lock.
 const LOCKED_MAX: Duration = Duration::from_secs(5);
 
 /// A run that is quick: 8 steps. The word OUT becomes the folder of the run.
@@ -63,7 +63,7 @@ impl Folder {
         self.0.join("out")
     }
 
-    /// One process, with these words behind the program's name.
+    /// One process, with these arguments.
     pub(crate) fn alone(&self, words: &str) -> Job {
         self.job(hearing_ctrl_c(), words, false)
     }
@@ -570,7 +570,7 @@ fn kill(pids: &[u32]) {
 fn send(signal: &str, pids: &[u32]) {
     if !pids.is_empty() {
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-        // Who has ended meanwhile is nobody's concern.
+        // Processes that have ended meanwhile do not matter.
         let line = format!("kill -s {signal} {} 2>&-", pids.join(" "));
         _ = Command::new("sh").args(["-c", &line]).status();
     }

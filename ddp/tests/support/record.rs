@@ -43,7 +43,7 @@ impl Record {
             .collect()
     }
 
-    /// The last line; none if the run did not come to its end.
+    /// The last line; None if the run did not end.
     pub(crate) fn end(&self) -> Option<&Value> {
         self.0.last().filter(|event| event["event"] == "end")
     }

@@ -77,7 +77,7 @@ impl Dataset for Rows {
 pub(crate) enum Way {
     /// On the CPU, over shared memory.
     Cpu,
-    /// Each on a GPU of its own, over NCCL.
+    /// Each on its own GPU, over NCCL.
     Gpus(GraphChoice),
 }
 
@@ -97,7 +97,7 @@ impl Way {
         }
     }
 
-    /// Seeds of the order in which ranks take turns. Work on GPUs has an order of its own.
+    /// Seeds of the order in which ranks take turns, apart from work on GPUs.
     pub(crate) fn seeds(self) -> std::ops::Range<u64> {
         match self {
             Way::Cpu => 0..2,
@@ -152,7 +152,7 @@ pub(crate) struct Case {
     pub(crate) values: fn(u64, u64) -> f32,
     pub(crate) learning_rate: f64,
     pub(crate) device: Device,
-    /// Whether each rank has a GPU of its own, in place of `device`.
+    /// Whether each rank has its own GPU instead of `device`.
     pub(crate) on_gpus: bool,
     pub(crate) graph: GraphChoice,
     /// The number of steps with a learning rate of 0 that come first. They change nothing if the

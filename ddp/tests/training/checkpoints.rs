@@ -376,12 +376,12 @@ fn moments_of_another_optimizer_or_model_are_refused_and_nothing_changes() {
                 "lacks",
                 ".momentum_buffer",
                 "it has 0.bias.exp_avg,",
-                "(`optimizer`, `momentum`, `freeze`)",
+                "`optimizer`, `momentum` and `freeze`",
             ][..],
         ),
         (
             case(sgd(0.0)),
-            &["it has 0.bias.exp_avg,", "which this run has not"],
+            &["it has 0.bias.exp_avg,", "which this run does not"],
         ),
         (
             frozen,
@@ -499,7 +499,6 @@ fn the_newest_stay_and_the_best_and_each_save_waits_for_the_one_before() {
                     .collect::<Vec<_>>(),
                 [1, 2, 3, 4, 5, 6]
             );
-            assert!(saver.held_up() > std::time::Duration::ZERO);
             Ok(())
         });
         let names: Vec<String> = expected
@@ -522,7 +521,7 @@ fn the_best_is_found_while_it_is_there_and_whole_and_else_the_newest() {
         checkpoint::best(&folder.0)
             .unwrap_err()
             .to_string()
-            .contains("a whole checkpoint in it, got none.")
+            .contains("an intact checkpoint in it, got none;")
     );
     on_ranks(1, None, |world| {
         let mut step = case(sgd(0.0)).step(world)?;
@@ -561,7 +560,7 @@ fn the_best_is_found_while_it_is_there_and_whole_and_else_the_newest() {
         checkpoint::best(&folder.0)
             .unwrap_err()
             .to_string()
-            .contains("got none that is whole: ")
+            .contains("got none that is intact: ")
     );
 }
 

@@ -56,7 +56,7 @@ impl Bench {
         }
     }
 
-    /// Runs `body` in a pass, and tells which gradients became complete.
+    /// Runs `body` in a pass, and returns which gradients became complete.
     fn pass<R>(
         &mut self,
         training: bool,

@@ -10,21 +10,21 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::book::{Amount, BETWEEN_RANKS, Book, STEP, Share};
+use super::ledger::{Amount, BETWEEN_RANKS, RankLedger, STEP, Workload};
 
-/// A source line that moves more on some ranks than on others, without their rows being the reason.
+/// A source line that moves more on some ranks than on others, which their rows do not explain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Difference {
-    /// What it moves: `device to host` …
+    /// The kind: `device to host` …
     pub kind: String,
     /// The source line.
     pub at: String,
-    /// Whether a policy moves it, not a call.
+    /// Whether a policy moved it, not a call.
     pub implicit: bool,
-    /// The reason it was announced with, if it was.
+    /// The announced reason, if there is one.
     pub announced: Option<String>,
-    /// Over the run, by rank; none where a rank did not tell of each of its lines.
+    /// Over the run, by rank; None if the rank's lines were cut.
     pub amounts: Vec<Option<Amount>>,
 }
 
@@ -39,11 +39,11 @@ impl Difference {
     }
 }
 
-/// Compares the ranks' books, in the order of ranks. The largest difference first.
-pub(super) fn find(books: &[Book]) -> Vec<Difference> {
+/// Compares the ranks' ledgers, in the order of ranks. The largest difference first.
+pub(super) fn find(ledgers: &[RankLedger]) -> Vec<Difference> {
     let mut lines: BTreeMap<(&str, &str, bool), Difference> = BTreeMap::new();
-    for (rank, book) in books.iter().enumerate() {
-        for line in book.lines.iter().filter(|line| line.phase == STEP) {
+    for (rank, ledger) in ledgers.iter().enumerate() {
+        for line in ledger.lines.iter().filter(|line| line.phase == STEP) {
             let difference = lines
                 .entry((&line.kind, &line.at, line.implicit))
                 .or_insert_with(|| Difference {
@@ -51,9 +51,9 @@ pub(super) fn find(books: &[Book]) -> Vec<Difference> {
                     at: line.at.clone(),
                     implicit: line.implicit,
                     announced: line.announced.clone(),
-                    amounts: books
+                    amounts: ledgers
                         .iter()
-                        .map(|book| nothing_of(&line.kind, book))
+                        .map(|ledger| nothing_of(&line.kind, ledger))
                         .collect(),
                 });
             difference.amounts[rank]
@@ -61,10 +61,10 @@ pub(super) fn find(books: &[Book]) -> Vec<Difference> {
                 .add(line.amount);
         }
     }
-    let shares: Vec<Share> = books.iter().map(|book| book.share).collect();
+    let workloads: Vec<Workload> = ledgers.iter().map(|ledger| ledger.workload).collect();
     let mut found: Vec<Difference> = lines
         .into_values()
-        .filter(|line| !is_explained(line, &shares))
+        .filter(|line| !is_explained(line, &workloads))
         .collect();
     found.sort_by_key(|difference| std::cmp::Reverse(difference.size()));
     found
@@ -72,31 +72,31 @@ pub(super) fn find(books: &[Book]) -> Vec<Difference> {
 
 /// What a rank moved at a line of this kind that it does not list: nothing, if it lists all lines
 /// of the kind.
-fn nothing_of(kind: &str, book: &Book) -> Option<Amount> {
-    let has_more = book
+fn nothing_of(kind: &str, ledger: &RankLedger) -> Option<Amount> {
+    let has_more = ledger
         .rest
         .iter()
         .any(|rest| rest.phase == STEP && rest.kind == kind);
     (!has_more).then(Amount::default)
 }
 
-fn is_explained(line: &Difference, shares: &[Share]) -> bool {
+fn is_explained(line: &Difference, workloads: &[Workload]) -> bool {
     let known = || {
         line.amounts
             .iter()
-            .zip(shares)
-            .filter_map(|(amount, share)| Some(((*amount)?, share)))
+            .zip(workloads)
+            .filter_map(|(amount, workload)| Some(((*amount)?, workload)))
     };
-    let range = |of: &dyn Fn(Amount, &Share) -> u64| {
-        Range::of(known().map(|(amount, share)| of(amount, share)))
+    let range = |of: &dyn Fn(Amount, &Workload) -> u64| {
+        Range::of(known().map(|(amount, workload)| of(amount, workload)))
     };
     let amounts = [
         range(&|amount, _| amount.bytes),
         range(&|amount, _| amount.count),
     ];
     let reasons = [
-        range(&|_, share| share.rows),
-        range(&|_, share| share.passes),
+        range(&|_, workload| workload.rows),
+        range(&|_, workload| workload.passes),
     ];
     amounts.iter().all(|amount| {
         let is_free_to_vary = line.kind != BETWEEN_RANKS;
@@ -105,7 +105,7 @@ fn is_explained(line: &Difference, shares: &[Share]) -> bool {
     })
 }
 
-/// From the rank that has least to the one that has most.
+/// The least and the most of any rank.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     least: u64,

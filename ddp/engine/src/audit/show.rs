@@ -1,20 +1,20 @@
-//! The audit as text: a table of at most 20 lines. The record has all of it.
+//! The audit as text: a table of at most 20 lines. The record has everything.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use ddp_kernels::transfer::{Kind, readable_bytes};
 
-use super::book::{Amount, KINDS, OTHER_PHASES};
+use super::ledger::{Amount, KINDS, OTHER_PHASES};
 use super::{Audit, Difference, PerStep, RankSums, RankedHint};
 
-/// The most of each that are shown, one a line. Ranks with the same amounts are one line.
+/// The most lines of each kind. Ranks with the same amounts are one line.
 const RANK_LINES_MAX: usize = 6;
 const DIFFERENCES_MAX: usize = 4;
 const HINTS_MAX: usize = 4;
 /// The most pieces of a list in a line.
 const PIECES_MAX: usize = 4;
-/// Between columns.
+/// Blanks between columns.
 const GAP: usize = 2;
 
 impl fmt::Display for Audit {
@@ -71,7 +71,7 @@ impl Audit {
         let shown = self
             .differences
             .iter()
-            .map(|difference| format!("  difference: {}", self.told(difference)));
+            .map(|difference| format!("  difference: {}", self.difference_text(difference)));
         lines.extend(limited(shown.collect(), DIFFERENCES_MAX, "differences"));
         lines.extend(self.shown_hints());
         lines
@@ -93,7 +93,7 @@ impl Audit {
             .any(|rank| rank.per_step.contains_key(&kind.to_string()))
     }
 
-    /// A line for the ranks that move the same, under a line of headings.
+    /// Headings, and a line for each set of ranks that move the same.
     fn table(&self, columns: &[Kind]) -> Vec<String> {
         let mut alike: Vec<(Vec<&RankSums>, Vec<String>)> = Vec::new();
         for rank in &self.ranks {
@@ -137,7 +137,7 @@ impl Audit {
         lines
     }
 
-    /// What all ranks together moved in other phases, if anything.
+    /// What all ranks moved in other phases, if anything.
     fn beside_steps(&self) -> Option<String> {
         let of_phase = |phase: String| {
             let mut sums: BTreeMap<String, Amount> = BTreeMap::new();
@@ -170,9 +170,9 @@ impl Audit {
     }
 
     /// `device to host at src/step.rs:12: rank 1 4.0 KiB a step, ranks 0, 2 and 3 none`
-    fn told(&self, difference: &Difference) -> String {
+    fn difference_text(&self, difference: &Difference) -> String {
         let in_bytes = difference.differs_in_bytes();
-        let told = |amount: &Amount| {
+        let amount_text = |amount: &Amount| {
             let a_step = |of_run: u64| of_run as f64 / self.steps.max(1) as f64;
             match amount.count {
                 0 => "none".to_string(),
@@ -183,7 +183,7 @@ impl Audit {
         let mut alike: Vec<(String, Amount, Vec<usize>)> = Vec::new();
         for (rank, amount) in difference.amounts.iter().enumerate() {
             let Some(amount) = amount else { continue };
-            let text = told(amount);
+            let text = amount_text(amount);
             match alike.iter_mut().find(|(known, ..)| *known == text) {
                 Some((.., ranks)) => ranks.push(rank),
                 None => alike.push((text, *amount, vec![rank])),
@@ -219,11 +219,11 @@ impl Audit {
     }
 
     fn shown_hints(&self) -> Vec<String> {
-        let told = |RankedHint { ranks, text, .. }: &RankedHint| match self.ranks.len() {
+        let line = |RankedHint { ranks, text, .. }: &RankedHint| match self.ranks.len() {
             1 => format!("  hint: {text}"),
             _ => format!("  hint, {}: {text}", ranks_text(ranks)),
         };
-        limited(self.hints.iter().map(told).collect(), HINTS_MAX, "hints")
+        limited(self.hints.iter().map(line).collect(), HINTS_MAX, "hints")
     }
 }
 
@@ -235,14 +235,14 @@ impl Difference {
     }
 }
 
-/// The kinds that there is something of, in the order in which people see them.
+/// The kinds with an amount, in the order in which they are printed.
 fn kinds_of<T>(amounts: &BTreeMap<String, T>) -> impl Iterator<Item = (Kind, &T)> {
     KINDS
         .into_iter()
         .filter_map(|kind| Some((kind, amounts.get(&kind.to_string())?)))
 }
 
-/// Bytes, or how many scalar reads, which are slow however little they read.
+/// Bytes, or the number of scalar reads, which are slow however little they read.
 fn cell(kind: Kind, amount: PerStep) -> String {
     match kind {
         _ if amount.count == 0.0 => "-".to_string(),
@@ -331,7 +331,7 @@ fn pieces(numbers: &[usize]) -> String {
     list(&parts)
 }
 
-/// What they train on, without the names that devices are sold under.
+/// The devices of these ranks, without the names of models.
 fn devices(ranks: &[&RankSums]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for device in ranks.iter().flat_map(|rank| &rank.devices) {
@@ -346,7 +346,7 @@ fn devices(ranks: &[&RankSums]) -> String {
     }
 }
 
-/// Columns of one width each: the first two begin alike, numbers end alike.
+/// Columns of equal width: the first two aligned left, the others right.
 fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     let width = |column: usize| {
         rows.iter()
@@ -369,7 +369,7 @@ fn aligned(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// The first of these lines, and how many more there are.
+/// The first lines, and how many more there are.
 fn limited(mut lines: Vec<String>, most: usize, name: &str) -> Vec<String> {
     let left = lines.len().saturating_sub(most);
     lines.truncate(most);

@@ -7,7 +7,7 @@ use ddp_kernels::transfer::{self, Phase, with_ledger};
 use ddp_kernels::{DType, Tensor};
 use serde_json::{Value, json};
 
-use super::book::{LINES_MAX, Line, bounded};
+use super::ledger::{LINES_MAX, Line, bounded};
 use super::*;
 
 fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> Line {
@@ -23,7 +23,7 @@ fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> Line {
 }
 
 /// A GPU's rank in a training of 100 steps of 32 rows a rank.
-fn gpu(index: usize) -> Book {
+fn gpu(index: usize) -> RankLedger {
     let lines = vec![
         line(
             "step",
@@ -42,22 +42,22 @@ fn gpu(index: usize) -> Book {
         line("setup", "host to device", "ddp/src/model.rs:5", 4, 50_920),
         line("log", "device to host", "ddp/src/step.rs:6", 40, 400),
     ];
-    let share = Share {
+    let workload = Workload {
         steps: 100,
         rows: 3_200,
         passes: 100,
     };
-    Book {
+    RankLedger {
         devices: vec![format!("cuda:{index} NVIDIA H200")],
-        share,
+        workload,
         lines,
-        ..Book::default()
+        ..RankLedger::default()
     }
 }
 
-fn hint(at: &str, device: &str, count: u64) -> Advice {
+fn hint(at: &str, device: &str, count: u64) -> HintLine {
     let text = format!("scalar reads in the step: {device} at {at}, {count} times.");
-    Advice {
+    HintLine {
         pattern: "scalar reads in the step".into(),
         lines: vec![at.into()],
         count,
@@ -109,21 +109,21 @@ fn one_rank_is_a_line_or_two() {
 placement, per step, mean of 100 steps: 98.2 KiB host to device and 1.5 scalar reads
   outside steps, over the run: setup 49.7 KiB host to device; log 400 B device to host";
     assert_eq!(Audit::of(&[alone]).to_string(), expected);
-    let nothing = Book {
-        share: Share {
+    let nothing = RankLedger {
+        workload: Workload {
             steps: 785,
-            ..Share::default()
+            ..Workload::default()
         },
-        ..Book::default()
+        ..RankLedger::default()
     };
     let expected = "placement: nothing crossed between devices in 785 steps";
     assert_eq!(
         Audit::of(std::slice::from_ref(&nothing)).to_string(),
         expected
     );
-    let simulated = Book {
+    let simulated = RankLedger {
         simulated: true,
-        share: Share::default(),
+        workload: Workload::default(),
         ..nothing
     };
     let audit = Audit::of(&[simulated]);
@@ -136,9 +136,9 @@ placement, per step, mean of 100 steps: 98.2 KiB host to device and 1.5 scalar r
 
 #[test]
 fn no_steps_are_no_numbers_by_step() {
-    let mut book = gpu(0);
-    book.share.steps = 0;
-    let audit = Audit::of(&[book.clone(), book]);
+    let mut ledger = gpu(0);
+    ledger.workload.steps = 0;
+    let audit = Audit::of(&[ledger.clone(), ledger]);
     assert!(
         audit.ranks.iter().all(|rank| rank.per_step.is_empty()),
         "{audit:?}"
@@ -153,20 +153,20 @@ fn no_steps_are_no_numbers_by_step() {
 
 #[test]
 fn a_difference_is_told_with_ranks_line_and_amounts() {
-    let mut books: Vec<Book> = (0..4).map(gpu).collect();
-    books[1].lines.push(line(
+    let mut ledgers: Vec<RankLedger> = (0..4).map(gpu).collect();
+    ledgers[1].lines.push(line(
         "step",
         "device to host",
         "ddp/src/debug.rs:7",
         100,
         409_600,
     ));
-    books[3].lines[1].amount.bytes += 800;
-    books[2].lines.push(Line {
+    ledgers[3].lines[1].amount.bytes += 800;
+    ledgers[2].lines.push(Line {
         implicit: true,
         ..line("step", "scalar read", "ddp/src/debug.rs:8", 50, 0)
     });
-    let audit = Audit::of(&books);
+    let audit = Audit::of(&ledgers);
     let text = audit.to_string();
     for expected in [
         "  difference: device to host at ddp/src/debug.rs:7: rank 1 4.0 KiB a step, ranks 0, 2 and 3 none\n",
@@ -190,10 +190,10 @@ fn a_difference_is_told_with_ranks_line_and_amounts() {
 
 #[test]
 fn a_hint_of_several_ranks_is_told_once_with_them() {
-    let mut books: Vec<Book> = (0..3).map(gpu).collect();
-    books[0].hints = vec![hint("a.rs:1", "cuda:0", 10), hint("b.rs:1", "cuda:0", 8)];
-    books[2].hints = vec![hint("a.rs:1", "cuda:2", 30)];
-    let audit = Audit::of(&books);
+    let mut ledgers: Vec<RankLedger> = (0..3).map(gpu).collect();
+    ledgers[0].hints = vec![hint("a.rs:1", "cuda:0", 10), hint("b.rs:1", "cuda:0", 8)];
+    ledgers[2].hints = vec![hint("a.rs:1", "cuda:2", 30)];
+    let audit = Audit::of(&ledgers);
     let seen: Vec<_> = audit
         .hints
         .iter()
@@ -207,7 +207,7 @@ fn a_hint_of_several_ranks_is_told_once_with_them() {
         ),
         "{text}"
     );
-    let alone = Audit::of(&books[..1]).to_string();
+    let alone = Audit::of(&ledgers[..1]).to_string();
     assert!(
         alone.contains("\n  hint: scalar reads in the step: cuda:0 at a.rs:1, 10 times.\n"),
         "{alone}"
@@ -217,16 +217,16 @@ fn a_hint_of_several_ranks_is_told_once_with_them() {
 #[test]
 fn however_much_there_is_to_say_it_is_20_lines() {
     let strange = |rank: u64| {
-        let mut book = gpu(rank as usize);
-        book.lines.push(line(
+        let mut ledger = gpu(rank as usize);
+        ledger.lines.push(line(
             "step",
             "host to device",
             &format!("x.rs:{rank}"),
             100,
             100_000 * rank,
         ));
-        book.hints = vec![hint(&format!("x.rs:{rank}"), "cuda:0", 10 + rank)];
-        book
+        ledger.hints = vec![hint(&format!("x.rs:{rank}"), "cuda:0", 10 + rank)];
+        ledger
     };
     let audit = Audit::of(&(0..40).map(strange).collect::<Vec<_>>());
     let text = audit.to_string();
@@ -249,10 +249,10 @@ fn however_much_there_is_to_say_it_is_20_lines() {
         ),
         (40, 40, 40)
     );
-    // One line that is different on every rank: the ends are told.
-    let mut books: Vec<Book> = (0..9).map(gpu).collect();
-    (0..9).for_each(|rank| books[rank].lines[0].amount.bytes += 102_400 * rank as u64);
-    let text = Audit::of(&books).to_string();
+    // A line that differs on every rank: the two ends are printed.
+    let mut ledgers: Vec<RankLedger> = (0..9).map(gpu).collect();
+    (0..9).for_each(|rank| ledgers[rank].lines[0].amount.bytes += 102_400 * rank as u64);
+    let text = Audit::of(&ledgers).to_string();
     let expected =
         "ddp/src/loader.rs:9: rank 8 106.2 KiB a step, 7 ranks between, rank 0 98.2 KiB a step";
     assert!(text.contains(expected), "{text}");
@@ -261,12 +261,12 @@ fn however_much_there_is_to_say_it_is_20_lines() {
 #[test]
 fn many_ranks_are_told_by_their_runs() {
     // Every second of 20 ranks moves twice as much.
-    let book = |rank: usize| {
-        let mut book = gpu(rank % 8);
-        book.lines[0].amount.bytes *= 1 + rank as u64 % 2;
-        book
+    let ledger = |rank: usize| {
+        let mut ledger = gpu(rank % 8);
+        ledger.lines[0].amount.bytes *= 1 + rank as u64 % 2;
+        ledger
     };
-    let text = Audit::of(&(0..20).map(book).collect::<Vec<_>>()).to_string();
+    let text = Audit::of(&(0..20).map(ledger).collect::<Vec<_>>()).to_string();
     assert!(
         text.contains("ranks 1, 3, 5, 7 and 6 more 196.5 KiB a step, ranks 0, 2, 4, 6 and 6 more"),
         "{text}"
@@ -298,35 +298,35 @@ fn a_book_is_bounded_and_loses_no_byte() {
             .map(|line| line.amount.bytes)
             .is_sorted_by(|a, b| a >= b)
     );
-    let share = Share {
+    let workload = Workload {
         steps: 1,
         rows: 1,
         passes: 1,
     };
-    let whole = Book {
+    let whole = RankLedger {
         lines,
-        share,
-        ..Book::default()
+        workload,
+        ..RankLedger::default()
     };
-    let cut = Book {
+    let cut = RankLedger {
         lines: told,
         rest,
-        share,
-        ..Book::default()
+        workload,
+        ..RankLedger::default()
     };
     assert_eq!(Audit::of(&[cut]).ranks, Audit::of(&[whole]).ranks);
 }
 
-/// Ranks as threads, each with a ledger of its own, which `body` fills; what the first one is told.
-fn gathered(size: usize, body: impl Fn(&World) -> Share + Send + Sync + 'static) -> Audit {
+/// Ranks as threads, each with its own ledger, which `body` fills. Returns the audit of rank 0.
+fn gathered(size: usize, body: impl Fn(&World) -> Workload + Send + Sync + 'static) -> Audit {
     let body = Arc::new(body);
     let worlds = World::threads(size, None, Duration::from_secs(60)).unwrap();
     let start = |world: World| {
         let body = body.clone();
         std::thread::spawn(move || {
             with_ledger(&Ledger::new(), || {
-                let share = body(&world);
-                audit(&world, share, &[Device::Cpu]).unwrap()
+                let workload = body(&world);
+                audit(&world, workload, &[Device::Cpu]).unwrap()
             })
         })
     };
@@ -346,12 +346,12 @@ fn every_ranks_ledger_comes_to_the_first() {
         let place = std::panic::Location::caller();
         transfer::in_phase(Phase::Step, || {
             (0..5).for_each(|_| transfer::book_collective(&given, place));
-            // One of them reads a number in each step, on a line that nobody else comes to.
+            // One of them reads a number in each step, on a line that the others do not run.
             (0..5).filter(|_| world.rank() == 2).for_each(|_| {
                 let _ = given.slice(0..1).unwrap().item().unwrap();
             });
         });
-        Share {
+        Workload {
             steps: 5,
             rows: 10,
             passes: 5,
@@ -386,14 +386,14 @@ fn every_ranks_ledger_comes_to_the_first() {
 }
 
 #[test]
-fn a_text_that_is_no_book_is_refused_with_its_rank() {
-    let error = Book::from_text(b"{\"devices\":", 3).unwrap_err();
+fn a_text_that_is_not_a_ledger_is_refused_with_its_rank() {
+    let error = RankLedger::from_text(b"{\"devices\":", 3).unwrap_err();
     assert!(
-        error.to_string().contains("rank 3's book of transfers"),
+        error.to_string().contains("rank 3's ledger cannot be read"),
         "{error}"
     );
     assert_eq!(
-        Book::from_text(&gpu(1).to_text().unwrap(), 0).unwrap(),
+        RankLedger::from_text(&gpu(1).to_text().unwrap(), 0).unwrap(),
         gpu(1)
     );
 }

@@ -16,16 +16,16 @@ pub fn damaged(folder: &Path, why: impl Into<String>) -> Error {
 /// A file that cannot be read.
 pub(super) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_path_buf();
-    let way_out = "Check that it is there and may be read".to_string();
+    let help = "check that it exists and can be read".to_string();
     move |source| Error::Io {
         action: "read",
         path,
         source,
-        way_out,
+        help,
     }
 }
 
-/// What is wrong with a file of another version.
+/// The error of a file of another version.
 pub(super) fn other_format(got: impl Into<u64>, known: u32) -> String {
     let got = got.into();
     format!(
@@ -33,7 +33,7 @@ pub(super) fn other_format(got: impl Into<u64>, known: u32) -> String {
     )
 }
 
-/// Some of these names.
+/// The first names of a list, and how many more there are.
 pub(super) fn some(names: &[&str]) -> String {
     match names.len() {
         0..=4 => names.join(", "),

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::errors::{damaged, unreadable};
 use crate::error::Result;
 
-/// Reads an open file from a position on, without its cursor, so that other threads can read it too.
+/// Reads an open file from a position, without its cursor, so that other threads can read it too.
 #[derive(Debug)]
 pub(super) struct ReadFrom<'a> {
     file: &'a File,
@@ -33,13 +33,12 @@ impl Read for ReadFrom<'_> {
     }
 }
 
-/// Opens a file of a checkpoint. Refuses anything else of that name, such as a pipe, which would
-/// block.
+/// Opens a file of a checkpoint. Refuses what is not a plain file: a pipe would block.
 pub(super) fn open_file(folder: &Path, name: &str) -> Result<File> {
     let path = folder.join(name);
     match fs::metadata(&path) {
         Ok(metadata) if metadata.is_file() => File::open(&path).map_err(unreadable(&path)),
-        Ok(_) => Err(damaged(folder, format!("{name} is no file"))),
+        Ok(_) => Err(damaged(folder, format!("{name} is not a file"))),
         Err(error) if error.kind() == ErrorKind::NotFound && folder.is_dir() => {
             Err(damaged(folder, format!("it lacks {name}")))
         }

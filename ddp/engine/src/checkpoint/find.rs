@@ -11,14 +11,14 @@ use super::manifest::{Opened, is_of_another_version, open};
 use crate::error::{Error, Result};
 
 /// Checkpoints that cannot be used, each with the reason.
-pub type PassedOver = Vec<(PathBuf, String)>;
+pub type Skipped = Vec<(PathBuf, String)>;
 
 /// Why a checkpoint is skipped. An error if it may be intact but cannot be read: skipping it would
 /// lose work.
 fn damage(folder: &Path, error: Error) -> Result<String> {
     let older = "or name an older checkpoint of the run (`resume` PATH)";
     match error {
-        // It is none at all, or has no such file.
+        // It is not a checkpoint, or lacks the file.
         Error::Io { ref source, .. }
             if matches!(
                 source.kind(),
@@ -36,7 +36,7 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
             action,
             path,
             source,
-            way_out: format!("Check that it may be read, {older}"),
+            help: format!("check that it can be read, {older}"),
         }),
         Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
             "{text}; it is intact, but of another version of ddp-train: use that version, {older}"
@@ -50,13 +50,13 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
 /// job removes old checkpoints.
 pub(super) const LISTED_MAX: u32 = 20;
 
-/// Waits before the next listing: hosts see changes of a shared folder late.
+/// Waits before the next listing: hosts see changes in a shared folder late.
 fn nap(listed: u32) {
     std::thread::sleep(Duration::from_millis(20) * listed);
 }
 
 /// The newest intact checkpoint of a run, and the damaged ones that were skipped, with the reason.
-pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
+pub fn newest(out: &Path) -> Result<(Option<Opened>, Skipped)> {
     let checkpoints = checkpoints(out);
     for listed in 1.. {
         if let Some(found) = newest_of(&checkpoints, &steps(&checkpoints)?, listed == LISTED_MAX)? {
@@ -64,7 +64,7 @@ pub fn newest(out: &Path) -> Result<(Option<Opened>, PassedOver)> {
         }
         nap(listed);
     }
-    unreachable!("the last time it is found or not")
+    unreachable!("the last attempt returns")
 }
 
 /// The newest intact checkpoint of these steps. None if one disappeared, unless this `is_last`
@@ -73,42 +73,42 @@ pub(super) fn newest_of(
     checkpoints: &Path,
     steps: &BTreeSet<u64>,
     is_last: bool,
-) -> Result<Option<(Option<Opened>, PassedOver)>> {
-    let mut passed_over = Vec::new();
+) -> Result<Option<(Option<Opened>, Skipped)>> {
+    let mut skipped = Vec::new();
     for &step in steps.iter().rev() {
         let folder = checkpoints.join(name(step));
         match open(&folder) {
             Ok(opened) if opened.state.step == step => {
-                return Ok(Some((Some(opened), passed_over)));
+                return Ok(Some((Some(opened), skipped)));
             }
             Ok(opened) => {
                 let why = format!(
                     "it holds step {}, and its name says {step}",
                     opened.state.step
                 );
-                passed_over.push((folder, why));
+                skipped.push((folder, why));
             }
             Err(_) if is_gone(&folder) && !is_last => return Ok(None),
             Err(error) => {
                 let why = damage(&folder, error)?;
-                passed_over.push((folder, why));
+                skipped.push((folder, why));
             }
         }
     }
-    Ok(Some((None, passed_over)))
+    Ok(Some((None, skipped)))
 }
 
-/// Whether there is no such folder any more.
+/// Whether the folder does not exist (any more).
 pub fn is_gone(folder: &Path) -> bool {
     fs::metadata(folder).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// A checkpoint of a run, and why it is this one.
+/// A checkpoint of a run, and why it was chosen.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// Every byte of it checked.
+    /// The checkpoint, every byte checked.
     pub opened: Opened,
-    /// For people.
+    /// The reason, for people.
     pub why: String,
 }
 
@@ -116,17 +116,17 @@ pub struct Chosen {
 /// checkpoints that are skipped.
 pub fn best(out: &Path) -> Result<Chosen> {
     for listed in 1.. {
-        let (newest, passed_over) = newest(out)?;
-        for (folder, why) in &passed_over {
+        let (newest, skipped) = newest(out)?;
+        for (folder, why) in &skipped {
             tracing::warn!("skipped the checkpoint {}: {why}", folder.display());
         }
         let newest = newest.ok_or_else(|| {
-            let got = passed_over.first().map_or("none".to_string(), |(_, why)| {
-                format!("none that is whole: {why}")
+            let got = skipped.first().map_or("none".to_string(), |(_, why)| {
+                format!("none that is intact: {why}")
             });
-            let way_out = "Train first, or give another folder";
             Error::Data(format!(
-                "{}: expected a whole checkpoint in it, got {got}. {way_out}",
+                "{}: expected an intact checkpoint in it, got {got}; help: train first, or give \
+                 another folder",
                 out.display()
             ))
         })?;
@@ -135,7 +135,7 @@ pub fn best(out: &Path) -> Result<Chosen> {
         }
         nap(listed);
     }
-    unreachable!("the last time something is chosen")
+    unreachable!("the last attempt returns")
 }
 
 /// The best checkpoint according to the newest one, or the newest. None if the best disappeared
@@ -148,7 +148,7 @@ pub(super) fn best_or(newest: Opened, out: &Path, is_last: bool) -> Result<Optio
         }))
     };
     let Some(best) = newest.state.best else {
-        return chosen(newest, "the newest; none was evaluated before it");
+        return chosen(newest, "the newest; none was evaluated");
     };
     if best.step == newest.state.step {
         return chosen(newest, "the best by validation, and the newest");
@@ -162,12 +162,12 @@ pub(super) fn best_or(newest: Opened, out: &Path, is_last: bool) -> Result<Optio
             if !is_newest && !is_last {
                 return Ok(None);
             }
-            "it is not there".to_string()
+            "it is missing".to_string()
         }
         Err(error) => error.to_string(),
     };
     tracing::warn!(
-        "the best model by validation was that of step {}, but {why_not}: the newest is taken",
+        "the best model by validation was that of step {}, but {why_not}: using the newest",
         best.step
     );
     chosen(newest, "the newest")

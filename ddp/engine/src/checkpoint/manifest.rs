@@ -24,11 +24,11 @@ use ddp_data::disk::Contents;
 const FORMAT: u32 = 1;
 /// Longer ones are refused unread: an entry takes less than 200 bytes, and there is one a rank.
 const BYTES_MAX: u64 = 16 << 20;
-/// Files that are opened before any is read. ZeRO-1 has one a rank, and a process may open only so
-/// many.
+/// Files that are opened before any is read. ZeRO-1 has one for each rank, and a process may open
+/// only so many.
 const OPEN_MAX: usize = 256;
 
-/// What a checkpoint consists of.
+/// The files of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
@@ -43,24 +43,24 @@ pub(crate) struct Manifest {
 pub struct FileEntry {
     /// Its name in the checkpoint's folder.
     pub name: String,
-    /// How long it is.
+    /// Its length.
     pub bytes: u64,
     /// The BLAKE3 of its contents: 64 lower-case hexadecimal digits.
     pub blake3: String,
 }
 
-/// A checkpoint that is whole, to the byte.
+/// A checkpoint whose bytes have all been checked.
 #[derive(Clone, Debug)]
 pub struct Opened {
-    /// Where it lies.
+    /// Its folder.
     pub folder: PathBuf,
-    /// What the run was when it was saved.
+    /// The state of the run when it was saved.
     pub state: State,
-    /// Its files but the manifest.
+    /// Its files, without the manifest.
     pub files: Vec<FileEntry>,
-    /// The BLAKE3 of its manifest: folders in which it is the same have the same bytes.
+    /// The BLAKE3 of its manifest: folders with the same one hold the same bytes.
     pub manifest_blake3: String,
-    /// The file that was checked, whatever becomes of the folder.
+    /// The file that was checked. It stays open even if the folder is removed.
     pub(super) model: Arc<File>,
 }
 
@@ -88,8 +88,8 @@ impl FileEntry {
         }
     }
 
-    /// How `file`, which has this name in `folder`, differs from what was written: in length, and
-    /// if `is_read` in its bytes.
+    /// How `file`, which has this name in `folder`, differs from what was written: in length, or
+    /// with `is_read` in its bytes.
     fn difference(&self, folder: &Path, file: &File, is_read: bool) -> Result<Option<String>> {
         let FileEntry {
             name,
@@ -100,7 +100,7 @@ impl FileEntry {
         let length = file.metadata().map_err(unreadable(&path))?.len();
         if length != *bytes {
             return Ok(Some(format!(
-                "{name} has {length} bytes, and was written with {bytes}"
+                "{name} has {length} bytes: {bytes} were written"
             )));
         }
         if !is_read {
@@ -110,13 +110,12 @@ impl FileEntry {
         hash.update_reader(ReadFrom::start(file))
             .map_err(unreadable(&path))?;
         let differs = hash.finalize().to_hex().as_str() != blake3;
-        Ok(differs
-            .then(|| format!("{name} has other bytes than were written (its BLAKE3 differs)")))
+        Ok(differs.then(|| format!("{name} is not as it was written (its BLAKE3 differs)")))
     }
 }
 
 impl Manifest {
-    /// Of the checkpoint of step `step`, with these files.
+    /// The manifest of a checkpoint of step `step` with these files.
     pub(crate) fn new(step: u64, files: Vec<FileEntry>) -> Manifest {
         Manifest {
             format: FORMAT,
@@ -129,7 +128,7 @@ impl Manifest {
         self.step
     }
 
-    /// Whether a checkpoint of the files `others` has the same model and moments.
+    /// Whether a checkpoint with the files `others` has the same model and moments.
     pub(super) fn has_tensors_of(&self, others: &[FileEntry]) -> bool {
         let of = |files: &[FileEntry]| -> BTreeSet<(String, String)> {
             let tensors = files.iter().filter(|entry| entry.name != STATE_FILE);
@@ -140,14 +139,14 @@ impl Manifest {
         of(&self.files) == of(others)
     }
 
-    /// The file, which has one form only.
+    /// The bytes of the file. There is only one way to write it.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = serde_json::to_vec_pretty(self).expect("it has names and numbers alone");
+        let mut bytes = serde_json::to_vec_pretty(self).expect("it holds only names and numbers");
         bytes.push(b'\n');
         bytes
     }
 
-    /// From the file's bytes. An error says what is wrong with them.
+    /// Reads the file's bytes. An error says what is wrong with them.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Manifest, String> {
         let manifest: Manifest =
             serde_json::from_slice(bytes).map_err(|error| format!("cannot be read: {error}"))?;
@@ -205,7 +204,7 @@ pub(super) fn open_reading(folder: &Path, is_read: impl Fn(usize) -> bool) -> Re
     })
 }
 
-/// Opens what every checkpoint has, and of the other files as many as may be open.
+/// Opens model and state, and as many of the other files as may be open.
 fn open_first<'a>(folder: &Path, manifest: &'a Manifest) -> Result<BTreeMap<&'a str, File>> {
     let others = manifest
         .files
@@ -223,7 +222,7 @@ fn open_first<'a>(folder: &Path, manifest: &'a Manifest) -> Result<BTreeMap<&'a 
 
 /// Opens the model file at `path`. In the folder of a checkpoint it must match the manifest.
 pub(super) fn open_model(path: &Path) -> Result<File> {
-    // By another name, too, it is one of the checkpoint's.
+    // A link to a file of a checkpoint counts as that file.
     let real = path.canonicalize().map_err(unreadable(path))?;
     let (Some(folder), Some(name)) = (real.parent(), real.file_name()) else {
         return File::open(path).map_err(unreadable(path));
@@ -236,28 +235,26 @@ pub(super) fn open_model(path: &Path) -> Result<File> {
     }
     let name = name.to_string_lossy();
     let refuse = |why: String| {
-        let way_out = format!(
-            "Give another; or, if it is not of the checkpoint that {MANIFEST_FILE} tells of, put it into a folder of its own"
-        );
         Error::Data(format!(
-            "cannot load the model from {}: {why}. {way_out}",
+            "cannot load the model from {}: {why}; help: give another, or move it out of the \
+             checkpoint's folder if it does not belong there",
             path.display()
         ))
     };
-    let why = |error: Error| refuse(format!("it lies in the folder of a checkpoint: {error}"));
+    let why = |error: Error| refuse(format!("it is in the folder of a checkpoint: {error}"));
     let bytes = read_small(folder, MANIFEST_FILE, BYTES_MAX).map_err(why)?;
     let manifest = Manifest::parse(&bytes)
-        .map_err(|why| refuse(format!("{MANIFEST_FILE} beside it {why}")))?;
+        .map_err(|why| refuse(format!("{MANIFEST_FILE} next to it {why}")))?;
     let entry = manifest.files.iter().find(|entry| entry.name == name);
     let entry =
-        entry.ok_or_else(|| refuse(format!("{MANIFEST_FILE} beside it does not name {name}")))?;
+        entry.ok_or_else(|| refuse(format!("{MANIFEST_FILE} next to it does not list {name}")))?;
     let file = open_file(folder, &name)?;
     entry
         .difference(folder, &file, true)?
         .map_or(Ok(file), |why| Err(refuse(why)))
 }
 
-/// Whether manifest and state are intact but of a version that this program does not read.
+/// Whether manifest and state are intact but of a version that this program cannot read.
 pub(super) fn is_of_another_version(folder: &Path) -> bool {
     let Ok(bytes) = read_small(folder, MANIFEST_FILE, BYTES_MAX) else {
         return false;
@@ -288,35 +285,35 @@ fn names(manifest: &Manifest) -> BTreeSet<String> {
         .collect()
 }
 
-/// Whether the files are those in the folder.
+/// Refuses a folder whose files are not those of the manifest.
 fn check_names(folder: &Path, manifest: &Manifest) -> Result<()> {
-    let told = names(manifest);
-    if told.len() != manifest.files.len() {
+    let listed = names(manifest);
+    if listed.len() != manifest.files.len() {
         return Err(damaged(
             folder,
-            format!("{MANIFEST_FILE} names a file twice"),
+            format!("{MANIFEST_FILE} lists a file twice"),
         ));
     }
-    let mut there = BTreeSet::new();
+    let mut found = BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
         let name = entry
             .map_err(unreadable(folder))?
             .file_name()
             .to_string_lossy()
             .into_owned();
-        // What file managers and the like leave where people have looked.
+        // File managers leave hidden files.
         if !name.starts_with('.') {
-            there.insert(name);
+            found.insert(name);
         }
     }
-    there.remove(MANIFEST_FILE);
-    if let Some(name) = told.difference(&there).next() {
+    found.remove(MANIFEST_FILE);
+    if let Some(name) = listed.difference(&found).next() {
         return Err(damaged(folder, format!("it lacks {name}")));
     }
-    if let Some(name) = there.difference(&told).next() {
+    if let Some(name) = found.difference(&listed).next() {
         return Err(damaged(
             folder,
-            format!("it has {name}, which {MANIFEST_FILE} does not name"),
+            format!("it has {name}, which {MANIFEST_FILE} does not list"),
         ));
     }
     Ok(())

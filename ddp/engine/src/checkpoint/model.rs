@@ -11,13 +11,13 @@ use ddp_kernels::{DType, Device, Tensor};
 use super::errors::{some, unreadable};
 use super::files::ReadFrom;
 use super::manifest::{self, Opened};
-use super::tensors::{self, Written};
+use super::tensors::{self, FileDType};
 use crate::error::{Error, Result};
 use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::params::{Parameter, Params};
 
-/// Writes a new file with all parameters and buffers in the order of their declaration. It is the
-/// same file for a model in one part or in several.
+/// Writes a new file with all parameters and buffers in the order of declaration. The file is the
+/// same for a model in one part or in several.
 pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
     let list = in_order(parts);
     let on_host = |(params, parameter): &(&Params, &Parameter)| -> Result<Tensor> {
@@ -29,7 +29,7 @@ pub fn write_model(path: &Path, parts: &[&Params]) -> Result<()> {
     tensors::write_file(path, &header(&list), list.iter().map(on_host)).map(drop)
 }
 
-/// The header of a file of these.
+/// The header of a file with these parameters.
 pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
     Header::of(
         list.iter()
@@ -38,13 +38,13 @@ pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
 }
 
 /// Loads a file with exactly the names and shapes of `parts`, in f32, bf16 or f16. A file in a
-/// checkpoint must match its checksum. Nothing changes before all of that is checked; an error
-/// while reading values leaves some changed.
+/// checkpoint must match its checksum. All of that is checked before anything changes; an error
+/// while reading values leaves some of them changed.
 pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
     ModelFile::of(path, manifest::open_model(path)?.into(), parts)?.load(parts)
 }
 
-/// The same, of a file whose bytes another rank compares.
+/// The same for a file whose checksum another rank compares.
 pub fn load_unchecked(path: &Path, parts: &[&Params]) -> Result<()> {
     ModelFile::of(
         path,
@@ -54,12 +54,12 @@ pub fn load_unchecked(path: &Path, parts: &[&Params]) -> Result<()> {
     .load(parts)
 }
 
-/// Fills `parts` from a checkpoint: from the file that was checked, even if its folder is gone.
+/// Fills `parts` from the checked file of a checkpoint, even if its folder was removed since.
 pub fn load_opened(opened: &Opened, parts: &[&Params]) -> Result<()> {
     ModelFile::of(&opened.model_file(), opened.model.clone(), parts)?.load(parts)
 }
 
-/// A file that has the names and shapes of a model.
+/// A file with the names and shapes of a model.
 pub(super) struct ModelFile<'a> {
     path: &'a Path,
     file: Arc<File>,
@@ -85,17 +85,17 @@ impl ModelFile<'_> {
         let mut bytes = Vec::new();
         for (params, parameter) in in_order(parts) {
             let entry = self.header.find(&parameter.name).expect("checked");
-            let written = Written::of(&entry.dtype).expect("checked");
+            let dtype = FileDType::of(&entry.dtype).expect("checked");
             let mut file = ReadFrom::place(&self.file, self.header.data_start + entry.start);
             let target = params.master(parameter.id);
-            // On the CPU and in f32 values are read into their place.
+            // On the CPU in f32, values are read directly into the parameter.
             let direct = target.device() == Device::Cpu && target.dtype() == DType::F32;
             let host = if direct {
                 target.clone()
             } else {
                 Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
             };
-            host.with_slice_mut(|values: &mut [f32]| written.read(&mut file, values, &mut bytes))?
+            host.with_slice_mut(|values: &mut [f32]| dtype.read(&mut file, values, &mut bytes))?
                 .map_err(unreadable(self.path))?;
             if !direct {
                 let host = host.to_dtype(target.dtype())?;
@@ -117,7 +117,7 @@ pub(super) fn header_of(path: &Path, file: &File) -> Result<Header> {
         .map_err(|why| refuse(path, why))
 }
 
-/// All parameters in the order of the layers, each with the part that has it.
+/// All parameters in the order of the layers, each with its part.
 pub(super) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Parameter)> {
     let of_part = |params: &'a Params| {
         params
@@ -128,8 +128,8 @@ pub(super) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Paramet
     parts.iter().flat_map(|params| of_part(params)).collect()
 }
 
-/// Whether the file has exactly this model's parameters, in their shapes, and in a dtype that is
-/// exact in f32.
+/// Refuses a file that does not have exactly this model's parameters and shapes, in a dtype that
+/// f32 holds exactly.
 fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
     let missing: Vec<_> = list
         .iter()
@@ -153,20 +153,22 @@ fn check(header: &Header, list: &[&Parameter]) -> Result<(), String> {
             .collect::<Vec<_>>()
             .join("; ");
         return Err(format!(
-            "it is of another model: {text}. Give the `model` and the settings it was trained with"
+            "it is of another model: {text}; help: give the `model` and the settings it was \
+             trained with"
         ));
     }
     for parameter in list {
         let entry = header.find(&parameter.name).expect("none is missing");
         if entry.shape != parameter.shape {
             return Err(format!(
-                "{} has the shape {:?} in it, {:?} in the model. Give the `model` and the settings it was trained with",
+                "{} has the shape {:?}, and {:?} in the model; help: give the `model` and the \
+                 settings it was trained with",
                 entry.name, entry.shape, parameter.shape
             ));
         }
-        if Written::of(&entry.dtype).is_none() {
+        if FileDType::of(&entry.dtype).is_none() {
             return Err(format!(
-                "{} is {} in it: expected F32, BF16 or F16. Save it again in one of these",
+                "{} is {}: expected F32, BF16 or F16; help: save it again in one of these",
                 entry.name, entry.dtype
             ));
         }

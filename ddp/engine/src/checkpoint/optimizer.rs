@@ -18,10 +18,10 @@ use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::params::Params;
 
-/// The metadata that say what pieces are.
+/// The metadata entry that describes pieces.
 const PIECES: &str = "pieces";
 
-/// What a file has of a parameter's moment.
+/// A tensor of a file: which part of which parameter's moment it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Named {
@@ -32,7 +32,7 @@ struct Named {
     length: usize,
 }
 
-/// A tensor that is to be written: where its numbers are.
+/// A tensor to write, and where its values are.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     named: Named,
@@ -41,17 +41,17 @@ pub(super) struct Outgoing {
     pub(super) stage: usize,
     /// Which of the optimizer's moments.
     pub(super) moment: usize,
-    /// Where it begins there.
+    /// Where it starts in that moment.
     pub(super) at: usize,
 }
 
 impl Outgoing {
-    /// How many numbers.
+    /// The number of elements.
     pub(super) fn length(&self) -> usize {
         self.named.length
     }
 
-    /// What this rank has of the moments of `stages`, from the input on.
+    /// This rank's part of the moments of `stages`, the input's stage first.
     pub(super) fn of(stages: &[(&Params, &Optimizer)]) -> Vec<Outgoing> {
         let mut all = Vec::new();
         for (stage, (params, optimizer)) in stages.iter().enumerate() {
@@ -97,7 +97,7 @@ impl Outgoing {
     }
 }
 
-/// The header of a file of these.
+/// The header of a file with these tensors.
 pub(super) fn header(list: &[Outgoing]) -> Header {
     let pieces: Vec<&Named> = list
         .iter()
@@ -106,7 +106,7 @@ pub(super) fn header(list: &[Outgoing]) -> Header {
         .collect();
     let mut metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     if !pieces.is_empty() {
-        let pieces = serde_json::to_string(&pieces).expect("names and numbers alone");
+        let pieces = serde_json::to_string(&pieces).expect("only names and numbers");
         metadata.insert(PIECES.into(), pieces);
     }
     let tensors = list
@@ -115,43 +115,44 @@ pub(super) fn header(list: &[Outgoing]) -> Header {
     Header::with_metadata(tensors, metadata)
 }
 
-/// What the files of a checkpoint have: by parameter and moment, the pieces in order.
+/// The moments in the files of a checkpoint: by parameter and moment, the pieces in order.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct SavedMoments {
     pub(super) files: Vec<PathBuf>,
-    moments: BTreeMap<(String, String), Vec<HeldPiece>>,
+    moments: BTreeMap<(String, String), Vec<SavedPiece>>,
 }
 
 /// A piece of a moment in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeldPiece {
-    /// The first of the parameter's elements.
+pub(super) struct SavedPiece {
+    /// The first element of the parameter.
     pub(super) start: usize,
     pub(super) length: usize,
-    /// Which file.
+    /// The number of the file.
     pub(super) file: usize,
-    /// Where in it.
+    /// The byte in the file.
     pub(super) offset: u64,
 }
 
-impl Held {
+impl SavedMoments {
     /// Reads the headers of `files`. The inner error says what is wrong with them.
-    pub(super) fn read(files: Vec<PathBuf>) -> crate::error::Result<Result<Held, String>> {
-        let mut held = Held::default();
+    pub(super) fn read(files: Vec<PathBuf>) -> crate::error::Result<Result<SavedMoments, String>> {
+        let mut saved = SavedMoments::default();
         for (file, path) in files.iter().enumerate() {
             let header = header_of(path, &File::open(path).map_err(unreadable(path))?)?;
-            if let Err(why) = held.add(file, &header) {
+            if let Err(why) = saved.add(file, &header) {
                 return Ok(Err(format!("{}: {why}", name_of(path))));
             }
         }
-        held.moments
+        saved
+            .moments
             .values_mut()
             .for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
-        held.files = files;
-        Ok(Ok(held))
+        saved.files = files;
+        Ok(Ok(saved))
     }
 
-    /// Adds what file number `file` has.
+    /// Adds the tensors of file number `file`.
     pub(super) fn add(&mut self, file: usize, header: &Header) -> Result<(), String> {
         let pieces: Vec<Named> = match header.metadata.get(PIECES) {
             None => Vec::new(),
@@ -165,7 +166,7 @@ impl Held {
         for entry in &header.entries {
             let (key, start) = place(entry, pieces.get(entry.name.as_str()).copied())?;
             let (length, offset) = (entry.count(), header.data_start + entry.start);
-            self.moments.entry(key).or_default().push(HeldPiece {
+            self.moments.entry(key).or_default().push(SavedPiece {
                 start,
                 length,
                 file,
@@ -181,7 +182,7 @@ impl Held {
         &self,
         wanted: impl Iterator<Item = (&'a str, &'a str, usize)>,
     ) -> Result<(), String> {
-        let mut others: BTreeMap<&(String, String), &Vec<HeldPiece>> =
+        let mut others: BTreeMap<&(String, String), &Vec<SavedPiece>> =
             self.moments.iter().collect();
         let mut missing = Vec::new();
         for (parameter, moment, count) in wanted {
@@ -202,7 +203,7 @@ impl Held {
         }
         let lacks = (!missing.is_empty()).then(|| format!("it lacks {}", list(missing)));
         let has = (!others.is_empty())
-            .then(|| format!("it has {}, which this run has not", list(others)));
+            .then(|| format!("it has {}, which this run does not", list(others)));
         Err([lacks, has]
             .into_iter()
             .flatten()
@@ -211,14 +212,14 @@ impl Held {
     }
 
     /// The pieces of a moment.
-    pub(super) fn pieces(&self, parameter: &str, moment: &str) -> &[HeldPiece] {
+    pub(super) fn pieces(&self, parameter: &str, moment: &str) -> &[SavedPiece] {
         self.moments
             .get(&(parameter.to_string(), moment.to_string()))
             .map_or(&[], Vec::as_slice)
     }
 }
 
-/// Which parameter's which moment a tensor is of, and where it begins in it.
+/// The parameter and moment of a tensor, and the element at which it starts.
 fn place(entry: &Entry, named: Option<&Named>) -> Result<((String, String), usize), String> {
     let name = &entry.name;
     if entry.dtype != "F32" {
@@ -227,7 +228,7 @@ fn place(entry: &Entry, named: Option<&Named>) -> Result<((String, String), usiz
     let Some(named) = named else {
         let (parameter, moment) = name
             .rsplit_once('.')
-            .ok_or_else(|| format!("{name} is no moment of a parameter"))?;
+            .ok_or_else(|| format!("{name} is not a parameter's moment"))?;
         return Ok(((parameter.into(), moment.into()), 0));
     };
     if entry.shape != [named.length] {
@@ -239,12 +240,12 @@ fn place(entry: &Entry, named: Option<&Named>) -> Result<((String, String), usiz
     Ok(((named.parameter.clone(), named.moment.clone()), named.start))
 }
 
-fn check_whole(pieces: &[HeldPiece], count: usize) -> Result<(), String> {
+fn check_whole(pieces: &[SavedPiece], count: usize) -> Result<(), String> {
     let mut next = 0usize;
     for piece in pieces {
         if piece.start != next {
             return Err(format!(
-                "has elements from {} on where {next} of {count} come next",
+                "has a piece that starts at element {}: expected {next} of {count}",
                 piece.start
             ));
         }

@@ -1,5 +1,5 @@
-//! Loads values and moments of a checkpoint, on any number of ranks, whatever number wrote them,
-//! with ZeRO-1 or without.
+//! Loads values and moments of a checkpoint on any number of ranks, with ZeRO-1 or without, however
+//! they were written.
 
 use std::fs::File;
 
@@ -10,31 +10,29 @@ use super::errors::unreadable;
 use super::files::ReadFrom;
 use super::manifest::Opened;
 use super::model::{ModelFile, load_opened};
-use super::optimizer::{Held, HeldPiece};
-use super::tensors::Written;
+use super::optimizer::{SavedMoments, SavedPiece};
+use super::tensors::FileDType;
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use ddp_nn::optim::Piece;
 use ddp_nn::params::Params;
 
-/// Loads values and moments into `step`, whatever number of ranks and ZeRO stage wrote them.
-/// Nothing is changed if they do not fit. All ranks call it together.
+/// Loads values and moments into `step`. Changes nothing if they do not fit. All ranks call it
+/// together.
 pub fn restore(opened: &Opened, step: &mut Step) -> Result<()> {
     match restore_if_fits(opened, step)? {
         Ok(()) => Ok(()),
         Err(why) => {
             let folder = opened.folder.display();
-            let way_out =
-                "Give the settings that the run started with (`optimizer`, `momentum`, `freeze`)";
-            let moments = "its optimizer's moments are of another run";
             Err(Error::Data(format!(
-                "cannot go on from {folder}: {moments}: {why}. {way_out}"
+                "cannot resume from {folder}: its optimizer's moments are of another run: {why}; \
+                 help: give the `optimizer`, `momentum` and `freeze` that the run started with"
             )))
         }
     }
 }
 
-/// The same. The inner error says which moments are of another run; then nothing is changed.
+/// The same. The inner error says which moments do not fit; then nothing has changed.
 pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), String>> {
     let stages = step.stages();
     let parts = parts(step)?;
@@ -54,30 +52,30 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
                 .map(move |name| (p.name.as_str(), *name, p.range.len()))
         })
     });
-    let held = match Held::read(opened.optimizer_files())?
-        .and_then(|held| held.check(wanted).map(|()| held))
+    let saved = match SavedMoments::read(opened.optimizer_files())?
+        .and_then(|saved| saved.check(wanted).map(|()| saved))
     {
-        Ok(held) => held,
+        Ok(saved) => saved,
         Err(why) => return Ok(Err(why)),
     };
     model.load(&parts)?;
     in_phase(Phase::Checkpoint, || {
         stages
             .iter()
-            .try_for_each(|stage| restore_moments(&held, stage))
+            .try_for_each(|stage| restore_moments(&saved, stage))
     })?;
     step.count_moments_from(opened.state.optimizer_since);
     Ok(Ok(()))
 }
 
-/// Values alone, for a run whose optimizer begins anew. All ranks.
+/// Loads only values: the optimizer starts with zero moments. All ranks call it together.
 pub fn restore_values(opened: &Opened, step: &mut Step) -> Result<()> {
     load_opened(opened, &parts(step)?)?;
     step.count_moments_from(opened.state.step);
     Ok(())
 }
 
-/// The parts of the model, if they can be had from a checkpoint.
+/// The parts of the model. Refuses those that a checkpoint cannot hold.
 fn parts(step: &Step) -> Result<Vec<&Params>> {
     let parts: Vec<&Params> = step
         .stages()
@@ -88,25 +86,26 @@ fn parts(step: &Step) -> Result<Vec<&Params>> {
     Ok(parts)
 }
 
-/// Refuses what would be rounded in a checkpoint.
+/// Refuses values that a checkpoint would round.
 pub(super) fn check_dtype(params: &Params) -> Result<()> {
     match params.master_dtype() {
         DType::F32 => Ok(()),
         other => Err(Error::Usage(format!(
-            "checkpoints of a model whose values are {other}: expected f32, in which they are written. Build the model in f32 or bf16"
+            "a checkpoint of a model with {other} values: expected f32 values; help: build the \
+             model in f32 or bf16"
         ))),
     }
 }
 
-fn restore_moments(held: &Held, stage: &Stage) -> Result<()> {
+fn restore_moments(saved: &SavedMoments, stage: &Stage) -> Result<()> {
     let (params, optimizer) = (&stage.model().params, stage.optimizer());
     let mut reader = Reader {
-        held,
+        saved,
         open: None,
         bytes: Vec::new(),
     };
     for (name, moment) in optimizer.moments() {
-        // On the CPU they are read into their place.
+        // On the CPU, they are read directly into the moment.
         let on_host = moment.device() == Device::Cpu;
         let host = if on_host {
             moment.clone()
@@ -115,7 +114,7 @@ fn restore_moments(held: &Held, stage: &Stage) -> Result<()> {
         };
         host.with_slice_mut(|values: &mut [f32]| {
             optimizer.owned_pieces().iter().try_for_each(|piece| {
-                let pieces = held.pieces(&params.parameter(piece.parameter).name, name);
+                let pieces = saved.pieces(&params.parameter(piece.parameter).name, name);
                 reader.fill(
                     piece,
                     pieces,
@@ -132,14 +131,14 @@ fn restore_moments(held: &Held, stage: &Stage) -> Result<()> {
 
 /// Reads pieces; the file of the last one stays open.
 struct Reader<'a> {
-    held: &'a Held,
+    saved: &'a SavedMoments,
     open: Option<(usize, File)>,
     bytes: Vec<u8>,
 }
 
 impl Reader<'_> {
-    /// Fills `values`, those of `wanted`, from the pieces that have a part of them.
-    fn fill(&mut self, wanted: &Piece, pieces: &[HeldPiece], values: &mut [f32]) -> Result<()> {
+    /// Fills `values`, which are those of `wanted`, from the pieces that overlap it.
+    fn fill(&mut self, wanted: &Piece, pieces: &[SavedPiece], values: &mut [f32]) -> Result<()> {
         for piece in pieces {
             let start = piece.start.max(wanted.start);
             let end = (piece.start + piece.length).min(wanted.start + wanted.length);
@@ -156,12 +155,13 @@ impl Reader<'_> {
     }
 
     fn read(&mut self, index: usize, offset: u64, values: &mut [f32]) -> Result<()> {
-        let path = &self.held.files[index];
+        let path = &self.saved.files[index];
         let file = match self.open.take() {
             Some((open, file)) if open == index => file,
             _ => File::open(path).map_err(unreadable(path))?,
         };
-        let read = Written::F32.read(&mut ReadFrom::place(&file, offset), values, &mut self.bytes);
+        let read =
+            FileDType::F32.read(&mut ReadFrom::place(&file, offset), values, &mut self.bytes);
         read.map_err(unreadable(path))?;
         self.open = Some((index, file));
         Ok(())

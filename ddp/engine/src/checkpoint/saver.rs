@@ -21,38 +21,37 @@ use crate::error::{Error, Result};
 use crate::step::Step;
 use ddp_data::disk as files;
 
-/// How long anybody waits for what is being written: a large model to a slow disk takes its time.
+/// How long ranks wait for a checkpoint: a large model on a slow disk takes long.
 pub const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
-/// How often somebody who waits hears what for.
-const SAID_EVERY: Duration = Duration::from_secs(60);
+/// How often a long wait is logged.
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
-/// Saves checkpoints. All ranks make the same calls at the same steps. Its thread has a group,
-/// "saving". Dropping it waits for the thread, at most as long as ranks wait for each other.
+/// Saves checkpoints. All ranks make the same calls at the same steps. Its thread has a group of
+/// ranks, "saving". Dropping it waits for the thread, at most as long as ranks wait for each other.
 #[derive(Debug)]
 pub struct Saver {
     rank: usize,
     ranks: usize,
-    /// Gone when this is dropped, which ends the thread.
+    /// None once this is dropped, which ends the thread.
     jobs: Option<mpsc::Sender<Job>>,
     done: mpsc::Receiver<Done>,
     thread: Option<JoinHandle<()>>,
-    /// Made for the first checkpoint; the thread has it while it writes.
+    /// Allocated for the first checkpoint; the thread owns it while it writes.
     snapshot: Option<Snapshot>,
-    /// The step that is being written, and since when.
+    /// The step that is being written, and when that began.
     writing: Option<(u64, Instant)>,
-    /// What has to be durable before a checkpoint is, with its path.
+    /// The file that must be durable before a checkpoint is, and its path.
     record: Option<(Arc<File>, PathBuf)>,
-    /// How long it waits when it is dropped, and at most otherwise.
+    /// How long dropping it waits, and how long anything else waits.
     patience: Duration,
     patience_max: Duration,
     checkpoints: PathBuf,
     last: Option<PathBuf>,
-    /// Durable, and not yet told of.
+    /// Durable checkpoints that `written` has not returned yet.
     written: Vec<(u64, PathBuf)>,
-    held_up: Duration,
 }
 
-/// What became of a job.
+/// The outcome of a job.
 struct Done {
     step: u64,
     snapshot: Snapshot,
@@ -102,7 +101,6 @@ impl Saver {
             checkpoints,
             last: None,
             written: Vec::new(),
-            held_up: Duration::ZERO,
         })
     }
 
@@ -116,10 +114,7 @@ impl Saver {
     /// checkpoint first. Rank 0 writes the model, and every rank its moments under ZeRO-1, else
     /// rank 0. `state.best` is kept besides the newest. All ranks call it together.
     pub fn save(&mut self, step: &mut Step, state: State) -> Result<()> {
-        let began = Instant::now();
-        let saved = in_phase(Phase::Checkpoint, || self.begin(step, state));
-        self.held_up += began.elapsed();
-        saved
+        in_phase(Phase::Checkpoint, || self.begin(step, state))
     }
 
     fn begin(&mut self, step: &mut Step, mut state: State) -> Result<()> {
@@ -153,7 +148,7 @@ impl Saver {
         Ok(())
     }
 
-    /// An error of the background, if there is one by now. Does not wait.
+    /// Returns an error of the thread, if there is one. Does not wait.
     pub fn check(&mut self) -> Result<()> {
         match self.done.try_recv() {
             Ok(done) => self.take(done),
@@ -162,12 +157,9 @@ impl Saver {
         }
     }
 
-    /// Waits until the last one is durable, on all ranks. Where it lies.
+    /// Waits until the last checkpoint is durable on all ranks, and returns its folder.
     pub fn finish(&mut self) -> Result<Option<PathBuf>> {
-        let began = Instant::now();
-        let waited = self.wait();
-        self.held_up += began.elapsed();
-        waited?;
+        self.wait()?;
         Ok(self.last.clone())
     }
 
@@ -176,44 +168,39 @@ impl Saver {
         std::mem::take(&mut self.written)
     }
 
-    /// How long saving has held up training: snapshots, and waiting for the previous checkpoint.
-    pub fn held_up(&self) -> Duration {
-        self.held_up
-    }
-
     fn wait(&mut self) -> Result<()> {
         let Some((step, began)) = self.writing else {
             return Ok(());
         };
         let waits_since = Instant::now();
         let done = loop {
-            match self.done.recv_timeout(SAID_EVERY.min(self.patience_max)) {
+            match self.done.recv_timeout(LOGGED_EVERY.min(self.patience_max)) {
                 Ok(done) => break done,
                 Err(RecvTimeoutError::Disconnected) => return Err(ended()),
                 Err(RecvTimeoutError::Timeout) if waits_since.elapsed() >= self.patience_max => {
                     return Err(self.stuck(step));
                 }
-                Err(RecvTimeoutError::Timeout) => self.say_what_for(step, began),
+                Err(RecvTimeoutError::Timeout) => self.log_wait(step, began),
             }
         };
         self.take(done)
     }
 
-    fn say_what_for(&self, step: u64, began: Instant) {
+    fn log_wait(&self, step: u64, began: Instant) {
         if self.rank == 0 {
             let (folder, seconds) = (
                 self.checkpoints.join(layout::name(step)),
                 began.elapsed().as_secs(),
             );
             tracing::warn!(
-                "waiting for {}, which has been being written for {seconds} s: is its disk stuck?",
+                "waiting for {}: writing it has taken {seconds} s so far; help: check its disk",
                 folder.display()
             );
         }
     }
 
     fn stuck(&self, step: u64) -> Error {
-        let waited = format!("it was not done after {} s", self.patience_max.as_secs());
+        let waited = format!("not done after {} s", self.patience_max.as_secs());
         files::failed("write", &self.checkpoints.join(layout::name(step)))(std::io::Error::new(
             ErrorKind::TimedOut,
             waited,
@@ -239,7 +226,7 @@ fn serve(writer: &Writer, jobs: &mpsc::Receiver<Job>, done: &mpsc::Sender<Done>)
             let Job {
                 snapshot, state, ..
             } = job;
-            // Nobody listens where the saver is being dropped.
+            // The receiver is gone if the saver is being dropped.
             let _ = done.send(Done {
                 step: state.step,
                 snapshot,
@@ -264,13 +251,13 @@ impl Drop for Saver {
         {
             let folder = self.checkpoints.join(layout::name(step));
             tracing::warn!(
-                "{} is still being written, and is not waited for any longer",
+                "{} is still being written, but the process does not wait any longer",
                 folder.display()
             );
             return;
         }
         if let Some(thread) = self.thread.take() {
-            // Its panic has been told of.
+            // A panic has been reported already.
             let _ = thread.join();
         }
     }

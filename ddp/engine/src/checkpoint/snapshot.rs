@@ -1,9 +1,9 @@
 //! A copy of the model and of this rank's moments in host memory, from which a checkpoint is
 //! written while training continues.
 //!
-//! It is made once and filled for each checkpoint; on a rank with GPUs it is pinned if possible. It
-//! takes 4 bytes a parameter for the model, on rank 0 only, and 4 for each moment, under ZeRO-1 of
-//! the rank's own share.
+//! It is allocated once and filled for each checkpoint, in pinned memory on a rank with GPUs if
+//! possible. It takes 4 bytes a parameter for the model, on rank 0 only, and 4 for each moment that
+//! the rank writes.
 
 use std::ops::Range;
 use std::path::Path;
@@ -21,7 +21,7 @@ use ddp_data::disk::Contents;
 use ddp_data::safetensors::Header;
 use ddp_nn::params::Params;
 
-/// What this rank writes of a checkpoint, and the memory for it.
+/// The part of a checkpoint that this rank writes.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     model: Option<ModelPart>,
@@ -31,9 +31,9 @@ pub(super) struct Snapshot {
 #[derive(Debug)]
 struct ModelPart {
     header: Header,
-    /// In the order of the header: the stage, and the place in its values.
+    /// In the order of the header: the stage, and the range in its values.
     list: Vec<(usize, Range<usize>)>,
-    /// By stage: all values.
+    /// All values of each stage.
     values: Vec<Tensor>,
 }
 
@@ -46,7 +46,7 @@ struct MomentsPart {
 }
 
 impl Snapshot {
-    /// For a rank that writes the model, or its moments, or both.
+    /// Memory for a rank that writes the model, moments, or both.
     pub(super) fn new(step: &Step, writes_model: bool, writes_moments: bool) -> Result<Snapshot> {
         step.stages()
             .iter()
@@ -57,7 +57,7 @@ impl Snapshot {
         })
     }
 
-    /// Copies what `step` is now.
+    /// Copies the current values and moments of `step`.
     pub(super) fn fill(&mut self, step: &Step) -> Result<()> {
         in_phase(Phase::Checkpoint, || {
             announced("the snapshot for a checkpoint", || {
@@ -93,7 +93,7 @@ impl Snapshot {
         tensors::write_file(path, header, list.iter().map(tensor)).map(Some)
     }
 
-    /// Writes this rank's file of moments, if there is one.
+    /// Writes this rank's file of moments, if it has one.
     pub(super) fn write_moments(&self, path: &Path) -> Result<Option<Contents>> {
         let Some(MomentsPart {
             header,
@@ -172,7 +172,7 @@ fn copy_of(tensor: &Tensor) -> Result<Tensor> {
             .then(|| Tensor::zeros_pinned(tensor.shape(), DType::F32).ok())
             .flatten()
     };
-    // Without pinned memory copies take longer, and that is all.
+    // Without pinned memory, copies only take longer.
     let copy = match pinned() {
         Some(copy) => copy,
         None => Tensor::zeros(tensor.shape(), DType::F32, Device::Cpu)?,

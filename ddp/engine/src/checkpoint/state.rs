@@ -20,16 +20,16 @@ pub(super) const FORMAT: u32 = 1;
 
 /// Longer files are refused unread: ten million features take less.
 const BYTES_MAX: u64 = 256 << 20;
-/// The most steps, epochs, rows and the like: JSON numbers are exact up to here.
+/// The largest number of steps, epochs, rows and so on: JSON numbers are exact up to here.
 const COUNT_MAX: u64 = 1 << 53;
-/// The most ranks, classes and outputs.
+/// The largest number of ranks, classes and outputs.
 const WIDTH_MAX: usize = 1 << 24;
 
-/// What a run was when it was saved.
+/// The state of a run when it was saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// That of this file.
+    /// The version of the file.
     pub format: u32,
     /// The program that wrote it.
     pub program: String,
@@ -37,31 +37,31 @@ pub struct State {
     pub step: u64,
     /// Rows trained on, over all ranks.
     pub samples: u64,
-    /// The program's settings, by name, with all defaults filled in. They are kept, not read, here.
+    /// The program's settings by name, with all defaults filled in. This crate does not read them.
     pub config: Map<String, Value>,
-    /// Where the sampler is.
+    /// The sampler's position.
     pub position: Position,
-    /// How the learning rate goes.
+    /// The learning rate schedule.
     pub schedule: ScheduleState,
     /// The step after which the optimizer started with zero moments: 0, unless the run was resumed
     /// with another optimizer.
     #[serde(default)]
     pub optimizer_since: u64,
-    /// On what it ran.
+    /// The ranks and devices.
     pub world: WorldState,
-    /// What is learned, with the names of classes.
+    /// The task, with the names of classes.
     pub task: TaskSpec,
     /// The shape of one row's features.
     pub row_shape: Vec<usize>,
-    /// What is done to features before the model sees them.
+    /// The normalization of features.
     pub normalization: Option<Normalization>,
-    /// What features are called, in their order, of data whose columns have names.
+    /// Names of the feature columns, if they have names.
     pub columns: Option<Vec<String>>,
-    /// What labels are called, where they have a name.
+    /// The name of the label, if it has one.
     pub label: Option<LabelName>,
-    /// That of the training data.
+    /// The fingerprint of the training data.
     pub fingerprint: String,
-    /// That of the rows that `best` and `last` were evaluated on; none where there were none.
+    /// The fingerprint of the held-out rows; None if there are none.
     #[serde(default)]
     pub held_out: Option<String>,
     /// The evaluation with the least loss so far.
@@ -70,7 +70,7 @@ pub struct State {
     pub last: Option<Best>,
 }
 
-/// Where the order of rows is: pure numbers, so that any number of ranks can go on from them.
+/// The position in the order of rows. It does not depend on the number of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
@@ -88,27 +88,27 @@ pub struct Position {
     pub drop_last: bool,
 }
 
-/// How the learning rate goes.
+/// The learning rate schedule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleState {
     /// Steps of the whole run.
     pub steps: u64,
-    /// Of these, until the peak.
+    /// Steps until the peak.
     pub warmup_steps: u64,
-    /// The next step's learning rate.
+    /// The learning rate of the next step.
     pub learning_rate: f64,
 }
 
-/// On what a run ran.
+/// The ranks and devices of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorldState {
     /// Ranks.
     pub ranks: usize,
-    /// Of how many files the optimizer's moments are: one, or one a rank.
+    /// The number of files with the optimizer's moments: one, or one for each rank.
     pub optimizer_parts: usize,
-    /// A line a rank: on what.
+    /// The devices of each rank.
     pub devices: Vec<String>,
 }
 
@@ -120,7 +120,7 @@ pub struct Best {
     pub step: u64,
     /// The mean loss over held-out rows.
     pub loss: f64,
-    /// The part that is classified rightly.
+    /// The fraction that is classified correctly.
     pub accuracy: Option<f64>,
 }
 
@@ -132,16 +132,17 @@ impl State {
         State::parse(&bytes).map_err(|why| damaged(folder, format!("{STATE_FILE} {why}")))
     }
 
-    /// From the file's bytes. An error says what is wrong with them.
+    /// Reads the file's bytes. An error says what is wrong with them.
     pub fn parse(bytes: &[u8]) -> Result<State, String> {
         let unreadable = |error: serde_json::Error| format!("cannot be read: {error}");
         let value: Value = serde_json::from_slice(bytes).map_err(unreadable)?;
         let format = value.get("format").and_then(Value::as_u64);
-        let format = format.ok_or("does not say its format: it is no state of a checkpoint")?;
+        let format =
+            format.ok_or("does not say its format: it is not the state of a checkpoint")?;
         if format != u64::from(FORMAT) {
             return Err(other_format(format, FORMAT));
         }
-        // From the bytes, where a name that comes twice is an error.
+        // From the bytes: there, a duplicate name is an error.
         let state: State = serde_json::from_slice(bytes).map_err(unreadable)?;
         let known = serde_json::to_value(&state).map_err(unreadable)?;
         if let Some(name) = unknown(&value, &known) {
@@ -153,7 +154,7 @@ impl State {
         Ok(state)
     }
 
-    /// The file.
+    /// The bytes of the file.
     pub fn to_bytes(&self) -> Vec<u8> {
         // JSON has no numbers that are not finite.
         let finite = |evaluation: Option<Best>| evaluation.filter(Best::is_finite);
@@ -163,12 +164,12 @@ impl State {
             ..self.clone()
         };
         let mut bytes =
-            serde_json::to_vec_pretty(&state).expect("it has names, texts and numbers alone");
+            serde_json::to_vec_pretty(&state).expect("it holds only names, texts and numbers");
         bytes.push(b'\n');
         bytes
     }
 
-    /// Says which number cannot be.
+    /// Refuses impossible numbers.
     pub fn check(&self) -> Result<(), String> {
         self.check_counts()?;
         let features = self
@@ -184,7 +185,8 @@ impl State {
             if !fits || !shift.iter().chain(scale).all(|number| number.is_finite()) {
                 let lengths = (shift.len(), scale.len());
                 return Err(format!(
-                    "has a normalization of {lengths:?} numbers for {features} features, or one that is not finite"
+                    "has a normalization of {lengths:?} numbers for {features} features, or a \
+                     non-finite one"
                 ));
             }
         }
@@ -203,14 +205,14 @@ impl State {
             || schedule.learning_rate < 0.0
             || schedule.warmup_steps > schedule.steps
         {
-            return Err(format!("has a schedule that cannot be: {schedule:?}"));
+            return Err(format!("has an impossible schedule: {schedule:?}"));
         }
         let evaluations = [&self.best, &self.last].into_iter().flatten();
         match evaluations
             .into_iter()
             .find(|evaluation| !evaluation.is_finite() || evaluation.step > self.step)
         {
-            Some(evaluation) => Err(format!("has an evaluation that cannot be: {evaluation:?}")),
+            Some(evaluation) => Err(format!("has an impossible evaluation: {evaluation:?}")),
             None => Ok(()),
         }
     }
@@ -266,7 +268,7 @@ impl State {
     fn check_task(&self) -> Result<(), String> {
         match self.task.outputs() {
             1..=WIDTH_MAX => Ok(()),
-            _ => Err(format!("has a task that cannot be: {}", self.task)),
+            _ => Err(format!("has an impossible task: {}", self.task)),
         }
     }
 }
@@ -277,7 +279,7 @@ impl Best {
     }
 }
 
-/// The name of something in `given` that `known` has not.
+/// A name in `given` that `known` does not have.
 fn unknown(given: &Value, known: &Value) -> Option<String> {
     match (given, known) {
         (Value::Object(given), Value::Object(known)) => {

@@ -10,10 +10,10 @@ use crate::error::Result;
 use ddp_data::disk::{self as files, Contents, Output};
 use ddp_data::safetensors::Header;
 
-/// Elements that are turned into bytes, or back, at a time.
+/// Elements that are converted to or from bytes at a time.
 pub(super) const PIECE: usize = 1 << 16;
 
-/// Writes a new file: the header, then `tensors`, which are those it tells of, f32 in host memory.
+/// Writes a new file: the header, then the tensors that it lists, f32 in host memory.
 pub(super) fn write_file(
     path: &Path,
     header: &Header,
@@ -30,7 +30,7 @@ pub(super) fn write_file(
     assert_eq!(
         contents.bytes,
         header.file_bytes(),
-        "the header tells of other tensors than were written"
+        "the header lists other tensors than were written"
     );
     Ok(contents)
 }
@@ -47,30 +47,30 @@ fn write(output: &mut Output<'_>, values: &Tensor, bytes: &mut Vec<u8>) -> ddp_d
     })?
 }
 
-/// How a file has numbers that are f32, or become f32 without being rounded.
+/// The dtype of values in a file: those that f32 holds exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum FileDType {
     F32,
     Bf16,
     F16,
 }
 
-impl Written {
-    /// The one that a safetensors file calls so.
-    pub(super) fn of(dtype: &str) -> Option<Written> {
+impl FileDType {
+    /// The one with this name in safetensors files.
+    pub(super) fn of(dtype: &str) -> Option<FileDType> {
         match dtype {
-            "F32" => Some(Written::F32),
-            "BF16" => Some(Written::Bf16),
-            "F16" => Some(Written::F16),
+            "F32" => Some(FileDType::F32),
+            "BF16" => Some(FileDType::Bf16),
+            "F16" => Some(FileDType::F16),
             _ => None,
         }
     }
 
     pub(super) fn bytes(self) -> usize {
-        if self == Written::F32 { 4 } else { 2 }
+        if self == FileDType::F32 { 4 } else { 2 }
     }
 
-    /// Reads `values` from where `file` is. `bytes` is memory for it.
+    /// Reads `values` from the file's position. `bytes` is a scratch buffer.
     pub(super) fn read(
         self,
         file: &mut impl Read,
@@ -81,9 +81,9 @@ impl Written {
             bytes.resize(self.bytes() * piece.len(), 0);
             file.read_exact(bytes)?;
             match self {
-                Written::F32 => fill(piece, bytes, f32::from_le_bytes),
-                Written::Bf16 => fill(piece, bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-                Written::F16 => fill(piece, bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+                FileDType::F32 => fill(piece, bytes, f32::from_le_bytes),
+                FileDType::Bf16 => fill(piece, bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+                FileDType::F16 => fill(piece, bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
             }
         }
         Ok(())

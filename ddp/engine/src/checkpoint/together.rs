@@ -15,10 +15,10 @@ use super::manifest::{Opened, open_reading};
 use super::saver::SAVING_MAX;
 use crate::error::{Error, Result};
 
-/// What to do where hosts have different folders.
-const SHARED: &str = "The folder must be shared by all hosts, or copied to every host";
+/// The help if hosts have different folders.
+const SHARED: &str = "the folder must be shared by all hosts, or copied to every host";
 
-/// Waits until all ranks have read, or written, what they had to.
+/// Waits until all ranks have finished reading or writing.
 pub fn wait_for_all(world: &World) -> Result<()> {
     Ok(world.barrier_within(SAVING_MAX.max(world.timeout()))?)
 }
@@ -51,19 +51,19 @@ pub fn open_together(
         let opened = opened?;
         let manifest = &opened.manifest_blake3;
         let name = format!("the manifest of {}", folder.display());
-        world.handshake(&[Field::must_match(name, manifest, format!("{SHARED}."))])?;
+        world.handshake(&[Field::must_match(name, manifest, SHARED)])?;
         return Ok(Some(opened));
     }
-    unreachable!("the last time it is opened or not")
+    unreachable!("the last attempt returns")
 }
 
 /// Whether a rank could not open the folder because it was removed, which rank 0 sees too.
 fn is_removed(world: &World, folder: &Path, has_failed: bool) -> Result<bool> {
-    let told = world.all_gather_bytes(&[u8::from(has_failed), u8::from(is_gone(folder))])?;
-    Ok(told[0] == [0, 1] && told.iter().any(|rank| *rank == [1, 1]))
+    let all = world.all_gather_bytes(&[u8::from(has_failed), u8::from(is_gone(folder))])?;
+    Ok(all[0] == [0, 1] && all.iter().any(|rank| *rank == [1, 1]))
 }
 
-/// On another rank than 0.
+/// Opens it on a rank other than 0.
 fn open_here(world: &World, folder: &Path) -> Result<Opened> {
     let (hosts, rank, ranks) = (world.hosts(), world.local_rank(), world.local_size());
     open_reading(folder, |place| hosts > 1 && place % ranks == rank).map_err(|error| match error {
@@ -73,15 +73,15 @@ fn open_here(world: &World, folder: &Path) -> Result<Opened> {
             source,
             ..
         } if hosts > 1 => {
-            let way_out = format!("Rank 0 has read it on its host. {SHARED}");
+            let help = format!("rank 0 has read it on its host; {SHARED}");
             Error::Io {
                 action,
                 path,
                 source,
-                way_out,
+                help,
             }
         }
-        Error::Data(why) if hosts > 1 => Error::Data(format!("{why}. {SHARED}")),
+        Error::Data(why) if hosts > 1 => Error::Data(format!("{why}; {SHARED}")),
         other => other,
     })
 }

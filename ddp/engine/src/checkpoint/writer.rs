@@ -1,8 +1,7 @@
 //! Writing a checkpoint, on the thread `saver` of every rank: aside, made durable, renamed.
 //!
-//! Rank 0 makes the folder and writes the model. Ranks with moments write these. Rank 0 checks that
-//! it sees all files, writes the state, and last the manifest. An error on any rank is the error of
-//! all.
+//! Rank 0 makes the folder and writes the model. Ranks with moments write those. Rank 0 checks that
+//! it sees all files, writes the state, and last the manifest. An error on any rank ends all.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -21,31 +20,31 @@ use crate::error::{Error, Result};
 use crate::faults::{self, Place};
 use ddp_data::disk as files;
 
-/// How long network file systems may take to show on one host what another has made.
+/// How long a network file system may take to show a file of another host.
 const SEEN_MAX: Duration = Duration::from_secs(5);
 
-/// What is to be written.
+/// A checkpoint to write.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) snapshot: Snapshot,
     pub(super) state: State,
-    /// What has to be durable before, on the rank that keeps it.
+    /// On rank 0: the file that must be durable first, and its path.
     pub(super) record: Option<(Arc<File>, PathBuf)>,
 }
 
-/// Who writes.
+/// Writes checkpoints, on one rank.
 #[derive(Debug)]
 pub(super) struct Writer {
     /// OUT/checkpoints.
     pub(super) checkpoints: PathBuf,
-    /// How many checkpoints stay.
+    /// How many of the newest checkpoints are kept.
     pub(super) keep: u64,
-    /// All ranks, for this thread alone.
+    /// All ranks; used by this thread only.
     pub(super) group: Group,
 }
 
 impl Writer {
-    /// Writes a checkpoint, and removes those that need not stay. Returns where it lies.
+    /// Writes a checkpoint, removes those that are no longer kept, and returns its folder.
     pub(super) fn write(&self, job: &Job) -> Result<PathBuf> {
         let name = layout::name(job.state.step);
         let (aside, folder) = (
@@ -83,15 +82,15 @@ impl Writer {
         .map(drop)
     }
 
-    /// The folder that all write to. Rank 0.
+    /// Makes the folder that all ranks write to, on rank 0.
     fn begin(&self, aside: &Path) -> Result<()> {
         files::make_folder(&self.checkpoints)?;
-        // Of an attempt before, whose removal failed.
+        // An earlier attempt may have left it.
         files::remove_folder(aside)?;
         Ok(files::make_new_folder(aside)?)
     }
 
-    /// What this rank has in its snapshot.
+    /// Writes this rank's snapshot.
     fn write_mine(&self, job: &Job, aside: &Path) -> Result<Vec<FileEntry>> {
         if !self.is_first() && !is_seen(|| aside.is_dir()) {
             return Err(not_seen(aside));
@@ -107,7 +106,7 @@ impl Writer {
         Ok(files)
     }
 
-    /// State, manifest, the name; then what need not stay goes. Rank 0.
+    /// On rank 0: writes state and manifest, renames the folder, and removes old checkpoints.
     fn complete(
         &self,
         job: &Job,
@@ -145,7 +144,7 @@ impl Writer {
             state.best.map(|best| best.step),
         ) {
             // This checkpoint is safe; the next one tries again.
-            tracing::warn!("older checkpoints stay: {error}");
+            tracing::warn!("cannot remove older checkpoints: {error}");
         }
         Ok(())
     }
@@ -159,7 +158,7 @@ impl Writer {
         if open(folder).is_ok_and(|there| manifest.has_tensors_of(&there.files)) {
             return Ok(files::remove_folder(aside)?);
         }
-        // If the process is killed between the two, the next run gives it its name back.
+        // If the process is killed between the two renames, the next run undoes the first.
         let replaced = self
             .checkpoints
             .join(format!("{REPLACED}{}", layout::name(manifest.step())));
@@ -170,7 +169,7 @@ impl Writer {
     }
 }
 
-/// Whether something comes to be seen before long.
+/// Waits until `look` returns true, up to `SEEN_MAX`.
 fn is_seen(look: impl Fn() -> bool) -> bool {
     let began = Instant::now();
     while !look() {
@@ -186,7 +185,9 @@ fn not_seen(path: &Path) -> Error {
     Error::Io {
         action: "see",
         path: path.to_path_buf(),
-        source: std::io::Error::other("another rank has written it, and here it is not"),
-        way_out: "With `zero` 1 all ranks write to `out`: give a folder that all hosts share, or use `zero` 0".into(),
+        source: std::io::Error::other("another rank has written it, but this rank does not see it"),
+        help: "with `zero` 1 all ranks write to `out`: give a folder that all hosts share, or use \
+               `zero` 0"
+            .into(),
     }
 }

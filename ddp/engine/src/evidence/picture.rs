@@ -1,10 +1,10 @@
-//! Rows of features as small pictures: recognizing image shapes and scaling images down.
+//! Rows of features as small pictures: recognizes image shapes and scales images down.
 
 use serde::{Deserialize, Serialize};
 
-/// Rows that may be a picture have at least as many pixels a side.
+/// The smallest side of a picture.
 const SIDE_MIN: usize = 8;
-/// Larger pictures are made smaller.
+/// Larger pictures are scaled down.
 const SIDE_MAX: usize = 64;
 
 /// A picture of 8-bit grey (one channel) or red, green and blue (three).
@@ -16,7 +16,7 @@ pub struct Picture {
     pub height: usize,
     /// 1 or 3.
     pub channels: usize,
-    /// Row by row, channels side by side.
+    /// Row by row; the channels of a pixel are adjacent.
     pub pixels: Vec<u8>,
 }
 
@@ -26,12 +26,12 @@ struct Layout {
     width: usize,
     height: usize,
     channels: usize,
-    /// From one pixel to the next, and from one channel to the next.
+    /// The distances between pixels and between channels.
     strides: [usize; 2],
 }
 
 impl Picture {
-    /// Whether the pixels are as many as the sizes say.
+    /// Whether the number of pixels matches the sizes.
     pub(super) fn is_sound(&self) -> bool {
         let sides = [self.width, self.height];
         sides.iter().all(|side| (1..=SIDE_MAX).contains(side))
@@ -39,10 +39,10 @@ impl Picture {
             && self.pixels.len() == self.width * self.height * self.channels
     }
 
-    /// The rows in `x` as pictures, if they have the shape of pictures. Black is the lowest of all
+    /// The rows in `x` as pictures, if their shape is that of pictures. Black is the lowest of all
     /// values, white the highest.
     pub(super) fn of_rows(row_shape: &[usize], x: &[f32]) -> Option<Vec<Picture>> {
-        let layout = Layout::of(row_shape, x)?;
+        let layout = Layout::of(row_shape)?;
         let finite = || x.iter().copied().filter(|value| value.is_finite());
         let (low, high) = (
             finite().fold(f32::INFINITY, f32::min),
@@ -64,8 +64,8 @@ impl Picture {
 }
 
 impl Layout {
-    /// `[H, W]`, `[C, H, W]` and `[H, W, C]`, and flat rows of a square of pixels or three of them.
-    fn of(row_shape: &[usize], x: &[f32]) -> Option<Layout> {
+    /// `[H, W]`, `[C, H, W]` and `[H, W, C]`, and flat rows of a square of pixels.
+    fn of(row_shape: &[usize]) -> Option<Layout> {
         let planes = |channels, height, width| Layout {
             width,
             height,
@@ -87,15 +87,10 @@ impl Layout {
             [height, width, channels @ (1 | 3)] if is_side(height) && is_side(width) => {
                 Some(mixed(channels, height, width))
             }
-            [count] => match (
-                side_of(count),
-                side_of(count / 3).filter(|_| count.is_multiple_of(3)),
-            ) {
-                (Some(side), _) => Some(planes(1, side, side)),
-                (_, Some(side)) if are_planes(x, count) => Some(planes(3, side, side)),
-                (_, Some(side)) => Some(mixed(3, side, side)),
-                _ => None,
-            },
+            [count] => {
+                let side = count.isqrt();
+                (side * side == count && is_side(side)).then(|| planes(1, side, side))
+            }
             _ => None,
         }
     }
@@ -110,12 +105,12 @@ impl Layout {
             for channel in 0..self.channels {
                 let lines = line * by..((line + 1) * by).min(self.height);
                 let columns = column * by..((column + 1) * by).min(self.width);
-                let places = lines.flat_map(|line| {
+                let pixels_of = lines.flat_map(|line| {
                     columns
                         .clone()
                         .map(move |column| line * self.width + column)
                 });
-                let (sum, count) = places.fold((0.0, 0.0), |(sum, count), place| {
+                let (sum, count) = pixels_of.fold((0.0, 0.0), |(sum, count), place| {
                     (
                         sum + f64::from(row[place * self.strides[0] + channel * self.strides[1]]),
                         count + 1.0,
@@ -133,26 +128,6 @@ impl Layout {
     }
 }
 
-fn side_of(pixels: usize) -> Option<usize> {
-    let side = pixels.isqrt();
-    (side * side == pixels && side >= SIDE_MIN).then_some(side)
-}
-
-/// Whether each colour is a plane of its own, or colours are side by side in each pixel: neighbours
-/// in a picture are alike.
-fn are_planes(x: &[f32], features: usize) -> bool {
-    let apart = |distance: usize| -> f64 {
-        let differences = |row: &[f32]| {
-            row.iter()
-                .zip(&row[distance..])
-                .map(|(a, b)| f64::from((a - b).abs()))
-                .sum::<f64>()
-        };
-        x.chunks_exact(features).map(differences).sum()
-    };
-    apart(1) <= apart(3)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,9 +143,16 @@ mod tests {
         assert_eq!(sizes(&[28, 20]), Some((20, 28, 1)));
         assert_eq!(sizes(&[3, 32, 16]), Some((16, 32, 3)));
         assert_eq!(sizes(&[32, 16, 3]), Some((16, 32, 3)));
-        assert_eq!(sizes(&[3072]), Some((32, 32, 3)));
         assert_eq!(sizes(&[130, 60]), Some((20, 44, 1)));
-        for shape in [&[30][..], &[16], &[4, 9], &[2, 28, 28], &[785], &[0]] {
+        for shape in [
+            &[30][..],
+            &[16],
+            &[4, 9],
+            &[2, 28, 28],
+            &[785],
+            &[3072],
+            &[0],
+        ] {
             assert_eq!(sizes(shape), None, "{shape:?}");
         }
     }
@@ -188,23 +170,6 @@ mod tests {
         assert_eq!(
             Picture::of_rows(&[64], &[3.0; 64]).unwrap()[0].pixels,
             [0; 64]
-        );
-    }
-
-    #[test]
-    fn colours_are_found_in_planes_and_in_pixels() {
-        // A picture that goes from dark to bright, red 0, green 100, blue 50 higher.
-        let value = |pixel: usize, channel: usize| pixel as f32 / 4.0 + [0.0, 100.0, 50.0][channel];
-        let planes: Vec<f32> = (0..192)
-            .map(|index| value(index % 64, index / 64))
-            .collect();
-        let mixed: Vec<f32> = (0..192).map(|index| value(index / 3, index % 3)).collect();
-        assert!(are_planes(&planes, 192) && !are_planes(&mixed, 192));
-        let pictures = [planes, mixed].map(|x| Picture::of_rows(&[192], &x).unwrap().remove(0));
-        assert_eq!(pictures[0], pictures[1]);
-        assert!(
-            pictures[0].pixels[1] > pictures[0].pixels[2]
-                && pictures[0].pixels[2] > pictures[0].pixels[0]
         );
     }
 }

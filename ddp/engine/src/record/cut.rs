@@ -1,13 +1,13 @@
 //! Resuming a record: lines after the checkpoint are cut, the others stay.
 //!
-//! A killed process may leave half a line, and a machine that lost power a file that ends in zeros.
-//! The record ends before the first line that is no event.
+//! A killed process may leave half a line, and a power loss a file that ends in zeros. The record
+//! ends before the first line that is not an event.
 //!
 //! A process that resumes a run locks its record before it reads or changes the folder, and until
 //! the run ends.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -18,250 +18,122 @@ use serde::Deserialize;
 use super::{EVENTS_FILE, Record, write_settings};
 use crate::error::{Error, Result};
 
-/// What of a line decides.
-#[derive(Deserialize)]
-struct Line {
-    event: String,
-    step: Option<u64>,
-    loss: Option<f64>,
-}
-
-/// What of a record stays.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Kept {
-    /// Whether it has its first line, and its last.
-    pub(crate) has_start: bool,
-    pub(crate) has_end: bool,
-    /// The last step that has a line, and its loss.
-    pub(crate) last_step: Option<u64>,
-    pub(crate) last_loss: Option<f64>,
-    /// The last checkpoint that has one, and the step that the run last went on from.
-    pub(crate) saved: Option<u64>,
-    resumed: Option<u64>,
-    /// Bytes of the lines that stay, and of all there is.
-    bytes: u64,
-    all_bytes: u64,
-}
-
-impl Kept {
-    fn add(&mut self, line: &Line, bytes: usize) {
-        self.bytes += bytes as u64;
-        match &*line.event {
-            "start" => self.has_start = true,
-            "end" => self.has_end = true,
-            "step" => (self.last_step, self.last_loss) = (line.step, line.loss),
-            "checkpoint" => self.saved = line.step,
-            "resume" => self.resumed = line.step,
-            _ => {}
-        }
-    }
-
-    /// Whether lines are missing of a run that logged every `log_every` steps up to `step`, because
-    /// they were not on the disk when the machine lost power.
-    pub(crate) fn has_gap(&self, step: u64, log_every: u64) -> bool {
-        let expected = step - step % log_every.max(1);
-        // Those before went by another rule, if that has changed.
-        expected > self.resumed.unwrap_or(0) && self.last_step.is_none_or(|last| last < expected)
-    }
-}
-
-/// How long a run that is ending may hold its record.
+/// How long to wait for a run that is ending to release its record.
 const ENDING_MAX: Duration = Duration::from_secs(3);
 
-/// The record of a run, held: nobody else writes it.
+/// The record of a run, locked against other processes.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct LockedRecord {
     file: File,
     path: PathBuf,
 }
 
-impl Held {
-    /// That of the run in `out`; none if there is none.
-    pub(crate) fn of(out: &Path) -> Result<Option<Held>> {
-        let path = out.join(EVENTS_FILE);
-        if !path.exists() {
+impl LockedRecord {
+    /// Locks the record in `out`; None if there is none.
+    pub(crate) fn find(out: &Path) -> Result<Option<LockedRecord>> {
+        if !out.join(EVENTS_FILE).exists() {
             return Ok(None);
         }
         let began = Instant::now();
         loop {
-            match Held::new(out) {
+            match LockedRecord::open(out) {
                 Err(Error::Usage(_)) if began.elapsed() < ENDING_MAX => {
                     std::thread::sleep(Duration::from_millis(50))
                 }
-                held => return held.map(Some),
+                locked => return locked.map(Some),
             }
         }
     }
 
-    /// That in `out`, empty if there was none.
-    fn new(out: &Path) -> Result<Held> {
+    /// Locks the record in `out`, a new one if there is none. Some file systems have no locks.
+    fn open(out: &Path) -> Result<LockedRecord> {
         let path = out.join(EVENTS_FILE);
-        Ok(Held {
-            file: open_locked(out, &path)?,
-            path,
-        })
-    }
-
-    /// What is in it, but half a line at its end.
-    pub(crate) fn all(&mut self) -> Result<Kept> {
-        self.keep(&|_| true, &mut |_| Ok(()))
-    }
-
-    fn keep(&mut self, stays: &dyn Fn(&Line) -> bool, take: Take<'_>) -> Result<Kept> {
-        Ok(keep(&mut self.file, stays, take).map_err(disk::failed("read", &self.path))?)
-    }
-
-    /// Puts a copy of it aside, if there are steps in it.
-    fn put_aside(&mut self) -> Result<()> {
-        if self.all()?.last_step.is_none() {
-            return Ok(());
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.open(&path).map_err(disk::failed("open", &path))?;
+        let is_locked = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+        // Another process may have replaced it after it was opened.
+        let is_same = fs::metadata(&path)
+            .is_ok_and(|there| file.metadata().is_ok_and(|here| here.ino() == there.ino()));
+        if is_locked || !is_same {
+            return Err(Error::Usage(format!(
+                "`out` {}: a run is writing in it; help: wait until it ends",
+                out.display()
+            )));
         }
-        let aside = superseded(&self.path);
-        disk::replace_file(&aside, |copy| {
-            self.file
-                .seek(SeekFrom::Start(0))
-                .map_err(disk::failed("read", &self.path))?;
-            std::io::copy(&mut self.file, copy)
-                .map(drop)
-                .map_err(disk::failed("write", &aside))
-        })?;
-        tracing::warn!("the record so far is put aside as {}", aside.display());
-        Ok(())
+        Ok(LockedRecord { file, path })
     }
-
-    /// Goes on behind the lines that stay, the others cut.
-    fn cut(mut self, stays: &dyn Fn(&Line) -> bool) -> Result<(Record, Kept)> {
-        let kept = self.keep(stays, &mut |_| Ok(()))?;
-        let Held { mut file, path } = self;
-        if kept.bytes != kept.all_bytes {
-            let mut cut = None;
-            disk::replace_file(&path, |aside| {
-                // Locked before it bears the name, so that nobody comes between.
-                _ = aside.try_lock();
-                keep(&mut file, stays, &mut |line| aside.write_all(line))
-                    .map_err(disk::failed("write", &path))?;
-                cut = Some(aside.try_clone().map_err(disk::failed("open", &path))?);
-                Ok(())
-            })?;
-            file = cut.expect("it was written");
-        }
-        file.seek(SeekFrom::Start(kept.bytes))
-            .map_err(disk::failed("write", &path))?;
-        Ok((
-            Record {
-                file,
-                path,
-                length: kept.bytes,
-                line: Vec::with_capacity(1024),
-            },
-            kept,
-        ))
-    }
-}
-
-/// A name for what is put aside.
-fn superseded(path: &Path) -> PathBuf {
-    let numbered = |number: u32| match number {
-        1 => path.with_file_name(format!("superseded-{EVENTS_FILE}")),
-        _ => path.with_file_name(format!("superseded-{number}-{EVENTS_FILE}")),
-    };
-    (1..)
-        .map(numbered)
-        .find(|path| !path.exists())
-        .expect("some name is free")
 }
 
 impl Record {
-    /// Opens the record of a run that resumes after step `step`, and returns what stays of it.
-    /// Without a step the old record is put aside. Refuses a record that another process writes.
-    pub(crate) fn go_on(
+    /// Opens the record of a run that resumes after step `step`, and cuts the lines after it. Also
+    /// returns whether the record has its first line. Refuses a record that another process writes.
+    pub(crate) fn resume(
         out: &Path,
         settings: &str,
-        held: Option<Held>,
-        step: Option<u64>,
-    ) -> Result<(Record, Kept)> {
+        locked: Option<LockedRecord>,
+        step: u64,
+    ) -> Result<(Record, bool)> {
         disk::make_folder(out)?;
-        let mut held = held.map_or_else(|| Held::new(out), Ok)?;
-        if step.is_none() {
-            held.put_aside()?;
-        }
-        let gone_on = held.cut(&|line| step.is_some_and(|step| stays(line, step)))?;
+        let locked = locked.map_or_else(|| LockedRecord::open(out), Ok)?;
+        let LockedRecord { mut file, path } = locked;
+        let mut copied = None;
+        disk::replace_file(&path, |copy| {
+            // Locked before it gets its name, so that no other process locks it first.
+            _ = copy.try_lock();
+            let (length, has_start) =
+                copy_lines(&mut file, copy, step).map_err(disk::failed("write", &path))?;
+            let copy = copy.try_clone().map_err(disk::failed("open", &path))?;
+            copied = Some((copy, length, has_start));
+            Ok(())
+        })?;
+        let (file, length, has_start) = copied.expect("the file was written");
         write_settings(out, settings)?;
-        Ok(gone_on)
-    }
-
-    /// Opens the record of a run that finished with step `step` but whose record has no end. None
-    /// if the record is complete.
-    pub(crate) fn of_finished(mut held: Held, step: u64) -> Result<Option<(Record, Kept)>> {
-        let all = held.all()?;
-        if all.has_end || !all.has_start {
-            return Ok(None);
-        }
-        held.cut(&|line| line.step.is_none_or(|of_line| of_line <= step))
-            .map(Some)
+        let line = Vec::with_capacity(1024);
+        let record = Record {
+            file,
+            path,
+            length,
+            line,
+        };
+        Ok((record, has_start))
     }
 }
 
-/// The record, held as long as it is open. File systems that know no locks do without.
-fn open_locked(out: &Path, path: &Path) -> Result<File> {
-    let opened = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path);
-    let file = opened.map_err(disk::failed("open", path))?;
-    let is_written = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // Another may have put a new one in its place in between.
-    let is_same = fs::metadata(path)
-        .is_ok_and(|there| file.metadata().is_ok_and(|here| here.ino() == there.ino()));
-    if is_written || !is_same {
-        let text = format!(
-            "`out` {}: a run is writing in it; help: wait until it ends",
-            out.display()
-        );
-        return Err(Error::Usage(text));
-    }
-    Ok(file)
+/// The fields of a line that decide whether it stays.
+#[derive(Deserialize)]
+struct Line {
+    event: String,
+    step: Option<u64>,
 }
 
-/// Has a line that stays.
-type Take<'a> = &'a mut dyn FnMut(&[u8]) -> std::io::Result<()>;
-
-/// Hands the lines that stay to `take`, one by one.
-fn keep(file: &mut File, stays: &dyn Fn(&Line) -> bool, take: Take<'_>) -> std::io::Result<Kept> {
-    let mut kept = Kept {
-        all_bytes: file.metadata()?.len(),
-        ..Kept::default()
-    };
-    file.seek(SeekFrom::Start(0))?;
-    let mut reader = BufReader::new(file);
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line)? > 0 {
-        let Some(event) = line
-            .strip_suffix(b"\n")
-            .and_then(|line| serde_json::from_slice::<Line>(line).ok())
-        else {
+/// Copies the lines that belong to the run up to step `step`. How it ended before is not one of
+/// them. Returns their length, and whether the first line is one of them.
+fn copy_lines(from: &mut File, to: &mut File, step: u64) -> std::io::Result<(u64, bool)> {
+    from.seek(SeekFrom::Start(0))?;
+    let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
+    let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
+    while reader.read_until(b'\n', &mut text)? > 0 {
+        let line = text.strip_suffix(b"\n");
+        let Some(line) = line.and_then(|line| serde_json::from_slice::<Line>(line).ok()) else {
             break;
         };
-        if stays(&event) {
-            kept.add(&event, line.len());
-            take(&line)?;
+        let is_of_end = matches!(&*line.event, "confusion" | "placement" | "end");
+        if !is_of_end && line.step.is_none_or(|of_line| of_line <= step) {
+            writer.write_all(&text)?;
+            length += text.len() as u64;
+            has_start |= line.event == "start";
         }
-        line.clear();
+        text.clear();
     }
-    Ok(kept)
-}
-
-/// Whether a line belongs to the run up to step `step`. How it ended before is no part of it.
-fn stays(line: &Line, step: u64) -> bool {
-    !matches!(line.event.as_str(), "confusion" | "placement" | "end")
-        && line.step.is_none_or(|of_line| of_line <= step)
+    writer.flush()?;
+    Ok((length, has_start))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Event;
     use ddp_data::disk::testing::Scratch;
 
     const LINES: &str = r#"{"event":"start","time_unix_s":1}
@@ -275,29 +147,15 @@ mod tests {
 {"event":"end","steps":6}
 "#;
 
-    /// What stays of `text` when a run goes on from step `step`.
-    fn kept(text: &[u8], step: impl Into<Option<u64>>) -> (Vec<u8>, bool) {
+    /// What stays of `text` when a run resumes after step `step`.
+    fn kept(text: &[u8], step: u64) -> (Vec<u8>, bool) {
         let scratch = Scratch::new();
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, text).unwrap();
-        let step = step.into();
-        let (_record, kept) =
-            Record::go_on(scratch.path(), "", Held::of(scratch.path()).unwrap(), step).unwrap();
-        let aside = if step.is_none() {
-            &["superseded-metrics.jsonl"][..]
-        } else {
-            &[]
-        };
-        assert_eq!(
-            scratch.names(),
-            [&["config.toml", EVENTS_FILE], aside].concat()
-        );
-        assert!(
-            aside
-                .iter()
-                .all(|aside| fs::read(scratch.path().join(aside)).unwrap() == text)
-        );
-        (fs::read(&path).unwrap(), kept.has_start)
+        let locked = LockedRecord::find(scratch.path()).unwrap();
+        let (_record, has_start) = Record::resume(scratch.path(), "", locked, step).unwrap();
+        assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
+        (fs::read(&path).unwrap(), has_start)
     }
 
     #[test]
@@ -317,11 +175,6 @@ mod tests {
                 "from step {step}"
             );
         }
-        assert_eq!(
-            kept(LINES.as_bytes(), None),
-            (vec![], false),
-            "of a run that was never saved"
-        );
     }
 
     #[test]
@@ -354,15 +207,21 @@ mod tests {
     fn what_is_written_next_follows_what_stayed_also_after_a_write_that_failed() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let (mut record, _) = Record::go_on(scratch.path(), "", None, Some(1)).unwrap();
-        // As when the disk is full behind some bytes.
+        let (mut record, _) = Record::resume(scratch.path(), "", None, 1).unwrap();
+        // As when the disk is full after some bytes.
         record.file.write_all(b"half a li").unwrap();
         record.cut_back();
         record
-            .write(&serde_json::json!({"event": "resume", "step": 1}))
+            .write(&Event::Checkpoint {
+                step: 1,
+                folder: "a",
+            })
             .unwrap();
         let text = fs::read_to_string(scratch.path().join(EVENTS_FILE)).unwrap();
-        assert_eq!(text.lines().last(), Some(r#"{"event":"resume","step":1}"#));
+        assert_eq!(
+            text.lines().last(),
+            Some(r#"{"event":"checkpoint","step":1,"folder":"a"}"#)
+        );
         assert_eq!(text.lines().count(), 3);
     }
 
@@ -370,8 +229,8 @@ mod tests {
     fn a_record_that_is_being_written_is_left_alone() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let first = Record::go_on(scratch.path(), "", None, Some(6)).unwrap();
-        // A handle of it, as what writes checkpoints has one.
+        let first = Record::resume(scratch.path(), "", None, 6).unwrap();
+        // The thread that writes checkpoints has such a handle.
         let (handle, _) = first.0.handle().unwrap();
         drop(first);
         let refused = |error: Error| {
@@ -380,59 +239,14 @@ mod tests {
                 "{error}"
             );
         };
-        refused(Record::go_on(scratch.path(), "", None, Some(1)).unwrap_err());
-        refused(Held::of(scratch.path()).unwrap_err());
+        refused(Record::resume(scratch.path(), "", None, 1).unwrap_err());
+        refused(LockedRecord::find(scratch.path()).unwrap_err());
         let ends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(300));
             drop(handle);
         });
-        let held = Held::of(scratch.path()).unwrap();
+        let held = LockedRecord::find(scratch.path()).unwrap();
         ends.join().unwrap();
-        Record::go_on(scratch.path(), "", held, Some(1)).unwrap();
-    }
-
-    #[test]
-    fn a_record_that_ends_before_the_checkpoint_has_a_gap() {
-        let kept = |last_step, resumed| Kept {
-            last_step,
-            resumed,
-            ..Kept::default()
-        };
-        for (step, log_every, last_step, resumed, expected) in [
-            (20, 10, Some(20), None, false),
-            (29, 10, Some(20), None, false),
-            (30, 10, Some(20), None, true),
-            (9, 10, None, None, false),
-            (10, 10, None, None, true),
-            // From step 25 on every seventh.
-            (27, 7, Some(20), Some(25), false),
-            (28, 7, Some(20), Some(25), true),
-        ] {
-            let has_gap = kept(last_step, resumed).has_gap(step, log_every);
-            assert_eq!(
-                has_gap, expected,
-                "{step} {log_every} {last_step:?} {resumed:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn of_a_run_that_was_over_nothing_but_half_a_line_is_cut() {
-        let scratch = Scratch::new();
-        let path = scratch.path().join(EVENTS_FILE);
-        let lines: Vec<&str> = LINES.split_inclusive('\n').collect();
-        let whole = lines[..8].concat();
-        fs::write(&path, format!("{whole}{{\"event\":\"en")).unwrap();
-        let (_, kept) = Record::of_finished(Held::of(scratch.path()).unwrap().unwrap(), 6)
-            .unwrap()
-            .unwrap();
-        assert_eq!((kept.saved, kept.last_step), (Some(6), Some(4)));
-        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
-        fs::write(&path, LINES).unwrap();
-        assert!(
-            Record::of_finished(Held::of(scratch.path()).unwrap().unwrap(), 6)
-                .unwrap()
-                .is_none()
-        );
+        Record::resume(scratch.path(), "", held, 1).unwrap();
     }
 }

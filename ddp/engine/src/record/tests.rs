@@ -2,8 +2,11 @@
 
 use std::fs;
 
-use super::*;
 use ddp_data::disk::testing::Scratch;
+use ddp_kernels::transfer::Ledger;
+use serde_json::json;
+
+use super::*;
 
 /// A settings' file.
 const SETTINGS: &str = "steps = 3\n";
@@ -38,33 +41,37 @@ fn a_run_is_its_events_in_order() {
     let out = scratch.path().join("a/b");
     let mut record = Record::create(&out, SETTINGS).unwrap();
     let config = json!({ "hidden": [256, 128] });
-    let (versions, devices) = ([("ddp-train", "0.2.0".to_string())], ["cpu".to_string()]);
+    let devices = ["cpu".to_string()];
     let start = Start {
+        time_unix_s: 1.5,
         config: config.as_object().unwrap(),
-        versions: &versions,
+        versions: BTreeMap::from([("ddp-train", "0.2.0".to_string())]),
         devices: &devices,
-        ranks: 1,
-        hosts: 1,
-        threads: 2,
-        transport: "alone",
-        overlap: false,
-        buckets: 2,
+        world: StartWorld {
+            ranks: 1,
+            hosts: 1,
+            threads: 2,
+            transport: "alone",
+            overlap: false,
+            buckets: 2,
+        },
         data: "digits",
         fingerprint: "glyphs 00",
         parameters: 7,
         steps: 3,
         steps_per_epoch: 10,
     };
-    record.start(&start).unwrap();
-    record.step(&step(1, 2.25)).unwrap();
-    record
-        .eval(&EvalEvent {
-            step: 1,
-            loss: 2.0,
-            accuracy: Some(0.5),
-        })
-        .unwrap();
+    let eval = EvalEvent {
+        step: 1,
+        loss: 2.0,
+        accuracy: Some(0.5),
+    };
+    let step = Event::Step(step(1, 2.25));
+    for event in [Event::Start(start), step, Event::Eval(eval)] {
+        record.write(&event).unwrap();
+    }
     let end = End {
+        time_unix_s: 2.5,
         reason: "done",
         exit_code: 0,
         steps: 3,
@@ -76,8 +83,9 @@ fn a_run_is_its_events_in_order() {
         accuracy: Some(0.5),
         peak_mb: None,
         device_peak_mb: None,
+        transfers: Ledger::new().to_json(),
     };
-    record.end(&end, &Ledger::new()).unwrap();
+    record.end(end).unwrap();
     let lines = lines(&out);
     let events: Vec<_> = lines
         .iter()
@@ -119,12 +127,11 @@ fn a_number_that_is_none_is_null() {
     let scratch = Scratch::new();
     let mut record = Record::create(scratch.path(), SETTINGS).unwrap();
     for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        record
-            .step(&StepEvent {
-                grad_norm: None,
-                ..step(1, loss)
-            })
-            .unwrap();
+        let event = StepEvent {
+            grad_norm: None,
+            ..step(1, loss)
+        };
+        record.write(&Event::Step(event)).unwrap();
     }
     for line in lines(scratch.path()) {
         assert_eq!(
@@ -140,7 +147,7 @@ fn a_folder_that_holds_a_run_is_refused_with_one_that_does_not() {
     let out = scratch.path().join("out");
     Record::create(&out, SETTINGS)
         .unwrap()
-        .step(&step(1, 1.0))
+        .write(&Event::Step(step(1, 1.0)))
         .unwrap();
     fs::create_dir(scratch.path().join("out-2")).unwrap();
     for out in [out.clone(), scratch.path().join("out/")] {
@@ -174,7 +181,7 @@ fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
         error.to_string().contains("holds a run"),
         "one that begins now does: {error}"
     );
-    again.step(&step(1, 1.0)).unwrap();
+    again.write(&Event::Step(step(1, 1.0))).unwrap();
     assert_eq!(lines(scratch.path()).len(), 1);
 }
 
@@ -208,7 +215,7 @@ fn a_disk_that_is_full_is_an_error_of_its_own_that_names_the_file() {
         length: 0,
         line: Vec::new(),
     };
-    let error = record.step(&step(1, 1.0)).unwrap_err();
+    let error = record.write(&Event::Step(step(1, 1.0))).unwrap_err();
     assert_eq!(error.exit_code(), 74);
     let text = error.to_string();
     assert!(

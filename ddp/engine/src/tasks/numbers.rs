@@ -65,7 +65,7 @@ impl Task for LearnNumbers {
         ];
         if let Some((setting, _)) = asked.iter().find(|(_, asked)| *asked) {
             return Err(Error::Usage(format!(
-                "`{setting}`: expected a model that tells classes apart, got one that gives numbers; \
+                "`{setting}`: expected a model for classification, got one for regression; \
                  help: leave `{setting}` out: the numbers are written anyway"
             )));
         }

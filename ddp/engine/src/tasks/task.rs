@@ -1,6 +1,6 @@
-//! What a task is: everything in which learning classes differs from learning numbers.
+//! The trait of tasks: everything that differs between learning classes and learning numbers.
 //!
-//! Letters: B rows of a batch, O numbers that the model gives for a target.
+//! Letters: B rows of a batch, O outputs for a target.
 
 use std::fmt::Debug;
 
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::evidence::Evidence;
 use crate::step::Stats;
 
-/// What a model learns.
+/// A task.
 pub trait Task: Debug + Send + Sync {
     /// Refuses options of the loss that do not fit this task. `data` is the name of the data.
     fn check(&self, options: &LossOptions, data: &str) -> Result<()>;
@@ -22,8 +22,7 @@ pub trait Task: Debug + Send + Sync {
     /// The loss, on the last of the model's devices.
     fn loss(&self, options: &LossOptions, device: Device) -> Result<Box<dyn Loss>>;
 
-    /// The share of right answers, which the log and evaluations show; None if answers are neither
-    /// right nor wrong.
+    /// The fraction of correct answers, for the log and evaluations; None if they are not counted.
     fn accuracy(&self, stats: &Stats) -> Option<f64>;
 
     /// Why this target makes its loss non-finite, if it does.
@@ -52,7 +51,7 @@ pub struct LossOptions {
     pub class_weights: Vec<f64>,
 }
 
-/// Adds up how good answers are.
+/// Sums up the quality of answers.
 pub trait Evaluation {
     /// Counts a batch: `output` f32 (B, …, O) and its targets, both in host memory. The results of
     /// all batches are added up in the order of batches.
@@ -61,14 +60,14 @@ pub trait Evaluation {
     /// Adds up the counts of all ranks, which call it together.
     fn add_up(&mut self, group: &Group) -> Result<()>;
 
-    /// What it comes to, for people.
+    /// The result, for people.
     fn text(&self, totals: &Totals) -> String;
 
     /// The same as a JSON object.
     fn json(&self, totals: &Totals) -> Value;
 }
 
-/// What all batches of an evaluation come to.
+/// The totals of an evaluation.
 #[derive(Clone, Copy, Debug)]
 pub struct Totals {
     /// The number of rows.
@@ -79,14 +78,14 @@ pub struct Totals {
     pub sum: f64,
 }
 
-/// What predictions are written.
+/// Which predictions to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredictionOptions {
     /// The format of the file.
     pub format: Format,
-    /// Whether with the probability of each class.
+    /// Whether to write the probability of each class.
     pub probabilities: bool,
-    /// Whether with the logit of each class.
+    /// Whether to write the logit of each class.
     pub logits: bool,
 }
 
@@ -101,32 +100,32 @@ pub enum Format {
 
 /// Encodes predictions as the bytes of a file.
 pub trait Predictions {
-    /// What comes before the rows.
+    /// The start of the file.
     fn head(&self, rows: usize) -> Result<Vec<u8>>;
 
-    /// Appends the row `row`, for which the model gives these numbers (O).
+    /// Appends row `row`, which has these outputs (O).
     fn row(&self, row: u64, values: &[f32], into: &mut Vec<u8>);
 }
 
-/// Looks at the targets of all rows, for `ddp-train inspect`.
+/// Surveys the targets of all rows, for `ddp-train inspect`.
 pub trait Survey {
     /// Counts the targets of rows from `first` on, in host memory.
     fn count(&mut self, first: u64, targets: &Tensor) -> Result<()>;
 
-    /// What was found, for people.
+    /// The result, for people.
     fn text(&self) -> SurveyText;
 
     /// The same as a field of JSON.
     fn json(&self) -> (&'static str, Value);
 }
 
-/// What a survey found, for people.
+/// The result of a survey, for people.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct SurveyText {
-    /// In a word.
+    /// A summary.
     pub head: String,
-    /// Lines with columns.
+    /// Rows of a table.
     pub table: Vec<Vec<String>>,
-    /// What is not in the table; may be empty.
+    /// A line after the table; may be empty.
     pub rest: String,
 }

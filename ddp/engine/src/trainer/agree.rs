@@ -101,8 +101,8 @@ mod tests {
     fn fields_of(data: &str, change: impl FnOnce(&mut RunOptions)) -> Vec<(String, String)> {
         let mut options = options(data);
         change(&mut options);
-        let data = ddp_data::open(&options.data.data).unwrap();
         let world = World::single().unwrap();
+        let data = options.data.open(&world).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu]).unwrap();
         let fields = fields("lr = 0.001\n", &data, &step).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));

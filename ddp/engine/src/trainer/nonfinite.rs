@@ -57,7 +57,7 @@ fn bad_rows(
     let losses = step.losses_of(&batch)?;
     let targets = announced("the targets of bad rows", || batch.targets.to(Device::Cpu))?;
     let targets = targets.to_dtype(DType::F64)?.to_vec::<f64>()?;
-    // Some losses are of several targets.
+    // A loss may have several targets.
     let is_one_each = targets.len() == losses.len();
     let why = |index: usize| {
         is_one_each
@@ -98,7 +98,7 @@ fn named_rows(losses: &[f64], rows: &[u64], why: &dyn Fn(usize) -> Option<String
             name += &format!(" at position {}", index % positions);
         }
         match why(index) {
-            Some(why) => format!("{name} (whose {why})"),
+            Some(why) => format!("{name} ({why})"),
             None => name,
         }
     };
@@ -115,7 +115,7 @@ fn named_rows(losses: &[f64], rows: &[u64], why: &dyn Fn(usize) -> Option<String
         String::new()
     };
     match bad.len() {
-        0 => "whose rows' losses are finite one by one and not in sum".to_string(),
+        0 => "each row's loss is finite, but their sum is not".to_string(),
         1 => format!("row {}", named[0]),
         _ => format!("rows {}{and_more}", named.join(", ")),
     }
@@ -142,10 +142,10 @@ mod tests {
         let targets = [3, 10, 9, -1];
         assert_eq!(
             named_with(&targets, &[nan, nan, 0.5, f64::INFINITY], &rows),
-            "rows 40, 7 (whose target 10 is no class: there are 10, from 0), 12 (whose target -1 is no class: there are \
-             10, from 0)"
+            "rows 40, 7 (target 10 is no class: there are 10, from 0), 12 (target -1 is no class: \
+             there are 10, from 0)"
         );
-        assert!(named_with(&targets, &[0.5; 4], &rows).contains("finite one by one"));
+        assert!(named_with(&targets, &[0.5; 4], &rows).contains("their sum is not"));
         let many: Vec<u64> = (0..11).collect();
         assert_eq!(
             named_rows(&[nan; 11], &many, &|_| None),
@@ -159,7 +159,7 @@ mod tests {
         let losses = [0.5, 0.5, nan, 0.1, nan, 0.2];
         assert_eq!(
             named_with(&[0, 1, 2, 3, 11, 5], &losses, &rows),
-            "rows 40 at position 2, 7 at position 1 (whose target 11 is no class: there are 10, from 0)"
+            "rows 40 at position 2, 7 at position 1 (target 11 is no class: there are 10, from 0)"
         );
     }
 }

@@ -1,19 +1,16 @@
 //! The folder of a run before its first step: settings, the first line of the record or the line
 //! that it resumes, and what every checkpoint says.
 
-use std::path::Path;
-
 use ddp_comm::World;
 use ddp_kernels::threads;
 
 use super::options::{Resume, RunOptions};
 use super::places::versions;
 use super::program::{Program, Settings};
-use super::resume;
 use super::setup::Assembled;
-use crate::checkpoint::{Opened, Position, ScheduleState, State, WorldState};
+use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::error::Result;
-use crate::record::{self, EVENTS_FILE, Held, Kept, Record, ResumeEvent, Start};
+use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
 
 /// What every checkpoint of this run says, besides how far it is.
 pub(super) fn state(
@@ -72,51 +69,39 @@ pub(super) fn open_record(
     settings: &Settings,
     run: &Assembled,
     world: &World,
-    held: Option<Held>,
+    locked: Option<LockedRecord>,
 ) -> Result<Record> {
     let (out, file) = (&options.out, &settings.file);
-    let starts_over = options.resume == Resume::Auto && record::check_free(out).is_err();
-    // Newer checkpoints are put aside before the record is cut, so that the record always reaches
-    // as far as the newest checkpoint.
-    let (mut record, kept) = match &run.resumed {
+    let (mut record, has_start) = match &run.resumed {
         Some(opened) => {
-            resume::put_aside(out, resume::first_to_put_aside(opened, out))?;
-            Record::go_on(out, file, held, Some(opened.state.step))?
+            // Newer checkpoints are put aside before the record is cut, so that the record always
+            // reaches as far as the newest checkpoint.
+            let step = opened.state.step;
+            checkpoint::put_aside_after(out, step)?;
+            Record::resume(out, file, locked, step)?
         }
-        None if starts_over => {
-            resume::put_aside(out, 0)?;
-            Record::go_on(out, file, held, None)?
+        None if options.resume == Resume::Auto && record::check_free(out).is_err() => {
+            // Nothing was saved: the run starts over, and its record so far is put aside.
+            checkpoint::put_aside(&out.join(record::EVENTS_FILE))?;
+            drop(locked);
+            Record::resume(out, file, None, 0)?
         }
         None => {
-            drop(held);
-            (Record::create(out, file)?, Kept::default())
+            drop(locked);
+            (Record::create(out, file)?, false)
         }
     };
     if run.devices[0].is_accelerator() {
         log_places(&run.places);
     }
-    if !kept.has_start {
+    if !has_start {
         write_start(&mut record, settings, run, world)?;
     }
     program.begin(out, run.taken(), run.plan.steps)?;
     if let Some(opened) = &run.resumed {
-        warn_of_gap(out, kept, opened);
         write_resume(&mut record, options, program, run, opened)?;
     }
     Ok(record)
-}
-
-/// Warns of lines that are missing between the record's end and the checkpoint.
-pub(super) fn warn_of_gap(out: &Path, kept: Kept, opened: &Opened) {
-    let State { step, config, .. } = &opened.state;
-    let log_every = config.get("log-every").and_then(|value| value.as_u64());
-    if kept.has_gap(*step, log_every.unwrap_or(1)) {
-        tracing::warn!(
-            "{} ends at step {}, and the checkpoint is of step {step}: lines are missing",
-            out.join(EVENTS_FILE).display(),
-            kept.last_step.unwrap_or(0),
-        );
-    }
 }
 
 fn write_resume(
@@ -140,13 +125,14 @@ fn write_resume(
             overridden.join(", ")
         );
     }
-    record.resume(&ResumeEvent {
+    record.write(&Event::Resume(ResumeEvent {
+        time_unix_s: record::unix_s(),
         step,
         from: &from.to_string_lossy(),
         ranks: run.places.len(),
         devices: &run.places,
         overridden: &overridden,
-    })
+    }))
 }
 
 /// The first line of the record.
@@ -159,28 +145,27 @@ fn write_start(
     let (step, data, plan) = (&run.step, &run.data, &run.plan);
     let stages = step.stages();
     let reducer = stages[0].reducer();
-    record.start(&Start {
+    let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
+    let parameters = stages.iter().map(|stage| stage.model().params.count());
+    record.write(&Event::Start(Start {
+        time_unix_s: record::unix_s(),
         config: &settings.values,
-        versions: &versions(run.devices[0]),
+        versions: versions(run.devices[0]),
         devices: &run.places,
-        ranks: world.size(),
-        hosts: world.hosts(),
-        threads: threads::count(),
-        transport: reducer.group().transport(),
-        overlap: reducer.overlaps(),
-        buckets: stages
-            .iter()
-            .map(|stage| stage.reducer().buckets().len())
-            .sum(),
+        world: StartWorld {
+            ranks: world.size(),
+            hosts: world.hosts(),
+            threads: threads::count(),
+            transport: reducer.group().transport(),
+            overlap: reducer.overlaps(),
+            buckets: buckets.sum(),
+        },
         data: &data.description,
         fingerprint: &data.train.fingerprint()?,
-        parameters: stages
-            .iter()
-            .map(|stage| stage.model().params.count())
-            .sum(),
+        parameters: parameters.sum(),
         steps: plan.steps,
         steps_per_epoch: plan.sampler.steps_per_epoch(),
-    })
+    }))
 }
 
 fn log_places(places: &[String]) {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use ddp_comm::World;
 use ddp_data::{Data, DataRequest, DataSpec, Resident, Sampler};
 use ddp_kernels::DType;
 use ddp_nn::optim::{Rule, Shape};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::ModelOptions;
 use crate::error::{Error, Result};
+use crate::ranks::WorldRanks;
 use crate::reducer::Overlap;
 use crate::step::GraphChoice;
 use crate::tasks;
@@ -29,7 +31,7 @@ pub struct RunOptions {
     /// A model file, or a checkpoint's folder, to take the first values from.
     pub init_from: Option<PathBuf>,
     /// The data.
-    pub data: DataRequest,
+    pub data: RunData,
     /// Whether training data are kept in GPU memory.
     pub data_on_device: Resident,
     /// Rows of a global batch.
@@ -68,6 +70,40 @@ pub struct RunOptions {
     pub resume: Resume,
     /// Resume even if settings that change the results differ.
     pub override_: bool,
+}
+
+/// The data of a run.
+#[derive(Clone, Debug)]
+pub enum RunData {
+    /// Files or built-in data.
+    Request(Box<DataRequest>),
+    /// Datasets of the program itself.
+    Own(Data),
+}
+
+impl RunData {
+    /// Opens the data. All ranks call it together.
+    pub(super) fn open(&self, world: &World) -> Result<Data> {
+        match self {
+            RunData::Request(request) => Ok(ddp_data::prepare(request, &WorldRanks(world))?),
+            RunData::Own(data) => Ok(data.clone()),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            RunData::Request(request) => request.data.name(),
+            RunData::Own(data) => &data.description,
+        }
+    }
+
+    /// Whether rows may be pictures, which rows made from a formula are not.
+    pub(super) fn may_be_pictures(&self) -> bool {
+        match self {
+            RunData::Request(request) => !matches!(request.data, DataSpec::Synthetic(_)),
+            RunData::Own(_) => true,
+        }
+    }
 }
 
 /// How long a run is.
@@ -174,7 +210,7 @@ impl RunOptions {
     /// The run in steps, over these data. Checks the options that depend on them.
     pub fn plan(&self, data: &Data) -> Result<Plan> {
         let task = tasks::of(data.train.task());
-        task.check(&self.model.loss, self.data.data.name())?;
+        task.check(&self.model.loss, self.data.name())?;
         let rows = data.train.rows();
         self.check_rows(rows)?;
         let sampler = Sampler::new(rows, self.batch_size, self.seed, self.drop_last)?;
@@ -211,11 +247,17 @@ impl RunOptions {
 
     /// Refuses files with less than one batch if only full batches are trained on.
     fn check_rows(&self, rows: u64) -> Result<()> {
-        let data = &self.data.data;
+        let files = match &self.data {
+            RunData::Request(request) => match &request.data {
+                data @ DataSpec::Files(_) => Some(data),
+                _ => None,
+            },
+            RunData::Own(_) => None,
+        };
         let too_few = self.drop_last && rows < self.batch_size;
-        if !too_few || !matches!(data, DataSpec::Files(_)) {
+        let Some(data) = files.filter(|_| too_few) else {
             return Ok(());
-        }
+        };
         let batch = self.batch_size;
         Err(Error::Data(format!(
             "`data` {data}: expected at least {batch} rows, one `batch-size`, because of \

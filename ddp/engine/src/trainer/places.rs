@@ -1,4 +1,6 @@
-//! On what a run trains: devices, hosts, threads, versions.
+//! Where a run trains: devices, hosts, threads, versions.
+
+use std::collections::BTreeMap;
 
 use ddp_comm::World;
 use ddp_kernels::device::discover;
@@ -21,12 +23,12 @@ pub(super) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>>
     Ok(all.into_iter().map(text).collect())
 }
 
-/// Names and versions: this program, its vector instructions, and on a GPU CUDA's libraries.
-pub(super) fn versions(device: Device) -> Vec<(&'static str, String)> {
-    let mut versions = vec![
+/// Versions by name: this program, its vector instructions, and on a GPU CUDA's libraries.
+pub(super) fn versions(device: Device) -> BTreeMap<&'static str, String> {
+    let mut versions = BTreeMap::from([
         ("ddp-train", env!("CARGO_PKG_VERSION").to_string()),
         ("simd", format!("{:?}", simd::level()).to_lowercase()),
-    ];
+    ]);
     if device.is_accelerator() {
         let found = discover();
         let driver = found

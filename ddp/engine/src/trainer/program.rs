@@ -1,4 +1,4 @@
-//! The program that a run belongs to: what the trainer asks it for, and what it shows.
+//! What the trainer needs of the program around it: devices, settings, progress, the report.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::checkpoint::Opened;
 use crate::error::Result;
 use crate::record::{EvalEvent, StepEvent};
 
-/// What a run needs of its program. Ranks other than 0 show nothing.
+/// The program around a run. Only rank 0 shows anything.
 pub trait Program {
     /// This rank's devices, checked against the settings. All ranks call it together.
     fn devices(&self, world: &World) -> Result<Vec<Device>>;
@@ -19,14 +19,14 @@ pub trait Program {
     /// Name and value of every setting that must be equal on all ranks, a line each.
     fn shared_settings(&self) -> String;
 
-    /// Every setting, with `chosen` in the place of defaults.
+    /// Every setting, with `chosen` in place of defaults.
     fn settings(&self, chosen: &Chosen) -> Settings;
 
     /// Settings that differ from those of a checkpoint and change what is computed, each with its
     /// name in backquotes: lr 0.01 (was 0.001).
     fn changed_settings(&self, saved: &Opened) -> Result<Vec<String>>;
 
-    /// The text with settings that are named in backquotes as users know them.
+    /// The text with the names of settings in backquotes replaced by what users type.
     fn named(&self, text: &str) -> String;
 
     /// The record is open: `taken` of `steps` steps are done.
@@ -51,7 +51,7 @@ pub trait Program {
     fn report(&self, out: &Path) -> Result<PathBuf>;
 }
 
-/// What a run chose where its settings left a choice.
+/// Choices that the settings left to the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Chosen {
     /// The plan.

@@ -1,30 +1,31 @@
-//! Resuming a run: from which checkpoint, whether it is still the same run, and what is put aside.
+//! Resuming a run: from which checkpoint, and whether it is still the same run.
 //!
 //! A run resumes in its own folder, from a checkpoint in it. What changes the results must be as it
 //! was, unless `override` is given.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ddp_comm::World;
-use ddp_data::{Data, disk};
+use ddp_data::Data;
 use ddp_kernels::Device;
+use ddp_kernels::choice::Choice;
 use ddp_nn::optim::Shape;
 
 use super::options::{Length, Plan, Resume, RunOptions};
 use crate::checkpoint::{self, Opened, State};
 use crate::error::{Error, Result};
-use crate::record::{self, Held};
+use crate::record::{self, LockedRecord};
 use crate::step::Step;
 
 /// Locks the record of a run that is to be resumed, on rank 0, so that no other process changes its
-/// folder, and removes files that were left half written.
-pub(super) fn hold(options: &RunOptions, world: &World) -> Result<Option<Held>> {
+/// folder, and removes unfinished files.
+pub(super) fn lock(options: &RunOptions, world: &World) -> Result<Option<LockedRecord>> {
     if world.rank() > 0 || options.resume == Resume::Never {
         return Ok(None);
     }
-    let held = Held::of(&options.out)?;
+    let locked = LockedRecord::find(&options.out)?;
     checkpoint::clear_up(&options.out)?;
-    Ok(held)
+    Ok(locked)
 }
 
 /// The checkpoint to resume from, if any: the same on all ranks, all bytes checked.
@@ -34,14 +35,13 @@ pub(super) fn find(options: &RunOptions, world: &World) -> Result<Option<Opened>
         Resume::Never if world.rank() == 0 => record::check_free(out).map(|()| None),
         Resume::Never => Ok(None),
         // All ranks take what rank 0 finds.
-        Resume::Auto => checkpoint::open_together(world, || newest(out, options.override_)),
+        Resume::Auto => checkpoint::open_together(world, || newest(out)),
         Resume::From(path) => checkpoint::open_together(world, || at(path, out).map(Some)),
     }
 }
 
-/// The newest intact checkpoint of the run in `out`. Where all are damaged, the run starts over if
-/// `may_start_over`.
-fn newest(out: &Path, may_start_over: bool) -> Result<Option<Opened>> {
+/// The newest intact checkpoint of the run in `out`; None if there are no checkpoints.
+fn newest(out: &Path) -> Result<Option<Opened>> {
     let (newest, damaged) = checkpoint::newest(out)?;
     for (folder, why) in &damaged {
         tracing::warn!("skipped the checkpoint {}: {why}", folder.display());
@@ -51,19 +51,15 @@ fn newest(out: &Path, may_start_over: bool) -> Result<Option<Opened>> {
     }
     let has_run = record::check_free(out).is_err();
     let out = out.display();
-    match damaged.first() {
-        Some((_, why)) if !may_start_over => {
-            return Err(Error::Data(format!(
-                "`resume` auto: expected an intact checkpoint in {out}, got none: {why}; help: \
-                 repair it, or start over: with `override` the old run is put aside, with another \
-                 `out` it stays as it is"
-            )));
-        }
-        Some(_) => tracing::warn!("no checkpoint in {out} can be used: the run starts over"),
-        None if has_run => {
-            tracing::warn!("the run in {out} ended before anything was saved: it starts over");
-        }
-        None => tracing::info!("{out} holds no run to resume: a new one starts"),
+    if let Some((_, why)) = damaged.first() {
+        return Err(Error::Data(format!(
+            "`resume` auto: expected an intact checkpoint in {out}, got none: {why}; help: repair \
+             it, or start over with another `out`"
+        )));
+    }
+    match has_run {
+        true => tracing::warn!("the run in {out} ended before anything was saved: it starts over"),
+        false => tracing::info!("{out} holds no run to resume: a new one starts"),
     }
     Ok(None)
 }
@@ -83,7 +79,16 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
             path.join(checkpoint::MODEL_FILE).display()
         )));
     }
-    checkpoint::open(path)
+    let opened = checkpoint::open(path)?;
+    let named = checkpoint::folder(out, opened.state.step);
+    if real(path) != real(&named) {
+        return Err(Error::Usage(format!(
+            "`resume` {}: expected a checkpoint with the name of its step; help: rename it to {}",
+            path.display(),
+            named.display()
+        )));
+    }
+    Ok(opened)
 }
 
 /// The plan of a resumed run: its warm-up is what it was, unless another one is given. Refuses a
@@ -171,9 +176,9 @@ fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<Str
             Length::Steps(_) => "`steps`",
             Length::Epochs(_) => "`epochs`, in steps",
         };
+        let (steps_now, shape) = (plan.steps, shape.name());
         changes.push(format!(
-            "{setting} {} (was {steps}; `schedule` {shape} depends on it)",
-            plan.steps
+            "{setting} {steps_now} (was {steps}; `schedule` {shape} depends on it)"
         ));
     }
     let warmups_are_over = plan.warmup_steps.max(warmup_steps) <= state.step;
@@ -207,13 +212,6 @@ pub(super) fn restore(
     Ok(())
 }
 
-/// Whether the checkpoint has the name that the run in `out` would give it.
-pub(super) fn is_in_place(opened: &Opened, out: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().ok();
-    let here = real(&opened.folder);
-    here.is_some() && here == real(&checkpoint::folder(out, opened.state.step))
-}
-
 /// Whether the run is evaluated on other rows than before, so that losses cannot be compared.
 pub(super) fn has_other_held_out_rows(held_out: Option<&String>, state: &State) -> bool {
     let both = held_out.zip(state.held_out.as_ref());
@@ -226,84 +224,4 @@ pub(super) fn has_other_held_out_rows(held_out: Option<&String>, state: &State) 
         );
     }
     differ
-}
-
-/// The first step from which on checkpoints are in the way of the resumed run. It is the
-/// checkpoint's own step if that has another name.
-pub(super) fn first_to_put_aside(opened: &Opened, out: &Path) -> u64 {
-    opened.state.step + u64::from(is_in_place(opened, out))
-}
-
-/// Renames the checkpoints in `out` from step `least` on. Nothing is removed. The newest goes
-/// first: the newest that is left is then never older than the record.
-pub(super) fn put_aside(out: &Path, least: u64) -> Result<()> {
-    let folder = out.join("checkpoints");
-    if !folder.exists() {
-        return Ok(());
-    }
-    let entries = std::fs::read_dir(&folder).map_err(disk::failed("list", &folder))?;
-    let names = entries.flatten();
-    let numbered = names.filter_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let number: u64 = name.strip_prefix("step-")?.parse().ok()?;
-        (number >= least).then_some((number, name))
-    });
-    let mut numbered: Vec<(u64, String)> = numbered.collect();
-    numbered.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
-    for (_, name) in numbered {
-        let (from, to) = (folder.join(&name), free_name(&folder, &name));
-        std::fs::rename(&from, &to).map_err(disk::failed("put aside", &from))?;
-        disk::sync_folder(&folder)?;
-        tracing::warn!("put {} aside as {}", from.display(), to.display());
-    }
-    Ok(())
-}
-
-/// A free name for a checkpoint that is put aside.
-fn free_name(folder: &Path, name: &str) -> PathBuf {
-    let numbered = |number: u32| match number {
-        1 => folder.join(format!("superseded-{name}")),
-        _ => folder.join(format!("superseded-{name}-{number}")),
-    };
-    let mut names = (1..).map(numbered);
-    names
-        .find(|path| !path.exists())
-        .expect("some name is free")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ddp_data::disk::testing::Scratch;
-
-    #[test]
-    fn what_is_past_the_checkpoint_is_put_aside_and_nothing_is_lost() {
-        let scratch = Scratch::new();
-        let folder = scratch.path().join("checkpoints");
-        for _ in 0..2 {
-            for name in [
-                "step-00000003",
-                "step-00000006",
-                "step-00000009",
-                "step-x",
-                ".unfinished-1-0",
-            ] {
-                std::fs::create_dir_all(folder.join(name)).unwrap();
-            }
-            put_aside(scratch.path(), 4).unwrap();
-        }
-        let mut names: Vec<String> = std::fs::read_dir(&folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        let aside = [
-            "superseded-step-00000006",
-            "superseded-step-00000006-2",
-            "superseded-step-00000009",
-            "superseded-step-00000009-2",
-        ];
-        assert_eq!(names[..3], [".unfinished-1-0", "step-00000003", "step-x"]);
-        assert_eq!(names[3..], aside);
-    }
 }

@@ -2,7 +2,7 @@
 //! same.
 
 use ddp_comm::{Group, World};
-use ddp_data::{self as data, Data, InOrder, Loader, Resident, RowSpec, Source};
+use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source};
 use ddp_kernels::{Device, threads};
 use ddp_nn::models::Model;
 use ddp_nn::optim::Optimizer;
@@ -15,7 +15,6 @@ use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
 use crate::error::{Error, Result};
 use crate::faults::{self, Place};
-use crate::ranks::OfWorld;
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
 use crate::step::{GraphChoice, Part, Step, StepOptions};
@@ -69,7 +68,7 @@ pub(super) fn assemble(
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = program.devices(world)?;
     let device = devices[0];
-    let data = data::prepare(&options.data, &OfWorld(world))?;
+    let data = options.data.open(world)?;
     let mut plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {

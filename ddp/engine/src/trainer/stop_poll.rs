@@ -1,7 +1,7 @@
 //! Whether any rank was asked to stop, decided by all ranks at the same step.
 //!
 //! A signal reaches ranks at different steps. So about four times a second the ranks compare what
-//! they have received, in a group for this alone. How many steps lie between two polls is computed
+//! they have received, in a separate group. How many steps lie between two polls is computed
 //! by all ranks from the same numbers.
 
 use std::time::{Duration, Instant};
@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_next_beat_comes_and_comes_in_time(interval in 1u64..1 << 40, steps in 1u64..1 << 40, elapsed_s in 0.0..1e6f64) {
+        fn the_next_poll_comes_in_time(interval in 1u64..1 << 40, steps in 1u64..1 << 40, elapsed_s in 0.0..1e6f64) {
             let next = next_interval(interval, steps, elapsed_s);
             prop_assert!((1..=interval * GROWTH_MAX).contains(&next));
             // If steps take as long as before; one step may take longer.
@@ -111,7 +111,7 @@ mod tests {
         }
 
         #[test]
-        fn steps_of_any_length_have_their_beat_after_a_while(step_s in 1e-6..0.2f64) {
+        fn steps_of_any_length_are_polled_about_four_times_a_second(step_s in 1e-6..0.2f64) {
             let mut interval = 1;
             for _ in 0..10 {
                 interval = next_interval(interval, interval, interval as f64 * step_s);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_say_nothing_do_no_harm() {
+    fn useless_clocks_do_no_harm() {
         assert_eq!(
             [0.0, f64::NAN, f64::INFINITY].map(|elapsed_s| next_interval(4, 4, elapsed_s)),
             [32, 1, 1]
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_hear_of_a_stop_behind_the_same_step() {
+    fn all_ranks_hear_of_a_stop_after_the_same_step() {
         let worlds = World::threads(3, Some(7), Duration::from_secs(60)).unwrap();
         let heard: Vec<Vec<u64>> = std::thread::scope(|scope| {
             let run = |world: World| {

@@ -1,15 +1,15 @@
-//! What a run has done, and how fast.
+//! Counts and rates of a run.
 
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::{Best, State};
 use crate::step::Stats;
 
-/// What a run has done so far.
+/// Counts of a run.
 #[derive(Debug)]
 pub(super) struct Totals {
     pub(super) started: Instant,
-    /// Of the whole run, also before it was resumed.
+    /// Of the whole run, including before it was resumed.
     pub(super) steps: u64,
     pub(super) samples: u64,
     /// Since the run was resumed.
@@ -21,7 +21,7 @@ pub(super) struct Totals {
     pub(super) last: Option<Best>,
     /// The step after which ranks were last found to have the same model.
     pub(super) compared: Option<u64>,
-    /// Since the last reading of the rates: when it was, steps, rows.
+    /// Since the rates were last read: the time, steps, rows.
     since: Instant,
     steps_since: u64,
     samples_since: u64,

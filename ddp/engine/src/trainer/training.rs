@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, Signal, StopSignals, World};
-use ddp_data::{DataSpec, InOrder, Loader};
+use ddp_data::{InOrder, Loader};
 use ddp_kernels::Device;
 use ddp_kernels::transfer::{Ledger, Phase, in_phase};
 use ddp_nn::optim::Schedule;
@@ -14,15 +14,15 @@ use super::program::{Chosen, Program};
 use super::setup::{self, Assembled, Prepared};
 use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
-use super::{agree, finished, nonfinite, opening, resume};
-use crate::audit::{self, Share};
+use super::{agree, nonfinite, opening, resume};
+use crate::audit::{self, Workload};
 use crate::checkpoint::{self, Best, MODEL_FILE, SAVING_MAX, Saver, State};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::evidence::{Evidence, HeldOut};
 use crate::faults::{self, Place};
 use crate::process;
-use crate::record::{CheckpointEvent, EVENTS_FILE, End, EvalEvent, Record, StepEvent};
+use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, REPORT_FILE, Record, StepEvent};
 use crate::step::{Stage, Stats, Step};
 use crate::tasks::{self, Task};
 
@@ -55,7 +55,7 @@ pub(super) struct Trainer<'a> {
     totals: Totals,
     stop_poll: StopPoll,
     /// This rank's part of the steps.
-    share: Share,
+    workload: Workload,
 }
 
 impl<'a> Trainer<'a> {
@@ -70,7 +70,7 @@ impl<'a> Trainer<'a> {
         let exit_code = stopped_early(Signal::User1).exit_code();
         let text = |signal| stopped_early(signal).to_string();
         let ending = world.fail_when_asked(&stops, exit_code, text)?;
-        let held = resume::hold(options, world)?;
+        let locked = resume::lock(options, world)?;
         let prepared = setup::assemble(options, program, world)?;
         drop(ending);
         // The folder is changed only when no rank can end the job any more.
@@ -78,7 +78,15 @@ impl<'a> Trainer<'a> {
         let run = match prepared {
             Prepared::Ready(run) => *run,
             Prepared::Finished(opened) => {
-                return finished::complete(options, program, held, &opened).map(|()| None);
+                tracing::info!(
+                    "the run in {} has taken all its {} steps: nothing is left to do",
+                    options.out.display(),
+                    opened.state.step
+                );
+                if world.rank() == 0 && !options.out.join(REPORT_FILE).exists() {
+                    report(program, options);
+                }
+                return Ok(None);
             }
         };
         let settings = program.settings(&Chosen {
@@ -89,7 +97,7 @@ impl<'a> Trainer<'a> {
         });
         let mut state = opening::state(options, &settings, &run, world.size())?;
         let record = if world.rank() == 0 {
-            let record = opening::open_record(options, program, &settings, &run, world, held)?;
+            let record = opening::open_record(options, program, &settings, &run, world, locked)?;
             Some(record)
         } else {
             None
@@ -126,8 +134,6 @@ impl<'a> Trainer<'a> {
             let (record, path) = record.handle()?;
             saver.write_behind(record, path);
         }
-        let in_place = |opened: &&checkpoint::Opened| resume::is_in_place(opened, &options.out);
-        let saved = resumed.as_ref().filter(in_place);
         let rate = &options.learning_rate;
         Ok(Some(Trainer {
             options,
@@ -145,16 +151,16 @@ impl<'a> Trainer<'a> {
             loader,
             held_out,
             held_out_rows: data.held_out.rows(),
-            samples: HeldOut::of(&data, !matches!(options.data.data, DataSpec::Synthetic(_))),
+            samples: HeldOut::of(&data, options.data.may_be_pictures()),
             step,
             main,
             saver,
             state,
-            saved: saved.map(|opened| opened.state.step),
+            saved: resumed.map(|opened| opened.state.step),
             record,
             totals,
             stop_poll,
-            share: Share::default(),
+            workload: Workload::default(),
         }))
     }
 
@@ -208,12 +214,6 @@ impl<'a> Trainer<'a> {
     fn train_steps(&mut self) -> Result<()> {
         let (steps, eval_every) = (self.plan.steps, self.plan.eval_every);
         let taken = self.totals.steps;
-        if taken > 0 && self.saved != Some(taken) {
-            // Resumed from a checkpoint that was put aside: save it under its own name.
-            self.save(taken)?;
-            self.saver.finish()?;
-            self.record_saved()?;
-        }
         if taken < steps {
             // A stop may have been requested during set-up.
             self.stop_if_asked(taken, true)?;
@@ -245,7 +245,7 @@ impl<'a> Trainer<'a> {
         let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         self.totals.waits.data += began.elapsed();
         let (rows, epoch) = (batch.rows, batch.epoch);
-        self.share.count(batch);
+        self.workload.count(batch);
         self.step.run(batch, learning_rate, logs)?;
         self.totals.waits.reductions += self.step.stages()[0].reducer().last_time().exposed;
         self.totals.count(rows);
@@ -309,7 +309,7 @@ impl<'a> Trainer<'a> {
             save_ms,
         };
         self.program.logged(&event, accuracy)?;
-        record.step(&event)
+        record.write(&Event::Step(event))
     }
 
     fn check_finite(&mut self, report: &crate::step::StepReport) -> Result<()> {
@@ -355,7 +355,7 @@ impl<'a> Trainer<'a> {
             self.program
                 .note(&format!("step {number}: on held-out rows {result}"));
             self.program.evaluated(&event)?;
-            record.eval(&event)?;
+            record.write(&Event::Eval(event))?;
         }
         if let Some(evidence) = evidence {
             self.keep(evidence, number)?;
@@ -368,7 +368,7 @@ impl<'a> Trainer<'a> {
     fn keep(&mut self, evidence: Evidence, number: u64) -> Result<()> {
         let kept = evidence.together(number, &self.samples, &self.main, self.world)?;
         if let (Some((confusion, samples)), Some(record)) = (kept, &mut self.record) {
-            record.confusion(&confusion)?;
+            record.write(&Event::Confusion(&confusion))?;
             // The report can do without samples.
             if let Err(error) = samples.and_then(|samples| samples.save(&self.options.out)) {
                 tracing::warn!("the report will show no samples: {error}");
@@ -439,7 +439,7 @@ impl<'a> Trainer<'a> {
         for (step, folder) in written {
             let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
             let folder = &folder.to_string_lossy();
-            record.checkpoint(&CheckpointEvent { step, folder })?;
+            record.write(&Event::Checkpoint { step, folder })?;
         }
         Ok(())
     }
@@ -458,10 +458,10 @@ impl<'a> Trainer<'a> {
     /// Sums up what all ranks moved between devices and between each other.
     fn audit(&mut self) -> Result<()> {
         let devices: Vec<Device> = self.step.stages().iter().map(Stage::device).collect();
-        let audit = audit::audit(self.world, self.share, &devices)?;
+        let audit = audit::audit(self.world, self.workload, &devices)?;
         if let (Some(audit), Some(record)) = (audit, &mut self.record) {
             self.program.note(&audit.to_string());
-            record.placement(&audit)?;
+            record.write(&Event::Placement(&audit))?;
         }
         Ok(())
     }
@@ -480,7 +480,8 @@ impl<'a> Trainer<'a> {
             f64::NAN
         };
         let devices = self.step.stages().iter().map(Stage::device);
-        let end = End {
+        record.end(End {
+            time_unix_s: record::unix_s(),
             reason,
             exit_code,
             steps: totals.steps,
@@ -492,18 +493,22 @@ impl<'a> Trainer<'a> {
             accuracy,
             peak_mb: process::peak_mb(),
             device_peak_mb: devices.filter_map(process::device_peak_mb).reduce(f64::max),
-        };
-        record.end(&end, &Ledger::of_process())
+            transfers: Ledger::of_process().to_json(),
+        })
     }
 
     /// Makes the report, however the run ended. A report that fails is only warned of.
     fn report(&self) -> Option<PathBuf> {
         self.record.as_ref()?;
-        let report = self.program.report(&self.options.out);
-        report
-            .inspect_err(|error| tracing::warn!("there is no report: {error}"))
-            .ok()
+        report(self.program, self.options)
     }
+}
+
+fn report(program: &dyn Program, options: &RunOptions) -> Option<PathBuf> {
+    let report = program.report(&options.out);
+    report
+        .inspect_err(|error| tracing::warn!("there is no report: {error}"))
+        .ok()
 }
 
 /// The end of a run that is asked to stop before its first step.

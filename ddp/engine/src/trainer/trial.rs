@@ -1,5 +1,5 @@
 //! A trial of a run: everything up to the first step, and a few steps on a model that is then
-//! dropped. Of the run nothing is written.
+//! dropped. Nothing of the run is written.
 
 use std::time::{Duration, Instant};
 
@@ -15,17 +15,17 @@ use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use crate::{process, record};
 
-/// About how long the steps of a trial take together, and how many they are.
+/// About how long the steps of a trial take together, and the bounds of their number.
 const TRIAL: Duration = Duration::from_secs(1);
 const STEPS_MIN: u64 = 3;
 const STEPS_MAX: u64 = 50;
 /// Steps before these: the first ones allocate, compile and capture.
 const WARM_UP: u64 = 3;
 
-/// What a run would take.
+/// Memory, disk space and time of a run.
 #[derive(Debug)]
 pub struct Rehearsal {
-    /// What the data are.
+    /// A description of the data.
     pub data: String,
     /// The plan of the run.
     pub plan: Plan,

@@ -345,20 +345,6 @@ fn shells_complete_flags_and_commands() {
 }
 
 #[test]
-fn distances_count_changes() {
-    assert_eq!(
-        [
-            distance("a", "a"),
-            distance("ab", "b"),
-            distance("abc", "axc"),
-            distance("", "xy")
-        ],
-        [0, 1, 1, 2]
-    );
-}
-
-#[cfg(feature = "test-family")]
-#[test]
 fn the_model_is_read_before_its_settings() {
     use crate::models::positions::PositionsSpec;
     // Variables have no order.

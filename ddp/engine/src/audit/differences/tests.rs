@@ -1,6 +1,6 @@
 //! Claims about what counts as a difference between ranks.
 
-use super::super::book::{LINES_MAX, Line, bounded};
+use super::super::ledger::{LINES_MAX, Line, bounded};
 use super::*;
 
 const UPLOAD: &str = "host to device";
@@ -20,33 +20,33 @@ fn line(phase: &str, kind: &str, at: &str, count: u64, bytes: u64) -> Line {
 }
 
 /// A rank that trained on so many rows in so many passes, with these lines in its steps.
-fn rank(rows: u64, passes: u64, lines: &[(&str, &str, u64, u64)]) -> Book {
+fn rank(rows: u64, passes: u64, lines: &[(&str, &str, u64, u64)]) -> RankLedger {
     let lines = lines
         .iter()
         .map(|&(kind, at, count, bytes)| line(STEP, kind, at, count, bytes))
         .collect();
-    Book {
-        share: Share {
+    RankLedger {
+        workload: Workload {
             steps: STEPS,
             rows,
             passes,
         },
         lines,
-        ..Book::default()
+        ..RankLedger::default()
     }
 }
 
 /// Kind and line of each difference.
-fn names(books: &[Book]) -> Vec<(String, String)> {
-    find(books)
+fn names(ledgers: &[RankLedger]) -> Vec<(String, String)> {
+    find(ledgers)
         .into_iter()
         .map(|difference| (difference.kind, difference.at))
         .collect()
 }
 
-/// What a rank with `rows` rows moves in a plain training: its batches, 3,136 bytes a row in one copy a step, the numbers
-/// of each pass, and the gradients.
-fn plain(rows: u64, passes: u64) -> Book {
+/// What a rank with `rows` rows moves in a plain training: its batches, 3,136 bytes a row in one
+/// copy a step, the numbers of each pass, and the gradients.
+fn plain(rows: u64, passes: u64) -> RankLedger {
     let lines = [
         (UPLOAD, "loader.rs:9", STEPS, rows * 3_136),
         (UPLOAD, "numbers.rs:5", STEPS, passes * 16),
@@ -65,11 +65,11 @@ fn ranks_that_do_the_same_do_not_differ() {
 #[test]
 fn one_rank_that_downloads_in_the_step_is_named() {
     for lucky in 0..4 {
-        let mut books = vec![plain(3_200, STEPS); 4];
-        books[lucky]
+        let mut ledgers = vec![plain(3_200, STEPS); 4];
+        ledgers[lucky]
             .lines
             .push(line(STEP, DOWNLOAD, "debug.rs:7", 3, 12));
-        let found = find(&books);
+        let found = find(&ledgers);
         assert_eq!(
             (found.len(), found[0].at.as_str(), found[0].kind.as_str()),
             (1, "debug.rs:7", DOWNLOAD)
@@ -87,12 +87,12 @@ fn one_rank_that_downloads_in_the_step_is_named() {
         );
     }
     // On the CPU a scalar read moves nothing, and would wait on a GPU all the same: it is counted.
-    let mut books = vec![plain(3_200, STEPS); 2];
-    books[1]
+    let mut ledgers = vec![plain(3_200, STEPS); 2];
+    ledgers[1]
         .lines
         .push(line(STEP, "scalar read", "debug.rs:8", STEPS, 0));
     assert_eq!(
-        names(&books),
+        names(&ledgers),
         [("scalar read".to_string(), "debug.rs:8".to_string())]
     );
 }
@@ -148,28 +148,28 @@ fn collectives_are_the_same_on_all_ranks_whatever_their_shares() {
 #[test]
 fn steps_alone_are_compared() {
     for phase in ["setup", "log", "evaluation", "checkpoint"] {
-        let mut books = vec![plain(3_200, STEPS); 2];
-        books[0]
+        let mut ledgers = vec![plain(3_200, STEPS); 2];
+        ledgers[0]
             .lines
             .push(line(phase, DOWNLOAD, "checkpoint.rs:4", 1, 1 << 30));
-        assert_eq!(find(&books), [], "{phase}");
+        assert_eq!(find(&ledgers), [], "{phase}");
     }
 }
 
 #[test]
 fn the_largest_difference_comes_first_and_what_a_policy_moved_is_apart() {
-    let mut books = vec![plain(3_200, STEPS); 2];
-    books[0]
+    let mut ledgers = vec![plain(3_200, STEPS); 2];
+    ledgers[0]
         .lines
         .push(line(STEP, DOWNLOAD, "a.rs:1", STEPS, 400));
-    books[1].lines.push(Line {
+    ledgers[1].lines.push(Line {
         implicit: true,
         ..line(STEP, DOWNLOAD, "a.rs:1", STEPS, 400)
     });
-    books[1]
+    ledgers[1]
         .lines
         .push(line(STEP, UPLOAD, "b.rs:1", STEPS, 4_000));
-    let found = find(&books);
+    let found = find(&ledgers);
     let seen: Vec<_> = found
         .iter()
         .map(|difference| (difference.at.as_str(), difference.implicit))
@@ -191,7 +191,7 @@ fn a_line_that_a_rank_had_no_room_to_tell_is_not_said_to_be_lacking() {
                 .collect(),
         );
         assert_eq!(lines.len(), LINES_MAX);
-        Book {
+        RankLedger {
             lines,
             rest,
             ..rank(3_200, STEPS, &[])
@@ -199,7 +199,7 @@ fn a_line_that_a_rank_had_no_room_to_tell_is_not_said_to_be_lacking() {
     };
     // On one rank the line is among the largest, on the other among the rest.
     assert_eq!(find(&[many(1), many(2_000)]), []);
-    // Of another kind that rank tells all lines.
+    // That rank lists all lines of another kind.
     let mut other = many(1);
     other.lines[0] = line(STEP, DOWNLOAD, "d.rs:1", 1, 4);
     assert!(names(&[many(1), other]).contains(&(DOWNLOAD.to_string(), "d.rs:1".to_string())));

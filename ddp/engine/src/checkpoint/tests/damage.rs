@@ -174,7 +174,7 @@ fn what_is_not_damaged_is_not_passed_over() {
     fs::write(&state, newer).unwrap();
     is_refused(65, "is of format 2");
     fs::write(&manifest, &whole[0]).unwrap();
-    // One that cannot be read at this moment.
+    // One that is temporarily unreadable.
     fs::remove_file(&state).unwrap();
     std::os::unix::fs::symlink("state.json", &state).unwrap();
     is_refused(74, "state.json");
@@ -262,14 +262,17 @@ fn a_forged_optimizer_that_the_manifest_fits_is_refused_before_anything_changes(
     for (json, part) in [
         (
             piece("1", 2, "0.bias"),
-            "elements from 1 on where 0 of 2 come next",
+            "starts at element 1: expected 0 of 2",
         ),
-        (piece("18446744073709551615", 2, "0.bias"), "come next"),
+        (
+            piece("18446744073709551615", 2, "0.bias"),
+            "expected 0 of 2",
+        ),
         (piece("-1", 2, "0.bias"), "pieces cannot be read"),
         (piece("0", 3, "0.bias"), "and its piece 3 elements"),
         (
             piece("0", 2, "2.bias"),
-            "2.bias.exp_avg has elements from 0 on where 2 of 3 come next",
+            "2.bias.exp_avg has a piece that starts at element 0: expected 2 of 3",
         ),
         (
             json.replace(metadata, r#"{"pieces":"["}"#),
@@ -281,7 +284,7 @@ fn a_forged_optimizer_that_the_manifest_fits_is_refused_before_anything_changes(
         ),
         (
             json.replace("0.bias.exp_avg\"", "bias\""),
-            "bias is no moment",
+            "bias is not a parameter's moment",
         ),
     ] {
         let bytes = [

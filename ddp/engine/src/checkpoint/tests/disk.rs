@@ -1,4 +1,5 @@
-//! Disks that fill up, and processes that are killed, at every change that saving makes: what was there before stays whole, and nothing half is seen.
+//! Disks that fill up and processes that are killed at every change that saving makes: earlier
+//! checkpoints stay intact, and no half-written one is seen.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,8 @@ fn names(out: &Path) -> Vec<String> {
     names
 }
 
-/// Saves step 4 over a disk that fails, in a run that has steps 1, 2 and 3 and keeps two. Returns the error, and the changes that were tried.
+/// Saves step 4 to a disk that fails, in a run that has steps 1, 2 and 3 and keeps two. Returns the
+/// error, and the changes that were tried.
 fn save_badly(out: &Path, fails_at: usize, is_last: bool) -> (Result<()>, Vec<String>) {
     let (world, mut step) = run(1);
     let mut saver = Saver::new(&world, out, 2).unwrap();

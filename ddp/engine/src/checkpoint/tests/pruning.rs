@@ -92,3 +92,29 @@ fn a_best_that_is_gone_is_looked_for_anew_where_there_is_a_newer_one() {
         2
     );
 }
+
+#[test]
+fn what_is_past_the_checkpoint_is_put_aside_and_nothing_is_lost() {
+    let scratch = Scratch::new();
+    let folder = scratch.path().join("checkpoints");
+    for _ in 0..2 {
+        for name in ["step-00000003", "step-00000006", "step-00000009", "step-x"] {
+            std::fs::create_dir_all(folder.join(name)).unwrap();
+        }
+        crate::checkpoint::put_aside_after(scratch.path(), 4).unwrap();
+    }
+    let mut names: Vec<String> = std::fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let expected = [
+        "step-00000003",
+        "step-x",
+        "superseded-2-step-00000006",
+        "superseded-2-step-00000009",
+        "superseded-step-00000006",
+        "superseded-step-00000009",
+    ];
+    assert_eq!(names, expected);
+}

@@ -1,4 +1,4 @@
-//! Claims about `state.json` and `manifest.json` as files of somebody else's.
+//! Claims about `state.json` and `manifest.json` from untrusted sources.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -189,7 +189,7 @@ fn a_manifest_has_one_form_only() {
     );
 }
 
-/// What a fuzzer does, for a moment: `ddp/fuzz` goes on for as long as one likes.
+/// A short version of the fuzz target in `ddp/fuzz`.
 #[test]
 fn changed_bytes_never_panic() {
     let scratch = Scratch::new();

@@ -97,8 +97,7 @@ impl HostLane {
                 action: "start",
                 path: "the thread that reduces gradients".into(),
                 source,
-                way_out: "Raise the limit on threads (ulimit -u), or train with --overlap off."
-                    .into(),
+                help: "raise the limit on threads (ulimit -u), or train with `overlap` off".into(),
             })?;
         }
         Ok(HostLane { shared, threaded })

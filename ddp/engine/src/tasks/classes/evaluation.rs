@@ -1,4 +1,4 @@
-//! How many answers are right, by class.
+//! Correct answers by class.
 
 use ddp_comm::Group;
 use ddp_data::Classes;
@@ -10,7 +10,7 @@ use crate::evidence::ClassCounts;
 use crate::shown::shown;
 use crate::tasks::task::{Evaluation, Totals};
 
-/// Classes that are listed for people, and mistakes.
+/// The most classes and mistakes that are printed.
 const CLASSES_SHOWN: usize = 20;
 const MISTAKES_SHOWN: usize = 5;
 
@@ -38,7 +38,7 @@ impl Answers {
         self.counts.mistakes(most).into_iter().flatten()
     }
 
-    /// The name of a class, as a terminal may have it.
+    /// The name of a class, with control characters escaped.
     fn shown(&self, class: usize) -> String {
         shown(&self.classes.name(class))
     }
@@ -62,7 +62,7 @@ impl Answers {
             text += &format!("\n{name:width$} {rows:>10} {percent:>7.2}%");
         }
         if left_out > 0 {
-            text += &format!("\nand {left_out} classes more, of which more rows are right");
+            text += &format!("\nand {left_out} more classes, with higher accuracy");
         }
         text
     }
@@ -73,7 +73,7 @@ impl Evaluation for Answers {
         let targets = targets.to_dtype(DType::I64)?.to_vec::<i64>()?;
         output.with_slice(|output: &[f32]| {
             for (logits, target) in output.chunks(self.classes.count()).zip(targets) {
-                // The loss has refused any other target.
+                // The loss has refused other targets.
                 self.counts.count(target as usize, logits);
             }
         })?;

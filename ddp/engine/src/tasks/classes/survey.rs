@@ -36,7 +36,7 @@ impl Survey for RowsOfClasses {
             let count = known.and_then(|class| self.rows.get_mut(class));
             *count.ok_or_else(|| {
                 let row = first + (index / each) as u64;
-                Error::Data(format!("row {row}: the label {class} is no class"))
+                Error::Data(format!("row {row}: the label {class} is not a class"))
             })? += 1;
         }
         Ok(())
@@ -56,7 +56,7 @@ impl Survey for RowsOfClasses {
         };
         let rest = match left_out {
             0 => String::new(),
-            _ => format!("and {left_out} classes more, with no more rows each"),
+            _ => format!("and {left_out} more classes, with no more rows each"),
         };
         SurveyText {
             head: TaskSpec::Classification(self.classes.clone()).to_string(),

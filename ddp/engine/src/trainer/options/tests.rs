@@ -1,6 +1,7 @@
 //! Claims about the options of a run.
 
-use ddp_data::{Normalize, open};
+use ddp_comm::World;
+use ddp_data::Normalize;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::params::Precision;
 
@@ -18,7 +19,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         },
         freeze: vec![],
         init_from: None,
-        data: DataRequest {
+        data: RunData::Request(Box::new(DataRequest {
             data: data.parse().unwrap(),
             labels: None,
             val_data: None,
@@ -29,7 +30,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
             normalize: Normalize::None,
             cache_dir: None,
             trained: None,
-        },
+        })),
         data_on_device: Resident::Auto,
         batch_size: 128,
         micro_batch: None,
@@ -65,7 +66,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
 fn changed(data: &str, change: impl FnOnce(&mut RunOptions)) -> (RunOptions, Data) {
     let mut options = options(data);
     change(&mut options);
-    let data = open(&options.data.data).unwrap();
+    let data = options.data.open(&World::single().unwrap()).unwrap();
     (options, data)
 }
 

@@ -15,15 +15,15 @@ use ddp_data::Batch;
 pub(super) const LINES_MAX: usize = 64;
 /// The most hints of a rank.
 const HINTS_MAX: usize = 16;
-/// The most characters of a source line's name; of a longer one the end is told, which says most.
-const PLACE_CHARS_MAX: usize = 160;
+/// The most characters of a source line's name; a longer one is cut at its start.
+const SITE_CHARS_MAX: usize = 160;
 
-/// What `Phase::Step` is called.
+/// The name of `Phase::Step`.
 pub(super) const STEP: &str = "step";
-/// What `Kind::Collective` is called.
+/// The name of `Kind::Collective`.
 pub(super) const BETWEEN_RANKS: &str = "between ranks";
 
-/// The kinds in the order in which people see them.
+/// The kinds in the order in which they are printed.
 pub(super) const KINDS: [Kind; 6] = [
     Kind::Upload,
     Kind::Download,
@@ -32,7 +32,7 @@ pub(super) const KINDS: [Kind; 6] = [
     Kind::Collective,
     Kind::ScalarRead,
 ];
-/// The phases beside the step, in order.
+/// The phases other than the step, in order.
 pub(super) const OTHER_PHASES: [Phase; 4] = [
     Phase::Setup,
     Phase::Log,
@@ -40,19 +40,19 @@ pub(super) const OTHER_PHASES: [Phase; 4] = [
     Phase::Checkpoint,
 ];
 
-/// This rank's part of a training.
+/// One rank's part of the training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
+pub struct Workload {
     /// Steps, the same on every rank.
     pub steps: u64,
-    /// Rows that were this rank's, over all steps.
+    /// This rank's rows, over all steps.
     pub rows: u64,
-    /// Times that this rank went through the model with some of them.
+    /// Micro-batches that this rank ran.
     pub passes: u64,
 }
 
-impl Share {
-    /// One step, on `batch`.
+impl Workload {
+    /// Counts a step on `batch`.
     pub fn count(&mut self, batch: &Batch) {
         self.steps += 1;
         self.rows += batch.mine as u64;
@@ -60,12 +60,12 @@ impl Share {
     }
 }
 
-/// How often, and how much.
+/// Transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amount {
-    /// Transfers.
+    /// Their number.
     pub count: u64,
-    /// Bytes.
+    /// Their bytes.
     pub bytes: u64,
 }
 
@@ -76,14 +76,14 @@ impl Amount {
     }
 }
 
-/// All that one source line moved in one way in one phase: on a rank, between whatever devices.
+/// Everything that one source line moved in one phase and of one kind, between any devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Line {
     pub(super) phase: String,
     pub(super) kind: String,
     /// The source line; empty for the sum of many.
     pub(super) at: String,
-    /// Moved by policy, not by a call.
+    /// Whether a policy moved it, not a call.
     pub(super) implicit: bool,
     pub(super) announced: Option<String>,
     pub(super) amount: Amount,
@@ -91,30 +91,30 @@ pub(super) struct Line {
 
 /// A hint of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Advice {
+pub(super) struct HintLine {
     pub(super) pattern: String,
     pub(super) lines: Vec<String>,
     pub(super) count: u64,
     pub(super) text: String,
 }
 
-/// What one rank tells.
+/// The ledger of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Book {
+pub(super) struct RankLedger {
     pub(super) devices: Vec<String>,
     pub(super) simulated: bool,
-    pub(super) share: Share,
+    pub(super) workload: Workload,
     pub(super) lines: Vec<Line>,
-    /// What `lines` has no room for, by phase and kind.
+    /// The sums of lines that were cut, by phase and kind.
     pub(super) rest: Vec<Line>,
-    pub(super) hints: Vec<Advice>,
+    pub(super) hints: Vec<HintLine>,
 }
 
-impl Book {
-    pub(super) fn new(ledger: &Ledger, share: Share, devices: &[Device]) -> Book {
+impl RankLedger {
+    pub(super) fn new(ledger: &Ledger, workload: Workload, devices: &[Device]) -> RankLedger {
         let mut all: BTreeMap<(Phase, Kind, String, bool), Line> = BTreeMap::new();
         for row in ledger.rows() {
-            let at = ending(row.place().to_string(), PLACE_CHARS_MAX);
+            let at = ending(row.place().to_string(), SITE_CHARS_MAX);
             let (phase, kind) = (row.phase.to_string(), row.kind.to_string());
             let (implicit, announced) = (row.implicit, row.announced.map(str::to_string));
             let key = (row.phase, row.kind, at.clone(), implicit);
@@ -132,35 +132,37 @@ impl Book {
             });
         }
         let (lines, rest) = bounded(all.into_values().collect());
-        Book {
+        RankLedger {
             devices: devices
                 .iter()
                 .map(|&device| devices::described(device))
                 .collect(),
             simulated: devices.iter().any(|&device| devices::is_simulated(device)),
-            share,
+            workload,
             lines,
             rest,
-            hints: ledger.hints().iter().take(HINTS_MAX).map(advice).collect(),
+            hints: ledger
+                .hints()
+                .iter()
+                .take(HINTS_MAX)
+                .map(hint_line)
+                .collect(),
         }
     }
 
     pub(super) fn to_text(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(self)
-            .map_err(|error| Error::Internal(format!("the book of transfers is no text: {error}")))
+            .map_err(|error| Error::Internal(format!("the ledger does not fit JSON: {error}")))
     }
 
-    pub(super) fn from_text(text: &[u8], rank: usize) -> Result<Book> {
-        let unreadable = |error| {
-            Error::Internal(format!(
-                "rank {rank}'s book of transfers cannot be read: {error}"
-            ))
-        };
+    pub(super) fn from_text(text: &[u8], rank: usize) -> Result<RankLedger> {
+        let unreadable =
+            |error| Error::Internal(format!("rank {rank}'s ledger cannot be read: {error}"));
         serde_json::from_slice(text).map_err(unreadable)
     }
 }
 
-/// The lines that are kept, those of the step first, then the largest; and the sums of the others.
+/// The lines that are kept: those of the step first, then the largest. And the sums of the others.
 pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
     lines.sort_by_key(|line| {
         (
@@ -190,16 +192,16 @@ pub(super) fn bounded(mut lines: Vec<Line>) -> (Vec<Line>, Vec<Line>) {
     (lines, rest.into_values().collect())
 }
 
-fn advice(hint: &Hint) -> Advice {
+fn hint_line(hint: &Hint) -> HintLine {
     let hint = hint.to_json();
     let text = |name: &str| hint[name].as_str().unwrap_or_default().to_string();
     let lines = hint["lines"].as_array().into_iter().flatten();
     let lines = lines.filter_map(|line| {
         line.as_str()
-            .map(|line| ending(line.to_string(), PLACE_CHARS_MAX))
+            .map(|line| ending(line.to_string(), SITE_CHARS_MAX))
     });
     let count = hint["count"].as_u64().unwrap_or(0);
-    Advice {
+    HintLine {
         pattern: text("pattern"),
         lines: lines.collect(),
         count,

@@ -1,4 +1,4 @@
-//! Rows dealt to ranks batch by batch: batch k of all rows is rank k mod N's.
+//! Rows divided among ranks batch by batch: batch k belongs to rank k mod N.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use ddp_kernels::Tensor;
 
 use crate::data::{Dataset, Result, RowSpec};
 
-/// One rank's batches of a dataset, as a dataset: every batch is whole but for the last of all.
+/// One rank's batches of a dataset, as a dataset. Only the last batch of all may be short.
 #[derive(Debug)]
-pub(super) struct Dealt {
+pub(super) struct RoundRobinRows {
     all: Arc<dyn Dataset>,
     rank: u64,
     ranks: u64,
@@ -18,13 +18,18 @@ pub(super) struct Dealt {
     rows: u64,
 }
 
-/// Row numbers that are looked up at a time: on the stack, so that nothing is allocated.
+/// Row numbers that are looked up at a time, on the stack.
 const AT_A_TIME: usize = 64;
 
-impl Dealt {
-    /// Those of rank `rank` of `ranks`, in batches of at most `batch` rows.
-    pub(super) fn new(all: Arc<dyn Dataset>, rank: usize, ranks: usize, batch: usize) -> Dealt {
-        let mut dealt = Dealt {
+impl RoundRobinRows {
+    /// The rows of rank `rank` of `ranks`, in batches of at most `batch` rows.
+    pub(super) fn new(
+        all: Arc<dyn Dataset>,
+        rank: usize,
+        ranks: usize,
+        batch: usize,
+    ) -> RoundRobinRows {
+        let mut mine = RoundRobinRows {
             all,
             rank: rank as u64,
             ranks: ranks as u64,
@@ -32,11 +37,12 @@ impl Dealt {
             rows: 0,
         };
         // All but the last batch are full.
-        dealt.rows = match dealt.batches_of(dealt.rank) {
+        let batches = mine.batches().saturating_sub(mine.rank);
+        mine.rows = match batches.div_ceil(mine.ranks) {
             0 => 0,
-            mine => (mine - 1) * dealt.batch + dealt.rows_of(dealt.rank + (mine - 1) * dealt.ranks),
+            count => (count - 1) * mine.batch + mine.rows_of(mine.rank + (count - 1) * mine.ranks),
         };
-        dealt
+        mine
     }
 
     /// Rows of all ranks.
@@ -44,44 +50,40 @@ impl Dealt {
         self.all.rows()
     }
 
-    /// Rows of a batch, but for the last.
+    /// Rows of every batch but the last.
     pub(super) fn batch(&self) -> usize {
-        // It was one.
         self.batch as usize
     }
 
-    /// How often every rank has its turn.
+    /// Rounds in which each rank has a batch, or in the last one some ranks.
     pub(super) fn rounds(&self) -> u64 {
         self.batches().div_ceil(self.ranks)
     }
 
-    /// The rows of rank `rank`'s batch in round `round`: the first, and how many; none if it has no batch in that one.
-    pub(super) fn turn(&self, round: u64, rank: usize) -> Option<(u64, usize)> {
+    /// The first row of rank `rank`'s batch in round `round`; None if it has no batch in that
+    /// round.
+    pub(super) fn first_row(&self, round: u64, rank: usize) -> Option<u64> {
         let number = round * self.ranks + rank as u64;
-        (number < self.batches()).then(|| (number * self.batch, self.rows_of(number) as usize))
+        (number < self.batches()).then(|| number * self.batch)
     }
 
     fn batches(&self) -> u64 {
         self.all.rows().div_ceil(self.batch)
     }
 
-    fn batches_of(&self, rank: u64) -> u64 {
-        self.batches().saturating_sub(rank).div_ceil(self.ranks)
-    }
-
-    /// Of batch `number` of all.
+    /// Rows of batch `number` of all.
     fn rows_of(&self, number: u64) -> u64 {
         self.batch.min(self.all.rows() - number * self.batch)
     }
 
-    /// The row of the whole that is this rank's row `row`.
+    /// The number in the whole dataset of this rank's row `row`.
     fn row(&self, row: u64) -> u64 {
         let (turn, within) = (row / self.batch, row % self.batch);
         (turn * self.ranks + self.rank) * self.batch + within
     }
 }
 
-impl Dataset for Dealt {
+impl Dataset for RoundRobinRows {
     fn rows(&self) -> u64 {
         self.rows
     }
@@ -128,31 +130,31 @@ mod tests {
     }
 
     #[test]
-    fn every_row_is_dealt_once_and_batches_are_the_same_for_any_number_of_ranks() {
+    fn every_row_belongs_to_one_rank_and_batches_are_the_same_for_any_number_of_ranks() {
         for (rows, batch) in [(1, 1), (1, 8), (103, 10), (100, 10), (257, 200), (64, 64)] {
             let all = numbered(rows);
             let mut whole = Vec::new();
             for ranks in [1, 2, 3, 7, 20] {
-                let dealt: Vec<Dealt> = (0..ranks)
-                    .map(|rank| Dealt::new(all.clone(), rank, ranks, batch))
+                let dealt: Vec<RoundRobinRows> = (0..ranks)
+                    .map(|rank| RoundRobinRows::new(all.clone(), rank, ranks, batch))
                     .collect();
-                assert_eq!(dealt.iter().map(Dealt::rows).sum::<u64>(), rows);
+                assert_eq!(dealt.iter().map(RoundRobinRows::rows).sum::<u64>(), rows);
                 let mut batches = Vec::new();
                 for round in 0..dealt[0].rounds() {
                     for (rank, mine) in dealt.iter().enumerate() {
-                        let Some((first, count)) = mine.turn(round, rank) else {
+                        let Some(first) = mine.first_row(round, rank) else {
                             continue;
                         };
-                        let numbers: Vec<u64> = (0..count as u64)
-                            .map(|row| round * batch as u64 + row)
-                            .collect();
+                        let count = (rows - first).min(batch as u64);
+                        let numbers: Vec<u64> =
+                            (0..count).map(|row| round * batch as u64 + row).collect();
                         let [x, y] = read_rows(mine, &numbers).unwrap();
                         let (x, y) = (x.to_vec::<f32>().unwrap(), y.to_vec::<f32>().unwrap());
                         assert_eq!(x, y);
                         let got: Vec<u64> = x.chunks(4).map(row_number).collect();
                         assert_eq!(
                             got,
-                            (first..first + count as u64).collect::<Vec<_>>(),
+                            (first..first + count).collect::<Vec<_>>(),
                             "{ranks} ranks"
                         );
                         batches.push(got);
