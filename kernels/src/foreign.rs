@@ -46,51 +46,67 @@ pub struct Operand<'a> {
     pub writes: bool,
 }
 
-/// The stream and the addresses for one call. Using them is unsafe, and only for this call.
+/// Memory that was entered for one call, until this is dropped. Using the stream and the addresses
+/// is unsafe, and only meanwhile.
 #[derive(Debug)]
-pub struct Place<'a> {
-    /// The driver's stream (the same as a `cudaStream_t`). While this thread captures, the graph's
-    /// stream.
-    pub stream: *mut c_void,
-    /// The device address of each operand, in order.
-    pub addresses: &'a [u64],
+pub struct Entered<'a> {
+    stream: *mut c_void,
+    addresses: [u64; OPERANDS_MAX],
+    borrows: [Option<Borrow<'a>>; OPERANDS_MAX],
+    count: usize,
 }
 
-/// Enters the memory of `operands` for work on `stream`, which must be a GPU's, makes that device's
-/// context current, and runs `body`, which gives the work to the stream.
+impl Entered<'_> {
+    /// The driver's stream (the same as a `cudaStream_t`). While this thread captures, the graph's
+    /// stream.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream
+    }
+
+    /// The device address of each operand, in order.
+    pub fn addresses(&self) -> &[u64] {
+        &self.addresses[..self.count]
+    }
+}
+
+/// Enters the memory of `operands` for work on `stream`, which must be a GPU's, and makes that
+/// device's context current. Drop the result once the work is given to the stream.
 ///
 /// The work may touch only the operands' elements and change only those entered for writing. It
-/// must go to the stream that `body` gets, or to others that this one waits for before its next
+/// must go to the stream that is entered, or to others that this one waits for before its next
 /// work.
-pub fn enter<R, E: From<Error>>(
+pub fn enter<'a>(
     op: &'static str,
     stream: &Stream,
     at: Site,
-    operands: &[Operand<'_>],
-    body: impl FnOnce(Place<'_>) -> Result<R, E>,
-) -> Result<R, E> {
+    operands: &[Operand<'a>],
+) -> Result<Entered<'a>> {
     let device = stream.device();
     let Some(queue) = stream.queue() else {
-        return Err(refused(
-            op,
-            "stream",
-            "one of a GPU".into(),
-            format!("one on {device}"),
-            at,
-        )
-        .into());
+        let got = format!("one on {device}");
+        return Err(refused(op, "stream", "one of a GPU".into(), got, at));
     };
     if operands.len() > OPERANDS_MAX {
         let got = operands.len().to_string();
-        return Err(refused(op, "operands", format!("at most {OPERANDS_MAX}"), got, at).into());
+        return Err(refused(
+            op,
+            "operands",
+            format!("at most {OPERANDS_MAX}"),
+            got,
+            at,
+        ));
     }
-    let mut entered = [const { None::<Borrow<'_>> }; OPERANDS_MAX];
-    let mut addresses = [0; OPERANDS_MAX];
+    let mut entered = Entered {
+        stream: queue.raw().cast(),
+        addresses: [0; OPERANDS_MAX],
+        borrows: [const { None }; OPERANDS_MAX],
+        count: operands.len(),
+    };
     for (index, operand) in operands.iter().enumerate() {
         let tensor = operand.tensor;
         if tensor.device() != device {
             let expected = format!("a tensor on {device}, the stream's device");
-            return Err(refused(op, operand.role, expected, tensor.to_string(), at).into());
+            return Err(refused(op, operand.role, expected, tensor.to_string(), at));
         }
         if tensor.is_transposed() {
             let got = format!("{tensor}, transposed");
@@ -100,18 +116,14 @@ pub fn enter<R, E: From<Error>>(
                 "rows in order: call .contiguous() first".into(),
                 got,
                 at,
-            )
-            .into());
+            ));
         }
         let borrow = tensor.enter_for(operand.role, operand.writes, queue, op, at)?;
-        addresses[index] = borrow.address();
-        entered[index] = Some(borrow);
+        entered.addresses[index] = borrow.address();
+        entered.borrows[index] = Some(borrow);
     }
     queue.gpu.bind().map_err(|fault| fault.of(op, device, at))?;
-    body(Place {
-        stream: queue.raw().cast(),
-        addresses: &addresses[..operands.len()],
-    })
+    Ok(entered)
 }
 
 /// Makes the context of `device` current, for libraries that use the current device.

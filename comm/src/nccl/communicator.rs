@@ -1,7 +1,7 @@
 //! NCCL's handle: how calls are given to it, and the errors it reports asynchronously.
 
 use cudarc::nccl::sys::{ncclComm_t, ncclRedOp_t};
-use ddp_kernels::foreign::Place;
+use ddp_kernels::foreign::Entered;
 
 use super::library::{self, Fault, Functions, nccl, type_of};
 use super::turns::Turn;
@@ -20,23 +20,23 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Gives calls to the stream of `place`, in which their tensors are entered. `_turn` is that
-    /// of the communicator's device.
+    /// Gives calls to the stream on which their tensors are `entered`. `_turn` is that of the
+    /// communicator's device.
     pub(super) fn start(
         &self,
         calls: &[Call<'_>],
         (rank, size): (usize, usize),
-        place: &Place<'_>,
+        entered: &Entered<'_>,
         _turn: &Turn,
     ) -> Result<(), Fault> {
-        let (functions, raw, stream) = (self.functions, self.raw, place.stream);
+        let (functions, raw, stream) = (self.functions, self.raw, entered.stream());
         let (sum, several) = (ncclRedOp_t::ncclSum, calls.len() > 1);
         if several {
             // SAFETY: takes nothing; what this thread calls from here on starts at the end.
             unsafe { nccl!(functions, ncclGroupStart()) }?;
         }
         let mut outcome = Ok(());
-        for (call, &address) in calls.iter().zip(place.addresses) {
+        for (call, &address) in calls.iter().zip(entered.addresses()) {
             let tensor = call.tensor();
             let (count, kind) = (tensor.count(), type_of(tensor.dtype()));
             // An address of the device's memory: never followed here.

@@ -142,20 +142,20 @@ impl Collective for Nccl {
             return Err(Error::Broken(Problem::new(action, why, help)));
         }
         let (communicator, ranks) = (&self.communicator, (self.rank, self.size));
-        let start = |operands: &[Operand<'_>], turn: &Turn| {
-            let (name, stream) = (first.operation.name(), first.stream);
-            foreign::enter(name, stream, first.site, operands, |place| {
-                let started = communicator.start(calls, ranks, &place, turn);
-                started.map_err(|fault| communicator.functions.error(names::text(calls), fault))
-            })
-        };
+        let (name, stream, site) = (first.operation.name(), first.stream, first.site);
         // The watches of other ranks report which call this host is in.
         self.common.enter(first);
         let outcome = self.begin(&mut state, calls).and_then(|turn| {
-            match calls {
-                [call] => start(&[operand(call)], &turn)?,
-                calls => start(&calls.iter().map(operand).collect::<Vec<_>>(), &turn)?,
-            }
+            let entered = match calls {
+                [call] => foreign::enter(name, stream, site, &[operand(call)])?,
+                calls => {
+                    let operands: Vec<_> = calls.iter().map(operand).collect();
+                    foreign::enter(name, stream, site, &operands)?
+                }
+            };
+            let started = communicator.start(calls, ranks, &entered, &turn);
+            started.map_err(|fault| communicator.functions.error(names::text(calls), fault))?;
+            drop(entered);
             self.end(&mut state, calls)
         });
         self.common.exit();

@@ -1,54 +1,64 @@
-//! Sums gradients over the ranks while the backward pass is still running; under ZeRO-1 gathers values while the forward pass is.
+//! Sums gradients over the ranks while backward continues, and under ZeRO-1 gathers values while
+//! forward continues.
 //!
-//! A bucket (`plan.rs`) starts the moment the last gradient in it is written, and in the plan's order, which is the same on
-//! all ranks. `join` waits for all. Meanwhile layers below still compute: on the CPU a thread of its own reduces (`lane/host.rs`), which
-//! sleeps while it waits for other ranks, so that it pays even where it shares a core with the layers (the waiting is hidden, if not
-//! the work); on a GPU a stream of its own (`lane/device.rs`).
+//! A bucket (`plan.rs`) starts when its last gradient is complete, in the order of the plan, which
+//! is the same on all ranks. `join` waits for all. Meanwhile backward continues: on the CPU a
+//! separate thread reduces (`host_queue.rs`), which sleeps while it waits for other ranks; on a GPU
+//! a separate stream does (`device_queue.rs`).
 //!
-//! ZeRO-1: each rank owns a slice of every bucket. It gets the sums of its slices alone, keeps the optimizer's memory for them alone,
-//! and updates them alone. At the start of the next step the values are gathered again, bucket by bucket in the order in which the
-//! forward pass comes to them, and a layer's first use of a parameter waits for the buckets that it is in (`Listener::needed`).
+//! ZeRO-1: each rank owns a slice of every bucket. It gets the sums of its slices, keeps the
+//! optimizer's moments for them, and updates them. The next step starts by gathering the values,
+//! bucket by bucket in the order in which forward uses them, and a layer's first use of a parameter
+//! waits for its buckets (`Listener::needed`).
 
-mod lane;
+mod device_queue;
+mod host_queue;
+mod job;
 pub mod plan;
+mod queue;
 
 use std::cell::Cell;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ddp_comm::{Group, World};
-use ddp_kernels::{DType, Tensor, ops};
-
-use self::lane::{Job, Lane};
-use self::plan::{Bucket, BucketSizes};
-use crate::error::{Error, Result};
-use crate::faults::{self, Place};
+use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::params::{ParamId, Parameter, Params};
 use ddp_nn::pass::Listener;
 
+use self::device_queue::DeviceQueue;
+use self::host_queue::HostQueue;
+use self::job::{Job, Reduced};
+use self::plan::{Bucket, BucketSizes};
+use self::queue::CommQueue;
+use crate::error::{Error, Result};
+
 /// How gradients are reduced.
 #[derive(Clone, Copy, Debug)]
 pub struct ReducerOptions {
-    /// How large buckets may be.
+    /// The maximum size of buckets.
     pub sizes: BucketSizes,
-    /// What travels: F32, or BF16 (half the bytes; each rank's gradients are rounded before they are added, and the sum again).
+    /// What travels: F32, or BF16, which is half the bytes and rounds each rank's gradients before
+    /// they are added, and the sum again.
     pub dtype: DType,
-    /// Whether reductions run beside the backward pass: on a thread of their own, or on a GPU on a stream of their own.
+    /// Whether to reduce while backward continues: on a separate thread, or on a GPU on a separate
+    /// stream.
     pub overlap: bool,
-    /// ZeRO-1: whether each rank owns a slice of every bucket, and has the optimizer's memory for that alone.
+    /// ZeRO-1: whether each rank owns a slice of every bucket, and keeps moments only for that.
     pub zero: bool,
 }
 
 impl ReducerOptions {
-    /// How many ranks of `ranks` share the trained part: what [`Model::with_shares`](ddp_nn::models::Model::with_shares) is to know.
+    /// How many of `ranks` share the trained parameters: an argument of
+    /// [`Model::with_shares`](ddp_nn::models::Model::with_shares).
     pub fn shares(&self, ranks: usize) -> usize {
         if self.zero { ranks } else { 1 }
     }
 }
 
 impl Default for ReducerOptions {
-    /// Buckets of 4 MB that travel in f32, reduced while backward runs.
+    /// Buckets of 4 MB in f32, reduced while backward continues.
     fn default() -> ReducerOptions {
         ReducerOptions {
             sizes: BucketSizes::of_bytes(4_000_000),
@@ -73,7 +83,7 @@ ddp_kernels::choices! {
     }
 }
 
-/// Whether to reduce beside the backward pass: by default wherever there is another rank.
+/// Whether to reduce while backward continues: by default if there are several ranks.
 pub fn overlaps(wanted: Overlap, world: &World) -> bool {
     match wanted {
         Overlap::On => true,
@@ -82,23 +92,23 @@ pub fn overlaps(wanted: Overlap, world: &World) -> bool {
     }
 }
 
-/// When a bucket was reduced, for timelines: times since the step began.
+/// When a bucket was reduced, as times since the step began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketTime {
-    /// When its last gradient was written.
+    /// When its last gradient was complete.
     pub ready: Duration,
     /// When its reduction began.
     pub started: Duration,
-    /// When its reduction was done.
+    /// When its reduction ended.
     pub done: Duration,
 }
 
-/// What reducing cost in one step.
+/// How long the reductions of a step took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReduceTime {
-    /// The time all of it took, from each one's beginning to its end.
+    /// The sum of their durations.
     pub busy: Duration,
-    /// The time that the layers and `join` had to wait for them: what forward and backward did not hide.
+    /// How long layers and `join` waited for them: the part that did not overlap.
     pub exposed: Duration,
 }
 
@@ -106,25 +116,25 @@ pub struct ReduceTime {
 #[derive(Debug)]
 pub struct Reducer {
     buckets: Vec<Bucket>,
-    /// From a parameter's number to the buckets its elements are in.
+    /// By parameter: the buckets that contain its elements.
     buckets_of: Vec<Range<usize>>,
-    /// How many gradients each bucket still waits for.
+    /// By bucket: how many gradients are not complete.
     waiting: Vec<usize>,
     /// The next bucket to start.
     next: usize,
-    lane: Lane,
+    queue: Box<dyn CommQueue>,
     group: Group,
-    /// The gradients by bucket, f32.
+    /// By bucket: the gradients, f32.
     parts: Vec<Tensor>,
-    /// The elements of the arenas that this rank owns: a slice of each bucket under ZeRO-1, else all in one.
+    /// See `owned`.
     owned: Vec<Range<usize>>,
-    /// Whether the ranks own slices.
+    /// Whether ranks own slices.
     is_shared: bool,
-    /// Whether layers read rounded copies of the values.
+    /// Whether layers read bf16 copies of the values.
     reads_copies: bool,
-    /// By bucket, under ZeRO-1: whether this step's layers have waited for its values.
+    /// By bucket, under ZeRO-1: whether layers have waited for its values in this step.
     waited: Vec<Cell<bool>>,
-    /// Whether this rank's values may be old outside of its slices.
+    /// Whether this rank's values may be outdated outside its slices.
     is_stale: bool,
     /// How long layers have waited in this step.
     wait: Cell<Duration>,
@@ -139,8 +149,8 @@ impl Reducer {
         let shares = options.shares(group.size());
         if !params.shares().is_multiple_of(shares) {
             return Err(Error::Usage(format!(
-                "ZeRO-1 with {shares} ranks: expected a model laid out for as many shares, got one for {}. Make it with \
-                 Model::with_shares(…, reducer_options.shares({shares}))",
+                "ZeRO-1 with {shares} ranks: expected a model laid out for as many shares, got one for {}; help: make \
+                 it with Model::with_shares(…, reducer_options.shares({shares}))",
                 params.shares()
             )));
         }
@@ -165,11 +175,16 @@ impl Reducer {
             .map(part)
             .collect::<Result<Vec<_>>>()?;
         let jobs = jobs(params, &buckets, &parts, &group, options)?;
-        let now = Instant::now();
+        let (device, now) = (gradients.device(), Instant::now());
+        let (queue_group, overlap) = (group.clone(), options.overlap);
+        let queue: Box<dyn CommQueue> = match device {
+            Device::Cpu => Box::new(HostQueue::new(queue_group, jobs, overlap)?),
+            _ => Box::new(DeviceQueue::new(queue_group, device, jobs, overlap)?),
+        };
         Ok(Reducer {
             waiting: vec![0; buckets.len()],
             next: 0,
-            lane: Lane::new(group.clone(), gradients.device(), jobs, options.overlap)?,
+            queue,
             owned: owned(params, &group, options),
             is_shared: shares > 1,
             reads_copies: params.dtype() != params.master_dtype(),
@@ -186,7 +201,7 @@ impl Reducer {
         })
     }
 
-    /// The plan.
+    /// The plan of buckets.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
@@ -196,8 +211,8 @@ impl Reducer {
         &self.group
     }
 
-    /// The elements of the gradients' arena that this rank gets the sums of and whose values it updates, in ascending order: a slice
-    /// of each bucket under ZeRO-1, else all in one range.
+    /// The elements of the gradients' arena of which this rank gets the sums, and whose values it
+    /// updates, in ascending order: a slice of each bucket under ZeRO-1, otherwise all.
     pub fn owned(&self) -> &[Range<usize>] {
         &self.owned
     }
@@ -207,7 +222,7 @@ impl Reducer {
         self.is_shared
     }
 
-    /// Refuses an optimizer that updates anything else than what this rank owns.
+    /// Refuses an optimizer of other elements than this rank owns.
     pub fn check_optimizer(&self, optimizer: &Optimizer) -> Result<()> {
         if optimizer.owned().eq(self.owned.iter().cloned()) {
             return Ok(());
@@ -217,18 +232,18 @@ impl Reducer {
             optimizer.owned().map(|r| r.len()).sum(),
         );
         Err(Error::Usage(format!(
-            "the optimizer: expected one for what rank {} owns ({expected} elements), got one for {got} elements. Make it with \
-             Optimizer::of_rank, from the same group and options as the reducer",
+            "the optimizer: expected one for what rank {} owns ({expected} elements), got one for {got} elements; \
+             help: make it with Optimizer::of_slices(…, &reducer::owned(…))",
             self.group.rank()
         )))
     }
 
-    /// Whether communication runs beside the layers.
+    /// Whether communication overlaps with layers.
     pub fn overlaps(&self) -> bool {
-        self.lane.overlaps()
+        self.queue.overlaps()
     }
 
-    /// The plan as text, for the handshake: ranks with different plans would wait for each other for ever.
+    /// The plan as text, for the handshake: ranks with different plans would deadlock.
     pub fn plan_text(&self) -> String {
         let line = |bucket: &Bucket| format!("{}..{}\n", bucket.range.start, bucket.range.end);
         let slices = self
@@ -237,91 +252,83 @@ impl Reducer {
         self.buckets.iter().map(line).chain(slices).collect()
     }
 
-    /// Begins a step: no gradient is complete. Under ZeRO-1 the values are gathered from now on, in every step alike, so that a captured
-    /// step holds it too.
+    /// Begins a step: no gradient is complete. Under ZeRO-1 starts gathering the values, in every
+    /// step alike, so that a captured step contains it too.
     pub fn begin(&mut self) -> Result<()> {
+        self.queue.begin();
         self.next = 0;
         self.began = Instant::now();
-        self.waiting
-            .iter_mut()
-            .zip(&self.buckets)
-            .for_each(|(waiting, bucket)| *waiting = bucket.parameters.len());
+        for (waiting, bucket) in self.waiting.iter_mut().zip(&self.buckets) {
+            *waiting = bucket.parameters.len();
+        }
         self.wait.set(Duration::ZERO);
         if self.is_shared {
             self.is_stale = true;
             for bucket in (0..self.buckets.len()).rev() {
                 self.waited[bucket].set(false);
-                self.lane.start(self.read_gather(bucket))?;
+                self.queue.start(self.read_gather(bucket))?;
             }
         }
         Ok(())
     }
 
-    /// The job that gathers a bucket of what layers read.
+    /// The job that gathers what layers read of a bucket.
     fn read_gather(&self, bucket: usize) -> usize {
         self.buckets.len() + bucket
     }
 
-    /// The job that gathers a bucket of the values themselves: what layers read, unless that is a rounded copy.
+    /// The job that gathers the values of a bucket. Layers read these, or bf16 copies.
     fn value_gather(&self, bucket: usize) -> usize {
-        self.read_gather(bucket)
-            + if self.reads_copies {
-                self.buckets.len()
-            } else {
-                0
-            }
+        let copies = if self.reads_copies {
+            self.buckets.len()
+        } else {
+            0
+        };
+        self.read_gather(bucket) + copies
     }
 
-    /// Makes the values whole on this rank: for evaluation, hashes, saving. All ranks call it together, and if they are whole already
-    /// nobody does anything. A step begins with it by itself.
+    /// Makes the values current on this rank, for evaluation, hashes and saving. All ranks call it
+    /// together. Does nothing if they are current. Steps gather by themselves.
     pub fn gather_all(&mut self, params: &Params) -> Result<()> {
         if !std::mem::take(&mut self.is_stale) {
             return Ok(());
         }
         (0..self.buckets.len())
-            .try_for_each(|bucket| self.lane.start(self.value_gather(bucket)))?;
-        self.lane.join()?;
+            .try_for_each(|bucket| self.queue.start(self.value_gather(bucket)))?;
+        self.queue.join()?;
         Ok(params.refresh(0..params.gradients().count())?)
+    }
+
+    /// Starts the sum of a small tensor over the ranks, such as losses and counts. Calls keep their
+    /// order, also with buckets.
+    pub fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
+        self.queue.start_sum(tensor)
     }
 
     /// Sums a small tensor over the ranks, after all that was started, and waits for it.
     pub fn sum(&mut self, tensor: &Tensor) -> Result<()> {
         let started = Instant::now();
-        self.lane.start_sum(tensor)?;
-        self.lane.join()?;
-        self.last.busy += self.lane.busy();
+        self.queue.start_sum(tensor)?;
+        self.queue.join()?;
+        self.last.busy += self.queue.busy();
         self.last.exposed += started.elapsed();
         Ok(())
     }
 
-    /// Begins a step that is launched as a whole: its work is none of this thread's, and so nothing here is told of it.
-    pub fn begin_replay(&mut self) -> Result<()> {
+    /// Begins a step that is launched as a graph, so that only the device knows its progress.
+    pub fn begin_launch(&mut self) {
         self.last = ReduceTime::default();
         self.began = Instant::now();
         self.is_stale = self.is_shared;
-        // What tests of how a job ends ask for happens on the host: before the work that it was asked for in.
-        [Place::Forward, Place::Reduction, Place::Optimizer]
-            .into_iter()
-            .try_for_each(faults::at)
     }
 
-    /// Forgets what was begun of a step: it begins again.
-    pub fn abandon(&mut self) {
-        self.lane.abandon();
-    }
-
-    /// A rank without rows: its gradients are zero, and complete.
+    /// Completes all gradients with zeros, for a rank without rows.
     pub fn all_ready_with_zeros(&mut self) -> Result<()> {
         self.parts.iter().try_for_each(ops::zero)?;
-        let now = Instant::now();
-        self.ready_at.fill(now);
+        self.ready_at.fill(Instant::now());
         self.waiting.fill(0);
-        self.start_complete()
-    }
-
-    fn start_complete(&mut self) -> Result<()> {
-        while self.next < self.buckets.len() && self.waiting[self.next] == 0 {
-            self.lane.start(self.next)?;
+        while self.next < self.buckets.len() {
+            self.queue.start(self.next)?;
             self.next += 1;
         }
         Ok(())
@@ -332,34 +339,34 @@ impl Reducer {
         if self.next < self.buckets.len() {
             return Err(Error::Model {
                 layer: "model".into(),
-                expected: "every trained parameter's gradient to be finished in backward".into(),
+                expected: "complete gradients of all trained parameters after backward".into(),
                 got: format!(
-                    "bucket {} of {} still waiting",
+                    "an incomplete bucket {} of {}",
                     self.next,
                     self.buckets.len()
                 ),
-                help: "a layer's backward must call pass.finished for each of its parameters"
-                    .into(),
+                help: "call pass.finished for each parameter in the layer's backward".into(),
             });
         }
         let joined = Instant::now();
-        self.lane.join()?;
+        self.queue.join()?;
         self.last = ReduceTime {
-            busy: self.lane.busy(),
+            busy: self.queue.busy(),
             exposed: self.wait.get() + joined.elapsed(),
         };
         Ok(())
     }
 
-    /// What the last step's reductions cost.
+    /// How long the last step's reductions took.
     pub fn last_time(&self) -> ReduceTime {
         self.last
     }
 
-    /// When each bucket of the last step was ready, started and done; none where only a device knows.
+    /// When each bucket of the last step was ready, started and done. Empty if only the device
+    /// knows.
     pub fn timeline(&self) -> Vec<BucketTime> {
         let since = |at: Instant| at.saturating_duration_since(self.began);
-        let times = self.lane.times().into_iter().zip(&self.ready_at);
+        let times = self.queue.times().into_iter().zip(&self.ready_at);
         times
             .map(|((started, done), &ready)| BucketTime {
                 ready: since(ready),
@@ -376,7 +383,7 @@ impl Reducer {
 }
 
 impl Listener for Reducer {
-    /// The gradient of `parameter` is complete on this rank: starts every bucket that thereby is.
+    /// The gradient of `parameter` is complete on this rank: starts the buckets that it completes.
     fn ready(&mut self, parameter: ParamId) -> ddp_nn::Result<()> {
         for bucket in self.buckets_of[parameter.0].clone() {
             assert!(
@@ -388,22 +395,20 @@ impl Listener for Reducer {
                 self.ready_at[bucket] = Instant::now();
             }
         }
-        Ok(self.start_complete()?)
+        while self.waiting.get(self.next) == Some(&0) {
+            self.queue.start(self.next)?;
+            self.next += 1;
+        }
+        Ok(())
     }
 
-    /// Reduces a small tensor (losses and counts) with the gradients, in the order of the calls: before the bucket that
-    /// comes next.
-    fn reduce(&mut self, tensor: &Tensor) -> ddp_nn::Result<()> {
-        Ok(self.lane.start_sum(tensor)?)
-    }
-
-    /// Waits for the values of `parameter`, once a step for each bucket it is in.
+    /// Waits for the values of `parameter`, once per step and bucket.
     fn needed(&self, parameter: ParamId) -> ddp_nn::Result<()> {
-        // Frozen parameters and buffers are in none.
+        // Frozen parameters and buffers are in no bucket.
         for bucket in self.buckets_of.get(parameter.0).cloned().unwrap_or(0..0) {
             if !self.waited[bucket].replace(true) {
                 let started = Instant::now();
-                self.lane.wait_for(self.read_gather(bucket))?;
+                self.queue.wait_for(self.read_gather(bucket))?;
                 self.wait.set(self.wait.get() + started.elapsed());
             }
         }
@@ -411,12 +416,12 @@ impl Listener for Reducer {
     }
 }
 
-/// What is trained, in the order of the arenas.
+/// The trained parameters, in the order of the arenas.
 fn trained(params: &Params) -> Vec<&Parameter> {
     params.list().iter().filter(|p| p.is_trained()).collect()
 }
 
-/// The plan of buckets for a trained part that so many ranks share.
+/// The plan of buckets for parameters that `shares` ranks share.
 fn plan_of(trained: &[&Parameter], options: ReducerOptions, shares: usize) -> Vec<Bucket> {
     let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
     let layer_of = |p: &Parameter| {
@@ -431,7 +436,8 @@ fn plan_of(trained: &[&Parameter], options: ReducerOptions, shares: usize) -> Ve
     plan::plan(&ranges, &layers, options.sizes, plan::grain(shares))
 }
 
-/// The elements of the gradients' arena of `params` that this rank of `group` owns: see [`Reducer::owned`].
+/// The elements of the gradients' arena of `params` that this rank of `group` owns: see
+/// [`Reducer::owned`].
 pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Range<usize>> {
     match options.shares(group.size()) {
         1 => std::iter::once(0..params.gradients().count()).collect(),
@@ -445,8 +451,8 @@ pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Ran
     }
 }
 
-/// A reduction for each bucket; and, where the ranks share them, a gather of what layers read of each, and of its values where layers read
-/// rounded copies.
+/// By bucket a reduction. If ranks share buckets, then by bucket a gather of what layers read; and
+/// if that is a bf16 copy, then by bucket a gather of the values.
 fn jobs(
     params: &Params,
     buckets: &[Bucket],
@@ -457,29 +463,27 @@ fn jobs(
     let shares = options.shares(group.size());
     let mut jobs = Vec::new();
     for (bucket, part) in buckets.iter().zip(parts) {
-        jobs.push(match shares {
-            1 => Job::sum(part.clone(), options.dtype)?,
-            _ => {
-                let own = bucket.slice(group.rank(), shares);
-                let own = own.start - bucket.range.start..own.end - bucket.range.start;
-                Job::sum_slice(part.clone(), own, options.dtype)?
-            }
+        let (part, dtype) = (part.clone(), options.dtype);
+        jobs.push(if shares == 1 {
+            let all = 0..part.count();
+            Job::Sum(Reduced::new(part, all, dtype)?)
+        } else {
+            let own = bucket.slice(group.rank(), shares);
+            let own = own.start - bucket.range.start..own.end - bucket.range.start;
+            Job::SumSlice(Reduced::new(part, own, dtype)?)
         });
     }
-    if shares > 1 {
+    let mut gather = |arena: &Tensor, name: &str| -> Result<()> {
         for (index, bucket) in buckets.iter().enumerate() {
-            let values = params.read_arena().slice(bucket.range.clone())?;
-            jobs.push(Job::Gather(
-                values.named(&format!("values, bucket {index}")),
-            ));
+            let part = arena.slice(bucket.range.clone())?;
+            jobs.push(Job::Gather(part.named(&format!("{name}, bucket {index}"))));
         }
+        Ok(())
+    };
+    if shares > 1 {
+        gather(params.read_arena(), "values")?;
         if params.dtype() != params.master_dtype() {
-            for (index, bucket) in buckets.iter().enumerate() {
-                let values = params.values().slice(bucket.range.clone())?;
-                jobs.push(Job::Gather(
-                    values.named(&format!("masters, bucket {index}")),
-                ));
-            }
+            gather(params.values(), "masters")?;
         }
     }
     Ok(jobs)

@@ -47,12 +47,6 @@ pub trait Listener {
 
     /// The gradient of this parameter is complete.
     fn ready(&mut self, parameter: ParamId) -> Result<()>;
-
-    /// This tensor is complete: it is to become its sum over the ranks.
-    fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
-        let _ = tensor;
-        Ok(())
-    }
 }
 
 impl<F: FnMut(ParamId) -> Result<()>> Listener for F {
@@ -188,11 +182,6 @@ impl<'a> Pass<'a> {
             self.listener.ready(parameter)?;
         }
         Ok(())
-    }
-
-    /// Tells that `tensor` is complete, and is to become its sum over the ranks.
-    pub fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
-        self.listener.reduce(tensor)
     }
 
     /// Checks after a backward of the whole model that the gradient of every trained parameter is

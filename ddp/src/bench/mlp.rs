@@ -139,7 +139,7 @@ pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
     let mut reduced = Reduced::default();
     let times = rounds(main, device, &flags.common, |_| {
         take(&mut step)?;
-        reduced.add(step.reducer().last_time());
+        reduced.add(step.stages()[0].reducer().last_time());
         Ok(())
     })?;
     // Before anything else takes memory.
@@ -183,7 +183,9 @@ fn optimizer_s(step: &Step, device: Device) -> Result<f64> {
     for _ in 0..=UPDATE_ROUNDS {
         let start = stream.record_timed()?;
         for _ in 0..UPDATES {
-            step.optimizer().apply(&step.model().params, None, None)?;
+            step.stages()[0]
+                .optimizer()
+                .apply(&step.stages()[0].model().params, None, None)?;
         }
         let took = stream.record_timed()?.since(&start)?;
         takes.push(took.as_secs_f64() / UPDATES as f64);
@@ -289,8 +291,8 @@ fn line(
     let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
     let optimizer_s = largest(main, measured.optimizer_s)?;
     let layers: Vec<String> = flags.layers.0.iter().map(usize::to_string).collect();
-    let buckets = step.reducer().buckets();
-    let moments: usize = step
+    let buckets = step.stages()[0].reducer().buckets();
+    let moments: usize = step.stages()[0]
         .optimizer()
         .moments()
         .map(|(_, moment)| moment.bytes())
@@ -322,11 +324,11 @@ fn line(
         "zero": flags.zero,
         "moments_mb": round(moments as f64 / 1e6, 6),
         "steps": times.repetitions,
-        "transport": step.reducer().group().transport(),
+        "transport": step.stages()[0].reducer().group().transport(),
         "buckets": buckets.len(),
         "gradient_mb": round((gradients * flags.reduce_dtype.dtype().bytes()) as f64 / 1e6, 6),
         "reduce_dtype": flags.reduce_dtype.dtype().to_string(),
-        "overlap": step.reducer().overlaps(),
+        "overlap": step.stages()[0].reducer().overlaps(),
         "reduce_ms": per_step_ms(reduced.busy_s),
         "exposed_ms": per_step_ms(reduced.exposed_s),
         "hidden_share": if main.size() == 1 || !is_known { Value::Null } else { reduced.hidden_share() },

@@ -233,7 +233,7 @@ fn tied_parameters_are_reduced_once_after_their_last_use() {
                 0.125,
                 false,
             )?;
-            training::bits(&step.model().params)
+            training::bits(&step.stages()[0].model().params)
         });
         // A sum of zeros has one sign or the other, depending on their order: 0.0 for both.
         let plain = |bits: &u32| {

@@ -487,7 +487,7 @@ fn a_gradient_that_overflows_on_the_first_device_stops_all_of_them() {
         let devices = &place.devices[0];
         on_ranks(1, None, |world| {
             let mut step = Recipe::regression().step(devices, world)?;
-            let params = &step.model().params;
+            let params = &step.stages()[0].model().params;
             let weight = params.value(params.find("0.weight")?.id);
             weight.copy_from(&weight.zeros_like()?)?;
             // The weight is zero, so the loss is finite, but its gradient is not; the norm is not

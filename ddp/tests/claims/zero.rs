@@ -279,15 +279,15 @@ fn moments_are_one_nth_of_plain_ones_and_a_rank_alone_has_them_all() {
         });
         on_ranks(ranks, None, |world| {
             let step = case.step(world)?;
-            let pieces: usize = step
+            let pieces: usize = step.stages()[0]
                 .optimizer()
                 .owned_pieces()
                 .iter()
                 .map(|piece| piece.length)
                 .sum();
-            let trained = step.model().params.trained_count();
+            let trained = step.stages()[0].model().params.trained_count();
             assert!(zero || pieces == trained, "{pieces} of {trained}");
-            Ok(step
+            Ok(step.stages()[0]
                 .optimizer()
                 .moments()
                 .map(|(_, moment)| moment.bytes())
@@ -331,7 +331,7 @@ fn values_are_whole_on_every_rank_for_an_evaluation_and_after_a_gather_in_betwee
             on_ranks(ranks, Some(4), |world| {
                 let mut step = case.step(world)?;
                 let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-                let device = step.model().params.device();
+                let device = step.stages()[0].model().params.device();
                 let mut loader = Loader::new(
                     case.data.clone(),
                     sampler,
@@ -348,7 +348,7 @@ fn values_are_whole_on_every_rank_for_an_evaluation_and_after_a_gather_in_betwee
                     }
                 }
                 step.gather()?;
-                Ok(step.model().params.values_hash()?)
+                Ok(step.stages()[0].model().params.values_hash()?)
             })
         };
         let (looked, not) = (run(true), run(false));
@@ -383,7 +383,7 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
         let seen = on_ranks(ranks, Some(1), |world| {
             let mut step = case.step(world)?;
             let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-            let device = step.model().params.device();
+            let device = step.stages()[0].model().params.device();
             let mut loader = Loader::new(
                 case.data.clone(),
                 sampler,
@@ -392,7 +392,7 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
                 None,
                 device,
             )?;
-            let before = training::bits(&step.model().params)?;
+            let before = training::bits(&step.stages()[0].model().params)?;
             for step0 in case.steps.clone() {
                 step.run(loader.load(step0)?, 1e-3, false)?;
             }
@@ -402,7 +402,7 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
                 "the loss tells nothing: {report:?}"
             );
             // No gather: nothing was updated.
-            assert_eq!(training::bits(&step.model().params)?, before);
+            assert_eq!(training::bits(&step.stages()[0].model().params)?, before);
             Ok(report.bad_step)
         });
         assert_eq!(seen, vec![Some(1); ranks], "{way:?}");
@@ -480,7 +480,7 @@ fn an_optimizer_or_a_model_that_does_not_fit_is_refused_with_the_way_out() {
     );
     let text = refused(true);
     assert!(
-        text.contains("what rank 0 owns") && text.contains("Optimizer::of_rank"),
+        text.contains("what rank 0 owns") && text.contains("Optimizer::of_slices"),
         "{text}"
     );
 }

@@ -103,7 +103,7 @@ pub(crate) fn every_step_is_within_its_bound(what: &str, setup: &Setup, device: 
         let gradients = |device| {
             bound::gradients(
                 setup,
-                &cpu.step.model().params,
+                &cpu.step.stages()[0].model().params,
                 &batch,
                 setup.precision_on(device),
             )
@@ -131,14 +131,20 @@ pub(crate) fn every_step_is_within_its_bound(what: &str, setup: &Setup, device: 
 /// Values and moments by element of the arena.
 fn state(step: &Step) -> Vec<Vec<f32>> {
     let of = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
-    let moments = step.optimizer().moments().map(|(_, moment)| of(moment));
-    std::iter::once(of(step.model().params.trained_values()))
+    let moments = step.stages()[0]
+        .optimizer()
+        .moments()
+        .map(|(_, moment)| of(moment));
+    std::iter::once(of(step.stages()[0].model().params.trained_values()))
         .chain(moments)
         .collect()
 }
 
 fn copy_state(target: &Step, source: &Step) {
-    let (params, from) = (&target.model().params, &source.model().params);
+    let (params, from) = (
+        &target.stages()[0].model().params,
+        &source.stages()[0].model().params,
+    );
     // One by one: in another format they lie elsewhere.
     for parameter in params.list() {
         let same = from.find(&parameter.name).unwrap();
@@ -146,10 +152,10 @@ fn copy_state(target: &Step, source: &Step) {
             .master(parameter.id)
             .copy_from(from.master(same.id))
             .unwrap();
-        for ((_, target), (_, source)) in target
+        for ((_, target), (_, source)) in target.stages()[0]
             .optimizer()
             .moments()
-            .zip(source.optimizer().moments())
+            .zip(source.stages()[0].optimizer().moments())
         {
             let part = source.slice(same.range.clone()).unwrap();
             target
@@ -172,10 +178,10 @@ fn check_step(
     share: &mut Share,
 ) {
     let weights = trainings[0].step.report(true).unwrap().stats.weight_sum;
-    let first = &trainings[0].step.model().params;
+    let first = &trainings[0].step.stages()[0].model().params;
     for (training, expected) in trainings.into_iter().zip(expected) {
         let scale = bound::scale(setup, expected, weights);
-        let params = &training.step.model().params;
+        let params = &training.step.stages()[0].model().params;
         let report = training.step.report(true).unwrap();
         assert_eq!(
             (report.bad_step, report.stats.weight_sum),
@@ -318,11 +324,16 @@ fn a_run_that_cannot_amplify_errors_stays_near_the_cpus_to_its_end() {
             RATE * 2.0 / weights * (squares + batch.mine as f64) < 2.0,
             "r H is at most 2"
         );
-        let gradients = bound::gradients(&setup, &cpu.step.model().params, &batch, Precision::F32);
+        let gradients = bound::gradients(
+            &setup,
+            &cpu.step.stages()[0].model().params,
+            &batch,
+            Precision::F32,
+        );
         let scale = bound::scale(&setup, &gradients, weights);
         let mut squared = 0.0;
         for (name, gradient) in &gradients {
-            let parameter = cpu.step.model().params.find(name).unwrap();
+            let parameter = cpu.step.stages()[0].model().params.find(name).unwrap();
             for (index, at) in parameter.range.clone().enumerate() {
                 let before = bound::Before {
                     value: f64::from(values[at]),

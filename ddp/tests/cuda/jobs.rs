@@ -249,10 +249,15 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
                 assert!(cause.contains("(group gradients, at "), "{ended}");
                 of_gradients.fetch_add(1, Ordering::Relaxed);
             } else {
-                assert!(cause.starts_with("all_reduce max of \"pulse\""), "{ended}");
+                assert!(
+                    cause.starts_with("all_reduce max of \"stop poll\""),
+                    "{ended}"
+                );
             }
             assert!(
-                cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s. ")),
+                cause.contains(&format!(
+                    ": rank {rank} did not arrive within {NEAR} s; help"
+                )),
                 "{ended}"
             );
             let took = ended.after_step_2.expect("there was a step 2");

@@ -182,10 +182,9 @@ impl Training {
 
     /// The bits of all values, moments and gradients, and of what layers read.
     fn bits(&self) -> Result<Vec<u32>> {
-        let params = &self.step.model().params;
+        let params = &self.step.stages()[0].model().params;
         let mut all = training::bits(params)?;
-        let moments = self
-            .step
+        let moments = self.step.stages()[0]
             .optimizer()
             .moments()
             .map(|(_, moment)| moment.clone());

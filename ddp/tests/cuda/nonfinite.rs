@@ -174,5 +174,5 @@ fn every_position_of_integer_rows_is_evaluated() {
 
 /// The gradients' bits come last.
 fn without_gradients(training: &crate::Training, bits: &[u32]) -> Vec<u32> {
-    bits[..bits.len() - training.step.model().params.gradients().count()].to_vec()
+    bits[..bits.len() - training.step.stages()[0].model().params.gradients().count()].to_vec()
 }

@@ -161,7 +161,7 @@ fn after_a_step(case: &Case) -> (Vec<Vec<f32>>, Vec<u32>) {
         let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
         let mut loader = Loader::new(case.data.clone(), sampler, 0, 1, case.micro, case.device)?;
         step.run(loader.load(0)?, case.learning_rate, true)?;
-        let params = &step.model().params;
+        let params = &step.stages()[0].model().params;
         let trained = params.in_order().into_iter().filter(|p| p.is_trained());
         let gradient =
             |p: &ddp::params::Parameter| Ok(params.gradient(p.id).expect("trained").to_vec()?);
@@ -255,7 +255,7 @@ fn after_every_step_layers_read_the_masters_rounded_once() {
         let mut before = Vec::new();
         for step0 in 0..12 {
             training.take(step0, 0.01, false).unwrap();
-            let params = &training.step.model().params;
+            let params = &training.step.stages()[0].model().params;
             check_copies(params);
             let now = bits(params.read_arena());
             assert!(now != before, "step {step0} changed what layers read");
@@ -266,7 +266,7 @@ fn after_every_step_layers_read_the_masters_rounded_once() {
 
 /// Of the trained numbers, how many are no longer what they were.
 fn moved(training: &Training, masters: &[u32], read: &[u32]) -> [usize; 2] {
-    let params = &training.step.model().params;
+    let params = &training.step.stages()[0].model().params;
     let differ = |now: Vec<u32>, then: &[u32]| {
         now.iter()
             .zip(then)
@@ -290,7 +290,7 @@ fn updates_too_small_for_bf16_add_up_in_the_masters() {
         ..bf16(numbers())
     };
     let mut training = setup.start(gpu.device, GraphChoice::Auto).unwrap();
-    let params = &training.step.model().params;
+    let params = &training.step.stages()[0].model().params;
     let (masters, read, count) = (
         bits(params.values()),
         bits(params.read_arena()),
@@ -347,14 +347,14 @@ fn a_checkpoint_holds_the_masters_and_gives_them_back() {
     let setup = bf16(Setup::new("glyphs,rows=50,held-out=0"));
     let mut training = setup.start(gpu.device, GraphChoice::Auto).unwrap();
     (0..5).for_each(|step0| training.take(step0, 0.01, false).unwrap());
-    let params = &training.step.model().params;
+    let params = &training.step.stages()[0].model().params;
     let folder = std::env::temp_dir().join(format!("ddp-precision-{}", std::process::id()));
     let path = folder.join("model.safetensors");
     std::fs::create_dir_all(&folder).unwrap();
     checkpoint::write_model(&path, &[params]).unwrap();
     for (device, what) in [(gpu.device, "bf16"), (Device::Cpu, "f32")] {
         let other = setup.start(device, GraphChoice::Auto).unwrap();
-        let loaded = &other.step.model().params;
+        let loaded = &other.step.stages()[0].model().params;
         assert_ne!(
             crate::support::training::bits(loaded).unwrap(),
             crate::support::training::bits(params).unwrap()
@@ -403,11 +403,17 @@ fn a_bf16_run_goes_on_from_a_checkpoint_to_the_same_bits() {
         &mut other.step,
     )
     .unwrap();
-    check_copies(&other.step.model().params);
+    check_copies(&other.step.stages()[0].model().params);
     (5..12).for_each(|step0| other.take(step0, 0.01, false).unwrap());
     let (first, other) = (&first.step, &other.step);
-    assert!(bits(first.model().params.values()) == bits(other.model().params.values()));
-    let moments = first.optimizer().moments().zip(other.optimizer().moments());
+    assert!(
+        bits(first.stages()[0].model().params.values())
+            == bits(other.stages()[0].model().params.values())
+    );
+    let moments = first.stages()[0]
+        .optimizer()
+        .moments()
+        .zip(other.stages()[0].optimizer().moments());
     moments.for_each(|((name, first), (_, other))| assert!(bits(first) == bits(other), "{name}"));
     std::fs::remove_dir_all(&out).unwrap();
 }
@@ -522,8 +528,8 @@ fn ranks_that_share_the_optimizer_in_bf16_train_as_those_that_do_not() {
                     step.run(loader.load(step0)?, case.learning_rate, false)
                 })?;
                 step.gather()?;
-                check_copies(&step.model().params);
-                crate::support::training::bits(&step.model().params)
+                check_copies(&step.stages()[0].model().params);
+                crate::support::training::bits(&step.stages()[0].model().params)
             })
         };
         let (plain_bits, zero_bits) = (unseen(false), unseen(true));
@@ -581,7 +587,7 @@ fn a_model_in_bf16_over_two_devices_is_the_one_in_one_piece() {
         whole.take(step0, 0.01, true).unwrap();
         step.run(whole.loader.load(step0).unwrap(), 0.01, true)
             .unwrap();
-        let expected = &whole.step.model().params;
+        let expected = &whole.step.stages()[0].model().params;
         for stage in step.stages() {
             let params = &stage.model().params;
             check_copies(params);

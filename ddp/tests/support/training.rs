@@ -242,8 +242,8 @@ impl Case {
             outcome.losses.push(report.stats.loss());
             outcome.rows.push(report.stats.rows);
             step.gather()?;
-            check_copies(&step.model().params)?;
-            outcome.values.push(bits(&step.model().params)?);
+            check_copies(&step.stages()[0].model().params)?;
+            outcome.values.push(bits(&step.stages()[0].model().params)?);
         }
         Ok(outcome)
     }

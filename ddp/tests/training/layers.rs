@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use ddp::models::{Mlp, Model};
 use ddp::nn::{
-    Activate, Build, CrossEntropy, Dropout, Fold, Folded, Layer, Linear, Listener, Loss, Mse, Pass,
+    Activate, Build, CrossEntropy, Dropout, Fold, Folded, Layer, Linear, Loss, Mse, Pass,
     PassOptions, Residual, Saved, Scratch, Sequential, Tie,
 };
 use ddp::params::ParamId;
@@ -634,45 +634,6 @@ fn stats_of_other_dtypes_add_up_on_top_of_what_is_there() {
         assert_eq!((stats[1], stats[3]), (106.0, 106.0));
         assert!(stats[0] > 100.0 && stats[2] >= 100.0);
     }
-}
-
-#[test]
-fn a_listener_hears_of_tensors_to_reduce() {
-    struct Hearing(Vec<String>);
-    impl Listener for Hearing {
-        fn ready(&mut self, parameter: ParamId) -> ddp::nn::Result<()> {
-            self.0.push(parameter.number().to_string());
-            Ok(())
-        }
-        fn reduce(&mut self, tensor: &Tensor) -> ddp::nn::Result<()> {
-            self.0.push(tensor.to_string());
-            Ok(())
-        }
-    }
-    let mut bench = Bench::new(Linear::new(2), &[3], DType::F32, &|_| false);
-    let position = Tensor::zeros(&[2], DType::I64, CPU).unwrap();
-    let options = PassOptions {
-        training: true,
-        accumulate: false,
-        last: true,
-        seed: 1,
-        position: &position,
-    };
-    let mut hearing = Hearing(Vec::new());
-    let mut pass = Pass::new(
-        &bench.model.params,
-        &mut bench.scratch,
-        &mut bench.saved,
-        options,
-        &mut hearing,
-    );
-    let y = bench
-        .model
-        .forward(&mut pass, &randn(&[4, 3], DType::F32, 1))
-        .unwrap();
-    pass.reduce(&bench.stats).unwrap();
-    bench.model.backward(&mut pass, &y).unwrap();
-    assert_eq!(hearing.0, ["f64[4] on cpu", "1", "0"]);
 }
 
 #[test]

@@ -50,8 +50,8 @@ fn run(world: &World, case: &Case, rows: u64, spoiled: &[Spoiled]) -> Result<See
             2,
         );
         step.run(&batch, 0.01, false)?;
-        let mut seen = bits(&step.model().params)?;
-        for (_, moment) in step.optimizer().moments() {
+        let mut seen = bits(&step.stages()[0].model().params)?;
+        for (_, moment) in step.stages()[0].optimizer().moments() {
             seen.extend(moment.to_vec::<f32>()?.iter().map(|value| value.to_bits()));
         }
         after.push(seen);
@@ -180,12 +180,13 @@ fn a_gradient_that_overflows_under_a_finite_loss_changes_nothing_either() {
             x[0] = if world.rank() == 1 { 1e30 } else { 0.5 };
             let far = [1e18f32, -1e18, 1e18, -1e18];
             // A weight of 0 on the large feature keeps the loss finite.
-            let weight = step.model().params.find("0.weight")?.id;
-            step.model()
+            let weight = step.stages()[0].model().params.find("0.weight")?.id;
+            step.stages()[0]
+                .model()
                 .params
                 .value(weight)
                 .with_slice_mut(|w: &mut [f32]| w.fill(0.0))?;
-            let before = bits(&step.model().params)?;
+            let before = bits(&step.stages()[0].model().params)?;
             let first = world.rank() as u64;
             step.run(
                 &Batch::new(0, 0, 2, first, cpu(&x, &[1, 6]), cpu(&far, &[1, 4]), 1),
@@ -195,7 +196,7 @@ fn a_gradient_that_overflows_under_a_finite_loss_changes_nothing_either() {
             let report = step.report(false)?;
             assert!(report.stats.loss().is_finite(), "{report:?}");
             Ok((
-                before == bits(&step.model().params)?,
+                before == bits(&step.stages()[0].model().params)?,
                 report.bad_step,
                 report.own_bad_step,
             ))

@@ -94,8 +94,11 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
         )?;
     }
     let (from, to) = backward.lock().unwrap().expect("it ran");
-    let began = step.reducer().began();
-    Ok((step.reducer().timeline(), [from - began, to - began]))
+    let began = step.stages()[0].reducer().began();
+    Ok((
+        step.stages()[0].reducer().timeline(),
+        [from - began, to - began],
+    ))
 }
 
 #[test]

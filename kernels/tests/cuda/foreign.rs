@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-use ddp_kernels::foreign::{self, Operand, Place};
+use ddp_kernels::foreign::{self, Entered, Operand};
 use ddp_kernels::progress::{Progress, RING, Told};
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{DType, Device, Error, Tensor, ops};
@@ -18,11 +18,10 @@ fn filled(value: f64, device: Device) -> Tensor {
 fn enter<R>(
     stream: &Stream,
     operands: &[Operand<'_>],
-    body: impl FnOnce(Place<'_>) -> R,
+    body: impl FnOnce(&Entered<'_>) -> R,
 ) -> Result<R, Error> {
-    foreign::enter("foreign", stream, Location::caller(), operands, |place| {
-        Ok(body(place))
-    })
+    let entered = foreign::enter("foreign", stream, Location::caller(), operands)?;
+    Ok(body(&entered))
 }
 
 #[test]
@@ -36,10 +35,9 @@ fn what_a_call_enters_is_nobody_else_s_until_it_returns() {
                 writes,
             }]
         };
-        let clash = enter(&stream, &operand(true), |place| {
-            assert!(
-                !place.stream.is_null() && place.addresses.len() == 1 && place.addresses[0] != 0
-            );
+        let clash = enter(&stream, &operand(true), |entered| {
+            let addresses = entered.addresses();
+            assert!(!entered.stream().is_null() && addresses.len() == 1 && addresses[0] != 0);
             ops::fill_into(&x, 2.0).unwrap_err().to_string()
         });
         assert!(

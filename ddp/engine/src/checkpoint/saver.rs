@@ -126,7 +126,7 @@ impl Saver {
             .any(|stage| stage.model().params.shares() > 1);
         state.format = FORMAT;
         state.world.optimizer_parts = if shares { self.ranks } else { 1 };
-        state.optimizer_since = step.optimizer().since();
+        state.optimizer_since = step.stages()[0].optimizer().since();
         state
             .check()
             .map_err(|why| Error::Internal(format!("the state of a checkpoint {why}")))?;

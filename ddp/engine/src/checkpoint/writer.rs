@@ -17,7 +17,7 @@ use super::prune::{REPLACED, UNFINISHED, prune};
 use super::snapshot::Snapshot;
 use super::state::State;
 use crate::error::{Error, Result};
-use crate::faults::{self, Place};
+use crate::faults::{self, FaultPoint};
 use ddp_data::disk as files;
 
 /// How long a network file system may take to show a file of another host.
@@ -64,7 +64,7 @@ impl Writer {
     }
 
     fn attempt(&self, job: &Job, aside: &Path, folder: &Path) -> Result<()> {
-        faults::at_step(Place::Save, job.state.step)?;
+        faults::at_step(FaultPoint::Save, job.state.step)?;
         let first = |work: &dyn Fn() -> Result<()>| if self.is_first() { work() } else { Ok(()) };
         if job.state.world.optimizer_parts == 1 {
             let all = || {

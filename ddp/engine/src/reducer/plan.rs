@@ -1,24 +1,26 @@
-//! Which elements of the gradients travel together: a pure function of the parameters' layout.
+//! Which gradients travel together: a pure function of the layout of the parameters.
 //!
-//! Buckets are ranges of the gradients' arena in its order, which is that in which a backward pass completes them. A bucket
-//! may go when the last parameter in it is complete. The first is small, so that the ranks begin early; the others are as
-//! large as the cap allows, since every call costs something. What one layer completes stays together where it fits, so that no
-//! bucket waits for a bias of the layer below. A parameter larger than the cap is cut.
+//! Buckets are ranges of the gradients' arena, in the order in which backward completes them. A
+//! bucket may start when its last parameter is complete. The first is small, so that ranks start
+//! early. The others are as large as allowed, because every call has a cost. The parameters of a
+//! layer stay together where they fit, so that no bucket waits for a bias of the next layer. A
+//! parameter larger than the limit is cut.
 //!
-//! Under ZeRO-1 each of N ranks owns one of N equal slices of every bucket. Then buckets begin and end at multiples of a grain, N quanta, so
-//! that slices are whole quanta; what is left over of a layer goes with the next bucket, rather than letting a bucket wait for the layer below.
+//! Under ZeRO-1 each of N ranks owns one of N equal slices of every bucket. So buckets start and
+//! end at multiples of a grain of N quanta, and slices are whole quanta. The rest of a layer goes
+//! with the next bucket, rather than letting a bucket wait for the next layer.
 
 use std::ops::Range;
 
 /// Buckets are cut at multiples of this many elements, as the optimizer's chunks are.
 pub const QUANTUM: usize = ddp_kernels::ops::QUANTUM;
 
-/// How large buckets may be.
+/// The maximum size of buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketSizes {
-    /// The most elements of the first bucket.
+    /// Elements of the first bucket, at most.
     pub first_elements: usize,
-    /// The most elements of every other.
+    /// Elements of every other bucket, at most.
     pub elements: usize,
 }
 
@@ -36,14 +38,15 @@ impl BucketSizes {
 /// One bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Its elements of the gradients' arena, padding between parameters included.
+    /// Its elements in the gradients' arena, including the padding between parameters.
     pub range: Range<usize>,
-    /// The parameters with elements in it, by their place in the list given to `plan`.
+    /// The parameters with elements in it, as indices of the list given to `plan`.
     pub parameters: Range<usize>,
 }
 
 impl Bucket {
-    /// The elements of it that `rank` of `ranks` owns, in the arena. The plan was made with the grain of as many ranks.
+    /// The elements of the arena that `rank` of `ranks` owns of it, if the plan was made with the
+    /// grain of that many ranks.
     pub fn slice(&self, rank: usize, ranks: usize) -> Range<usize> {
         let (length, rest) = (self.range.len() / ranks, self.range.len() % ranks);
         assert!(
@@ -56,13 +59,14 @@ impl Bucket {
     }
 }
 
-/// What buckets begin and end at multiples of, where each of `shares` ranks owns a slice of each.
+/// Buckets start and end at multiples of this if `shares` ranks own slices of them.
 pub fn grain(shares: usize) -> usize {
     if shares > 1 { shares * QUANTUM } else { 1 }
 }
 
-/// Cuts the arena: `parameters` are the ranges of the trained ones in the arena's order, `layers` how many of them each
-/// layer completes together. With a `grain` above 1 the last bucket ends at a multiple of it too, behind the last parameter.
+/// Cuts the arena. `parameters` are the ranges of the trained ones in the arena's order, and
+/// `layers` tells how many of them each layer completes together. With a `grain` above 1 the last
+/// bucket also ends at a multiple of it, after the last parameter.
 pub fn plan(
     parameters: &[Range<usize>],
     layers: &[usize],
@@ -98,7 +102,7 @@ pub fn plan(
             sizes.elements
         };
         let limit = start.saturating_add((most / unit * unit).max(unit));
-        // How many parameters, from the first of all, end where a bucket up to them still keeps to the limit.
+        // The number of parameters that end before the limit.
         let fitting = parameters.partition_point(|p| p.end <= limit);
         let done = parameters.partition_point(|p| p.end <= start);
         let whole_layers = layer_ends
@@ -113,7 +117,7 @@ pub fn plan(
         };
         let stop = match stop / grain * grain {
             whole if whole > start => whole,
-            // Not a grain: as much as can go with the parameters that fill the first one up.
+            // Less than a grain: take parameters until it is full, and what else is whole.
             _ => {
                 let touched = parameters.partition_point(|p| p.start < start + grain);
                 (parameters[touched - 1].end / grain * grain).clamp(start + grain, limit)
@@ -189,13 +193,13 @@ mod tests {
             .iter()
             .map(|bucket| bucket.parameters.clone())
             .collect();
-        // A bias alone, its weight in what the first bucket left over … and then layers, whole where they fit.
+        // The first layer is cut; later layers are whole where they fit.
         assert_eq!(ranges, [0..1, 1..2, 2..4, 4..5, 5..6, 5..6]);
     }
 
     #[test]
     fn with_a_grain_what_is_left_of_a_layer_goes_with_the_next_bucket() {
-        // Two ranks: buckets of whole 2048s. The first layer has 5 quanta, the second 3, the third 1.
+        // Two ranks: multiples of 2048. The first layer has 5 quanta, the second 3, the third 1.
         let parameters = laid_out_at(&[64, 4096, 64, 2048, 9], QUANTUM);
         let plan = plan(&parameters, &[2, 2, 1], sizes(6000, 5000), grain(2));
         let parts: Vec<_> = plan
@@ -283,7 +287,7 @@ mod tests {
                 prop_assert!(!bucket.range.is_empty());
                 end = bucket.range.end;
                 let cap = (if index == 0 { first } else { rest }).max(QUANTUM);
-                // The padding behind the last parameter, fewer than 64 elements, rides along.
+                // The padding after the last parameter, fewer than 64 elements, is included.
                 prop_assert!(bucket.range.len() < cap + 64, "{:?} is larger than {}", bucket, cap);
                 for (place, p) in parameters.iter().enumerate() {
                     let touches = p.start < bucket.range.end && bucket.range.start < p.end;

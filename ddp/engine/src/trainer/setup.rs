@@ -14,7 +14,7 @@ use super::program::Program;
 use super::{agree, places, resume};
 use crate::checkpoint::{self, Opened};
 use crate::error::{Error, Result};
-use crate::faults::{self, Place};
+use crate::faults::{self, FaultPoint};
 use crate::reducer::plan::BucketSizes;
 use crate::reducer::{self, ReducerOptions};
 use crate::step::{GraphChoice, Part, Step, StepOptions};
@@ -64,7 +64,7 @@ pub(super) fn assemble(
     world: &World,
 ) -> Result<Prepared> {
     let mut resumed = resume::find(options, world)?;
-    faults::at_step(Place::Setup, 0)?;
+    faults::at_step(FaultPoint::Setup, 0)?;
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = program.devices(world)?;
     let device = devices[0];

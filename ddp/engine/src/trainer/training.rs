@@ -20,7 +20,7 @@ use crate::checkpoint::{self, Best, MODEL_FILE, SAVING_MAX, Saver, State};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::evidence::{Evidence, HeldOut};
-use crate::faults::{self, Place};
+use crate::faults::{self, FaultPoint};
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, REPORT_FILE, Record, StepEvent};
 use crate::step::{Stage, Stats, Step};
@@ -277,7 +277,7 @@ impl<'a> Trainer<'a> {
 
     /// Reads the statistics of the last step. Ends the run if they are not finite.
     fn log(&mut self, number: u64, epoch: u64, learning_rate: f64) -> Result<()> {
-        faults::at(Place::Log)?;
+        faults::at(FaultPoint::Log)?;
         self.record_saved()?;
         let report = self.step.report(true)?;
         self.check_finite(&report)?;
@@ -410,7 +410,7 @@ impl<'a> Trainer<'a> {
         }
         self.step.gather()?;
         nonfinite::check_values(&self.step, number)?;
-        faults::at(Place::Snapshot)?;
+        faults::at(FaultPoint::Snapshot)?;
         let state = self.state_after(number);
         self.saver.save(&mut self.step, state)
     }

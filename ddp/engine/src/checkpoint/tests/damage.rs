@@ -116,10 +116,10 @@ fn a_model_that_was_checked_is_loaded_whatever_becomes_of_its_folder() {
     let (_world, other) = run(2);
     let opened = open(&folder).unwrap();
     fs::remove_dir_all(&folder).unwrap();
-    load_opened(&opened, &[&other.model().params]).unwrap();
+    load_opened(&opened, &[&other.stages()[0].model().params]).unwrap();
     assert_eq!(
-        other.model().params.values_hash().unwrap(),
-        step.model().params.values_hash().unwrap()
+        other.stages()[0].model().params.values_hash().unwrap(),
+        step.stages()[0].model().params.values_hash().unwrap()
     );
 }
 
@@ -295,14 +295,17 @@ fn a_forged_optimizer_that_the_manifest_fits_is_refused_before_anything_changes(
         .concat();
         fs::write(&path, bytes).unwrap();
         let (_world, mut step) = run(2);
-        let before = step.model().params.values_hash().unwrap();
+        let before = step.stages()[0].model().params.values_hash().unwrap();
         let error = restore(&opened, &mut step).unwrap_err();
         assert_eq!(error.exit_code(), 65);
         assert!(
             error.to_string().contains(part),
             "{json}\n{error}\nlacks {part}"
         );
-        assert_eq!(step.model().params.values_hash().unwrap(), before);
+        assert_eq!(
+            step.stages()[0].model().params.values_hash().unwrap(),
+            before
+        );
     }
     fs::write(&path, whole).unwrap();
     let (_world, mut step) = run(2);
@@ -326,8 +329,8 @@ fn a_step_that_is_saved_again_replaces_what_is_damaged_and_keeps_what_is_the_sam
     let (_world, mut step) = run(6);
     restore(&open(&folder).unwrap(), &mut step).unwrap();
     assert_eq!(
-        step.model().params.values_hash().unwrap(),
-        other.model().params.values_hash().unwrap()
+        step.stages()[0].model().params.values_hash().unwrap(),
+        other.stages()[0].model().params.values_hash().unwrap()
     );
     assert_eq!(
         crate::checkpoint::layout::steps(&scratch.path().join("checkpoints"))

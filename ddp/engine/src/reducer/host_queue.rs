@@ -1,6 +1,5 @@
-//! Communication of host memory: on a thread of its own, or, with `--overlap off`, in whatever waits for it.
-//!
-//! Either way they run one after the other in the order in which they were started.
+//! Communication of host memory: on a separate thread, or without overlap on the thread that waits
+//! for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,13 +8,14 @@ use std::time::{Duration, Instant};
 use ddp_comm::Group;
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, current_phase, in_phase};
-use ddp_kernels::{Tensor, threads};
+use ddp_kernels::{Device, Tensor, threads};
 
-use super::{Job, sum};
+use super::job::{self, Job};
+use super::queue::CommQueue;
 use crate::error::{Error, Result};
 
-/// The most small jobs between two joins, beside the buckets.
-const EXTRA_JOBS: usize = 8;
+/// The most sums of small tensors between two joins.
+const SUMS_MAX: usize = 8;
 
 /// The jobs since the last join, in order.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct Queue {
     closed: bool,
 }
 
-/// What was started, and the part of the run that it is booked under.
+/// What was started, and the phase of the run under which it is booked.
 #[derive(Clone, Debug)]
 struct Started {
     entry: Entry,
@@ -58,30 +58,25 @@ struct Shared {
 
 /// Communication of host memory.
 #[derive(Debug)]
-pub(super) struct HostLane {
+pub(super) struct HostQueue {
     shared: Arc<Shared>,
-    /// Whether a thread of its own takes from the queue; else those who wait do.
+    /// Whether a separate thread runs the jobs; otherwise `wait_for` and `join` do.
     threaded: bool,
 }
 
-impl HostLane {
-    /// A lane for these jobs.
-    pub(super) fn new(
-        group: Group,
-        stream: Stream,
-        jobs: Vec<Job>,
-        threaded: bool,
-    ) -> Result<HostLane> {
-        let now = Instant::now();
+impl HostQueue {
+    /// A queue for these jobs.
+    pub(super) fn new(group: Group, jobs: Vec<Job>, overlap: bool) -> Result<HostQueue> {
+        let (now, stream) = (Instant::now(), Stream::default_of(Device::Cpu)?);
         let queue = Queue {
-            started: Vec::with_capacity(jobs.len() + EXTRA_JOBS),
+            started: Vec::with_capacity(jobs.len() + SUMS_MAX),
             done: 0,
             times: vec![(now, now); jobs.len()],
             busy: Duration::ZERO,
             error: None,
             closed: false,
         };
-        let threaded = threaded && group.size() > 1;
+        let threaded = overlap && group.size() > 1;
         let (more, idle) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared {
             queue: Mutex::new(queue),
@@ -100,22 +95,7 @@ impl HostLane {
                 help: "raise the limit on threads (ulimit -u), or train with `overlap` off".into(),
             })?;
         }
-        Ok(HostLane { shared, threaded })
-    }
-
-    /// Whether a thread of its own does the jobs.
-    pub(super) fn has_thread(&self) -> bool {
-        self.threaded
-    }
-
-    /// Starts job `index`.
-    pub(super) fn start(&self, index: usize) -> Result<()> {
-        self.push(Entry::Job(index))
-    }
-
-    /// Starts the sum of another tensor.
-    pub(super) fn start_sum(&self, tensor: Tensor) -> Result<()> {
-        self.push(Entry::Sum(tensor))
+        Ok(HostQueue { shared, threaded })
     }
 
     fn push(&self, entry: Entry) -> Result<()> {
@@ -124,7 +104,7 @@ impl HostLane {
             return Err(error);
         }
         if queue.started.len() == queue.started.capacity() {
-            queue.started.reserve(EXTRA_JOBS);
+            queue.started.reserve(SUMS_MAX);
         }
         queue.started.push(Started {
             entry,
@@ -136,20 +116,30 @@ impl HostLane {
         }
         Ok(())
     }
+}
 
-    /// Waits until job `index` is done, if it was started since the last join.
-    pub(super) fn wait_for(&self, index: usize) -> Result<()> {
+impl CommQueue for HostQueue {
+    fn overlaps(&self) -> bool {
+        self.threaded
+    }
+
+    fn start(&self, job: usize) -> Result<()> {
+        self.push(Entry::Job(job))
+    }
+
+    fn start_sum(&self, tensor: &Tensor) -> Result<()> {
+        self.push(Entry::Sum(tensor.clone()))
+    }
+
+    fn wait_for(&self, job: usize) -> Result<()> {
         let mut queue = self.shared.lock();
-        let is_it = |started: &Started| matches!(started.entry, Entry::Job(job) if job == index);
-        let Some(place) = queue.started.iter().position(is_it) else {
+        let is_it = |started: &Started| matches!(started.entry, Entry::Job(index) if index == job);
+        let Some(position) = queue.started.iter().position(is_it) else {
             return Ok(());
         };
-        while queue.done <= place && queue.error.is_none() {
+        while queue.done <= position && queue.error.is_none() {
             queue = if self.threaded {
-                self.shared
-                    .idle
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner)
+                wait(&self.shared.idle, queue)
             } else {
                 drop(queue);
                 self.shared.run_next();
@@ -159,47 +149,31 @@ impl HostLane {
         queue.error.take().map_or(Ok(()), Err)
     }
 
-    /// Waits until all that was started is done, and makes room for the next step.
-    pub(super) fn join(&self) -> Result<()> {
+    fn join(&self) -> Result<()> {
         if !self.threaded {
             while self.shared.run_next() {}
         }
         let mut queue = self.shared.lock();
         while queue.done < queue.started.len() && queue.error.is_none() {
-            queue = self
-                .shared
-                .idle
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
+            queue = wait(&self.shared.idle, queue);
         }
         queue.started.clear();
         queue.done = 0;
         queue.error.take().map_or(Ok(()), Err)
     }
 
-    /// Forgets what was started since the last join. For a lane without a thread, which has begun none of it.
-    pub(super) fn abandon(&self) {
-        assert!(!self.threaded, "a thread may be reducing it");
-        let mut queue = self.shared.lock();
-        queue.started.clear();
-        queue.done = 0;
-        queue.error = None;
-    }
-
-    /// How long all that has run since the last call took.
-    pub(super) fn busy(&self) -> Duration {
+    fn busy(&self) -> Duration {
         std::mem::take(&mut self.shared.lock().busy)
     }
 
-    /// When each job last began and ended.
-    pub(super) fn times(&self) -> Vec<(Instant, Instant)> {
+    fn times(&self) -> Vec<(Instant, Instant)> {
         self.shared.lock().times.clone()
     }
 }
 
-impl Drop for HostLane {
+impl Drop for HostQueue {
     fn drop(&mut self) {
-        // The thread is not waited for: after an error it may be waiting for ranks that are gone.
+        // Not joined: after an error the thread may wait for ranks that have ended.
         self.shared.lock().closed = true;
         self.shared.more.notify_one();
     }
@@ -207,16 +181,16 @@ impl Drop for HostLane {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nothing under this lock panics half way.
+        // Nothing panics under this lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread's life. A panic becomes an error of the step.
+    /// Runs jobs until the queue is closed. A panic becomes an error of the step.
     fn serve(&self) {
         loop {
             let run = AssertUnwindSafe(|| while self.run_next() {});
             if catch_unwind(run).is_err() {
-                let text = "the thread that reduces gradients panicked (its message stands above)";
+                let text = "the thread that reduces gradients panicked (see its message above)";
                 self.lock()
                     .error
                     .get_or_insert_with(|| Error::Internal(text.into()));
@@ -227,15 +201,12 @@ impl Shared {
                 if queue.closed {
                     return;
                 }
-                queue = self
-                    .more
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner);
+                queue = wait(&self.more, queue);
             }
         }
     }
 
-    /// Runs what is next, if there is anything.
+    /// Runs the next job. False if there is none, or after an error.
     fn run_next(&self) -> bool {
         let queue = self.lock();
         if queue.error.is_some() || queue.closed {
@@ -249,7 +220,7 @@ impl Shared {
         let started = Instant::now();
         let result = in_phase(phase, || match &entry {
             Entry::Job(index) => self.jobs[*index].run(&self.group, &self.stream),
-            Entry::Sum(tensor) => sum(tensor, &self.group, &self.stream),
+            Entry::Sum(tensor) => job::sum(tensor, &self.group, &self.stream),
         });
         let ended = Instant::now();
 
@@ -260,8 +231,12 @@ impl Shared {
         queue.busy += ended - started;
         queue.done += 1;
         queue.error = result.err();
-        // One thread waits, for this or for something later.
+        // Only the layers' thread waits.
         self.idle.notify_one();
         queue.error.is_none()
     }
+}
+
+fn wait<'a>(signal: &Condvar, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+    signal.wait(queue).unwrap_or_else(PoisonError::into_inner)
 }

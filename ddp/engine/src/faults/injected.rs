@@ -1,0 +1,218 @@
+//! Faults for tests of how a run ends. Nothing happens unless these variables are set:
+//!
+//! - `DDP_TEST_FAULT=RANK:POINT:STEP:KIND`, as in `1:optimizer:3:kill`; several are separated by
+//!   commas
+//! - `DDP_TEST_ROWS=FILE`: each rank writes the rows of each batch to FILE-RANK, a line per step
+//! - `DDP_TEST_DISAGREE=RANK:FIELD`: that rank sends another value in the handshake, as in
+//!   `1:the plan of buckets`
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use ddp_comm::Field;
+
+use super::point::FaultPoint;
+use crate::error::{Error, Result};
+
+/// What happens at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FaultKind {
+    /// The process is killed, as by the system when it is out of memory.
+    Kill,
+    /// The process is suspended, as by Ctrl-Z.
+    Stop,
+    /// The process is asked to end, as by a scheduler.
+    Term,
+    /// A panic.
+    Panic,
+    /// An error is returned.
+    Error,
+    /// The call never returns.
+    Hang,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fault {
+    rank: usize,
+    point: FaultPoint,
+    step: u64,
+    kind: FaultKind,
+}
+
+/// The current step, kept only if this rank has faults.
+static STEP: AtomicU64 = AtomicU64::new(0);
+
+/// The faults of this rank.
+fn faults() -> &'static [Fault] {
+    static FAULTS: OnceLock<Vec<Fault>> = OnceLock::new();
+    let read = |text: &str| {
+        let fault = parse(text);
+        if fault.is_none() {
+            tracing::warn!("DDP_TEST_FAULT={text} is not RANK:POINT:STEP:KIND, and is ignored");
+        }
+        fault.filter(|fault| fault.rank == ddp_comm::likely_rank())
+    };
+    FAULTS.get_or_init(|| {
+        std::env::var("DDP_TEST_FAULT").map_or(Vec::new(), |text| {
+            text.split(',').filter_map(read).collect()
+        })
+    })
+}
+
+fn parse(text: &str) -> Option<Fault> {
+    let mut parts = text.split(':');
+    let mut part = || parts.next();
+    let rank = part()?.parse().ok()?;
+    let point = match part()? {
+        "setup" => FaultPoint::Setup,
+        "forward" => FaultPoint::Forward,
+        "reduction" => FaultPoint::Reduction,
+        "optimizer" => FaultPoint::Optimizer,
+        "log" => FaultPoint::Log,
+        "snapshot" => FaultPoint::Snapshot,
+        "save" => FaultPoint::Save,
+        _ => return None,
+    };
+    let step = part()?.parse().ok()?;
+    let kind = match part()? {
+        "kill" => FaultKind::Kill,
+        "stop" => FaultKind::Stop,
+        "term" => FaultKind::Term,
+        "panic" => FaultKind::Panic,
+        "error" => FaultKind::Error,
+        "hang" => FaultKind::Hang,
+        _ => return None,
+    };
+    part().is_none().then_some(Fault {
+        rank,
+        point,
+        step,
+        kind,
+    })
+}
+
+/// Begins step `step`.
+pub(crate) fn begin(step: u64) {
+    if !faults().is_empty() {
+        STEP.store(step, Ordering::Relaxed);
+    }
+}
+
+/// Injects the fault of this point in the current step, if there is one.
+pub(crate) fn at(point: FaultPoint) -> Result<()> {
+    at_step(point, STEP.load(Ordering::Relaxed))
+}
+
+/// As `at` for the points of a step that is launched as a graph: before the launch.
+pub(crate) fn at_launch() -> Result<()> {
+    use FaultPoint::{Forward, Optimizer, Reduction};
+    [Forward, Reduction, Optimizer].into_iter().try_for_each(at)
+}
+
+/// As `at`, in step `step` instead of the current one.
+pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
+    let Some(fault) = faults()
+        .iter()
+        .find(|fault| fault.point == point && fault.step == step)
+    else {
+        return Ok(());
+    };
+    let text = format!("a fault on purpose in {point:?} of step {}", fault.step);
+    match fault.kind {
+        FaultKind::Kill => signal("KILL"),
+        FaultKind::Stop => signal("STOP"),
+        FaultKind::Term => signal("TERM"),
+        FaultKind::Panic => panic!("{text}"),
+        FaultKind::Error => return Err(Error::Data(text)),
+        FaultKind::Hang => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
+    }
+    Ok(())
+}
+
+fn signal(name: &str) {
+    // The shell's builtin: small systems have no program `kill`.
+    let line = format!("kill -s {name} {}", std::process::id());
+    let status = Command::new("sh").args(["-c", &line]).status();
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "cannot run `{line}`"
+    );
+    // The signal may take a moment.
+    std::thread::sleep(Duration::from_secs(1));
+}
+
+/// Writes the rows that this rank takes in a step to the file of `DDP_TEST_ROWS`.
+pub(crate) fn rows(step: u64, rows: &[u64]) {
+    static FILE: OnceLock<Option<Mutex<File>>> = OnceLock::new();
+    let open = || {
+        let path = format!(
+            "{}-{}",
+            std::env::var("DDP_TEST_ROWS").ok()?,
+            ddp_comm::likely_rank()
+        );
+        let file = OpenOptions::new().append(true).create(true).open(&path);
+        Some(Mutex::new(file.unwrap_or_else(|error| {
+            panic!("cannot open {path}: {error}")
+        })))
+    };
+    if let Some(file) = FILE.get_or_init(open) {
+        let rows: Vec<String> = rows.iter().map(u64::to_string).collect();
+        let mut file = file.lock().expect("nothing panics under this lock");
+        writeln!(file, "{step}: {}", rows.join(" ")).expect("a test has room for its rows");
+    }
+}
+
+/// Makes this rank disagree on the field of `DDP_TEST_DISAGREE`.
+pub(crate) fn disagree(fields: &mut [Field]) {
+    let Ok(text) = std::env::var("DDP_TEST_DISAGREE") else {
+        return;
+    };
+    let Some((rank, name)) = text.split_once(':') else {
+        return;
+    };
+    if rank == ddp_comm::likely_rank().to_string() {
+        fields
+            .iter_mut()
+            .filter(|field| field.name == name)
+            .for_each(|field| field.value += " and something else");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_parsed() {
+        let fault = Fault {
+            rank: 1,
+            point: FaultPoint::Optimizer,
+            step: 3,
+            kind: FaultKind::Kill,
+        };
+        assert_eq!(parse("1:optimizer:3:kill"), Some(fault));
+        for wrong in [
+            "",
+            "1",
+            "1:optimizer:3",
+            "1:lunch:3:kill",
+            "x:log:3:kill",
+            "1:log:3:kill:4",
+            "1:log:-3:kill",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn nothing_happens_unless_requested() {
+        begin(3);
+        at(FaultPoint::Forward).unwrap();
+    }
+}

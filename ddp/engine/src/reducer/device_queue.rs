@@ -1,0 +1,117 @@
+//! Communication of a GPU's memory: on a stream with priority over that of the layers. Nothing here
+//! waits on the host, and all of it can be captured in a graph.
+//!
+//! A job comes after the point of the compute stream (the device's current one) at which it was
+//! started: a reduction after its gradients, a gather after the update of this rank's slices and
+//! after the last read of the values that it overwrites. `join` orders the compute stream after the
+//! last job, so clipping and optimizer see sums, and the next step may write gradients again. The
+//! first use of a value waits for its gather (`wait_for`).
+
+use std::cell::{Cell, RefCell};
+
+use ddp_comm::Group;
+use ddp_kernels::stream::{Event, Stream};
+use ddp_kernels::{Device, Tensor};
+
+use super::job::{self, Job};
+use super::queue::CommQueue;
+use crate::error::Result;
+
+/// Communication of a GPU's memory.
+#[derive(Debug)]
+pub(super) struct DeviceQueue {
+    device: Device,
+    jobs: Vec<Job>,
+    group: Group,
+    /// None if jobs go to the compute stream.
+    own: Option<Stream>,
+    /// By job: the point after it, if it is a gather that was started since the last join.
+    after: RefCell<Vec<Option<Event>>>,
+    /// Small tensors that are being summed: their memory may not be reused before the join.
+    held: RefCell<Vec<Tensor>>,
+    /// Whether the own stream got work since the last join.
+    is_ahead: Cell<bool>,
+}
+
+impl DeviceQueue {
+    /// A queue for these jobs on memory of `device`.
+    pub(super) fn new(
+        group: Group,
+        device: Device,
+        jobs: Vec<Job>,
+        overlap: bool,
+    ) -> Result<DeviceQueue> {
+        let own = if overlap && group.size() > 1 {
+            Some(Stream::urgent(device)?)
+        } else {
+            None
+        };
+        Ok(DeviceQueue {
+            device,
+            after: RefCell::new(vec![None; jobs.len()]),
+            jobs,
+            group,
+            own,
+            held: RefCell::default(),
+            is_ahead: Cell::new(false),
+        })
+    }
+
+    /// The stream for a job, after what the compute stream has so far.
+    fn stream(&self) -> Result<Stream> {
+        let compute = Stream::current(self.device)?;
+        let Some(own) = &self.own else {
+            return Ok(compute);
+        };
+        own.wait(&compute.record()?)?;
+        self.is_ahead.set(true);
+        Ok(own.clone())
+    }
+
+    fn forget(&self) {
+        self.after.borrow_mut().fill(None);
+        self.held.borrow_mut().clear();
+    }
+}
+
+impl CommQueue for DeviceQueue {
+    fn overlaps(&self) -> bool {
+        self.own.is_some()
+    }
+
+    fn begin(&self) {
+        self.forget();
+        self.is_ahead.set(false);
+    }
+
+    fn start(&self, job: usize) -> Result<()> {
+        let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
+        job.run(&self.group, &stream)?;
+        if let (Job::Gather(_), Some(own)) = (job, &self.own) {
+            self.after.borrow_mut()[index] = Some(own.record()?);
+        }
+        Ok(())
+    }
+
+    fn start_sum(&self, tensor: &Tensor) -> Result<()> {
+        self.held.borrow_mut().push(tensor.clone());
+        job::sum(tensor, &self.group, &self.stream()?)
+    }
+
+    fn wait_for(&self, job: usize) -> Result<()> {
+        match &self.after.borrow()[job] {
+            Some(event) => Ok(Stream::current(self.device)?.wait(event)?),
+            None => Ok(()),
+        }
+    }
+
+    fn join(&self) -> Result<()> {
+        self.forget();
+        match &self.own {
+            Some(own) if self.is_ahead.replace(false) => {
+                Ok(Stream::current(self.device)?.wait(&own.record()?)?)
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Jobs: what is communicated of a bucket in every step.
+
+use std::ops::Range;
+
+use ddp_comm::{Group, Reduce};
+use ddp_kernels::stream::Stream;
+use ddp_kernels::{DType, Tensor, ops};
+
+use crate::error::Result;
+use crate::faults::{self, FaultPoint};
+
+/// What is done with a bucket.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// It becomes the sum over the ranks.
+    Sum(Reduced),
+    /// This rank's slice of it becomes the sum over the ranks. The rest is left unspecified.
+    SumSlice(Reduced),
+    /// Each rank gives its slice and gets the others.
+    Gather(Tensor),
+}
+
+/// A bucket of gradients. Letters: E elements of the bucket, O that this rank gets the sums of.
+#[derive(Debug)]
+pub(super) struct Reduced {
+    /// f32 (E).
+    gradients: Tensor,
+    /// f32 (O), a part of `gradients`.
+    own: Tensor,
+    /// The same in the dtype that travels, if that is another.
+    narrow: Option<(Tensor, Tensor)>,
+}
+
+impl Reduced {
+    /// This rank gets the sums of the elements in `own`. `dtype` is what travels.
+    pub(super) fn new(gradients: Tensor, own: Range<usize>, dtype: DType) -> Result<Reduced> {
+        let narrow = if dtype == gradients.dtype() {
+            None
+        } else {
+            let name = gradients.name().unwrap_or("gradients");
+            let all = Tensor::empty(&[gradients.count()], dtype, gradients.device())?.named(name);
+            let own = all.slice(own.clone())?;
+            Some((all, own))
+        };
+        Ok(Reduced {
+            own: gradients.slice(own)?,
+            gradients,
+            narrow,
+        })
+    }
+
+    /// What travels, with the gradients in it.
+    fn packed(&self, stream: &Stream) -> Result<&Tensor> {
+        let Some((narrow, _)) = &self.narrow else {
+            return Ok(&self.gradients);
+        };
+        stream.scope(|| ops::cast_into(narrow, &self.gradients))?;
+        Ok(narrow)
+    }
+
+    /// Copies the sums to the gradients, if another tensor travelled.
+    fn unpack(&self, stream: &Stream) -> Result<()> {
+        match &self.narrow {
+            Some((_, narrow)) => Ok(stream.scope(|| ops::cast_into(&self.own, narrow))?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Job {
+    /// Gives the job to `stream`. On the CPU this runs it.
+    pub(super) fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
+        match self {
+            Job::Sum(bucket) => {
+                faults::at(FaultPoint::Reduction)?;
+                group.all_reduce(bucket.packed(stream)?, Reduce::Sum, stream)?;
+                bucket.unpack(stream)
+            }
+            Job::SumSlice(bucket) => {
+                faults::at(FaultPoint::Reduction)?;
+                group.reduce_scatter(bucket.packed(stream)?, Reduce::Sum, stream)?;
+                bucket.unpack(stream)
+            }
+            Job::Gather(values) => Ok(group.all_gather(values, stream)?),
+        }
+    }
+}
+
+/// Sums a small tensor over the ranks.
+pub(super) fn sum(tensor: &Tensor, group: &Group, stream: &Stream) -> Result<()> {
+    Ok(group.all_reduce(tensor, Reduce::Sum, stream)?)
+}

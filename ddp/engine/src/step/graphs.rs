@@ -1,0 +1,180 @@
+//! Which steps are captured as CUDA graphs, and launched from then on.
+//!
+//! A graph holds its operands. So there is one graph for each memory that batches are in (the
+//! loader's two slots), for each size, and with and without measuring the norm. The first step of a
+//! kind runs eagerly and makes all memory, plans and kernels that the kind needs. The second is
+//! captured and launched, and later ones are launched. Other batches, such as an epoch's short last
+//! one, run eagerly each time.
+//!
+//! Ranks decide alike: what is captured follows from the global batch and from earlier steps, never
+//! from a rank's own rows, and a capture counts only if it succeeded on all ranks.
+
+use ddp_comm::Group;
+use ddp_data::{Batch, SlotId};
+use ddp_kernels::stream::{Graph, Stream};
+use ddp_kernels::{Device, Error as TensorError};
+
+use crate::error::{Error, Result};
+
+ddp_kernels::choices! {
+    /// Whether steps are captured as CUDA graphs.
+    #[derive(Default)]
+    pub enum GraphChoice {
+        /// On a GPU, unless the layers are split over several
+        #[default]
+        Auto = "auto",
+        /// Always; it is an error if a step cannot be captured
+        On = "on",
+        /// Never
+        Off = "off",
+    }
+}
+
+/// Refuses graphs on the CPU.
+pub fn check_graph(choice: GraphChoice, device: Device) -> Result<()> {
+    if choice == GraphChoice::On && !device.is_accelerator() {
+        let text = "`graph` on: expected `device` cuda: graphs are CUDA's; help: leave `graph` out, or train on a GPU";
+        return Err(Error::Usage(text.into()));
+    }
+    Ok(())
+}
+
+/// The most kinds of steps that are kept: the loader's two slots, with and without the norm, for
+/// two sizes.
+const KINDS_MAX: usize = 8;
+
+/// Steps that do the same work on the same memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct StepKind {
+    slot: SlotId,
+    rows: usize,
+    micro_batches: usize,
+    measures_norm: bool,
+    /// A graph is launched on the stream it was captured on.
+    stream: Stream,
+}
+
+/// How to run a step.
+#[derive(Debug)]
+pub(super) enum StepMode<'a> {
+    Eager,
+    /// With `StepGraphs::capture`.
+    Capture(StepKind),
+    Launch(&'a Graph),
+}
+
+/// The graphs of a model's steps.
+#[derive(Debug)]
+pub(super) struct StepGraphs {
+    /// None if nothing is captured.
+    device: Option<Device>,
+    ranks: u64,
+    /// Whether a step that cannot be captured is an error.
+    insists: bool,
+    /// The kinds that have run eagerly, with their graphs once captured.
+    known: Vec<(StepKind, Option<Graph>)>,
+}
+
+impl StepGraphs {
+    /// Graphs of steps on `device`, the last of `devices`, on one of `ranks` ranks.
+    pub(super) fn new(
+        choice: GraphChoice,
+        device: Device,
+        devices: usize,
+        ranks: usize,
+    ) -> Result<StepGraphs> {
+        // Captured collectives of several devices of one process can deadlock in NCCL.
+        if devices > 1 && choice == GraphChoice::On {
+            return Err(Error::Usage(format!(
+                "`graph` on: expected a step on one device, got {devices} devices in one process; \
+                 help: use `graph` auto, which runs such steps eagerly, or one device per rank"
+            )));
+        }
+        check_graph(choice, device)?;
+        let captures = devices == 1 && device.is_accelerator() && choice != GraphChoice::Off;
+        Ok(StepGraphs {
+            device: captures.then_some(device),
+            ranks: ranks as u64,
+            insists: choice == GraphChoice::On,
+            known: Vec::with_capacity(KINDS_MAX),
+        })
+    }
+
+    /// How many kinds of steps are captured. None if steps are not captured at all.
+    pub(super) fn count(&self) -> Option<usize> {
+        let captured = self.known.iter().filter(|(_, graph)| graph.is_some());
+        self.device.map(|_| captured.count())
+    }
+
+    /// How to run the next step, which is on `batch`.
+    pub(super) fn mode(&mut self, batch: &Batch, measures_norm: bool) -> Result<StepMode<'_>> {
+        let (Some(device), Some(slot)) = (self.device, batch.slot()) else {
+            return Ok(StepMode::Eager);
+        };
+        let kind = StepKind {
+            slot,
+            rows: batch.mine,
+            micro_batches: batch.micro_count(),
+            measures_norm,
+            stream: Stream::current(device)?,
+        };
+        let Some(index) = self.known.iter().position(|(known, _)| *known == kind) else {
+            // A step in which a rank has no rows does different work there.
+            if self.known.len() < KINDS_MAX && batch.rows >= self.ranks {
+                self.known.push((kind, None));
+            }
+            return Ok(StepMode::Eager);
+        };
+        Ok(match &self.known[index].1 {
+            Some(graph) => StepMode::Launch(graph),
+            None => StepMode::Capture(kind),
+        })
+    }
+
+    /// Captures `work` as the graph of `kind` and launches it. If a rank of `group` cannot capture
+    /// it, and that is no error, runs `work` eagerly and captures nothing any more.
+    pub(super) fn capture(
+        &mut self,
+        kind: StepKind,
+        group: &Group,
+        mut work: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let why = match Graph::capture(&kind.stream, &mut work) {
+            Ok(graph) if group.all_agree(true)? => {
+                graph.launch()?;
+                let known = self.known.iter_mut().find(|(known, _)| *known == kind);
+                if let Some((_, known)) = known {
+                    *known = Some(graph);
+                }
+                return Ok(());
+            }
+            Ok(_) => "another rank cannot capture it".to_string(),
+            Err(error) if !self.insists && is_of_capturing(&error) => {
+                group.all_agree(false)?;
+                error.to_string()
+            }
+            Err(error) => return Err(error),
+        };
+        tracing::warn!(
+            "the step cannot be captured as a graph and runs eagerly from here on: {why}; \
+             help: use `graph` off if that is intended"
+        );
+        self.device = None;
+        self.known.clear();
+        work()
+    }
+
+    /// Forgets all graphs, because memory that they read has moved.
+    pub(super) fn forget(&mut self) {
+        self.known.clear();
+    }
+}
+
+/// Whether a graph cannot hold the work, or the driver cannot capture it. Any other error would
+/// happen in an eager step too.
+fn is_of_capturing(error: &Error) -> bool {
+    let (Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))) = error else {
+        return false;
+    };
+    matches!(error, TensorError::Capture { .. } | TensorError::Cuda(_))
+}

@@ -1,0 +1,138 @@
+//! This rank's copy of the model: usually one stage, or one for each device that the model is split
+//! over. A step calls the same functions for both.
+//!
+//! In a forward, activations go from each stage to the next, and in a backward their gradient goes
+//! back: one tensor per pair of neighbours. The host waits for neither.
+
+use ddp_comm::Group;
+use ddp_data::Batch;
+use ddp_kernels::Tensor;
+use ddp_nn::Pass;
+
+use super::scalars::StepScalars;
+use super::stage::{Stage, StagePass};
+use crate::error::Result;
+
+/// The stages, from the input to the output: at least one.
+#[derive(Debug)]
+pub(super) struct Replica(pub(super) Vec<Stage>);
+
+impl Replica {
+    /// The stage of the output. Loss and statistics are on its device.
+    pub(super) fn last(&self) -> &Stage {
+        self.0.last().expect("a model has a stage")
+    }
+
+    fn last_mut(&mut self) -> &mut Stage {
+        self.0.last_mut().expect("a model has a stage")
+    }
+
+    /// The ranks that train together.
+    pub(super) fn group(&self) -> &Group {
+        self.last().reducer.group()
+    }
+
+    /// i64 (1), on the last device: the number of the step.
+    pub(super) fn step(&self) -> &Tensor {
+        self.last().scalars.step()
+    }
+
+    /// Sends what the work of the step on `batch` reads. Returns whether the memory for it moved.
+    pub(super) fn send_scalars(&mut self, batch: &Batch, learning_rate: f64) -> Result<bool> {
+        let moved = self.send_positions(batch)?;
+        for stage in &mut self.0 {
+            let (scalars, optimizer) = (&mut stage.scalars, &stage.optimizer);
+            scalars.send_rates(optimizer, batch, learning_rate)?;
+        }
+        Ok(moved)
+    }
+
+    /// As `send_scalars`, without the optimizer's.
+    pub(super) fn send_positions(&mut self, batch: &Batch) -> Result<bool> {
+        // The room is for any rank's rows, so that memory moves on all ranks in the same step.
+        let room = batch.micro_count_max(self.group().size());
+        let moves = room > self.last().scalars.room();
+        for stage in &mut self.0 {
+            if moves {
+                stage.scalars = StepScalars::new(stage.device(), room)?;
+            }
+            stage.scalars.send_positions(batch)?;
+        }
+        Ok(moves)
+    }
+
+    /// Begins a step: no gradient is complete.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        self.0
+            .iter_mut()
+            .try_for_each(|stage| stage.reducer.begin())
+    }
+
+    /// Begins a step that is launched as a graph.
+    pub(super) fn begin_launch(&mut self) {
+        for stage in &mut self.0 {
+            stage.reducer.begin_launch();
+        }
+    }
+
+    /// The output, on the last device, for `x` on the first.
+    pub(super) fn forward(&mut self, how: &StagePass, x: &Tensor) -> Result<Tensor> {
+        let (first, others) = self.0.split_first_mut().expect("a model has a stage");
+        let mut output = first.forward(how, x)?;
+        for stage in others {
+            let input = stage.bring(output, "activations to the next device")?;
+            output = stage.forward(how, &input)?;
+        }
+        Ok(output)
+    }
+
+    /// The pass over the last stage that the last forward began: for the loss.
+    pub(super) fn pass(&mut self, how: &StagePass) -> Pass<'_> {
+        self.last_mut().pass(how, false).1
+    }
+
+    /// The backward of the forward before, from the gradient of its output. The reducers hear of
+    /// complete gradients.
+    pub(super) fn backward(&mut self, how: &StagePass, mut gradient: Tensor) -> Result<()> {
+        for index in (0..self.0.len()).rev() {
+            let (before, rest) = self.0.split_at_mut(index);
+            let (stage, wants_input_gradient) = (&mut rest[0], before.iter().any(Stage::trains));
+            if !wants_input_gradient && !stage.trains() {
+                break;
+            }
+            let here = stage.bring(gradient, "gradients to the device before")?;
+            match stage.backward(how, &here, wants_input_gradient)? {
+                Some(next) => gradient = next,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums `stats`, a small tensor on the last device, over the ranks with the next gradients.
+    pub(super) fn reduce(&mut self, stats: &Tensor) -> Result<()> {
+        self.last_mut().reducer.reduce(stats)
+    }
+
+    /// Takes part in a step without rows: the gradients are zero, and other ranks wait for them in
+    /// the order in which a backward completes them.
+    pub(super) fn reduce_zeros(&mut self, stats: &Tensor) -> Result<()> {
+        self.reduce(stats)?;
+        self.0
+            .iter_mut()
+            .rev()
+            .try_for_each(|stage| stage.reducer.all_ready_with_zeros())
+    }
+
+    /// Waits until all gradients are sums over the ranks.
+    pub(super) fn join(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(|stage| stage.reducer.join())
+    }
+
+    /// Makes the values of all parameters current on this rank. Only ZeRO-1 has something to do.
+    pub(super) fn gather(&mut self) -> Result<()> {
+        self.0
+            .iter_mut()
+            .try_for_each(|stage| stage.reducer.gather_all(&stage.model.params))
+    }
+}

@@ -1,0 +1,73 @@
+//! What the host reads of a step: the statistics of its loss, and its report for the log.
+
+use ddp_kernels::{DType, Device, Tensor};
+
+use crate::error::Result;
+
+/// Totals over rows, of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stats {
+    /// The sum of the losses.
+    pub loss_sum: f64,
+    /// The divisor for the mean loss.
+    pub weight_sum: f64,
+    /// The number of correct predictions.
+    pub correct: f64,
+    /// The number of rows that count.
+    pub rows: f64,
+}
+
+/// The result of a step, as the host reads it for the log.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Over the global batch.
+    pub stats: Stats,
+    /// The norm of the mean gradients before clipping. None if it was not measured.
+    pub grad_norm: Option<f64>,
+    /// The first non-finite step on any rank. From then on the optimizer does nothing.
+    pub bad_step: Option<u64>,
+    /// The first non-finite step of this rank's own rows.
+    pub own_bad_step: Option<u64>,
+}
+
+impl Stats {
+    /// Reads f32 or f64 (4): the fields in order.
+    pub(super) fn read(stats: &Tensor) -> Result<Stats> {
+        let stats = read(stats)?;
+        Ok(Stats {
+            loss_sum: stats[0],
+            weight_sum: stats[1],
+            correct: stats[2],
+            rows: stats[3],
+        })
+    }
+
+    /// The mean loss; NaN without rows.
+    pub fn loss(&self) -> f64 {
+        if self.weight_sum == 0.0 {
+            f64::NAN
+        } else {
+            self.loss_sum / self.weight_sum
+        }
+    }
+
+    /// The share of correct predictions; NaN without rows.
+    pub fn accuracy(&self) -> f64 {
+        if self.rows == 0.0 {
+            f64::NAN
+        } else {
+            self.correct / self.rows
+        }
+    }
+}
+
+/// Copies a small tensor to the host, as f64.
+pub(super) fn read(tensor: &Tensor) -> Result<Vec<f64>> {
+    Ok(tensor.to(Device::Cpu)?.to_dtype(DType::F64)?.to_vec()?)
+}
+
+/// Reads i64 (1), the number of a step. None if it is 0.
+pub(super) fn read_step(flag: &Tensor) -> Result<Option<u64>> {
+    let step = flag.to_vec::<i64>()?[0];
+    Ok((step != 0).then_some(step as u64))
+}
