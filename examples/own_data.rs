@@ -9,7 +9,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use ddp::data::{Dataset, InOrder, Loader, RowSpec, Sampler, TaskSpec};
+use ddp::data::{Dataset, InOrder, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::Model;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 use ddp::optim::{Optimizer, Rule, Schedule, Shape};
@@ -100,8 +100,8 @@ fn train(world: &World) -> ddp::Result<()> {
     let mut step = Step::new(model, loss, optimizer, gradients, &StepOptions::default())?;
 
     let sampler = Sampler::new(data.rows(), 64, 1, false)?;
-    let mut loader = Loader::new(data, sampler, rank, size, None, device)?;
-    let mut held_out = InOrder::new(held_out, rank, size, 256, device)?;
+    let mut loader = Loader::new(Source::new(data, [device; 2]), sampler, rank, size, None)?;
+    let mut held_out = InOrder::new(Source::new(held_out, [device; 2]), rank, size, 256)?;
     let schedule = Schedule::new(Shape::Cosine, 0.02, 0.0, 20, STEPS)?;
     for step0 in 0..STEPS {
         // Batches are numbered from 0, steps from 1.

@@ -8,8 +8,7 @@
 //!
 //! `ddp-train --devices-per-rank 2` does this in a full training run.
 
-use ddp::data::loader::Source;
-use ddp::data::{Loader, Sampler};
+use ddp::data::{Loader, Sampler, Source};
 use ddp::models::Model;
 use ddp::nn::{Activate, CrossEntropy, Linear, Sequential};
 use ddp::optim::{Optimizer, Rule};
@@ -83,7 +82,7 @@ fn main() -> ddp::Result<()> {
 
     // Features go to the first device, targets to the last.
     let sampler = Sampler::new(data.rows(), BATCH, 1, false)?;
-    let mut loader = Loader::from_source(Source::new(data, devices), sampler, 0, 1, None)?;
+    let mut loader = Loader::new(Source::new(data, devices), sampler, 0, 1, None)?;
     let mut losses = Vec::new();
     for step0 in 0..STEPS {
         step.run(loader.load(step0)?, 0.01, false)?;

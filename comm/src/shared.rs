@@ -37,7 +37,7 @@ use ddp_kernels::{DType, Tensor};
 
 pub(crate) use self::activity::Signature;
 pub(crate) use self::board::Board;
-use self::channel::{Channel, Count, StepOrder, Turn};
+use self::channel::{Channel, Count, NumberedCall, StepOrder};
 pub(crate) use self::delays::Delays;
 pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, LANES, LaneMarks, Marks, PAIRS};
 use self::layout::Cut;
@@ -116,7 +116,7 @@ impl Shared {
         &self,
         call: &Call<'_>,
         operation: Operation,
-        body: impl FnOnce(&Turn<'_>, u32) -> Result<usize>,
+        body: impl FnOnce(&NumberedCall<'_>, u32) -> Result<usize>,
     ) -> Result<()> {
         self.run(call, |state| {
             let order = match operation {
@@ -126,7 +126,7 @@ impl Shared {
                 },
                 _ => StepOrder::Alike,
             };
-            let turn = Turn {
+            let turn = NumberedCall {
                 call,
                 number: state.number,
                 order,
@@ -143,14 +143,14 @@ impl Shared {
         bytes <= self.channel.segment.layout().small_bytes
     }
 
-    fn round<'a>(&'a self, turn: &'a Turn<'a>) -> Round<'a> {
+    fn round<'a>(&'a self, turn: &'a NumberedCall<'a>) -> Round<'a> {
         Round {
             channel: &self.channel,
             turn,
         }
     }
 
-    fn slices<'a>(&'a self, turn: &'a Turn<'a>, cut: Cut, first: u32) -> Slices<'a> {
+    fn slices<'a>(&'a self, turn: &'a NumberedCall<'a>, cut: Cut, first: u32) -> Slices<'a> {
         self.channel.arrive(turn);
         Slices {
             channel: &self.channel,
@@ -203,7 +203,7 @@ impl Shared {
     }
 
     /// The root's part of a broadcast. Returns how many pieces moved.
-    fn give(&self, turn: &Turn<'_>, first: u32, bytes: &[u8]) -> Result<usize> {
+    fn give(&self, turn: &NumberedCall<'_>, first: u32, bytes: &[u8]) -> Result<usize> {
         if self.is_small(bytes.len()) {
             self.round(turn).exchange(bytes)?;
             return Ok(0);
@@ -216,7 +216,7 @@ impl Shared {
     /// What a collective does with `bytes`. Returns how many pieces moved.
     fn exchange(
         &self,
-        turn: &Turn<'_>,
+        turn: &NumberedCall<'_>,
         first: u32,
         operation: Operation,
         bytes: &mut [u8],

@@ -29,7 +29,7 @@ use crate::group::Group;
 use crate::handshake::{Field, handshake};
 use crate::identity::Identity;
 use crate::launcher::{self, Launch};
-use crate::nccl::environment::{self, Ranks};
+use crate::nccl::environment::{self, RankKind};
 use crate::nccl::{self, Join};
 use crate::shared::{Board, CHANNELS, Segment};
 use crate::single::Single;
@@ -94,7 +94,7 @@ impl World {
         if let Some(warning) = launcher::alone_warning(&lookup, with_mpi, mpi_started) {
             tracing::warn!("{warning}");
         }
-        environment::apply(environment::settings(Ranks::Alone, &lookup));
+        environment::apply(environment::settings(RankKind::Alone, &lookup));
         let mut world = World::alone(options)?;
         if let Some(launch) = launch {
             world.cores = CoreShare::new(&[cores::own_cores()], 0, cores::launcher_cores());
@@ -130,7 +130,7 @@ impl World {
             World::new(Start::in_process(Links::Threads(rank), failure), &options)
         };
         let lookup = |name: &str| std::env::var(name).ok();
-        environment::apply(environment::settings(Ranks::Threads, &lookup));
+        environment::apply(environment::settings(RankKind::Threads, &lookup));
         let ranks = threads::ranks(&Segment::in_process(size)?, seed);
         ranks.into_iter().map(world).collect()
     }

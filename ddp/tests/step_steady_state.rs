@@ -9,7 +9,7 @@ use crate::support::random::uniform;
 use crate::support::training::{Case, on_ranks, quietly};
 use counting::allocations;
 use ddp::Result;
-use ddp::data::{Loader, Sampler};
+use ddp::data::{Loader, Sampler, Source};
 use ddp::optim::Rule;
 use ddp_comm::World;
 use ddp_kernels::{DType, Device, memory};
@@ -30,12 +30,11 @@ fn heap_allocations(case: &Case, size: usize) -> u64 {
         let mut step = case.step(world)?;
         let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
         let mut loader = Loader::new(
-            case.data.clone(),
+            Source::new(case.data.clone(), [Device::Cpu; 2]),
             sampler,
             world.rank(),
             world.size(),
             case.micro,
-            Device::Cpu,
         )?;
         let mut number = 0;
         let mut steps = |count: u64| -> Result<()> {

@@ -12,7 +12,7 @@ const REGISTER: &str = "NCCL_GRAPH_REGISTER";
     not(feature = "mpi"),
     allow(dead_code, reason = "only MPI connects processes")
 )]
-pub(crate) enum Ranks {
+pub(crate) enum RankKind {
     /// One rank, as far as is known.
     Alone,
     /// Threads of this process.
@@ -25,13 +25,13 @@ pub(crate) enum Ranks {
 }
 
 /// The settings to make. What the user has set stays.
-pub(crate) fn settings(ranks: Ranks, lookup: Lookup<'_>) -> Vec<(&'static str, String)> {
+pub(crate) fn settings(ranks: RankKind, lookup: Lookup<'_>) -> Vec<(&'static str, String)> {
     // Registered buffers of a graph change NCCL's channels: other bits than the same eager step.
     let mut all = vec![(REGISTER, "0".to_string())];
     let are_on_one_host = match ranks {
-        Ranks::Alone => false,
-        Ranks::Threads => true,
-        Ranks::Processes {
+        RankKind::Alone => false,
+        RankKind::Threads => true,
+        RankKind::Processes {
             are_on_one_host, ..
         } => are_on_one_host,
     };
@@ -39,12 +39,12 @@ pub(crate) fn settings(ranks: Ranks, lookup: Lookup<'_>) -> Vec<(&'static str, S
         // Ranks connect over a socket at first, which would listen on the network.
         all.push(("NCCL_SOCKET_IFNAME", "lo".to_string()));
     }
-    if ranks == Ranks::Threads {
+    if ranks == RankKind::Threads {
         // Within a process NCCL reads the memory of other GPUs directly, but this program's memory
         // pools are not mapped there.
         all.push(("NCCL_P2P_DIRECT_DISABLE", "1".to_string()));
     }
-    if let Ranks::Processes {
+    if let RankKind::Processes {
         share_gpus: true, ..
     } = ranks
     {

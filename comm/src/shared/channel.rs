@@ -40,7 +40,7 @@ pub(super) enum Count {
 
 /// One call on a channel.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct NumberedCall<'a> {
     pub(super) call: &'a Call<'a>,
     /// The number of the call on the channel, which wraps.
     pub(super) number: u32,
@@ -167,7 +167,12 @@ impl Channel {
 
     /// Waits until `count` of every other rank is `target`.
     #[inline]
-    pub(super) fn wait_for_all(&self, turn: &Turn<'_>, count: Count, target: u32) -> Result<()> {
+    pub(super) fn wait_for_all(
+        &self,
+        turn: &NumberedCall<'_>,
+        count: Count,
+        target: u32,
+    ) -> Result<()> {
         self.pause();
         self.others()
             .try_for_each(|rank| self.wait_for(turn, rank, count, target))
@@ -177,7 +182,7 @@ impl Channel {
     #[inline]
     pub(super) fn wait_for(
         &self,
-        turn: &Turn<'_>,
+        turn: &NumberedCall<'_>,
         rank: usize,
         count: Count,
         target: u32,
@@ -265,7 +270,7 @@ impl Channel {
 
     /// Tells what this rank is about to do, and that it has arrived. What it gave before is visible
     /// to ranks that see it arrived.
-    pub(super) fn arrive(&self, turn: &Turn<'_>) {
+    pub(super) fn arrive(&self, turn: &NumberedCall<'_>) {
         let (call, number) = (turn.call, turn.number);
         let signature = Signature::of(call);
         let words = [
@@ -281,7 +286,7 @@ impl Channel {
     }
 
     /// Waits until all have arrived, and checks that they make the same call.
-    pub(super) fn meet(&self, turn: &Turn<'_>) -> Result<()> {
+    pub(super) fn meet(&self, turn: &NumberedCall<'_>) -> Result<()> {
         self.pause();
         let (call, number) = (turn.call, turn.number);
         let mine = self
@@ -312,7 +317,7 @@ impl Channel {
     }
 
     /// The local ranks that have not arrived at this call, if there are any.
-    fn absent(&self, turn: &Turn<'_>) -> Option<Vec<usize>> {
+    fn absent(&self, turn: &NumberedCall<'_>) -> Option<Vec<usize>> {
         let here = |rank: usize| {
             self.counter(rank, Count::Arrived)
                 .reached(turn.number.wrapping_add(1))

@@ -9,7 +9,7 @@
 
 use ddp_kernels::DType;
 
-use super::channel::{Channel, Turn};
+use super::channel::{Channel, NumberedCall};
 use super::layout::DEPTH;
 use super::stream::copy_out;
 use crate::collective::Reduce;
@@ -19,7 +19,7 @@ use crate::sums::{Sources, reduce};
 /// One such call.
 pub(super) struct Round<'a> {
     pub(super) channel: &'a Channel,
-    pub(super) turn: &'a Turn<'a>,
+    pub(super) turn: &'a NumberedCall<'a>,
 }
 
 impl Round<'_> {

@@ -24,7 +24,7 @@
 
 use ddp_kernels::DType;
 
-use super::channel::{Channel, Count, Turn};
+use super::channel::{Channel, Count, NumberedCall};
 use super::layout::{Cut, DEPTH};
 use super::stream::copy_out;
 use crate::collective::Reduce;
@@ -37,7 +37,7 @@ const BLOCK_BYTES: usize = 4096;
 /// A tensor that moves through the staging of a channel.
 pub(super) struct Slices<'a> {
     pub(super) channel: &'a Channel,
-    pub(super) turn: &'a Turn<'a>,
+    pub(super) turn: &'a NumberedCall<'a>,
     pub(super) cut: Cut,
     /// The number of the first piece.
     pub(super) first: u32,

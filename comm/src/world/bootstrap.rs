@@ -21,7 +21,7 @@ use crate::launcher::{
     Launch, Launcher, Lookup, is_first_of_host, launcher_folder, likely_rank, patience,
 };
 use crate::mpi::{Comm, Job};
-use crate::nccl::environment::{self, Ranks};
+use crate::nccl::environment::{self, RankKind};
 use crate::process::{Peer, Process};
 use crate::shared::{Board, Segment};
 
@@ -313,7 +313,7 @@ impl Meeting<'_> {
 /// Makes the settings of Open MPI and NCCL, which they read from the environment only. What the
 /// user has set stays.
 fn apply_settings(options: &Options, launch: &Launch, lookup: Lookup<'_>) {
-    let ranks = Ranks::Processes {
+    let ranks = RankKind::Processes {
         share_gpus: options.share_gpus,
         are_on_one_host: launch.is_on_one_host(),
     };

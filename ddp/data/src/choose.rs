@@ -234,7 +234,7 @@ fn suffixes(to_evaluate: bool) -> impl Iterator<Item = &'static str> {
 
 /// What is known of the arrays that are wanted.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'a> {
+pub struct WantedArrays<'a> {
     /// The name of the features.
     pub features: Option<&'a str>,
     /// The name of the labels.
@@ -252,7 +252,7 @@ pub struct Wanted<'a> {
 pub fn arrays(
     contents: &Contents,
     file: &Path,
-    wanted: Wanted<'_>,
+    wanted: WantedArrays<'_>,
 ) -> Result<(usize, Option<usize>)> {
     let keys = keys(contents);
     let pairs = || pairs(&keys, wanted.to_evaluate);

@@ -218,12 +218,15 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Names left by runs that were killed are passed over: in containers even the process id may be
-/// the same.
+/// Names left by runs that were killed are skipped: in containers even the process id may be the
+/// same.
 const NAMES_TRIED_MAX: u32 = 1000;
 
 /// Makes something under the first name in `folder` that is not taken.
-fn first_free<T>(folder: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
+pub(crate) fn first_free<T>(
+    folder: &Path,
+    make: impl Fn(&Path) -> io::Result<T>,
+) -> io::Result<(T, PathBuf)> {
     for number in 0.. {
         let aside = folder.join(format!(".unfinished-{}-{number}", std::process::id()));
         match make(&aside) {
@@ -231,7 +234,7 @@ fn first_free<T>(folder: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Re
             made => return Ok((made?, aside)),
         }
     }
-    unreachable!("the last name is not passed over")
+    unreachable!("the last name is not skipped")
 }
 
 #[doc(hidden)]

@@ -28,7 +28,7 @@ pub(crate) struct FileData {
     pub(crate) checks: bool,
     /// A hash of all labels.
     pub(crate) labels_hash: u64,
-    pub(crate) watch: Arc<Watch>,
+    pub(crate) watch: Arc<ChangeWatch>,
 }
 
 /// Which of the rows of files these are.
@@ -178,7 +178,7 @@ impl Dataset for FileData {
 
 /// Checks from time to time that files are as they were when they were opened.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct ChangeWatch {
     files: Vec<Arc<Mapped>>,
     started: Instant,
     /// When to check next, since the start.
@@ -188,9 +188,9 @@ pub(crate) struct Watch {
 /// The time between two checks. A check takes some microseconds a file.
 const PAUSE_MS: u64 = 1000;
 
-impl Watch {
-    pub(crate) fn over(files: Vec<Arc<Mapped>>) -> Watch {
-        Watch {
+impl ChangeWatch {
+    pub(crate) fn over(files: Vec<Arc<Mapped>>) -> ChangeWatch {
+        ChangeWatch {
             files,
             started: Instant::now(),
             next_ms: AtomicU64::new(0),

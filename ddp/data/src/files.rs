@@ -12,7 +12,7 @@ mod contents;
 mod conversion;
 mod csv;
 pub mod flat;
-pub mod gzip;
+pub(crate) mod gzip;
 mod idx;
 mod io;
 mod kind;
@@ -28,7 +28,7 @@ use std::path::Path;
 pub use self::array::{Array, Element};
 pub use self::contents::Contents;
 use self::io::refuse;
-pub use self::kind::{Kind, kind};
+pub use self::kind::{FileKind, kind};
 use crate::error::Result;
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,
@@ -36,13 +36,13 @@ use crate::error::Result;
 pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     let name = path.display().to_string();
     match kind(path)? {
-        Kind::Npy => npy::open(path, &name, cache_dir),
-        Kind::Npz => npz::open(path, cache_dir),
-        Kind::Idx => idx::open(path, &name),
-        Kind::Safetensors => safetensors::open(path),
-        Kind::Flat => flat::open(path, &name),
-        Kind::Gzip => open_gzip(path, cache_dir),
-        kind @ (Kind::Csv | Kind::Parquet) => {
+        FileKind::Npy => npy::open(path, &name, cache_dir),
+        FileKind::Npz => npz::open(path, cache_dir),
+        FileKind::Idx => idx::open(path, &name),
+        FileKind::Safetensors => safetensors::open(path),
+        FileKind::Flat => flat::open(path, &name),
+        FileKind::Gzip => open_gzip(path, cache_dir),
+        kind @ (FileKind::Csv | FileKind::Parquet) => {
             let what = format!("expected a file of arrays, got {}", kind.name());
             Err(refuse(path, what))
         }
@@ -51,37 +51,15 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
 
 /// The array of a compressed file: unpacked once, then read like any other.
 fn open_gzip(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
-    let unpacked = gzip::unpacked(path, cache_dir, claimed_bytes)?;
+    let unpacked = gzip::unpacked(path, cache_dir)?;
     let name = path.display().to_string();
     match kind(&unpacked)? {
-        Kind::Npy => npy::open(&unpacked, &name, cache_dir),
-        Kind::Idx => idx::open(&unpacked, &name),
+        FileKind::Npy => npy::open(&unpacked, &name, cache_dir),
+        FileKind::Idx => idx::open(&unpacked, &name),
         other => {
             let what = "expected .npy, IDX or .csv in a .gz file";
             Err(refuse(path, format!("{what}, got {}", other.name())))
         }
-    }
-}
-
-/// The size of an `.npy` or IDX file that begins with these bytes; `None` if more of them are
-/// needed.
-pub fn claimed_bytes(start: &[u8]) -> Result<Option<u64>, String> {
-    const NPY: &[u8] = b"\x93NUMPY";
-    match start.first() {
-        None => Ok(None),
-        Some(0) => match idx::Header::parse(start)? {
-            None => Ok(None),
-            Some(header) => match header.bytes() {
-                None => Err("its header claims more than 2^64 bytes".into()),
-                bytes => Ok(bytes),
-            },
-        },
-        Some(_) if NPY.starts_with(start) => Ok(None),
-        Some(_) => match npy::header(start) {
-            Ok(header) => Ok(Some(npy::bytes(&header))),
-            Err(_) if start.starts_with(NPY) && npy::ends_early(start) => Ok(None),
-            Err(why) => Err(why),
-        },
     }
 }
 

@@ -1,8 +1,6 @@
 //! The labels of rows as classes or numbers: integers and texts are classes, other numbers are
 //! numbers, unless the task says otherwise.
 
-use std::collections::BTreeMap;
-
 use super::files::Array;
 use super::stack::Stack;
 use super::task::{TaskKind, TaskSpec};
@@ -35,8 +33,6 @@ enum Coding {
         classes: Vec<Vec<i64>>,
         names: Vec<Vec<String>>,
     },
-    /// Whole numbers are the names of classes.
-    Named(BTreeMap<i64, i64>),
     /// Numbers are the targets.
     Values,
 }
@@ -80,8 +76,11 @@ impl Labels {
         match classes.texts() {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
             Some(names) => {
-                let classes = classes_by_number(names, files[0].array.name())?;
-                Labels::with(files, Coding::Named(classes))
+                let (place, text) = (files[0].array.name(), &names[0]);
+                Err(Error::Data(format!(
+                    "{place}: expected texts as labels, such as {text:?}, as the model was trained on, got numbers; \
+                     help: give a table, in which labels are texts"
+                )))
             }
             None => Labels::with(files, Coding::Classes),
         }
@@ -169,11 +168,6 @@ impl Labels {
                         *code = class(*code).unwrap_or(NO_CLASS);
                     }
                 }
-                Coding::Named(classes) => {
-                    for name in into {
-                        *name = classes.get(name).copied().unwrap_or(NO_CLASS);
-                    }
-                }
                 Coding::Classes | Coding::Values => {}
             }
         }
@@ -225,24 +219,6 @@ impl Labels {
             self.stack.number(row, column)?
         ))
     }
-}
-
-/// The classes whose names are whole numbers, by these numbers. `place` is the array of labels.
-fn classes_by_number(names: &[String], place: &str) -> Result<BTreeMap<i64, i64>> {
-    let mut classes = BTreeMap::new();
-    for (class, name) in names.iter().enumerate() {
-        let Ok(number) = name.parse::<i64>() else {
-            continue;
-        };
-        if let Some(other) = classes.insert(number, class as i64) {
-            let other = &names[other as usize];
-            return Err(Error::Data(format!(
-                "{place}: expected texts as labels, got numbers, and the model's classes {other:?} and {name:?} are the same \
-                 number; help: give a table, in which labels are texts"
-            )));
-        }
-    }
-    Ok(classes)
 }
 
 /// The texts of all files together, sorted by their bytes; `None` if labels are numbers.

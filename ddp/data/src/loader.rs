@@ -15,15 +15,10 @@ mod resident;
 mod slots;
 mod source;
 
-use std::sync::Arc;
-
-use ddp_kernels::Device;
-
 pub use self::batch::{Batch, Micro, SlotId};
 pub use self::resident::Resident;
 use self::slots::Slots;
 pub use self::source::Source;
-use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::sampler::{self, Permutation, Sampler};
 
@@ -54,27 +49,9 @@ fn order_of<'a>(
 }
 
 impl Loader {
-    /// Batches of `dataset` for rank `rank` of `size`. At most `micro` rows go through the model at
+    /// Batches of `source` for rank `rank` of `size`. At most `micro` rows go through the model at
     /// once.
     pub fn new(
-        dataset: Arc<dyn Dataset>,
-        sampler: Sampler,
-        rank: usize,
-        size: usize,
-        micro: Option<usize>,
-        device: Device,
-    ) -> Result<Loader> {
-        Loader::from_source(
-            Source::new(dataset, [device; 2]),
-            sampler,
-            rank,
-            size,
-            micro,
-        )
-    }
-
-    /// Like `new`, from a source.
-    pub fn from_source(
         source: Source,
         sampler: Sampler,
         rank: usize,
@@ -149,18 +126,7 @@ pub struct InOrder {
 
 impl InOrder {
     /// Batches of at most `batch` rows for rank `rank` of `size`.
-    pub fn new(
-        dataset: Arc<dyn Dataset>,
-        rank: usize,
-        size: usize,
-        batch: usize,
-        device: Device,
-    ) -> Result<InOrder> {
-        InOrder::from_source(Source::new(dataset, [device; 2]), rank, size, batch)
-    }
-
-    /// Like `new`, from a source.
-    pub fn from_source(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
+    pub fn new(source: Source, rank: usize, size: usize, batch: usize) -> Result<InOrder> {
         assert!(batch > 0, "batches of no rows");
         let share = sampler::share(&(0..source.dataset.rows()), rank, size);
         let rows_max = (batch as u64).min(share.end - share.start);

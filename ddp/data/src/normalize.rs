@@ -1,14 +1,9 @@
 //! Normalization of features: `(x - shift) * scale` in f32, the same in training and wherever the
 //! model is used.
 
-use std::sync::Arc;
-
-use ddp_kernels::Tensor;
 use serde::{Deserialize, Serialize};
 
-use super::dataset::{Dataset, RowSpec, sampled_hash};
 use super::scan::Moments;
-use crate::error::Result;
 
 ddp_kernels::choices! {
     /// How features are normalized.
@@ -129,37 +124,6 @@ fn scale_of(spread: f64) -> f32 {
         scale
     } else {
         1.0
-    }
-}
-
-/// A dataset whose features are normalized when they are read.
-#[derive(Debug)]
-pub(crate) struct Normalized {
-    pub(crate) of: Arc<dyn Dataset>,
-    pub(crate) by: Normalization,
-}
-
-impl Dataset for Normalized {
-    fn rows(&self) -> u64 {
-        self.of.rows()
-    }
-
-    fn spec(&self) -> &RowSpec {
-        self.of.spec()
-    }
-
-    fn fingerprint(&self) -> Result<String> {
-        Ok(format!(
-            "{} normalized {:016x}",
-            self.of.fingerprint()?,
-            sampled_hash(self)?
-        ))
-    }
-
-    fn gather(&self, rows: &[u64], inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        self.of.gather(rows, inputs, targets)?;
-        let width = self.spec().inputs.elements();
-        Ok(inputs.with_slice_mut(|x: &mut [f32]| self.by.apply(x, width))?)
     }
 }
 

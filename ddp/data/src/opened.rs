@@ -14,8 +14,8 @@ use std::sync::Arc;
 use ddp_kernels::mapped::Mapped;
 
 pub(crate) use self::ask::{Ask, LabelSource};
-use self::ask::{Labelled, Source, array_of};
-use super::choose::{self, Wanted};
+use self::ask::{LabelPlace, Labelled, array_of};
+use super::choose::{self, WantedArrays};
 use super::files::table::{self, TableRequest};
 use super::files::{self, Array, Contents};
 use super::labels::FileLabels;
@@ -67,10 +67,10 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         labels.extend(part.labels);
     }
     match &source {
-        Source::Files(files, part) => {
+        LabelPlace::Files(files, part) => {
             labels = labels::of_files(&mut ask, files, part.as_deref())?;
         }
-        Source::Beside(files) => labels = labels::of_files(&mut ask, files, None)?,
+        LabelPlace::Beside(files) => labels = labels::of_files(&mut ask, files, None)?,
         _ => {}
     }
     labels::check_rows(&ask, &source, &features, &labels)?;
@@ -90,21 +90,21 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     let labels = labels.into_iter().map(|labels| labels.of_file).collect();
     Ok(Opened {
         features: Stack::new(features)?,
-        labels: (source != Source::Unwanted).then_some(labels),
+        labels: (source != LabelPlace::Unwanted).then_some(labels),
         columns,
         label,
-        has_given_label_files: matches!(source, Source::Files(..)),
+        has_given_label_files: matches!(source, LabelPlace::Files(..)),
         watched,
     })
 }
 
 /// A table: its columns except the label.
-fn open_table(ask: &Ask<'_>, path: &Path, source: &Source) -> Result<Part> {
+fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
     let features = feature_columns(ask)?;
     let features = features.as_deref();
     let label = match source {
-        Source::Named(name) => Some(name.clone()),
-        Source::Default => Some(labels::default_column(ask, path, features)?),
+        LabelPlace::Named(name) => Some(name.clone()),
+        LabelPlace::Default => Some(labels::default_column(ask, path, features)?),
         _ => None,
     };
     let is_feature = |label: &&String| features.is_some_and(|names| names.contains(label));
@@ -172,19 +172,19 @@ fn difference(expected: &[String], got: &[String]) -> String {
 }
 
 /// A file of arrays.
-fn open_arrays(ask: &Ask<'_>, path: &Path, source: &Source) -> Result<Part> {
+fn open_arrays(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
     let contents = files::open(path, ask.cache_dir)?;
-    let wanted = Wanted {
+    let wanted = WantedArrays {
         features: ask.spec.part.as_deref(),
         labels: match source {
-            Source::Named(name) => Some(name),
+            LabelPlace::Named(name) => Some(name),
             _ => None,
         },
         labels_elsewhere: match &ask.label {
             Some(LabelName::Array(name)) => Some(name),
             _ => None,
         },
-        looks_for_labels: *source == Source::Default,
+        looks_for_labels: *source == LabelPlace::Default,
         to_evaluate: ask.to_evaluate,
     };
     let (features, labels) = choose::arrays(&contents, path, wanted)?;

@@ -13,10 +13,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use self::built_in::built_in;
 use self::look::{Findings, look};
-use self::source::Source;
+use self::source::OpenFiles;
 use crate::dataset::{Dataset, NoRows, RowSpec};
 use crate::error::{Error, Result};
-use crate::file_rows::{FileData, Side, Watch};
+use crate::file_rows::{ChangeWatch, FileData, Side};
 use crate::files::Element;
 use crate::normalize::{Normalization, Normalize};
 use crate::opened::{Ask, LabelSource};
@@ -36,7 +36,7 @@ pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
     match (&request.data, &request.trained) {
         (DataSpec::Files(spec), Some(trained)) => to_use(request, spec, trained, ranks),
         (DataSpec::Files(spec), None) => to_train(request, spec, ranks),
-        (DataSpec::Glyphs(_) | DataSpec::Synthetic(_), _) => built_in(request, ranks),
+        (DataSpec::Glyphs(_) | DataSpec::Synthetic(_), _) => built_in(request),
     }
 }
 
@@ -73,7 +73,7 @@ fn to_use(
         cache_dir: request.cache_dir.as_deref(),
         to_evaluate: true,
     };
-    let source = Source::open(&ask, request.task, Some(&trained.task), ranks)?;
+    let source = OpenFiles::open(&ask, request.task, Some(&trained.task), ranks)?;
     check_trained_width(trained, &source)?;
     if let Some(labels) = &source.labels {
         scan::labels(labels, trained.task.classes().map(Classes::count), ranks)?;
@@ -122,7 +122,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         cache_dir: request.cache_dir.as_deref(),
         to_evaluate: false,
     };
-    let source = Source::open(&ask, request.task, None, ranks)?;
+    let source = OpenFiles::open(&ask, request.task, None, ranks)?;
     let rows = source.features().rows();
     let split = match request.val_split > 0.0 {
         true => Some(Split::new(rows, request.val_split, request.seed)?),
@@ -172,7 +172,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
 /// How features are normalized, as `how` and what was found in them say.
 fn normalization(
     how: Normalize,
-    source: &Source,
+    source: &OpenFiles,
     findings: &Findings,
 ) -> Result<Option<Normalization>> {
     let element = source.features().element()?;
@@ -184,7 +184,7 @@ fn normalization(
 }
 
 fn data_of(
-    source: Source,
+    source: OpenFiles,
     findings: &Findings,
     side: Side,
     task: &TaskSpec,
@@ -201,7 +201,7 @@ fn data_of(
     let names = task
         .classes()
         .map_or(String::new(), |classes| classes.names().join("\n"));
-    let Source { opened, labels, .. } = source;
+    let OpenFiles { opened, labels, .. } = source;
     FileData {
         spec: RowSpec::features(opened.features.width(), task.clone()),
         features: Arc::new(opened.features),
@@ -210,7 +210,7 @@ fn data_of(
         normalization: normalization.clone(),
         checks: findings.has_unread_features,
         labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),
-        watch: Arc::new(Watch::over(opened.watched)),
+        watch: Arc::new(ChangeWatch::over(opened.watched)),
     }
 }
 
@@ -224,10 +224,10 @@ fn has_text_names(task: &TaskSpec) -> bool {
 fn open_val(
     request: &DataRequest,
     spec: &FilesSpec,
-    train: &Source,
+    train: &OpenFiles,
     task: &TaskSpec,
     ranks: &dyn Ranks,
-) -> Result<Source> {
+) -> Result<OpenFiles> {
     let path = &spec.path;
     if request.val_labels.is_none() && train.opened.has_given_label_files {
         return Err(Error::Usage(format!(
@@ -245,7 +245,7 @@ fn open_val(
         cache_dir: request.cache_dir.as_deref(),
         to_evaluate: true,
     };
-    let val = Source::open(&ask, request.task, Some(task), ranks)?;
+    let val = OpenFiles::open(&ask, request.task, Some(task), ranks)?;
     let (expected, got) = (train.features().width(), val.features().width());
     let trained = train.features().arrays();
     if expected != got {
@@ -267,7 +267,7 @@ fn open_val(
 }
 
 /// An error if a trained model cannot take these rows.
-fn check_trained_width(trained: &Trained, source: &Source) -> Result<()> {
+fn check_trained_width(trained: &Trained, source: &OpenFiles) -> Result<()> {
     let expected = trained.row_shape.iter().product::<usize>();
     let (features, got) = (source.features(), source.features().width());
     if expected != got {

@@ -168,14 +168,15 @@ impl DataRequest {
             ("labels", self.labels.is_some()),
             ("val-data", self.val_data.is_some()),
             ("val-split", self.val_split > 0.0),
+            ("normalize", self.normalize != Normalize::None),
             // A trained model brings its task.
             ("task", self.task.is_some() && self.trained.is_none()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(()),
             Some((setting, _)) => refuse(format!(
-                "`{setting}`: expected files as `data`, got {}, which has labels and held-out rows; help: leave out \
-                 `{setting}`",
+                "`{setting}`: expected files as `data`, got {}; help: leave out `{setting}`: built-in data have labels \
+                 and held-out rows, and are normalized",
                 self.data.name()
             )),
         }

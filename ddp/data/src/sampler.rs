@@ -23,7 +23,7 @@ pub struct Sampler {
 
 /// Where a step is in the run, and which positions of its epoch's permutation it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BatchPlace {
     /// The epoch, from 0.
     pub epoch: u64,
     /// The batch within the epoch, from 0.
@@ -80,14 +80,14 @@ impl Sampler {
     }
 
     /// The place of step `step0`, counted from 0 over the whole run.
-    pub fn at(&self, step0: u64) -> Place {
+    pub fn at(&self, step0: u64) -> BatchPlace {
         let (epoch, in_epoch) = (
             step0 / self.steps_per_epoch(),
             step0 % self.steps_per_epoch(),
         );
         // Below `rows`, since in_epoch is below rows / batch rounded up.
         let start = in_epoch * self.batch;
-        Place {
+        BatchPlace {
             epoch,
             in_epoch,
             positions: start..start.saturating_add(self.batch).min(self.rows),

@@ -38,14 +38,14 @@ const SEGMENTS: u64 = 240;
 const SEGMENTS_BYTES: u64 = 64 << 20;
 
 /// Rows of one width that can be read in order.
-pub(crate) trait Rows: Sync {
+pub(crate) trait RowReader: Sync {
     fn rows(&self) -> u64;
     fn width(&self) -> usize;
     /// Reads whole rows from `first` on.
     fn read(&self, first: u64, into: &mut [f32]) -> Result<()>;
 }
 
-impl Rows for Stack {
+impl RowReader for Stack {
     fn rows(&self) -> u64 {
         Stack::rows(self)
     }
@@ -72,7 +72,7 @@ pub(crate) struct Found {
 
 /// Which blocks are read, and how they are cut into segments.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Plan {
+struct BlockPlan {
     rows: u64,
     block_rows: u64,
     blocks: u64,
@@ -81,8 +81,8 @@ struct Plan {
     segments: u64,
 }
 
-impl Plan {
-    fn new(rows: u64, width: usize, bytes_max: u64) -> Plan {
+impl BlockPlan {
+    fn new(rows: u64, width: usize, bytes_max: u64) -> BlockPlan {
         let least = BLOCK_ROWS_MIN.min(BLOCK_NUMBERS_MAX / width).max(1);
         let block_rows = (BLOCK_NUMBERS / width).max(least) as u64;
         let blocks = rows.div_ceil(block_rows);
@@ -90,7 +90,7 @@ impl Plan {
         let taken = blocks.min((bytes_max / block_bytes).max(1));
         let moments_bytes = Moments::bytes(width) as u64;
         let segments_max = SEGMENTS.min((SEGMENTS_BYTES / moments_bytes).max(1));
-        Plan {
+        BlockPlan {
             rows,
             block_rows,
             blocks,
@@ -112,12 +112,12 @@ impl Plan {
 
 /// Reads features; all ranks share the work. Moments are of those rows that `is_trained_on`.
 pub(crate) fn features(
-    rows: &dyn Rows,
+    rows: &dyn RowReader,
     is_trained_on: &(dyn Fn(u64) -> bool + Sync),
     ranks: &dyn Ranks,
     bytes_max: u64,
 ) -> Result<Found> {
-    let plan = Plan::new(rows.rows(), rows.width(), bytes_max);
+    let plan = BlockPlan::new(rows.rows(), rows.width(), bytes_max);
     let mine = share(&(0..plan.segments), ranks.rank(), ranks.size());
     let found = in_segments(mine, |segment| {
         let (moments, bad) = read_segment(rows, is_trained_on, plan, segment)?;
@@ -145,9 +145,9 @@ pub(crate) fn features(
 type Segment = (Moments, Option<(u64, u64)>);
 
 fn read_segment(
-    rows: &dyn Rows,
+    rows: &dyn RowReader,
     is_trained_on: &(dyn Fn(u64) -> bool + Sync),
-    plan: Plan,
+    plan: BlockPlan,
     segment: u64,
 ) -> Result<Segment> {
     let width = rows.width();

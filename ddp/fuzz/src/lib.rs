@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ddp::data::files::{self, Array, Element, claimed_bytes, gzip, table};
+use ddp::data::files::{self, Array, Element, table};
 use ddp::data::{Error, Result};
 
 /// The most bytes that deflate unpacks one byte to.
@@ -66,11 +66,6 @@ pub fn flat(bytes: &[u8]) -> Result<usize> {
         Ok(())
     })?;
     arrays("a.bin", &bytes)
-}
-
-/// The size that the first bytes of a packed array claim.
-pub fn claimed(bytes: &[u8]) -> Option<u64> {
-    claimed_bytes(bytes).ok().flatten()
 }
 
 /// Reads all rows as each type; types that hold a number exactly must agree.
@@ -138,21 +133,6 @@ pub fn table(name: &str, bytes: &[u8]) -> Result<usize> {
                 Ok(count)
             }
             (Err(error), _) | (_, Err(error)) => Err(error),
-        }
-    })
-}
-
-/// Unpacks an array that gzip has packed. Returns its size.
-pub fn unpacked(bytes: &[u8]) -> Result<u64> {
-    in_folder("array.gz", bytes, |path, folder| {
-        let made = gzip::unpacked(path, Some(folder), claimed_bytes)?;
-        let start = fs::read(&made).map_err(|error| Error::Internal(error.to_string()))?;
-        match claimed_bytes(&start) {
-            Ok(Some(bytes)) if bytes == start.len() as u64 => Ok(bytes),
-            other => Err(Error::Internal(format!(
-                "{} bytes were unpacked of a claim of {other:?}",
-                start.len()
-            ))),
         }
     })
 }

@@ -9,7 +9,7 @@ use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
 use crate::config::Normalize;
 use crate::data::choose;
-use crate::data::files::{self, Array, Kind};
+use crate::data::files::{self, Array, FileKind};
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset};
 use crate::error::{Error, Result, ShownError};
 use crate::tasks::{self, Survey, SurveyText};
@@ -97,7 +97,7 @@ fn contents(files: &[PathBuf], flags: &InspectFlags) -> Result<(String, Value)> 
 
 /// A line for each array, or one for the columns of a table; and the same as JSON.
 fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Value)> {
-    if choose::is_table(path) || matches!(files::kind(path)?, Kind::Csv | Kind::Parquet) {
+    if choose::is_table(path) || matches!(files::kind(path)?, FileKind::Csv | FileKind::Parquet) {
         let columns = files::table::columns(path)?;
         let line = vec![format!(
             "  {} columns: {}",
@@ -106,7 +106,7 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
         )];
         return Ok((vec![line], json!({ "columns": columns })));
     }
-    if files::kind(path)? == Kind::Flat {
+    if files::kind(path)? == FileKind::Flat {
         files::flat::verify(path)?;
     }
     let contents = files::open(path, flags.cache_dir.as_deref())?;

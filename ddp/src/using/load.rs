@@ -55,7 +55,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
         .min(usize::try_from(rows.rows()).unwrap_or(usize::MAX));
     let rows = Arc::new(RoundRobinRows::new(rows, world.rank(), world.size(), batch));
     let source = Source::new(rows.clone(), [device; 2]);
-    let batches = InOrder::from_source(source, 0, 1, rows.batch())?;
+    let batches = InOrder::new(source, 0, 1, rows.batch())?;
     Ok(Ready {
         opened,
         why,

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use ddp::Result;
 use ddp::checkpoint;
 use ddp::config::GraphChoice;
-use ddp::data::loader::Source;
-use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, TaskSpec};
+use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
 use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
@@ -160,7 +159,7 @@ impl Recipe {
 
     pub(crate) fn loader(&self, devices: &[Device], world: &World) -> Result<Loader> {
         let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
-        Ok(Loader::from_source(
+        Ok(Loader::new(
             self.source(devices),
             sampler,
             world.rank(),
@@ -182,8 +181,7 @@ impl Recipe {
             step.run(loader.load(step0)?, RATE, measures)?;
             reports.push(step.report(measures)?);
         }
-        let mut in_order =
-            InOrder::from_source(self.source(devices), world.rank(), world.size(), 9)?;
+        let mut in_order = InOrder::new(self.source(devices), world.rank(), world.size(), 9)?;
         let evaluation = step.evaluate(&mut in_order, &world.group("main")?)?;
         let row_losses = step.losses_of(&loader.load(STEPS)?.clone())?;
         Ok(Seen {

@@ -11,7 +11,7 @@
 use crate::support::random::{uniform, whole};
 use crate::support::training::{self, Case, Outcome, Way, on_ranks, try_on_ranks, worlds};
 use crate::{turn, ways};
-use ddp::data::{Loader, Sampler};
+use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
 use ddp::optim::{Optimizer, Rule};
@@ -333,12 +333,11 @@ fn values_are_whole_on_every_rank_for_an_evaluation_and_after_a_gather_in_betwee
                 let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
                 let device = step.stages()[0].model().params.device();
                 let mut loader = Loader::new(
-                    case.data.clone(),
+                    Source::new(case.data.clone(), [device; 2]),
                     sampler,
                     world.rank(),
                     world.size(),
                     None,
-                    device,
                 )?;
                 for step0 in case.steps.clone() {
                     step.run(loader.load(step0)?, case.learning_rate, false)?;
@@ -385,12 +384,11 @@ fn a_gradient_that_is_not_finite_in_one_ranks_slice_stops_all_of_them() {
             let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
             let device = step.stages()[0].model().params.device();
             let mut loader = Loader::new(
-                case.data.clone(),
+                Source::new(case.data.clone(), [device; 2]),
                 sampler,
                 world.rank(),
                 world.size(),
                 None,
-                device,
             )?;
             let before = training::bits(&step.stages()[0].model().params)?;
             for step0 in case.steps.clone() {

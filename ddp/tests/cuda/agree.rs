@@ -2,7 +2,7 @@
 //! derived bound elsewhere.
 
 use ddp::config::{GraphChoice, Precision};
-use ddp::data::{Batch, InOrder, Loader};
+use ddp::data::{Batch, InOrder, Loader, Source};
 use ddp::optim::Rule;
 use ddp::step::Step;
 use ddp_comm::Group;
@@ -381,7 +381,7 @@ fn held_out_rows_are_judged_as_on_the_cpu() {
     let judge = |device| {
         let mut training = setup.start(device, GraphChoice::Auto).unwrap();
         // Batches of 10: the last has 7.
-        let mut rows = InOrder::new(held_out.clone(), 0, 1, 10, device).unwrap();
+        let mut rows = InOrder::new(Source::new(held_out.clone(), [device; 2]), 0, 1, 10).unwrap();
         let first = training.step.evaluate(&mut rows, &Group::alone()).unwrap();
         assert_eq!(
             training.step.evaluate(&mut rows, &Group::alone()).unwrap(),
@@ -415,7 +415,14 @@ fn a_loader_brings_the_same_rows_to_a_gpu_in_any_order_of_steps() {
     };
     let loader = |device| {
         let sampler = ddp::data::Sampler::new(50, 7, 7, false).unwrap();
-        Loader::new(setup.data.clone(), sampler, 0, 1, setup.micro, device).unwrap()
+        Loader::new(
+            Source::new(setup.data.clone(), [device; 2]),
+            sampler,
+            0,
+            1,
+            setup.micro,
+        )
+        .unwrap()
     };
     let (mut here, mut there) = (loader(Device::Cpu), loader(device));
     for step0 in (0..20).chain([3, 3, 19, 0, 7]) {

@@ -90,10 +90,16 @@ fn every_batch_has_the_same_bits_on_every_way() {
                 (4, None),
             ] {
                 for rank in 0..size {
-                    let mut expected =
-                        Loader::new(data.clone(), sampler, rank, size, micro, Device::Cpu).unwrap();
+                    let mut expected = Loader::new(
+                        Source::new(data.clone(), [Device::Cpu; 2]),
+                        sampler,
+                        rank,
+                        size,
+                        micro,
+                    )
+                    .unwrap();
                     let mut loader =
-                        Loader::from_source(source.clone(), sampler, rank, size, micro).unwrap();
+                        Loader::new(source.clone(), sampler, rank, size, micro).unwrap();
                     // Three epochs, and back.
                     for step in (0..18).chain([3, 17, 5]) {
                         let batch = loader.load(step).unwrap();
@@ -107,8 +113,9 @@ fn every_batch_has_the_same_bits_on_every_way() {
                     }
                 }
             }
-            let mut expected = InOrder::new(data.clone(), 1, 2, 6, Device::Cpu).unwrap();
-            let mut batches = InOrder::from_source(source, 1, 2, 6).unwrap();
+            let mut expected =
+                InOrder::new(Source::new(data.clone(), [Device::Cpu; 2]), 1, 2, 6).unwrap();
+            let mut batches = InOrder::new(source, 1, 2, 6).unwrap();
             assert_eq!(batches.count(), expected.count());
             for index in 0..batches.count() {
                 assert!(
@@ -128,7 +135,7 @@ fn resident(setup: &Setup, device: Device, graph: GraphChoice) -> Training {
     let source = Source::kept_on_device(setup.data.clone(), [device; 2], Resident::Auto).unwrap();
     assert!(source.bytes_on_device().is_some(), "it fits");
     Training {
-        loader: Loader::from_source(source, sampler, 0, 1, setup.micro).unwrap(),
+        loader: Loader::new(source, sampler, 0, 1, setup.micro).unwrap(),
         ..training
     }
 }
@@ -217,7 +224,7 @@ fn the_data_cross_once_and_then_row_numbers_alone() {
         let sampler = Sampler::new(40, 8, 3, false).unwrap();
         with_ledger(&ledger, || {
             let source = Source::kept_on_device(data, devices, Resident::On).unwrap();
-            let mut loader = Loader::from_source(source, sampler, 0, 1, None).unwrap();
+            let mut loader = Loader::new(source, sampler, 0, 1, None).unwrap();
             (0..7).for_each(|step| drop(loader.load(step).unwrap().clone()));
         });
         let mut crossed = BTreeMap::new();
@@ -295,12 +302,12 @@ fn host_memory_and_data_without_rows_keep_nothing() {
     let source = Source::kept_on_device(data(10, 4, true), [Device::Cpu; 2], Resident::On).unwrap();
     assert_eq!(source.bytes_on_device(), None);
     let mut loader =
-        Loader::from_source(source, Sampler::new(10, 4, 0, false).unwrap(), 0, 1, None).unwrap();
+        Loader::new(source, Sampler::new(10, 4, 0, false).unwrap(), 0, 1, None).unwrap();
     assert_eq!(loader.load(0).unwrap().x.device(), Device::Cpu);
     let Some(gpu) = gpu() else { return };
     let nothing = Source::kept_on_device(data(0, 4, true), [gpu.device; 2], Resident::On).unwrap();
     assert_eq!(nothing.bytes_on_device(), None);
-    assert_eq!(InOrder::from_source(nothing, 0, 1, 10).unwrap().count(), 0);
+    assert_eq!(InOrder::new(nothing, 0, 1, 10).unwrap().count(), 0);
 }
 
 // ---- what waits for what ------------------------------------------------------------------------
@@ -314,7 +321,7 @@ fn large() -> Arc<dyn Dataset> {
 /// at the end. A step's work is to copy its batch aside, twice.
 fn read_on_the_device(source: &Source, rows: u64, batch: u64, steps: u64) {
     let sampler = Sampler::new(rows, batch, 3, false).unwrap();
-    let mut loader = Loader::from_source(source.clone(), sampler, 0, 1, None).unwrap();
+    let mut loader = Loader::new(source.clone(), sampler, 0, 1, None).unwrap();
     let mut expected = Vec::new();
     let mut seen: Vec<[Tensor; 2]> = Vec::new();
     for step in 0..steps {
@@ -416,7 +423,7 @@ fn scenario() {
 /// Steps are queued without waiting: for which of them did the loader wait?
 fn stay_ahead(source: &Source, devices: [Device; 2]) {
     let sampler = Sampler::new(23, 8, 3, false).unwrap();
-    let mut loader = Loader::from_source(source.clone(), sampler, 0, 1, None).unwrap();
+    let mut loader = Loader::new(source.clone(), sampler, 0, 1, None).unwrap();
     let mut steps: Vec<[Event; 2]> = Vec::new();
     let are_done = |step: &[Event; 2]| step.each_ref().map(Event::is_done);
     for step in 0..9 {

@@ -38,7 +38,7 @@ use crate::support::lines::ToFloats;
 use crate::support::training::{self, Way, quietly};
 use ddp::Result;
 use ddp::config::{GraphChoice, Precision};
-use ddp::data::{Dataset, Loader, Sampler};
+use ddp::data::{Dataset, Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Sequential;
 use ddp::optim::{Optimizer, Rule};
@@ -162,7 +162,13 @@ impl Setup {
         let sampler = Sampler::new(self.data.rows(), self.batch, 7, false)?;
         Ok(Training {
             step,
-            loader: Loader::new(self.data.clone(), sampler, 0, 1, self.micro, device)?,
+            loader: Loader::new(
+                Source::new(self.data.clone(), [device; 2]),
+                sampler,
+                0,
+                1,
+                self.micro,
+            )?,
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ddp::config::GraphChoice;
-use ddp::data::{Dataset, InOrder, RowSpec, TaskSpec};
+use ddp::data::{Dataset, InOrder, RowSpec, Source, TaskSpec};
 use ddp_comm::Group;
 use ddp_kernels::{Device, Tensor};
 
@@ -159,7 +159,8 @@ fn every_position_of_integer_rows_is_evaluated() {
     let mut losses = Vec::new();
     for device in [Device::Cpu, gpu.device] {
         let mut training = setup.start(device, GraphChoice::Off).unwrap();
-        let mut held_out = InOrder::new(setup.data.clone(), 0, 1, 7, device).unwrap();
+        let mut held_out =
+            InOrder::new(Source::new(setup.data.clone(), [device; 2]), 0, 1, 7).unwrap();
         let stats = training
             .step
             .evaluate(&mut held_out, &Group::alone())

@@ -3,7 +3,7 @@
 
 use ddp::checkpoint::{self, Saver};
 use ddp::config::{GraphChoice, Precision};
-use ddp::data::{Loader, Sampler};
+use ddp::data::{Loader, Sampler, Source};
 use ddp::models::{Mlp, Model};
 use ddp::nn::Mse;
 use ddp::optim::{Optimizer, Rule};
@@ -159,7 +159,13 @@ fn after_a_step(case: &Case) -> (Vec<Vec<f32>>, Vec<u32>) {
     on_ranks(1, None, |world| {
         let mut step = case.step(world)?;
         let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
-        let mut loader = Loader::new(case.data.clone(), sampler, 0, 1, case.micro, case.device)?;
+        let mut loader = Loader::new(
+            Source::new(case.data.clone(), [case.device; 2]),
+            sampler,
+            0,
+            1,
+            case.micro,
+        )?;
         step.run(loader.load(0)?, case.learning_rate, true)?;
         let params = &step.stages()[0].model().params;
         let trained = params.in_order().into_iter().filter(|p| p.is_trained());
@@ -517,12 +523,11 @@ fn ranks_that_share_the_optimizer_in_bf16_train_as_those_that_do_not() {
                 let (mut step, device) = (case.step(world)?, case.device_of(world));
                 let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
                 let mut loader = Loader::new(
-                    case.data.clone(),
+                    Source::new(case.data.clone(), [device; 2]),
                     sampler,
                     world.rank(),
                     world.size(),
                     None,
-                    device,
                 )?;
                 case.steps.clone().try_for_each(|step0| {
                     step.run(loader.load(step0)?, case.learning_rate, false)

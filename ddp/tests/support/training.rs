@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ddp::checkpoint::{Position, ScheduleState, State, WorldState};
 use ddp::config::{Config, GraphChoice, Precision};
-use ddp::data::{Dataset, Loader, RowSpec, Sampler, TaskSpec};
+use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
 use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
@@ -221,12 +221,11 @@ impl Case {
         let data = self.data.clone();
         let device = self.device_of(world);
         let mut loader = Loader::new(
-            data,
+            Source::new(data, [device; 2]),
             sampler,
             world.rank(),
             world.size(),
             self.micro,
-            device,
         )?;
         for step0 in 0..self.warm_up {
             step.run(loader.load(step0)?, 0.0, false)?;

@@ -12,7 +12,7 @@ use crate::support::training::{Case, on_ranks, quietly, try_on_ranks};
 use ddp::Result;
 use ddp::checkpoint::{self, Best, Opened, Saver, State};
 use ddp::config::Config;
-use ddp::data::{Loader, Sampler, TaskSpec};
+use ddp::data::{Loader, Sampler, Source, TaskSpec};
 use ddp::optim::Rule;
 use ddp::step::Step;
 use ddp_comm::World;
@@ -73,12 +73,11 @@ fn train(case: &Case, world: &World, step: &mut Step, steps: std::ops::Range<u64
     let sampler = Sampler::new(case.data.rows, case.batch, 7, false)?;
     let data = case.data.clone();
     let mut loader = Loader::new(
-        data,
+        Source::new(data, [case.device_of(world); 2]),
         sampler,
         world.rank(),
         world.size(),
         None,
-        case.device_of(world),
     )?;
     for step0 in steps {
         step.run(loader.load(step0)?, case.learning_rate, false)?;

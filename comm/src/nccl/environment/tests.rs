@@ -1,6 +1,6 @@
 use super::*;
 
-fn names(ranks: Ranks, set: &str) -> Vec<&'static str> {
+fn names(ranks: RankKind, set: &str) -> Vec<&'static str> {
     let lookup = |name: &str| (name == set).then(|| "of the user's".to_string());
     settings(ranks, &lookup)
         .into_iter()
@@ -10,11 +10,11 @@ fn names(ranks: Ranks, set: &str) -> Vec<&'static str> {
 
 #[test]
 fn ranks_of_one_host_avoid_the_network_and_user_settings_stay() {
-    let processes = |share_gpus, are_on_one_host| Ranks::Processes {
+    let processes = |share_gpus, are_on_one_host| RankKind::Processes {
         share_gpus,
         are_on_one_host,
     };
-    assert_eq!(names(Ranks::Alone, ""), [REGISTER]);
+    assert_eq!(names(RankKind::Alone, ""), [REGISTER]);
     assert_eq!(
         names(processes(false, true), ""),
         [REGISTER, "NCCL_SOCKET_IFNAME"]
@@ -26,7 +26,7 @@ fn ranks_of_one_host_avoid_the_network_and_user_settings_stay() {
     assert_eq!(names(processes(false, false), ""), [REGISTER]);
     assert!(names(processes(false, false), REGISTER).is_empty());
     assert_eq!(
-        names(Ranks::Threads, ""),
+        names(RankKind::Threads, ""),
         [REGISTER, "NCCL_SOCKET_IFNAME", "NCCL_P2P_DIRECT_DISABLE"]
     );
     let all = [

@@ -100,7 +100,7 @@ impl fmt::Display for Element {
 
 /// Where a format's reader found an array.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct ArrayPlace<'a> {
     /// Its name in the file; empty if the format has no names.
     pub(super) key: &'a str,
     /// Bytes from the beginning of the file.
@@ -131,9 +131,9 @@ impl Array {
     pub(super) fn new(
         mapped: &Arc<Mapped>,
         file: &str,
-        place: &Place<'_>,
+        place: &ArrayPlace<'_>,
     ) -> Result<Array, String> {
-        let Place {
+        let ArrayPlace {
             key,
             offset,
             element,

@@ -22,12 +22,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ddp_kernels::mapped::{Identity, free_bytes};
+use ddp_kernels::mapped::Identity;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::io::{reading, refuse, writing};
-use crate::disk::{replace_file, sync_folder};
+use crate::disk::{first_free, replace_file, sync_folder};
 use crate::error::{Error, Result};
 
 /// Part of every key: entries of older versions are not found.
@@ -40,7 +40,7 @@ const SETTLED: Duration = Duration::from_secs(2);
 const ABANDONED: Duration = Duration::from_secs(6 * 3600);
 
 /// A copy that is wanted.
-pub(super) struct Wanted<'a> {
+pub(super) struct WantedCopy<'a> {
     /// The file it is made from.
     pub(super) source: &'a Path,
     /// The name of the copy.
@@ -58,7 +58,7 @@ pub(crate) fn converted(
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let name = "data.bin";
-    let wanted = Wanted {
+    let wanted = WantedCopy {
         source,
         name,
         request,
@@ -73,7 +73,7 @@ pub(super) fn usual_folders(source: &Path, cache_dir: Option<&Path>) -> Vec<Path
 /// The copy, found in one of the folders or made in the first one that can be written.
 pub(super) fn find_or_make(
     folders: &[PathBuf],
-    wanted: &Wanted<'_>,
+    wanted: &WantedCopy<'_>,
     make: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let source = wanted.source;
@@ -103,7 +103,7 @@ pub(super) fn find_or_make(
     Ok(made)
 }
 
-impl Wanted<'_> {
+impl WantedCopy<'_> {
     fn key(&self, content: &str) -> String {
         self.hash(content.as_bytes())
     }
@@ -197,16 +197,6 @@ fn check_entry(entry: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// An error unless the disk of the file `to` has room for so many bytes.
-pub(super) fn check_room(to: &Path, bytes: u64) -> Result<()> {
-    let free = free_bytes(to.parent().unwrap_or(Path::new("."))).map_err(writing(to))?;
-    if free < bytes {
-        let text = format!("it takes up to {bytes} bytes on its disk, and {free} are free");
-        return Err(writing(to)(io::Error::new(ErrorKind::StorageFull, text)));
-    }
-    Ok(())
-}
-
 /// The folders to look in, best first.
 fn folders(
     source: &Path,
@@ -231,8 +221,10 @@ fn folders(
 fn new_folder(folders: &[PathBuf]) -> Result<(&Path, PathBuf)> {
     let mut first_error = None;
     for folder in folders {
-        match fs::create_dir_all(folder).and_then(|()| new_folder_in(folder)) {
-            Ok(aside) => return Ok((folder, aside)),
+        match fs::create_dir_all(folder)
+            .and_then(|()| first_free(folder, |path| fs::create_dir(path)))
+        {
+            Ok(((), aside)) => return Ok((folder, aside)),
             Err(error) => {
                 tracing::info!("{} cannot be used as a cache: {error}", folder.display());
                 first_error.get_or_insert_with(|| writing(folder)(error));
@@ -240,18 +232,6 @@ fn new_folder(folders: &[PathBuf]) -> Result<(&Path, PathBuf)> {
         }
     }
     Err(first_error.unwrap_or_else(|| Error::Internal("a cache without folders".into())))
-}
-
-fn new_folder_in(folder: &Path) -> io::Result<PathBuf> {
-    for number in 0.. {
-        let path = folder.join(format!(".unfinished-{}-{number}", std::process::id()));
-        match fs::create_dir(&path) {
-            // Left by a killed process of this id, or made in another container.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < 1000 => {}
-            made => return made.map(|()| path),
-        }
-    }
-    unreachable!("the last number returns")
 }
 
 /// Removes unfinished entries that killed processes left.

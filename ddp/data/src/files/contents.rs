@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
 
-use super::array::{Array, Place};
+use super::array::{Array, ArrayPlace};
 use super::io::refuse;
 use crate::error::Result;
 
@@ -32,7 +32,7 @@ impl Contents {
     }
 
     /// Adds the array at `place`, or the reason why it cannot be used.
-    pub(super) fn add(&mut self, mapped: &Arc<Mapped>, file: &str, place: &Place<'_>) {
+    pub(super) fn add(&mut self, mapped: &Arc<Mapped>, file: &str, place: &ArrayPlace<'_>) {
         match Array::new(mapped, file, place) {
             Ok(array) => self.arrays.push(array),
             Err(why) => self.others.push((place.key.to_string(), why)),

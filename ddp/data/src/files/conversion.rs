@@ -6,9 +6,8 @@ mod labels;
 use std::collections::HashMap;
 use std::path::Path;
 
-use self::labels::Labels;
+use self::labels::LabelColumn;
 use super::array::Element;
-use super::cache;
 use super::flat;
 use super::io::refuse;
 use super::shown::{listed, shown};
@@ -17,8 +16,6 @@ use crate::rounding::{self, Ends};
 
 /// Numbers written at once.
 pub(super) const PIECE_COUNT: usize = 1 << 18;
-/// The free space that is asked for at a time, unless less will be written.
-const ROOM_BYTES: u64 = 64 << 20;
 /// The most bytes that the names of all features have in a flat file's header.
 const NAMES_BYTES_MAX: usize = 40 << 20;
 
@@ -167,45 +164,35 @@ pub(super) fn text_help(column: &str) -> String {
 }
 
 /// Writes rows: features at once, labels aside until all are known.
-pub(super) struct Rows<'a> {
+pub(super) struct RowWriter<'a> {
     out: &'a mut flat::Writer,
-    to: &'a Path,
     features: Vec<f32>,
     /// Of each column, before rounding.
     ends: Vec<Ends>,
-    labels: Option<Labels>,
+    labels: Option<LabelColumn>,
     rows: u64,
-    /// Free space that was asked for and is not used up.
-    room_bytes: u64,
-    /// The most bytes of features still to come.
-    bytes_left_max: u64,
 }
 
-impl<'a> Rows<'a> {
-    /// Rows of the file `to`, whose features take at most `bytes_max` bytes. `has_text_labels`:
-    /// whatever they look like.
+impl<'a> RowWriter<'a> {
+    /// Rows of the file `to`. `has_text_labels`: whatever they look like.
     pub(super) fn new(
         columns: &Columns<'_>,
-        to: &'a Path,
+        to: &Path,
         out: &'a mut flat::Writer,
-        bytes_max: u64,
         has_text_labels: bool,
-    ) -> Result<Rows<'a>> {
+    ) -> Result<RowWriter<'a>> {
         let count = columns.features.len();
         if count > 0 {
             out.begin("features", Element::F32, &[count])?;
         }
         let are_texts = has_text_labels || columns.request.labels_are_texts;
-        let labels = columns.label.map(|_| Labels::beside(to, are_texts));
-        Ok(Rows {
+        let labels = columns.label.map(|_| LabelColumn::beside(to, are_texts));
+        Ok(RowWriter {
             out,
-            to,
             features: Vec::with_capacity(PIECE_COUNT + count),
             ends: vec![Ends::NONE; count],
             labels: labels.transpose()?,
             rows: 0,
-            room_bytes: 0,
-            bytes_left_max: bytes_max,
         })
     }
 
@@ -235,13 +222,6 @@ impl<'a> Rows<'a> {
     }
 
     fn write_piece(&mut self) -> Result<()> {
-        let bytes = 4 * self.features.len() as u64;
-        if self.room_bytes < bytes {
-            self.room_bytes = room_wanted(self.bytes_left_max, bytes);
-            cache::check_room(self.to, self.room_bytes)?;
-        }
-        self.room_bytes -= bytes;
-        self.bytes_left_max = self.bytes_left_max.saturating_sub(bytes);
         self.out.write_numbers(&self.features, f32::to_le_bytes)?;
         self.features.clear();
         Ok(())
@@ -277,10 +257,4 @@ impl<'a> Rows<'a> {
             source: Some(columns.path.display().to_string()),
         })
     }
-}
-
-/// The free space to ask for before `bytes` are written, if at most `bytes_left_max` are still to
-/// come.
-pub(super) fn room_wanted(bytes_left_max: u64, bytes: u64) -> u64 {
-    ROOM_BYTES.min(bytes_left_max).max(bytes)
 }

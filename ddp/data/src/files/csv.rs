@@ -19,7 +19,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Why a table cannot be read.
 #[derive(Debug)]
-pub(crate) enum Problem {
+pub(crate) enum CsvProblem {
     /// What is wrong on this line of the file.
     Malformed(u64, String),
     /// The system could not read the file.
@@ -51,7 +51,7 @@ pub(crate) struct Record<'a> {
 impl<R: Read> Records<R> {
     /// Reads a stream whose first line decides the delimiter: a tab if `tabs`, else a comma, else a
     /// semicolon or a tab.
-    pub(crate) fn new(reader: R, tabs: bool) -> Result<Records<R>, Problem> {
+    pub(crate) fn new(reader: R, tabs: bool) -> Result<Records<R>, CsvProblem> {
         Records::with_buffer(reader, tabs, BUFFER_BYTES, RECORD_BYTES_MAX)
     }
 
@@ -60,16 +60,16 @@ impl<R: Read> Records<R> {
         tabs: bool,
         buffer_bytes: usize,
         record_bytes_max: usize,
-    ) -> Result<Records<R>, Problem> {
+    ) -> Result<Records<R>, CsvProblem> {
         let mut start = Vec::new();
         reader
             .by_ref()
             .take(buffer_bytes as u64)
             .read_to_end(&mut start)
-            .map_err(Problem::Unreadable)?;
+            .map_err(CsvProblem::Unreadable)?;
         if start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff") {
             let what = "expected UTF-8, got UTF-16; help: save the file as UTF-8";
-            return Err(Problem::Malformed(1, what.into()));
+            return Err(CsvProblem::Malformed(1, what.into()));
         }
         if start.starts_with(b"\xef\xbb\xbf") {
             start.drain(..3);
@@ -87,12 +87,12 @@ impl<R: Read> Records<R> {
     }
 
     /// The next record; `None` at the end.
-    pub(crate) fn next(&mut self) -> Result<Option<Record<'_>>, Problem> {
+    pub(crate) fn next(&mut self) -> Result<Option<Record<'_>>, CsvProblem> {
         if !self.skip_line_ends()? {
             return Ok(None);
         }
         let line = self.line;
-        let malformed = |what| Err(Problem::Malformed(line, what));
+        let malformed = |what| Err(CsvProblem::Malformed(line, what));
         let (mut bytes, mut cells) = (0, 0);
         loop {
             let input = fill(&mut self.input)?;
@@ -139,7 +139,7 @@ impl<R: Read> Records<R> {
     }
 
     /// Skips empty lines. Returns whether a record follows.
-    fn skip_line_ends(&mut self) -> Result<bool, Problem> {
+    fn skip_line_ends(&mut self) -> Result<bool, CsvProblem> {
         loop {
             match fill(&mut self.input)?.first() {
                 None => return Ok(false),
@@ -162,17 +162,17 @@ impl<R: Read> Records<R> {
 }
 
 /// The next bytes of `input`, none at the end.
-fn fill(input: &mut impl BufRead) -> Result<&[u8], Problem> {
+fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
     loop {
         match input.fill_buf() {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(Problem::Unreadable(error)),
+            Err(error) => return Err(CsvProblem::Unreadable(error)),
             Ok(_) => break,
         }
     }
     // The buffer is filled by now: this reads nothing. The borrow checker refuses to return it from
     // the loop.
-    input.fill_buf().map_err(Problem::Unreadable)
+    input.fill_buf().map_err(CsvProblem::Unreadable)
 }
 
 /// The delimiter of a file that begins with these bytes.

@@ -35,7 +35,7 @@ use flate2::Crc;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::array::{Element, Place};
+use super::array::{ArrayPlace, Element};
 use super::contents::Contents;
 use super::io::{map, refuse, writing};
 use crate::error::{Error, Result};
@@ -101,7 +101,7 @@ pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
     let mut contents = Contents::default();
     let header = header(&mapped).map_err(|why| refuse(path, why))?;
     for entry in &header.arrays {
-        let place = Place {
+        let place = ArrayPlace {
             key: &entry.name,
             offset: entry.offset,
             element: entry.element().map_err(|why| refuse(path, why))?,

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::array::{Element, Place};
+use super::array::{ArrayPlace, Element};
 use super::contents::Contents;
 use super::io::{map, refuse};
 use crate::error::Result;
@@ -94,7 +94,7 @@ pub(super) fn open(path: &Path, file: &str) -> Result<Contents> {
             mapped.len()
         )));
     }
-    let place = Place {
+    let place = ArrayPlace {
         key: "",
         offset: header.data_start(),
         element: *element,

@@ -11,7 +11,7 @@ use crate::error::Result;
 /// Formats of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Kind {
+pub enum FileKind {
     Npy,
     Npz,
     Idx,
@@ -25,21 +25,21 @@ pub enum Kind {
 }
 
 /// Endings of file names.
-const ENDINGS: [(&str, Kind); 14] = [
-    (".npy", Kind::Npy),
-    (".npz", Kind::Npz),
-    (".idx", Kind::Idx),
-    ("-ubyte", Kind::Idx),
-    (".ubyte", Kind::Idx),
-    (".idx1", Kind::Idx),
-    (".idx3", Kind::Idx),
-    (".safetensors", Kind::Safetensors),
-    (".bin", Kind::Flat),
-    (".gz", Kind::Gzip),
-    (".csv", Kind::Csv),
-    (".tsv", Kind::Csv),
-    (".parquet", Kind::Parquet),
-    (".pq", Kind::Parquet),
+const ENDINGS: [(&str, FileKind); 14] = [
+    (".npy", FileKind::Npy),
+    (".npz", FileKind::Npz),
+    (".idx", FileKind::Idx),
+    ("-ubyte", FileKind::Idx),
+    (".ubyte", FileKind::Idx),
+    (".idx1", FileKind::Idx),
+    (".idx3", FileKind::Idx),
+    (".safetensors", FileKind::Safetensors),
+    (".bin", FileKind::Flat),
+    (".gz", FileKind::Gzip),
+    (".csv", FileKind::Csv),
+    (".tsv", FileKind::Csv),
+    (".parquet", FileKind::Parquet),
+    (".pq", FileKind::Parquet),
 ];
 
 /// The refusal of pickles, also for what `torch.save` writes.
@@ -70,43 +70,43 @@ const REFUSED: [(&[u8], &str); 7] = [
     ),
 ];
 
-impl Kind {
+impl FileKind {
     /// What it is called in messages.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Npy => "an .npy file",
-            Kind::Npz => "an .npz file",
-            Kind::Idx => "an IDX file",
-            Kind::Safetensors => "a .safetensors file",
-            Kind::Flat => "a flat .bin file",
-            Kind::Gzip => "a file compressed with gzip",
-            Kind::Csv => "a table of text (.csv, .tsv)",
-            Kind::Parquet => "a .parquet file",
+            FileKind::Npy => "an .npy file",
+            FileKind::Npz => "an .npz file",
+            FileKind::Idx => "an IDX file",
+            FileKind::Safetensors => "a .safetensors file",
+            FileKind::Flat => "a flat .bin file",
+            FileKind::Gzip => "a file compressed with gzip",
+            FileKind::Csv => "a table of text (.csv, .tsv)",
+            FileKind::Parquet => "a .parquet file",
         }
     }
 
     /// By the first bytes of a file of `bytes` bytes, and the last eight where a text could begin
     /// the same way.
-    fn of_bytes(start: &[u8], end: &[u8; 8], bytes: u64) -> Option<Kind> {
+    fn of_bytes(start: &[u8], end: &[u8; 8], bytes: u64) -> Option<FileKind> {
         match start {
-            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Kind::Npy),
-            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Kind::Npz),
-            [0x1f, 0x8b, ..] => Some(Kind::Gzip),
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(FileKind::Npy),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(FileKind::Npz),
+            [0x1f, 0x8b, ..] => Some(FileKind::Gzip),
             // A column may have this name.
-            [b'P', b'A', b'R', b'1', ..] if ends_as_parquet(end, bytes) => Some(Kind::Parquet),
-            _ if start.starts_with(flat::MAGIC) => Some(Kind::Flat),
+            [b'P', b'A', b'R', b'1', ..] if ends_as_parquet(end, bytes) => Some(FileKind::Parquet),
+            _ if start.starts_with(flat::MAGIC) => Some(FileKind::Flat),
             // The length of the header, then its first bracket.
             [a, b, c, d, e, f, g, h, b'{', ..]
                 if u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) <= bytes =>
             {
-                Some(Kind::Safetensors)
+                Some(FileKind::Safetensors)
             }
-            [0, 0, 0x08 | 0x09 | 0x0b..=0x0e, 1..=8, ..] => Some(Kind::Idx),
+            [0, 0, 0x08 | 0x09 | 0x0b..=0x0e, 1..=8, ..] => Some(FileKind::Idx),
             _ => None,
         }
     }
 
-    fn of_name(path: &Path) -> Option<Kind> {
+    fn of_name(path: &Path) -> Option<FileKind> {
         let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
         let mut endings = ENDINGS.iter();
         let found = endings.find(|(ending, _)| name.ends_with(ending))?;
@@ -121,7 +121,7 @@ fn ends_as_parquet(end: &[u8; 8], bytes: u64) -> bool {
 }
 
 /// The format of the file at `path`.
-pub fn kind(path: &Path) -> Result<Kind> {
+pub fn kind(path: &Path) -> Result<FileKind> {
     let mapped = map(path)?;
     let (mut start, mut end, bytes) = ([0; 16], [0; 8], mapped.len());
     let start = &mut start[..bytes.min(16) as usize];
@@ -143,15 +143,15 @@ pub fn kind(path: &Path) -> Result<Kind> {
     let is_named_pickle = ["pt", "pth", "pkl", "pickle"]
         .iter()
         .any(|&name| ending == *name);
-    match Kind::of_bytes(start, &end, bytes) {
+    match FileKind::of_bytes(start, &end, bytes) {
         // torch.save writes a zip archive with a pickle in it.
-        Some(Kind::Npz) | None if is_named_pickle => return Err(refuse(path, PICKLE)),
-        Some(Kind::Gzip) if is_table(path) => return Ok(Kind::Csv),
+        Some(FileKind::Npz) | None if is_named_pickle => return Err(refuse(path, PICKLE)),
+        Some(FileKind::Gzip) if is_table(path) => return Ok(FileKind::Csv),
         Some(kind) => return Ok(kind),
         None if matches!(start, [0x80, 2..=5, ..]) => return Err(refuse(path, PICKLE)),
         None => {}
     }
-    Kind::of_name(path).ok_or_else(|| {
+    FileKind::of_name(path).ok_or_else(|| {
         let got = start[..start.len().min(8)].escape_ascii();
         let known =
             ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), or .gz of these";
@@ -165,5 +165,5 @@ pub fn kind(path: &Path) -> Result<Kind> {
 /// Whether the name without `.gz` is that of a table.
 fn is_table(path: &Path) -> bool {
     let stem = path.file_stem().map(Path::new);
-    stem.and_then(Kind::of_name) == Some(Kind::Csv)
+    stem.and_then(FileKind::of_name) == Some(FileKind::Csv)
 }

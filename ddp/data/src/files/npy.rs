@@ -10,7 +10,7 @@ use std::path::Path;
 use ddp_kernels::mapped::Mapped;
 use ddp_kernels::npy::{Described, describe};
 
-use super::array::{Array, Element, Place, WIDTH_MAX};
+use super::array::{Array, ArrayPlace, Element, WIDTH_MAX};
 use super::contents::Contents;
 use super::io::{MappedReader, map, refuse};
 use super::{cache, flat};
@@ -18,8 +18,6 @@ use crate::error::Result;
 
 /// Rows are transposed in blocks of about this size.
 const BLOCK_BYTES: usize = 16 << 20;
-/// The parser refuses longer headers.
-const HEADER_BYTES_MAX: usize = 64 << 10;
 
 /// What a header says.
 pub(super) type Header = Described<Stored>;
@@ -38,20 +36,6 @@ pub(super) fn header(reader: impl Read) -> Result<Header, String> {
         ddp_kernels::Error::Io { source, .. } => source.to_string(),
         other => other.to_string(),
     })
-}
-
-/// Whether a file's first bytes end before its header does.
-pub(super) fn ends_early(start: &[u8]) -> bool {
-    match start {
-        [_, _, _, _, _, _, 1, _, low, high, ..] => {
-            start.len() < 10 + usize::from(u16::from_le_bytes([*low, *high]))
-        }
-        [_, _, _, _, _, _, 2 | 3, _, a, b, c, d, ..] => {
-            let bytes = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
-            bytes <= HEADER_BYTES_MAX && start.len() - 12 < bytes
-        }
-        _ => start.len() < 12,
-    }
 }
 
 /// The size of a file with this header.
@@ -77,8 +61,8 @@ pub(super) fn is_scattered(header: &Header) -> bool {
 }
 
 /// The place of the array `key` whose header begins at byte `start` of a file.
-pub(super) fn place<'a>(header: &'a Header, key: &'a str, start: u64) -> Place<'a> {
-    Place {
+pub(super) fn place<'a>(header: &'a Header, key: &'a str, start: u64) -> ArrayPlace<'a> {
+    ArrayPlace {
         key,
         offset: start + header.data_start,
         element: header.stored.element,
@@ -97,7 +81,6 @@ pub(super) fn open(path: &Path, file: &str, cache_dir: Option<&Path>) -> Result<
         // Checked before the file is read to look for its converted copy.
         check_convertible(&header).map_err(bad)?;
         let made = cache::converted(path, cache_dir, "npy, by rows", |made| {
-            cache::check_room(made, mapped.len())?;
             flat::write(made, |writer| {
                 write_by_rows(&mapped, 0, &header, "", writer)?;
                 Ok(flat::About::from_source(file))

@@ -188,7 +188,6 @@ fn convert(
     members: &[(Member, npy::Header)],
     made: &Path,
 ) -> Result<()> {
-    cache::check_room(made, bytes_needed(members))?;
     flat::write(made, |writer| {
         for (member, header) in members {
             if member.is_stored {
@@ -223,16 +222,6 @@ fn convert(
         }
         Ok(flat::About::from_source(&path.display().to_string()))
     })
-}
-
-/// The bytes of the converted file, and of the largest member that is unpacked aside.
-fn bytes_needed(members: &[(Member, npy::Header)]) -> u64 {
-    let bytes = members.iter().map(|(member, _)| member.unpacked_bytes);
-    let scattered = members
-        .iter()
-        .filter(|(_, header)| npy::is_scattered(header));
-    let aside = scattered.map(|(member, _)| member.unpacked_bytes).max();
-    bytes.chain(aside).fold(0, u64::saturating_add)
 }
 
 /// Gives the elements of a compressed member to `write`, little-endian, in their order.

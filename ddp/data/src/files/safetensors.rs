@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::array::{Element, Place};
+use super::array::{ArrayPlace, Element};
 use super::contents::Contents;
 use super::io::{MappedReader, map, reading, refuse};
 use crate::error::Result;
@@ -22,7 +22,7 @@ pub(super) fn open(path: &Path) -> Result<Contents> {
             contents.others.push((entry.name.clone(), why));
             continue;
         };
-        let place = Place {
+        let place = ArrayPlace {
             key: &entry.name,
             offset: header.data_start + entry.start,
             element,

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::cache;
 use super::contents::Contents;
-use super::conversion::{Columns, Rows};
-use super::csv::{Problem, Record, Records, number};
+use super::conversion::{Columns, RowWriter};
+use super::csv::{CsvProblem, Record, Records, number};
 use super::io::refuse;
-use super::kind::{Kind, kind};
+use super::kind::{FileKind, kind};
 use super::shown::shown;
 use super::{flat, gzip, parquet};
 use crate::error::{Error, Result};
@@ -32,10 +32,10 @@ impl Format {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let name = name.to_ascii_lowercase();
         match kind(path)? {
-            Kind::Csv => Ok(Format::Csv {
+            FileKind::Csv => Ok(Format::Csv {
                 tabs: name.trim_end_matches(".gz").ends_with(".tsv"),
             }),
-            Kind::Parquet => Ok(Format::Parquet),
+            FileKind::Parquet => Ok(Format::Parquet),
             other => Err(refuse(
                 path,
                 format!("expected a table, got {}", other.name()),
@@ -71,7 +71,7 @@ pub fn columns(path: &Path) -> Result<Vec<String>> {
 }
 
 fn records(path: &Path, tabs: bool) -> Result<Records<Box<dyn Read>>> {
-    Records::new(gzip::table(path)?, tabs).map_err(problem_in(path))
+    Records::new(gzip::reader(path)?, tabs).map_err(problem_in(path))
 }
 
 fn convert_csv(
@@ -83,10 +83,7 @@ fn convert_csv(
 ) -> Result<flat::About> {
     let mut records = records(path, tabs)?;
     let columns = Columns::choose(path, request, header(path, &mut records)?)?;
-    // A number takes four bytes, its cell at least one and a delimiter.
-    let cells_max = gzip::table_bytes_max(path)?.saturating_add(2) / 2;
-    let bytes_max = cells_max.saturating_mul(4);
-    let mut rows = Rows::new(&columns, to, out, bytes_max, false)?;
+    let mut rows = RowWriter::new(&columns, to, out, false)?;
     let any_number = columns
         .names
         .iter()
@@ -102,7 +99,7 @@ fn convert_record(
     columns: &Columns<'_>,
     any_number: bool,
     record: &Record<'_>,
-    rows: &mut Rows<'_>,
+    rows: &mut RowWriter<'_>,
 ) -> Result<()> {
     let (got, expected) = (record.len(), columns.names.len());
     if got != expected {
@@ -189,10 +186,10 @@ fn looks_like_a_row(numbers: &[f64], cells: usize) -> bool {
     !are_names
 }
 
-fn problem_in(path: &Path) -> impl FnOnce(Problem) -> Error {
+fn problem_in(path: &Path) -> impl FnOnce(CsvProblem) -> Error {
     move |problem| match problem {
-        Problem::Malformed(line, what) => refuse(path, format!("line {line}: {what}")),
-        Problem::Unreadable(error) => gzip::unreadable(path, error),
+        CsvProblem::Malformed(line, what) => refuse(path, format!("line {line}: {what}")),
+        CsvProblem::Unreadable(error) => gzip::unreadable(path, error),
     }
 }
 

@@ -24,7 +24,7 @@ struct Slot {
 
 /// How rows get into a slot.
 #[derive(Debug)]
-enum Path {
+enum FillPath {
     /// Gathered into the batch itself, in host memory.
     Host,
     /// Copied from host memory to GPUs.
@@ -43,7 +43,7 @@ pub(super) struct Slots {
     /// The rows loaded last, in their order.
     pub(super) rows: Vec<u64>,
     micro: usize,
-    path: Path,
+    path: FillPath,
     prefetcher: Prefetcher,
 }
 
@@ -71,11 +71,11 @@ impl Slots {
         };
         let slots = [slot()?, slot()?];
         let path = match tables {
-            Some(tables) => Path::Resident(DeviceGatherer::new(tables, rows_max)?),
+            Some(tables) => FillPath::Resident(DeviceGatherer::new(tables, rows_max)?),
             None if devices[0].is_accelerator() => {
-                Path::Copied(BatchCopier::new(&*dataset, rows_max, devices)?)
+                FillPath::Copied(BatchCopier::new(&*dataset, rows_max, devices)?)
             }
-            None => Path::Host,
+            None => FillPath::Host,
         };
         let micro = micro.unwrap_or(rows_max).max(1);
         let prefetcher = Prefetcher::new(dataset.clone(), rows_max);
@@ -117,13 +117,13 @@ impl Slots {
             }
         };
         match &mut self.path {
-            Path::Host => gather(&views)?,
-            Path::Copied(copier) => {
+            FillPath::Host => gather(&views)?,
+            FillPath::Copied(copier) => {
                 copier.begin(turn)?;
                 gather(copier.host())?;
                 copier.copy(turn, &views)?;
             }
-            Path::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
+            FillPath::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
         }
         let [x, targets] = views;
         let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
@@ -137,9 +137,9 @@ impl Slots {
     /// next.
     pub(super) fn prefetch(&mut self, batch: u64, mine: impl Iterator<Item = u64>) -> Result<()> {
         let host = match &self.path {
-            Path::Host => &self.slots[self.next].memory,
-            Path::Copied(copier) => copier.host(),
-            Path::Resident(_) => return Ok(()),
+            FillPath::Host => &self.slots[self.next].memory,
+            FillPath::Copied(copier) => copier.host(),
+            FillPath::Resident(_) => return Ok(()),
         };
         self.prefetcher.start(batch, mine, host.clone())
     }

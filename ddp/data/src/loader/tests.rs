@@ -1,9 +1,11 @@
 //! Which rows a loader brings, and where.
 
-use ddp_kernels::{DType, Tensor};
+use std::sync::Arc;
+
+use ddp_kernels::{DType, Device, Tensor};
 
 use super::*;
-use crate::dataset::{check_gather, sampled_hash};
+use crate::dataset::{Dataset, check_gather, sampled_hash};
 use crate::synthetic::row_number;
 use crate::{DataSpec, RowSpec, TaskSpec, TensorSpec, open, read_rows};
 
@@ -29,7 +31,14 @@ fn the_order_of_rows_does_not_depend_on_the_number_of_ranks() {
     let order = |size: usize, micro: Option<usize>| {
         let mut loaders: Vec<Loader> = (0..size)
             .map(|rank| {
-                Loader::new(data.train.clone(), sampler, rank, size, micro, Device::Cpu).unwrap()
+                Loader::new(
+                    Source::new(data.train.clone(), [Device::Cpu; 2]),
+                    sampler,
+                    rank,
+                    size,
+                    micro,
+                )
+                .unwrap()
             })
             .collect();
         let mut rows = Vec::new();
@@ -89,7 +98,14 @@ fn the_order_of_rows_does_not_depend_on_the_number_of_ranks() {
 fn a_rank_without_rows_has_an_empty_batch() {
     let data = numbered(100, 0);
     let sampler = Sampler::new(100, 3, 0, false).unwrap();
-    let mut loader = Loader::new(data.train, sampler, 0, 5, Some(8), Device::Cpu).unwrap();
+    let mut loader = Loader::new(
+        Source::new(data.train, [Device::Cpu; 2]),
+        sampler,
+        0,
+        5,
+        Some(8),
+    )
+    .unwrap();
     let batch = loader.load(0).unwrap();
     assert_eq!((batch.mine, batch.micro_count(), batch.rows), (0, 0, 3));
     assert_eq!(batch.x.shape().dims(), [0, 4]);
@@ -99,7 +115,14 @@ fn a_rank_without_rows_has_an_empty_batch() {
 fn two_slots_take_turns_so_that_the_next_batch_can_be_gathered_beside_this_one() {
     let data = numbered(100, 0);
     let sampler = Sampler::new(100, 10, 0, false).unwrap();
-    let mut loader = Loader::new(data.train.clone(), sampler, 0, 1, None, Device::Cpu).unwrap();
+    let mut loader = Loader::new(
+        Source::new(data.train.clone(), [Device::Cpu; 2]),
+        sampler,
+        0,
+        1,
+        None,
+    )
+    .unwrap();
     let first = loader.load(0).unwrap().x.clone();
     let before = rows_of(&first);
     // The second is gathered by now, or is being.
@@ -114,11 +137,24 @@ fn two_slots_take_turns_so_that_the_next_batch_can_be_gathered_beside_this_one()
 fn a_batch_that_was_gathered_ahead_is_the_one_that_was_asked_for() {
     let data = numbered(1000, 0);
     let sampler = Sampler::new(1000, 32, 7, false).unwrap();
-    let mut ahead = Loader::new(data.train.clone(), sampler, 0, 2, None, Device::Cpu).unwrap();
+    let mut ahead = Loader::new(
+        Source::new(data.train.clone(), [Device::Cpu; 2]),
+        sampler,
+        0,
+        2,
+        None,
+    )
+    .unwrap();
     for step in 0..70 {
         let expected = {
-            let mut alone =
-                Loader::new(data.train.clone(), sampler, 0, 2, None, Device::Cpu).unwrap();
+            let mut alone = Loader::new(
+                Source::new(data.train.clone(), [Device::Cpu; 2]),
+                sampler,
+                0,
+                2,
+                None,
+            )
+            .unwrap();
             alone.ends_before(step);
             rows_of(&alone.load(step).unwrap().x)
         };
@@ -135,7 +171,14 @@ fn a_batch_that_was_gathered_ahead_is_the_one_that_was_asked_for() {
 fn a_step_loaded_out_of_turn_is_the_same() {
     let data = numbered(1000, 0);
     let sampler = Sampler::new(1000, 32, 7, false).unwrap();
-    let mut loader = Loader::new(data.train, sampler, 1, 3, None, Device::Cpu).unwrap();
+    let mut loader = Loader::new(
+        Source::new(data.train, [Device::Cpu; 2]),
+        sampler,
+        1,
+        3,
+        None,
+    )
+    .unwrap();
     let straight: Vec<_> = (0..70)
         .map(|step| rows_of(&loader.load(step).unwrap().x))
         .collect();
@@ -154,8 +197,13 @@ fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
     for size in [1, 2, 3, 8, 200] {
         let mut seen = Vec::new();
         for rank in 0..size {
-            let mut batches =
-                InOrder::new(data.held_out.clone(), rank, size, 10, Device::Cpu).unwrap();
+            let mut batches = InOrder::new(
+                Source::new(data.held_out.clone(), [Device::Cpu; 2]),
+                rank,
+                size,
+                10,
+            )
+            .unwrap();
             for index in 0..batches.count() {
                 let batch = batches.load(index).unwrap();
                 assert_eq!((batch.first, batch.rows), (seen.len() as u64, 107));
@@ -167,7 +215,7 @@ fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
     }
     let nothing = numbered(1, 0);
     assert_eq!(
-        InOrder::new(nothing.held_out, 0, 1, 10, Device::Cpu)
+        InOrder::new(Source::new(nothing.held_out, [Device::Cpu; 2]), 0, 1, 10)
             .unwrap()
             .count(),
         0
@@ -178,12 +226,11 @@ fn evaluation_sees_every_row_once_in_order_on_any_number_of_ranks() {
 fn classes_come_as_whole_numbers_beside_their_images() {
     let data = open(&"glyphs,rows=50".parse().unwrap()).unwrap();
     let mut loader = Loader::new(
-        data.train.clone(),
+        Source::new(data.train.clone(), [Device::Cpu; 2]),
         Sampler::new(50, 8, 0, false).unwrap(),
         0,
         1,
         None,
-        Device::Cpu,
     )
     .unwrap();
     let batch = loader.load(0).unwrap();
@@ -257,8 +304,16 @@ fn inputs_may_be_integers_in_two_dimensions_with_a_target_for_each_position() {
     assert_ne!(data.fingerprint().unwrap(), "lines 0");
     let sampler = Sampler::new(21, 8, 3, false).unwrap();
     for rank in 0..2 {
-        let mut loader = Loader::new(data.clone(), sampler, rank, 2, Some(3), Device::Cpu).unwrap();
-        let mut batches = InOrder::new(data.clone(), rank, 2, 4, Device::Cpu).unwrap();
+        let mut loader = Loader::new(
+            Source::new(data.clone(), [Device::Cpu; 2]),
+            sampler,
+            rank,
+            2,
+            Some(3),
+        )
+        .unwrap();
+        let mut batches =
+            InOrder::new(Source::new(data.clone(), [Device::Cpu; 2]), rank, 2, 4).unwrap();
         let check = |batch: &Batch, rows: &[u64]| {
             let [inputs, targets] = read_rows(&*data, rows).unwrap();
             assert_eq!(batch.x.shape().dims(), [rows.len(), LINES, WIDTH]);

@@ -40,7 +40,7 @@ pub(crate) struct Ask<'a> {
 
 /// Where labels are, once it is known whether a name is that of files.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Source {
+pub(super) enum LabelPlace {
     Default,
     /// In the column or array of this name.
     Named(String),
@@ -51,11 +51,11 @@ pub(super) enum Source {
     Unwanted,
 }
 
-impl Source {
+impl LabelPlace {
     /// The files that hold only labels.
     pub(super) fn files(&self) -> &[PathBuf] {
         match self {
-            Source::Files(files, _) | Source::Beside(files) => files,
+            LabelPlace::Files(files, _) | LabelPlace::Beside(files) => files,
             _ => &[],
         }
     }

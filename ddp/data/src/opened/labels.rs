@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::ask::{Ask, LabelSource, Labelled, Source};
+use super::ask::{Ask, LabelPlace, LabelSource, Labelled};
 use crate::choose;
 use crate::error::{Error, Result};
 use crate::files::table::{self, TableRequest, listed};
@@ -13,16 +13,16 @@ use crate::spec::FilesSpec;
 use crate::task::LabelName;
 
 /// Where labels are.
-pub(super) fn source(ask: &Ask<'_>, paths: &[PathBuf]) -> Result<Source> {
+pub(super) fn source(ask: &Ask<'_>, paths: &[PathBuf]) -> Result<LabelPlace> {
     match &ask.labels {
-        LabelSource::Unwanted => Ok(Source::Unwanted),
+        LabelSource::Unwanted => Ok(LabelPlace::Unwanted),
         LabelSource::Default => {
             let beside = paths.iter().map(|path| choose::labels_beside(path));
             let beside: Option<Vec<PathBuf>> = beside.collect();
-            Ok(beside.map_or(Source::Default, Source::Beside))
+            Ok(beside.map_or(LabelPlace::Default, LabelPlace::Beside))
         }
         LabelSource::Given(text) => match text.strip_prefix('#') {
-            Some(name) => Ok(Source::Named(name.to_string())),
+            Some(name) => Ok(LabelPlace::Named(name.to_string())),
             None => named_or_files(ask, text, paths),
         },
     }
@@ -30,11 +30,11 @@ pub(super) fn source(ask: &Ask<'_>, paths: &[PathBuf]) -> Result<Source> {
 
 /// What `text` means. A column or an array of this name comes before a folder, since folders have
 /// many words as names.
-fn named_or_files(ask: &Ask<'_>, text: &str, paths: &[PathBuf]) -> Result<Source> {
+fn named_or_files(ask: &Ask<'_>, text: &str, paths: &[PathBuf]) -> Result<LabelPlace> {
     let FilesSpec { path, part } = FilesSpec::split(text);
     let is_file = choose::has_ending(&path) || Path::new(&path).exists();
     if !is_file || !choose::has_ending(&path) && has_part(ask, &paths[0], text)? {
-        return Ok(Source::Named(text.to_string()));
+        return Ok(LabelPlace::Named(text.to_string()));
     }
     let files = choose::files(&path, ask.labels_setting)?;
     // The table of the features itself: its other columns are the features.
@@ -45,9 +45,9 @@ fn named_or_files(ask: &Ask<'_>, text: &str, paths: &[PathBuf]) -> Result<Source
             .collect()
     };
     if choose::is_table(&paths[0]) && real(&files) == real(paths) {
-        return Ok(part.map_or(Source::Default, Source::Named));
+        return Ok(part.map_or(LabelPlace::Default, LabelPlace::Named));
     }
-    Ok(Source::Files(files, part))
+    Ok(LabelPlace::Files(files, part))
 }
 
 /// Whether the file has a column or an array of this name.
@@ -178,7 +178,7 @@ pub(super) fn agree_on_texts(ask: &Ask<'_>, labels: &mut [Labelled]) -> Result<(
 /// Checks that there are as many labels as rows: in all if one file has them, else file by file.
 pub(super) fn check_rows(
     ask: &Ask<'_>,
-    source: &Source,
+    source: &LabelPlace,
     features: &[Array],
     labels: &[Labelled],
 ) -> Result<()> {
@@ -219,7 +219,7 @@ pub(super) fn check_rows(
         check(labels, features.name(), features.rows())?;
     }
     match source {
-        Source::Files(files, _) => check_numbers(ask, features, files),
+        LabelPlace::Files(files, _) => check_numbers(ask, features, files),
         _ => Ok(()),
     }
 }

@@ -1,21 +1,15 @@
-//! Built-in data: normalized if that is asked for, or as a trained model expects them.
+//! Built-in data, which are normalized already.
 
 use std::sync::Arc;
 
-use crate::dataset::{Dataset, read_rows};
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::glyphs::Glyphs;
-use crate::normalize::{Normalization, Normalize, Normalized};
-use crate::ranks::Ranks;
 use crate::request::{Data, DataRequest, Trained};
-use crate::scan::{self, Rows};
 use crate::spec::DataSpec;
 use crate::synthetic::Synthetic;
 
-/// The most bytes of generated features that are made to find their moments.
-const GENERATED_BYTES_MAX: u64 = 256 << 20;
-
-pub(super) fn built_in(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
+pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
     let (train, held_out): (Arc<dyn Dataset>, Arc<dyn Dataset>) = match &request.data {
         DataSpec::Glyphs(spec) => (
             Arc::new(Glyphs::train(spec)),
@@ -27,52 +21,17 @@ pub(super) fn built_in(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data>
         }
         DataSpec::Files(_) => return Err(Error::Internal("files are not built in".into())),
     };
-    let normalization = match &request.trained {
-        Some(trained) => {
-            check_trained(trained, &request.data, &*train)?;
-            trained.normalization.clone()
-        }
-        None if request.normalize == Normalize::None => None,
-        None => {
-            let found = scan::features(&Generated(&*train), &|_| true, ranks, GENERATED_BYTES_MAX)?;
-            Normalization::of(request.normalize, &found.moments)
-        }
-    };
-    let normalized = |of: Arc<dyn Dataset>| -> Arc<dyn Dataset> {
-        match normalization.clone() {
-            None => of,
-            Some(by) => Arc::new(Normalized { of, by }),
-        }
-    };
-    let (train, held_out) = (normalized(train), normalized(held_out));
+    if let Some(trained) = &request.trained {
+        check_trained(trained, &request.data, &*train)?;
+    }
     Ok(Data {
         description: Data::describe(request.data.name(), &*train, &*held_out),
         train,
         held_out,
-        normalization,
+        normalization: None,
         columns: None,
         label: None,
     })
-}
-
-/// The features of a dataset, for their moments.
-struct Generated<'a>(&'a dyn Dataset);
-
-impl Rows for Generated<'_> {
-    fn rows(&self) -> u64 {
-        self.0.rows()
-    }
-
-    fn width(&self) -> usize {
-        self.0.spec().inputs.elements()
-    }
-
-    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        let count = into.len() / self.width();
-        let rows: Vec<u64> = (first..first + count as u64).collect();
-        let [inputs, _] = read_rows(self.0, &rows)?;
-        Ok(inputs.with_slice(|x: &[f32]| into.copy_from_slice(x))?)
-    }
 }
 
 /// An error if a trained model cannot take these data.
@@ -85,5 +44,10 @@ fn check_trained(trained: &Trained, spec: &DataSpec, data: &dyn Dataset) -> Resu
             trained.task
         )));
     }
-    trained.check_normalization()
+    match trained.normalization {
+        None => Ok(()),
+        Some(_) => Err(Error::Data(format!(
+            "`data` {spec}: expected files, since the model was trained on normalized features"
+        ))),
+    }
 }

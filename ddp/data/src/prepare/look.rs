@@ -1,6 +1,6 @@
 //! What is read of all rows before training.
 
-use super::source::Source;
+use super::source::OpenFiles;
 use crate::error::{Error, Result};
 use crate::file_rows::nonfinite;
 use crate::files::Element;
@@ -34,7 +34,7 @@ impl Findings {
 /// Reads all labels, and features if they may be wrong or moments are needed. `known` is the task
 /// that was learned from other rows.
 pub(super) fn look(
-    source: &Source,
+    source: &OpenFiles,
     known: Option<&TaskSpec>,
     split: Option<&Split>,
     normalize: Normalize,
@@ -69,7 +69,7 @@ pub(super) fn look(
 }
 
 /// The error of a non-finite feature, from a rank that sees it, should files differ between hosts.
-fn bad_feature(source: &Source, row: u64, column: usize, ranks: &dyn Ranks) -> Error {
+fn bad_feature(source: &OpenFiles, row: u64, column: usize, ranks: &dyn Ranks) -> Error {
     let features = source.features();
     let mine = features.number(row, column);
     let mine = mine.and_then(|number| match (number as f32).is_finite() {

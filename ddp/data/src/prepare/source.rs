@@ -8,7 +8,7 @@ use crate::stack::Stack;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 
 /// Open files of features and labels.
-pub(super) struct Source {
+pub(super) struct OpenFiles {
     /// The setting that names them.
     pub(super) setting: &'static str,
     pub(super) opened: Opened,
@@ -17,7 +17,7 @@ pub(super) struct Source {
     pub(super) names: Option<Vec<String>>,
 }
 
-impl Source {
+impl OpenFiles {
     /// Opens and converts files, on one rank of a host first. `known` is the task that was learned
     /// from other rows.
     pub(super) fn open(
@@ -25,7 +25,7 @@ impl Source {
         task: Option<TaskKind>,
         known: Option<&TaskSpec>,
         ranks: &dyn Ranks,
-    ) -> Result<Source> {
+    ) -> Result<OpenFiles> {
         let source = in_turn(ranks, || {
             let mut opened = opened::open(ask)?;
             opened.features.element()?;
@@ -38,7 +38,7 @@ impl Source {
                 }
             };
             let setting = ask.setting;
-            Ok(Source {
+            Ok(OpenFiles {
                 setting,
                 opened,
                 labels,

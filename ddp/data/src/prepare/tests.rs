@@ -180,26 +180,15 @@ fn statistics_are_of_the_rows_that_are_trained_on() {
 }
 
 #[test]
-fn built_in_data_can_be_normalized_too() {
-    let spec: DataSpec = "synthetic:classification,rows=5000,held-out=10,features=3"
-        .parse()
-        .unwrap();
-    let mut request = DataRequest::new(spec);
+fn built_in_data_are_normalized_already() {
+    let mut request = DataRequest::new("glyphs".parse().unwrap());
     request.normalize = Normalize::Standard;
-    let of = |size| {
-        ranks(size, |world| {
-            prepare(&request, world).unwrap().normalization.unwrap()
-        })
-    };
-    assert!(of(1)[0] == of(3)[2]);
-    let data = prepare(&request, &crate::Alone).unwrap();
-    let mean = all(&*data.train)
-        .iter()
-        .map(|(x, _)| f64::from(x[1]))
-        .sum::<f64>()
-        / 5000.0;
-    assert!(mean.abs() < 1e-6, "{mean}");
-    assert!(data.train.fingerprint().unwrap().contains("normalized"));
+    let error = prepare(&request, &crate::Alone).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        error.exit_code() == 2 && text.contains("`normalize`: expected files as `data`"),
+        "{text}"
+    );
 }
 
 /// A model that was trained on texts.
@@ -282,9 +271,13 @@ fn rows_that_a_model_was_not_trained_for_are_refused_with_their_place() {
     );
     let x = floats(&scratch, "x.npy", &[&[1.0, 6.0, 3.0]]);
     let y = whole(&scratch, "y.npy", &[0]);
+    let needs_labels = false;
     let message = error(&DataRequest {
-        trained: Some(trained()),
-        ..request(&x, Some(&y))
+        trained: Some(Trained {
+            needs_labels,
+            ..trained()
+        }),
+        ..request(&x, None)
     });
     assert!(
         message.contains("x.npy: expected 2 features a row") && message.contains("got 3"),

@@ -1,7 +1,7 @@
 //! Warnings about data that can be trained on.
 
 use super::look::Findings;
-use super::source::Source;
+use super::source::OpenFiles;
 use crate::error::Result;
 use crate::files::Element;
 use crate::normalize::Normalize;
@@ -18,7 +18,7 @@ const NUMBERS: usize = 1 << 22;
 /// Logs what a user should know of these data.
 pub(super) fn warn(
     request: &DataRequest,
-    source: &Source,
+    source: &OpenFiles,
     findings: &Findings,
     task: &TaskSpec,
 ) -> Result<()> {

@@ -85,7 +85,7 @@ fn the_short_batch_is_kept_unless_dropped() {
     assert_eq!(keeps.steps_per_epoch(), 16);
     assert_eq!(
         keeps.at(15),
-        Place {
+        BatchPlace {
             epoch: 0,
             in_epoch: 15,
             positions: 960..1000
@@ -93,7 +93,7 @@ fn the_short_batch_is_kept_unless_dropped() {
     );
     assert_eq!(
         keeps.at(16),
-        Place {
+        BatchPlace {
             epoch: 1,
             in_epoch: 0,
             positions: 0..64
@@ -103,7 +103,7 @@ fn the_short_batch_is_kept_unless_dropped() {
     assert_eq!(drops.steps_per_epoch(), 15);
     assert_eq!(
         drops.at(15),
-        Place {
+        BatchPlace {
             epoch: 1,
             in_epoch: 0,
             positions: 0..64
@@ -111,7 +111,7 @@ fn the_short_batch_is_kept_unless_dropped() {
     );
     assert_eq!(
         sampler(10, 64).at(3),
-        Place {
+        BatchPlace {
             epoch: 3,
             in_epoch: 0,
             positions: 0..10

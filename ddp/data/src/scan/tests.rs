@@ -14,7 +14,7 @@ struct Drawn {
     bad: Vec<(u64, usize)>,
 }
 
-impl Rows for Drawn {
+impl RowReader for Drawn {
     fn rows(&self) -> u64 {
         self.rows
     }
@@ -159,7 +159,7 @@ fn much_is_looked_at_in_part_spread_over_all_rows() {
 proptest! {
     #[test]
     fn every_row_is_in_one_block(rows in 1u64..5_000_000, width in prop_oneof![1usize..100_000, 1usize..1 << 24]) {
-        let plan = Plan::new(rows, width, u64::MAX);
+        let plan = BlockPlan::new(rows, width, u64::MAX);
         let mut next = 0;
         for segment in 0..plan.segments {
             for block in plan.blocks_of(segment) {

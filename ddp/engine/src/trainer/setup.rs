@@ -111,10 +111,10 @@ pub(super) fn assemble(
     let train = Source::kept_on_device(data.train.clone(), ends, keeps)?;
     let kept_bytes = train.bytes_on_device();
     let held_out = Source::new(data.held_out.clone(), ends);
-    let mut loader = Loader::from_source(train, plan.sampler, rank, size, options.micro_batch)?;
+    let mut loader = Loader::new(train, plan.sampler, rank, size, options.micro_batch)?;
     loader.ends_before(plan.steps);
     let eval_rows = eval_rows(data.held_out.spec());
-    let held_out = InOrder::from_source(held_out, rank, size, eval_rows)?;
+    let held_out = InOrder::new(held_out, rank, size, eval_rows)?;
     let places = places::of_ranks(world, &devices)?;
     Ok(Prepared::Ready(Box::new(Assembled {
         resumed,

@@ -335,7 +335,7 @@ fn where_nothing_can_be_written_the_next_folder_is_taken() {
     let bench = Bench::new("abc");
     fs::write(bench.cache(), "a file in the way").unwrap();
     let user = bench.scratch.path().join("user");
-    let wanted = Wanted {
+    let wanted = WantedCopy {
         source: &bench.source(),
         name: "data.bin",
         request: "capitals",
@@ -362,7 +362,7 @@ fn an_entry_in_a_folder_that_cannot_be_written_is_used() {
     let bench = Bench::new("abc");
     let made = bench.capitals("capitals");
     let elsewhere = bench.scratch.path().join("elsewhere");
-    let wanted = Wanted {
+    let wanted = WantedCopy {
         source: &bench.source(),
         name: "data.bin",
         request: "capitals",
@@ -396,7 +396,7 @@ fn what_is_no_file_is_named() {
 #[test]
 fn long_names_are_cut_between_letters() {
     let source = PathBuf::from("é".repeat(100) + ".csv");
-    let wanted = Wanted {
+    let wanted = WantedCopy {
         source: &source,
         name: "data.bin",
         request: "",

@@ -14,9 +14,8 @@ use super::super::flat;
 use super::super::io::writing;
 use super::super::shown::shown;
 use crate::error::{Error, Result};
+use crate::labels::CLASSES_MAX;
 
-/// The most classes.
-const CLASSES_MAX: usize = 1 << 16;
 /// The longest name of a class, and of all together in a flat file's header.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 const TEXTS_BYTES_MAX: usize = 16 << 20;
@@ -29,7 +28,7 @@ const ROW_BYTES: usize = 12;
 
 const WRONG_COLUMN: &str = "help: is this column the label?";
 
-pub(super) struct Labels {
+pub(super) struct LabelColumn {
     aside: BufWriter<File>,
     path: PathBuf,
     rows: u64,
@@ -41,16 +40,16 @@ pub(super) struct Labels {
     all_whole: bool,
 }
 
-impl Labels {
+impl LabelColumn {
     /// No labels yet. They are kept in a file beside `to`. `are_texts`: whatever they look like.
-    pub(super) fn beside(to: &Path, are_texts: bool) -> Result<Labels> {
+    pub(super) fn beside(to: &Path, are_texts: bool) -> Result<LabelColumn> {
         let path = to.with_extension("labels");
         let mut options = File::options();
         let file = options.read(true).write(true).create_new(true).open(&path);
         let file = file.map_err(writing(&path))?;
         // The file exists as long as it is open.
         std::fs::remove_file(&path).map_err(writing(&path))?;
-        Ok(Labels {
+        Ok(LabelColumn {
             aside: BufWriter::with_capacity(1 << 18, file),
             path,
             rows: 0,

@@ -21,8 +21,8 @@ fn read_with(
     buffer_bytes: usize,
 ) -> Result<Vec<(u64, Vec<String>)>, String> {
     let text = |problem| match problem {
-        Problem::Malformed(line, what) => format!("line {line}: {what}"),
-        Problem::Unreadable(error) => error.to_string(),
+        CsvProblem::Malformed(line, what) => format!("line {line}: {what}"),
+        CsvProblem::Unreadable(error) => error.to_string(),
     };
     let mut records =
         Records::with_buffer(Dribble(bytes, 3), tabs, buffer_bytes, 1 << 20).map_err(text)?;
@@ -149,7 +149,7 @@ fn a_row_that_does_not_end_is_not_read_into_memory() {
         .collect::<Vec<_>>();
     let mut records = Records::with_buffer(&endless[..], false, 64, 1 << 12).unwrap();
     records.next().unwrap();
-    let Err(Problem::Malformed(2, what)) = records.next() else {
+    let Err(CsvProblem::Malformed(2, what)) = records.next() else {
         panic!("a row longer than any may be")
     };
     assert!(what.contains("does not end within 4096 bytes"), "{what}");
@@ -201,7 +201,7 @@ fn a_record_has_as_many_cells_as_can_be_columns() {
         records.next().map(|record| record.unwrap().len())
     };
     assert_eq!(read(CELLS_MAX - 1).unwrap(), CELLS_MAX);
-    let Err(Problem::Malformed(line, what)) = read(CELLS_MAX) else {
+    let Err(CsvProblem::Malformed(line, what)) = read(CELLS_MAX) else {
         panic!("it was read")
     };
     assert!(

@@ -139,33 +139,6 @@ fn a_bomb_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn what_takes_more_room_than_there_is_is_not_begun() {
-    let scratch = Scratch::new();
-    let header = npy::header(&npy_of("(10,)", "False", 40)[..]).unwrap();
-    let member = |unpacked_bytes| Member {
-        index: 0,
-        key: "x".into(),
-        start: 0,
-        packed_bytes: 1,
-        unpacked_bytes,
-        is_stored: false,
-    };
-    let needed = |sizes: &[u64]| {
-        let members: Vec<_> = sizes.iter().map(|&size| (member(size), header)).collect();
-        bytes_needed(&members)
-    };
-    assert_eq!(needed(&[168]), 168);
-    let made = scratch.path().join("made.bin");
-    let error = cache::check_room(&made, needed(&[1 << 60, u64::MAX])).unwrap_err();
-    let text = error.to_string();
-    assert_eq!(error.exit_code(), 74);
-    assert!(
-        text.contains("it takes up to 18446744073709551615 bytes") && text.contains("`cache-dir`"),
-        "{text}"
-    );
-}
-
-#[test]
 fn a_packed_member_that_differs_from_its_checksum_is_refused_and_not_kept() {
     let scratch = Scratch::new();
     let whole = fs::read(golden("packed.npz")).unwrap();

@@ -18,7 +18,7 @@ use ::parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
 
-use super::super::conversion::{Columns, Rows, TableRequest, text_help};
+use super::super::conversion::{Columns, RowWriter, TableRequest, text_help};
 use super::super::flat;
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
@@ -45,10 +45,8 @@ pub(in super::super) fn convert(
         let file = open(path)?;
         let columns = Columns::choose(path, request, names(&file))?;
         let wanted = wanted(&columns, &file)?;
-        let has_text_labels = wanted.iter().any(|(_, kind)| *kind == Kind::Text);
-        let count = file.metadata().file_metadata().num_rows().unsigned_abs();
-        let bytes_max = count.saturating_mul(4 * columns.features.len() as u64);
-        let mut rows = Rows::new(&columns, to, out, bytes_max, has_text_labels)?;
+        let has_text_labels = wanted.iter().any(|(_, kind)| *kind == ColumnKind::Text);
+        let mut rows = RowWriter::new(&columns, to, out, has_text_labels)?;
         let mut first_row = 0;
         for group in 0..file.num_row_groups() {
             let group = file.get_row_group(group);
@@ -113,7 +111,7 @@ fn names(file: &SerializedFileReader<File>) -> Vec<String> {
 
 /// How the values of a column become numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ColumnKind {
     Signed,
     Unsigned,
     Half,
@@ -121,7 +119,10 @@ enum Kind {
 }
 
 /// The columns that are read: the features, then the label.
-fn wanted(columns: &Columns<'_>, file: &SerializedFileReader<File>) -> Result<Vec<(usize, Kind)>> {
+fn wanted(
+    columns: &Columns<'_>,
+    file: &SerializedFileReader<File>,
+) -> Result<Vec<(usize, ColumnKind)>> {
     let schema = file.metadata().file_metadata().schema_descr();
     let features = columns.features.iter().map(|&column| (column, false));
     let label = columns.label.iter().map(|&column| (column, true));
@@ -135,7 +136,7 @@ fn wanted(columns: &Columns<'_>, file: &SerializedFileReader<File>) -> Result<Ve
 }
 
 /// The kind of a column, or why it is not read.
-fn kind_of(column: &ColumnDescriptor, is_label: bool) -> Result<Kind, String> {
+fn kind_of(column: &ColumnDescriptor, is_label: bool) -> Result<ColumnKind, String> {
     use ConvertedType as C;
     if column.max_rep_level() > 0 || column.path().parts().len() > 1 {
         return Err(
@@ -152,26 +153,26 @@ fn kind_of(column: &ColumnDescriptor, is_label: bool) -> Result<Kind, String> {
         | (Type::BYTE_ARRAY, _, C::UTF8 | C::ENUM)
             if is_label =>
         {
-            Ok(Kind::Text)
+            Ok(ColumnKind::Text)
         }
-        (Type::BYTE_ARRAY, _, _) if is_plain && is_label => Ok(Kind::Text),
+        (Type::BYTE_ARRAY, _, _) if is_plain && is_label => Ok(ColumnKind::Text),
         (Type::BYTE_ARRAY, Some(LogicalType::String | LogicalType::Enum) | None, _) => {
             let help = text_help(column.name());
             Err(format!("holds texts: expected numbers; {help}"))
         }
-        (Type::FIXED_LEN_BYTE_ARRAY, Some(LogicalType::Float16), _) => Ok(Kind::Half),
-        (Type::BOOLEAN | Type::FLOAT | Type::DOUBLE, _, _) => Ok(Kind::Signed),
+        (Type::FIXED_LEN_BYTE_ARRAY, Some(LogicalType::Float16), _) => Ok(ColumnKind::Half),
+        (Type::BOOLEAN | Type::FLOAT | Type::DOUBLE, _, _) => Ok(ColumnKind::Signed),
         (Type::INT32 | Type::INT64, Some(LogicalType::Integer(kind)), _) => match kind.is_signed {
-            true => Ok(Kind::Signed),
-            false => Ok(Kind::Unsigned),
+            true => Ok(ColumnKind::Signed),
+            false => Ok(ColumnKind::Unsigned),
         },
         (
             Type::INT32 | Type::INT64,
             None,
             C::NONE | C::INT_8 | C::INT_16 | C::INT_32 | C::INT_64,
-        ) => Ok(Kind::Signed),
+        ) => Ok(ColumnKind::Signed),
         (Type::INT32 | Type::INT64, None, C::UINT_8 | C::UINT_16 | C::UINT_32 | C::UINT_64) => {
-            Ok(Kind::Unsigned)
+            Ok(ColumnKind::Unsigned)
         }
         (Type::INT32 | Type::INT64, _, _) => {
             Err("holds dates, times or decimals; help: turn them into numbers".into())
@@ -186,10 +187,10 @@ fn kind_of(column: &ColumnDescriptor, is_label: bool) -> Result<Kind, String> {
 /// the row after it.
 fn convert_group(
     columns: &Columns<'_>,
-    wanted: &[(usize, Kind)],
+    wanted: &[(usize, ColumnKind)],
     group: &dyn RowGroupReader,
     first_row: u64,
-    rows: &mut Rows<'_>,
+    rows: &mut RowWriter<'_>,
 ) -> Result<u64> {
     let failed = |error| damaged(columns.path, &error);
     let row_count = u64::try_from(group.metadata().num_rows());
@@ -210,12 +211,12 @@ fn convert_group(
                 format!("row {}, column \"{name}\"", row + index as u64)
             };
             values.push(read(reader, kind, count).map_err(|problem| match problem {
-                Problem::Null(index) => columns.bad(format!(
+                ReadProblem::Null(index) => columns.bad(format!(
                     "{}: expected a value, got null; help: fill it in (pandas: fillna) or remove the row (dropna)",
                     place(index)
                 )),
-                Problem::Short => columns.bad(format!("{} is missing: the file is damaged", place(0))),
-                Problem::Reader(error) => failed(error),
+                ReadProblem::Short => columns.bad(format!("{} is missing: the file is damaged", place(0))),
+                ReadProblem::Reader(error) => failed(error),
             })?);
         }
         for index in 0..count {
@@ -237,7 +238,7 @@ fn write_row(
     values: &[Values],
     index: usize,
     row: u64,
-    rows: &mut Rows<'_>,
+    rows: &mut RowWriter<'_>,
 ) -> Result<()> {
     let (features, label) = values.split_at(columns.features.len());
     for (feature, (&column, values)) in columns.features.iter().zip(features).enumerate() {
@@ -265,7 +266,7 @@ fn write_row(
 }
 
 /// What can be wrong with values.
-enum Problem {
+enum ReadProblem {
     /// The value at this index is missing.
     Null(usize),
     /// The column has fewer values than the others.
@@ -274,8 +275,8 @@ enum Problem {
 }
 
 /// The next `count` values of a column.
-fn read(reader: &mut ColumnReader, kind: Kind, count: usize) -> Result<Values, Problem> {
-    let is_unsigned = kind == Kind::Unsigned;
+fn read(reader: &mut ColumnReader, kind: ColumnKind, count: usize) -> Result<Values, ReadProblem> {
+    let is_unsigned = kind == ColumnKind::Unsigned;
     let half = |bytes: &[u8]| {
         bytes
             .try_into()
@@ -301,7 +302,7 @@ fn read(reader: &mut ColumnReader, kind: Kind, count: usize) -> Result<Values, P
         ColumnReader::Int64ColumnReader(reader) => numbers(reader, count, |value| value as f64),
         ColumnReader::FloatColumnReader(reader) => numbers(reader, count, f64::from),
         ColumnReader::DoubleColumnReader(reader) => numbers(reader, count, |value| value),
-        ColumnReader::Int96ColumnReader(_) => Err(Problem::Short),
+        ColumnReader::Int96ColumnReader(_) => Err(ReadProblem::Short),
     };
     Ok(Values::Numbers(numbers?))
 }
@@ -310,29 +311,32 @@ fn numbers<T: DataType>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
     number: impl Fn(T::T) -> f64,
-) -> Result<Vec<f64>, Problem> {
+) -> Result<Vec<f64>, ReadProblem> {
     Ok(raw(reader, count)?.into_iter().map(number).collect())
 }
 
 /// The next `count` values; a null is an error.
-fn raw<T: DataType>(reader: &mut ColumnReaderImpl<T>, count: usize) -> Result<Vec<T::T>, Problem> {
+fn raw<T: DataType>(
+    reader: &mut ColumnReaderImpl<T>,
+    count: usize,
+) -> Result<Vec<T::T>, ReadProblem> {
     let (mut values, mut levels) = (Vec::new(), Vec::new());
     let mut rows = 0;
     while rows < count {
         let read = reader.read_records(count - rows, Some(&mut levels), None, &mut values);
-        let (records, _, _) = read.map_err(Problem::Reader)?;
+        let (records, _, _) = read.map_err(ReadProblem::Reader)?;
         // Columns without nulls have no levels; in others level 0 is a null.
         if let Some(index) = levels.iter().position(|&level| level == 0) {
-            return Err(Problem::Null(index));
+            return Err(ReadProblem::Null(index));
         }
         if records == 0 {
-            return Err(Problem::Short);
+            return Err(ReadProblem::Short);
         }
         rows += records;
     }
     match values.len() == count {
         true => Ok(values),
-        false => Err(Problem::Short),
+        false => Err(ReadProblem::Short),
     }
 }
 
