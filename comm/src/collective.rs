@@ -12,8 +12,8 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use crate::error::{Error, Line, Result};
 
-/// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded once
-/// at the end), so that every rank and every run gets the same bits.
+/// How the elements of all ranks are combined. Sums add in rank order, in f32 for bf16 (rounded
+/// once at the end), so that every rank and every run gets the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduce {
     /// The sum.

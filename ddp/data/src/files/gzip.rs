@@ -1,7 +1,8 @@
 //! Files compressed with gzip. Tables are read while they are unpacked; arrays are unpacked into
 //! the cache once, then mapped.
 //!
-//! A few bytes can unpack to more than a disk holds: what compresses better than data do is refused.
+//! A few bytes can unpack to more than a disk holds: what compresses better than data do is
+//! refused.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
