@@ -255,9 +255,7 @@ fn a_rank_that_stops_or_hangs_is_named_with_the_collective_that_waits_for_it() {
                 );
             }
             assert!(
-                cause.contains(&format!(
-                    ": rank {rank} did not arrive within {NEAR} s; help"
-                )),
+                cause.contains(&format!(": rank {rank} did not arrive within {NEAR} s")),
                 "{ended}"
             );
             let took = ended.after_step_2.expect("there was a step 2");

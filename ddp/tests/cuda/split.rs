@@ -224,7 +224,7 @@ fn graphs_of_several_devices_are_refused() {
     assert!(
         error[0]
             .to_string()
-            .contains("expected --graph auto or off, got on"),
+            .contains("`graph` on: expected a step on one device, got 2 devices"),
         "{}",
         error[0]
     );
