@@ -10,7 +10,7 @@ use ddp_kernels::memory;
 use ddp_kernels::ops::{self, CrossEntropyOptions, CrossEntropyOut};
 use ddp_kernels::registry::Registry;
 use ddp_kernels::stream::{self, Stream, Timer};
-use ddp_kernels::transfer::{self, Hint, Kind, Ledger, Phase, Policy};
+use ddp_kernels::transfer::{self, Hint, Ledger, Phase, Policy, TransferKind};
 use ddp_kernels::{DType, Error, Random, Result, Tensor};
 
 /// The first GPU, where a situation has one.
@@ -215,7 +215,7 @@ fn operand_on_second_gpu() -> Result<String> {
     assert_eq!(product.device(), GPU);
     let rows = ledger().rows();
     assert!(
-        matches!(&rows[..], [row] if row.bytes == 16384 && matches!(row.kind, Kind::Peer | Kind::Staged))
+        matches!(&rows[..], [row] if row.bytes == 16384 && matches!(row.kind, TransferKind::Peer | TransferKind::Staged))
     );
     Ok(ledger().to_string())
 }
@@ -244,7 +244,7 @@ fn batches_on_the_cpu() -> Result<String> {
     let rows = ledger().rows();
     assert!(
         rows.iter()
-            .all(|row| row.implicit && row.kind == Kind::Upload)
+            .all(|row| row.implicit && row.kind == TransferKind::Upload)
     );
     assert_eq!(rows.iter().map(|row| row.count).sum::<u64>(), 6);
     Ok(format!(
@@ -360,7 +360,7 @@ fn model_moves_whole() -> Result<String> {
         Tensor::zeros(&[32], DType::F32, Device::Cpu)?,
     )?;
     // A plain field of the model that was not registered.
-    let mask = ops::causal_mask(8, DType::F32, Device::Cpu)?.named("model.mask");
+    let mask = causal_mask(8)?.named("model.mask");
     model.to(GPU)?;
     assert!(model.iter().all(|entry| entry.tensor().device() == GPU));
     let strays = model.left_behind();
@@ -377,7 +377,7 @@ fn model_moves_whole() -> Result<String> {
 
 fn causal_mask_as_buffer() -> Result<String> {
     let mut model = Registry::new("attention");
-    model.buffer("mask", ops::causal_mask(4, DType::F32, Device::Cpu)?)?;
+    model.buffer("mask", causal_mask(4)?)?;
     model.to(Device::best())?;
     let scores = Tensor::zeros(&[4, 4], DType::F32, Device::best())?;
     let masked = ops::add(&scores, model.get("mask")?)?.to_vec::<f32>()?;
@@ -448,10 +448,10 @@ fn npy_from_gpu() -> Result<String> {
     let path = std::env::temp_dir().join(format!("placement-{}.npy", std::process::id()));
     tensor.save_npy(&path)?;
     let back = Tensor::load_npy(&path, Device::Cpu)?;
-    let kinds: Vec<Kind> = ledger().rows().iter().map(|row| row.kind).collect();
+    let kinds: Vec<TransferKind> = ledger().rows().iter().map(|row| row.kind).collect();
     assert_eq!(
         kinds,
-        [Kind::Download],
+        [TransferKind::Download],
         "the copy to the host is counted, not hidden"
     );
     assert_eq!(back.to_vec::<f32>()?, tensor.to_vec::<f32>()?);
@@ -668,4 +668,14 @@ fn no_version() -> Result<String> {
         "{text}"
     );
     Ok(text)
+}
+
+/// 0 on and below the diagonal, -∞ above it: no token sees a later one.
+#[track_caller]
+fn causal_mask(tokens: usize) -> Result<Tensor> {
+    let hides = |index: usize| index % tokens > index / tokens;
+    let values: Vec<f32> = (0..tokens * tokens)
+        .map(|index| if hides(index) { f32::NEG_INFINITY } else { 0.0 })
+        .collect();
+    Tensor::from_slice(&values, &[tokens, tokens], Device::Cpu)
 }

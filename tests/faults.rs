@@ -27,7 +27,7 @@ fn some_work() -> Result<String> {
     let x = ones()?;
     let y = ops::relu(&ops::add(&x, &x)?)?;
     let product = ops::addmm(
-        &y.slice(0..10)?,
+        &y.slice(0..100)?.reshape(&[10, 10])?,
         &y.reshape(&[10, 100])?,
         &y.reshape(&[100, 10])?,
         1.0,

@@ -3,7 +3,7 @@
 //! memory, which only one of them uses.
 
 use ddp_kernels::registry::{Registry, Role};
-use ddp_kernels::transfer::{self, Kind, Ledger};
+use ddp_kernels::transfer::{self, Ledger, TransferKind};
 use ddp_kernels::{DType, Device, Error, Tensor, memory};
 
 const FIRST: Device = Device::Cuda(0);
@@ -53,7 +53,7 @@ fn everything_moves_and_each_move_is_counted_at_the_callers_line() {
     for row in ledger.rows() {
         assert_eq!(
             (row.kind, row.site.file(), row.site.line()),
-            (Kind::Upload, file!(), line)
+            (TransferKind::Upload, file!(), line)
         );
     }
     let w_t = model.get("w_t").unwrap();
@@ -323,7 +323,10 @@ fn a_file_goes_to_and_comes_from_a_device_through_the_door() {
     rows.sort();
     assert_eq!(
         rows,
-        [(Kind::Upload, line + 1, 24), (Kind::Download, line, 24)]
+        [
+            (TransferKind::Upload, line + 1, 24),
+            (TransferKind::Download, line, 24)
+        ]
     );
     assert!(
         ledger.hints().is_empty(),

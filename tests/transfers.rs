@@ -2,7 +2,7 @@
 //! hints; on real or simulated GPUs.
 
 use ddp_kernels::stream::Stream;
-use ddp_kernels::transfer::{self, Hint, Kind, Ledger, Phase, Policy};
+use ddp_kernels::transfer::{self, Hint, Ledger, Phase, Policy, TransferKind};
 use ddp_kernels::{DType, Device, Error, Random, Tensor, ops, threads};
 
 const GPU: Device = Device::Cuda(0);
@@ -86,13 +86,16 @@ fn an_output_on_the_cpu_comes_back_and_both_ways_are_counted() {
         assert_eq!(out.device(), Device::Cpu);
         let expected: Vec<f32> = a.to_vec::<f32>().unwrap().iter().map(|x| x + x).collect();
         assert_eq!(out.to_vec::<f32>().unwrap(), expected);
-        let implicit: Vec<(Kind, u64)> = ledger
+        let implicit: Vec<(TransferKind, u64)> = ledger
             .rows()
             .iter()
             .filter(|row| row.implicit)
             .map(|row| (row.kind, row.count))
             .collect();
-        assert_eq!(implicit, [(Kind::Upload, 1), (Kind::Download, 1)]);
+        assert_eq!(
+            implicit,
+            [(TransferKind::Upload, 1), (TransferKind::Download, 1)]
+        );
     });
 }
 
@@ -162,7 +165,7 @@ fn in_a_forbidding_scope_only_announced_transfers_pass() {
         let rows: Vec<_> = ledger
             .rows()
             .into_iter()
-            .filter(|row| row.kind == Kind::Upload)
+            .filter(|row| row.kind == TransferKind::Upload)
             .collect();
         assert_eq!(
             (rows.len(), rows[0].count, rows[0].announced),
@@ -227,9 +230,9 @@ fn the_ledger_tells_kind_bytes_count_line_and_phase_apart() {
         assert_eq!(
             seen,
             [
-                (Phase::Setup, Kind::Upload, Device::Cpu, GPU, 1, 40),
-                (Phase::Step, Kind::Peer, GPU, OTHER, 3, 120),
-                (Phase::Log, Kind::ScalarRead, GPU, Device::Cpu, 1, 4),
+                (Phase::Setup, TransferKind::Upload, Device::Cpu, GPU, 1, 40),
+                (Phase::Step, TransferKind::Peer, GPU, OTHER, 3, 120),
+                (Phase::Log, TransferKind::ScalarRead, GPU, Device::Cpu, 1, 4),
             ]
         );
         assert_eq!(

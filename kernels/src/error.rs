@@ -16,7 +16,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A line in the caller's source.
 pub type Site = &'static Location<'static>;
 
-/// Everything that can go wrong in tensors, transfers and operations.
+/// Everything that can go wrong in tensors, transfers and operations. Where a caller only needs to
+/// know which kind of error it is, the rest is its message.
 ///
 /// `Debug` shows the same text as `Display`, because `unwrap` and `main` print `Debug`.
 #[derive(thiserror::Error)]
@@ -24,80 +25,36 @@ pub type Site = &'static Location<'static>;
 pub enum Error {
     /// The operands live on different devices and the policy forbids moving them.
     #[error("{0}")]
-    DeviceMismatch(Box<DeviceMismatch>),
+    DeviceMismatch(String),
+
     /// An unannounced transfer inside a scope that forbids transfers.
     #[error("{0}")]
-    ForbiddenTransfer(Box<ForbiddenTransfer>),
+    ForbiddenTransfer(String),
+
     /// The operation is not implemented for this dtype on this device.
     #[error("{0}")]
-    NoVersion(Box<NoVersion>),
+    NoVersion(String),
+
     /// An operand has the wrong shape, dtype, layout or device.
-    #[error("{op}: {operand}: expected {expected} ({}){}", Line(at), Help(help))]
-    Operand {
-        /// The operation.
-        op: &'static str,
-        /// The operand.
-        operand: Box<OperandInfo>,
-        /// What the operation accepts.
-        expected: String,
-        /// The fix.
-        help: String,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Operand(String),
+
     /// Two operands of one operation overlap in memory and at least one is written.
-    #[error(
-        "{op}: {first} and {second} share memory, and one of them is written ({}); help: give {op} \
-         tensors that do not overlap, for example one from empty_like()",
-        Line(at)
-    )]
-    Overlap {
-        /// The operation.
-        op: &'static str,
-        /// The operand that is written.
-        first: Box<OperandInfo>,
-        /// The operand that shares its memory.
-        second: Box<OperandInfo>,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Overlap(String),
+
     /// Another operation, a copy in flight or a borrowed slice is using the same memory.
-    #[error(
-        "{op}: {operand} is being {} by {other_op} ({}), which has not finished ({}); help: let \
-         {other_op} finish before you start {op}",
-        if *other_writes { "written" } else { "read" }, Line(other_at), Line(at)
-    )]
-    Busy {
-        /// The operation that was refused.
-        op: &'static str,
-        /// The operand in use.
-        operand: Box<OperandInfo>,
-        /// The operation that is using it.
-        other_op: &'static str,
-        /// Whether that operation writes.
-        other_writes: bool,
-        /// Where that operation was called.
-        other_at: Site,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Busy(String),
+
     /// A number, index or argument is out of range.
-    #[error("{op}: {what}: expected {expected}, got {got} ({})", Line(at))]
-    Value {
-        /// The operation.
-        op: &'static str,
-        /// Which argument or element.
-        what: String,
-        /// What is allowed.
-        expected: String,
-        /// What was given.
-        got: String,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Value(String),
+
     /// A device has no memory left.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
+
     /// Text that does not name a device.
     #[error("unknown device {text:?}: {why}; supported: cpu, cuda, cuda:N, auto")]
     UnknownDevice {
@@ -106,6 +63,7 @@ pub enum Error {
         /// Why it was refused.
         why: String,
     },
+
     /// A device that this machine does not have or this process cannot use.
     #[error("{op}: {device} is not available ({}): {why}", Line(at))]
     DeviceAbsent {
@@ -118,44 +76,19 @@ pub enum Error {
         /// The caller's line.
         at: Site,
     },
+
     /// A call into the CUDA driver or one of its libraries failed.
     #[error("{0}")]
-    Cuda(Box<CudaFailure>),
+    Cuda(String),
+
     /// A kernel could not be compiled or loaded for this GPU.
-    #[error(
-        "{op}: cannot build {source_name} for {device} ({}): {problem}",
-        Line(at)
-    )]
-    Kernel {
-        /// The operation.
-        op: &'static str,
-        /// The `.cu` file.
-        source_name: &'static str,
-        /// The device.
-        device: Device,
-        /// What is missing or what the compiler said, and the fix.
-        problem: String,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Kernel(String),
+
     /// Work that a CUDA graph cannot contain, given during a capture.
-    #[error(
-        "{op}: a graph is being captured on {device} ({}): {why}{}",
-        Line(at),
-        Help(help)
-    )]
-    Capture {
-        /// The operation.
-        op: &'static str,
-        /// The device.
-        device: Device,
-        /// Why it cannot be captured.
-        why: String,
-        /// The fix.
-        help: String,
-        /// The caller's line.
-        at: Site,
-    },
+    #[error("{0}")]
+    Capture(String),
+
     /// A file that does not have the format it claims.
     #[error("{path:?}: not a usable {format} file: {problem}")]
     BadFile {
@@ -166,6 +99,7 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+
     /// The operating system refused to read or write.
     #[error("{path:?}: {doing}: {source}")]
     Io {
@@ -189,8 +123,8 @@ impl Error {
     #[track_caller]
     pub(crate) fn value(
         op: &'static str,
-        what: impl Into<String>,
-        expected: impl Into<String>,
+        what: impl fmt::Display,
+        expected: impl fmt::Display,
         got: impl fmt::Display,
     ) -> Error {
         Error::value_at(op, what, expected, got, Location::caller())
@@ -199,52 +133,72 @@ impl Error {
     /// As `value`, at the line `at`.
     pub(crate) fn value_at(
         op: &'static str,
-        what: impl Into<String>,
-        expected: impl Into<String>,
+        what: impl fmt::Display,
+        expected: impl fmt::Display,
         got: impl fmt::Display,
         at: Site,
     ) -> Error {
-        Error::Value {
-            op,
-            what: what.into(),
-            expected: expected.into(),
-            got: got.to_string(),
-            at,
-        }
+        let line = Line(at);
+        Error::Value(format!(
+            "{op}: {what}: expected {expected}, got {got} ({line})"
+        ))
     }
 
     /// An operand that does not fit the operation.
     pub(crate) fn operand(
         op: &'static str,
-        operand: OperandInfo,
-        expected: impl Into<String>,
-        help: impl Into<String>,
+        operand: impl fmt::Display,
+        expected: impl fmt::Display,
+        help: impl AsRef<str>,
         at: Site,
     ) -> Error {
-        Error::Operand {
-            op,
-            operand: Box::new(operand),
-            expected: expected.into(),
-            help: help.into(),
-            at,
-        }
+        let (line, help) = (Line(at), Help(help.as_ref()));
+        Error::Operand(format!(
+            "{op}: {operand}: expected {expected} ({line}){help}"
+        ))
+    }
+
+    /// An operand that is written and shares its memory with another one.
+    pub(crate) fn overlap(
+        op: &'static str,
+        first: impl fmt::Display,
+        second: impl fmt::Display,
+        at: Site,
+    ) -> Error {
+        let line = Line(at);
+        Error::Overlap(format!(
+            "{op}: {first} and {second} share memory, and one of them is written ({line}); help: \
+             give {op} tensors that do not overlap, for example one from empty_like()"
+        ))
     }
 
     /// Work that a graph cannot contain.
     pub(crate) fn capture(
         op: &'static str,
         device: Device,
-        why: impl Into<String>,
-        help: impl Into<String>,
+        why: impl fmt::Display,
+        help: &str,
         at: Site,
     ) -> Error {
-        Error::Capture {
-            op,
-            device,
-            why: why.into(),
-            help: help.into(),
-            at,
-        }
+        let (line, help) = (Line(at), Help(help));
+        Error::Capture(format!(
+            "{op}: a graph is being captured on {device} ({line}): {why}{help}"
+        ))
+    }
+
+    /// A call of `function` that failed with the error `name`, described by `meaning`.
+    pub(crate) fn cuda(
+        op: &'static str,
+        device: Device,
+        function: &str,
+        [name, meaning]: [&str; 2],
+        help: &str,
+        at: Site,
+    ) -> Error {
+        let (line, help) = (Line(at), Help(help));
+        Error::Cuda(format!(
+            "{op}: {function} on {device} failed: {name} ({meaning}) ({line}){help}"
+        ))
     }
 }
 
@@ -289,162 +243,6 @@ impl fmt::Display for TensorInfo {
             write!(f, "{name:?} ")?;
         }
         write!(f, "{}{} on {}", self.dtype, self.shape, self.device)
-    }
-}
-
-/// A tensor in its role in an operation: `mat2 "w" f32[1000, 1000] on cuda:0`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OperandInfo {
-    /// What the operation calls it.
-    pub role: &'static str,
-    /// The tensor.
-    pub tensor: TensorInfo,
-}
-
-impl fmt::Display for OperandInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.role, self.tensor)
-    }
-}
-
-/// A call that CUDA refused.
-#[derive(Debug)]
-pub struct CudaFailure {
-    /// The operation.
-    pub op: &'static str,
-    /// The device.
-    pub device: Device,
-    /// The function that was called.
-    pub function: &'static str,
-    /// CUDA's name for the error.
-    pub name: String,
-    /// CUDA's description of it.
-    pub meaning: String,
-    /// The fix, where we know one.
-    pub help: &'static str,
-    /// The caller's line.
-    pub at: Site,
-}
-
-impl fmt::Display for CudaFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CudaFailure {
-            op,
-            device,
-            function,
-            name,
-            meaning,
-            help,
-            at,
-        } = self;
-        let (line, help) = (Line(at), Help(help));
-        write!(
-            f,
-            "{op}: {function} on {device} failed: {name} ({meaning}) ({line}){help}"
-        )
-    }
-}
-
-/// The operands of one operation live on different devices.
-#[derive(Debug)]
-pub struct DeviceMismatch {
-    /// The operation.
-    pub op: &'static str,
-    /// Every operand, in the operation's order.
-    pub operands: Vec<OperandInfo>,
-    /// The caller's line.
-    pub at: Site,
-}
-
-impl fmt::Display for DeviceMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list: Vec<String> = self.operands.iter().map(ToString::to_string).collect();
-        // One fix for each device in play, the one with the fewest moves first.
-        let mut fixes: Vec<(usize, String)> = Vec::new();
-        for target in self.operands.iter().map(|operand| operand.tensor.device) {
-            let elsewhere = self.operands.iter().filter(|o| o.tensor.device != target);
-            let movers: Vec<&str> = elsewhere.map(|operand| operand.role).collect();
-            let fix = format!("{} with .to(Device::{target:?})", movers.join(" and "));
-            if fixes.iter().all(|(_, known)| *known != fix) {
-                fixes.push((movers.len(), fix));
-            }
-        }
-        fixes.sort_by_key(|(moves, _)| *moves);
-        let fixes: Vec<String> = fixes.into_iter().map(|(_, fix)| fix).collect();
-        write!(
-            f,
-            "{}: operands are on different devices: {} ({}); help: move {}",
-            self.op,
-            list.join(", "),
-            Line(self.at),
-            fixes.join(", or ")
-        )
-    }
-}
-
-/// An unannounced transfer inside a scope that forbids transfers.
-#[derive(Debug)]
-pub struct ForbiddenTransfer {
-    /// The call that transfers: `to`, `copy_from`, `item` …
-    pub op: &'static str,
-    /// The tensor that would have crossed.
-    pub tensor: TensorInfo,
-    /// The device it would have gone to.
-    pub target: Device,
-    /// How many bytes.
-    pub bytes: usize,
-    /// Where the forbidding scope begins.
-    pub scope: Site,
-    /// The caller's line.
-    pub at: Site,
-}
-
-impl fmt::Display for ForbiddenTransfer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} would cross to {} ({} bytes, {}), but transfers are forbidden since {}; help: \
-             move it before that scope, or wrap the call in transfer::announced(\"reason\", || …)",
-            self.op,
-            self.tensor,
-            self.target,
-            self.bytes,
-            Line(self.at),
-            Line(self.scope)
-        )
-    }
-}
-
-/// An operation that is not implemented for an operand's dtype on a device.
-#[derive(Debug)]
-pub struct NoVersion {
-    /// The operation.
-    pub op: &'static str,
-    /// The operand.
-    pub operand: OperandInfo,
-    /// Where it would run: the operand's device, or the one the policy would move it to.
-    pub device: Device,
-    /// The dtypes that are supported, by device.
-    pub supported: String,
-    /// The fix.
-    pub help: String,
-    /// The caller's line.
-    pub at: Site,
-}
-
-impl fmt::Display for NoVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OperandInfo { role, tensor } = &self.operand;
-        write!(
-            f,
-            "{}: there is no version for {} on {}: {role} {tensor} ({}); supported: {}{}",
-            self.op,
-            tensor.dtype,
-            self.device,
-            Line(self.at),
-            self.supported,
-            Help(&self.help)
-        )
     }
 }
 

@@ -149,11 +149,5 @@ pub fn capture(stream: &Stream) -> Option<u64> {
 }
 
 fn refused(op: &'static str, what: &str, expected: String, got: String, at: Site) -> Error {
-    Error::Value {
-        op,
-        what: what.into(),
-        expected,
-        got,
-        at,
-    }
+    Error::value_at(op, what, expected, got, at)
 }

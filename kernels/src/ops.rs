@@ -1,8 +1,8 @@
 //! Operations, one per file; its `.cu` file has the CUDA kernels.
 //!
 //! Operations write into tensors that the caller passes, and backward is a separate call: there is
-//! no autograd and no broadcasting (except addmm's accumulator and linear's bias). Where `foo_into`
-//! has a short form `foo`, that makes the output on the operands' device.
+//! no autograd and no broadcasting (except linear's bias). Where `foo_into` has a short form `foo`,
+//! that makes the output on the operands' device.
 //!
 //! `call.rs` has what all operations do before their math, `loops.rs` the elementwise loops.
 
@@ -14,7 +14,6 @@ mod addmm;
 mod axpy;
 mod call;
 mod cast;
-mod causal_mask;
 mod chunks;
 mod cross_entropy;
 mod dropout;
@@ -52,7 +51,6 @@ pub use add::{add, add_into};
 pub use addmm::{addmm, addmm_into};
 pub use axpy::axpy;
 pub use cast::{cast, cast_into};
-pub use causal_mask::{causal_mask, causal_mask_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use dropout::{DropoutKey, dropout, dropout_into};

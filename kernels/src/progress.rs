@@ -162,13 +162,7 @@ impl Progress {
                 format!("one on {}", self.device),
                 format!("one on {}", stream.device()),
             );
-            return Err(Error::Value {
-                op: "progress",
-                what: "stream".into(),
-                expected,
-                got,
-                at,
-            });
+            return Err(Error::value_at("progress", "stream", expected, got, at));
         };
         let counts = self.counts.slice(2 * lane..2 * lane + 2)?;
         let counts = counts.enter_for("counts", true, queue, "progress", at)?;

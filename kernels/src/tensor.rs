@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::cuda::capture;
 use crate::cuda::queue::{Queue, is_capturing};
-use crate::error::{Error, OperandInfo, Result, Site, TensorInfo};
+use crate::error::{Error, Line, Result, Site, TensorInfo};
 use crate::storage::{Borrow, Origin, Storage};
 use crate::{DType, Device, Shape};
 
@@ -170,11 +170,9 @@ impl Tensor {
         }
     }
 
-    pub(crate) fn as_operand(&self, role: &'static str) -> OperandInfo {
-        OperandInfo {
-            role,
-            tensor: self.info(),
-        }
+    /// The tensor in its role in an operation: `mat2 "w" f32[1000, 1000] on cuda:0`.
+    pub(crate) fn as_operand(&self, role: &str) -> String {
+        format!("{role} {}", self.info())
     }
 
     pub(crate) fn storage(&self) -> &Storage {
@@ -196,13 +194,14 @@ impl Tensor {
         at: Site,
     ) -> Result<Borrow<'_>> {
         let entered = self.storage.enter(self.byte_range(), writes, op, at);
-        entered.map_err(|other| Error::Busy {
-            op,
-            operand: Box::new(self.as_operand(role)),
-            other_op: other.op,
-            other_writes: other.writes,
-            other_at: other.at,
-            at,
+        entered.map_err(|other| {
+            let (operand, other_op) = (self.as_operand(role), other.op);
+            let done = if other.writes { "written" } else { "read" };
+            let (line, other_line) = (Line(at), Line(other.at));
+            Error::Busy(format!(
+                "{op}: {operand} is being {done} by {other_op} ({other_line}), which has not \
+                 finished ({line}); help: let {other_op} finish before you start {op}"
+            ))
         })
     }
 

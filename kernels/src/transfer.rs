@@ -20,7 +20,7 @@ use std::sync::Mutex;
 pub use book::book_collective;
 pub(crate) use book::{Asked, book_launch, check};
 pub use hints::Hint;
-pub use ledger::{Kind, Ledger, Phase, Row, readable_bytes};
+pub use ledger::{Ledger, Phase, Row, TransferKind, readable_bytes};
 pub use policy::{
     Policy, announced, current_phase, forbid_transfers, in_phase, inherit, policy, with_ledger,
     with_policy,
@@ -31,7 +31,7 @@ use self::book::{book, enter};
 use self::ledger::{Key, Sums};
 use self::policy::with_rules;
 use self::route::Copy;
-use crate::error::{DeviceMismatch, Error, Line, Result, Site};
+use crate::error::{Error, Line, Result, Site};
 use crate::storage::Borrow;
 use crate::stream::{Event, Stream};
 use crate::sync::lock;
@@ -102,7 +102,7 @@ fn copy_with<R>(
     source: &Tensor,
     op: &'static str,
     at: Site,
-    route: impl FnOnce(Copy<'_>, Borrow<'_>, Borrow<'_>) -> Result<(Kind, R)>,
+    route: impl FnOnce(Copy<'_>, Borrow<'_>, Borrow<'_>) -> Result<(TransferKind, R)>,
 ) -> Result<R> {
     let crosses = target.device() != source.device();
     if crosses {
@@ -148,7 +148,7 @@ pub(crate) fn scalar(tensor: &Tensor, at: Site) -> Result<f64> {
     });
     with_rules(|rules| {
         let key = Key {
-            kind: Kind::ScalarRead,
+            kind: TransferKind::ScalarRead,
             phase: rules.phase,
             source,
             target: Device::Cpu,
@@ -174,15 +174,7 @@ pub(crate) fn meeting_place(
         return Ok(first);
     }
     if policy() == Policy::Forbid {
-        let operands = operands
-            .iter()
-            .map(|(role, tensor)| tensor.as_operand(role));
-        let operands = operands.collect();
-        return Err(Error::DeviceMismatch(Box::new(DeviceMismatch {
-            op,
-            operands,
-            at,
-        })));
+        return Err(device_mismatch(op, operands, at));
     }
     let target = if first.is_accelerator() {
         first
@@ -195,7 +187,7 @@ pub(crate) fn meeting_place(
         check(op, &tensor.info(), target, Asked::ByPolicy, at)?;
     }
     if policy() == Policy::Warn && is_first_warning(at) {
-        let movers = movers().map(|(role, tensor)| tensor.as_operand(role).to_string());
+        let movers = movers().map(|(role, tensor)| tensor.as_operand(role));
         let movers: Vec<String> = movers.collect();
         warn(&format!(
             "{op}: the policy moved {} to {target} at {}; warned once per line, counted in the \
@@ -205,6 +197,30 @@ pub(crate) fn meeting_place(
         ));
     }
     Ok(target)
+}
+
+/// The error for operands on different devices: one fix for each device in play, the one with the
+/// fewest moves first.
+fn device_mismatch(op: &str, operands: &[(&'static str, &Tensor)], at: Site) -> Error {
+    let mut fixes: Vec<(usize, String)> = Vec::new();
+    for target in operands.iter().map(|(_, tensor)| tensor.device()) {
+        let elsewhere = operands.iter().filter(|(_, it)| it.device() != target);
+        let movers: Vec<&str> = elsewhere.map(|(role, _)| *role).collect();
+        let fix = format!("{} with .to(Device::{target:?})", movers.join(" and "));
+        if fixes.iter().all(|(_, known)| *known != fix) {
+            fixes.push((movers.len(), fix));
+        }
+    }
+    fixes.sort_by_key(|(moves, _)| *moves);
+    let fixes: Vec<String> = fixes.into_iter().map(|(_, fix)| fix).collect();
+    let named = operands
+        .iter()
+        .map(|(role, tensor)| tensor.as_operand(role));
+    let named: Vec<String> = named.collect();
+    let (named, fixes, line) = (named.join(", "), fixes.join(", or "), Line(at));
+    Error::DeviceMismatch(format!(
+        "{op}: operands are on different devices: {named} ({line}); help: move {fixes}"
+    ))
 }
 
 /// Whether no warning was given for this line before.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ddp::config::{GraphChoice, Resident};
 use ddp::data::{Batch, Dataset, InOrder, Loader, Sampler, Source, TaskSpec, read_rows};
 use ddp_kernels::stream::{Event, Stream};
-use ddp_kernels::transfer::{Kind, Ledger, with_ledger};
+use ddp_kernels::transfer::{Ledger, TransferKind, with_ledger};
 use ddp_kernels::{DType, Device, Tensor, memory, stream};
 
 use crate::support::lines::Lines;
@@ -229,7 +229,7 @@ fn the_data_cross_once_and_then_row_numbers_alone() {
         });
         let mut crossed = BTreeMap::new();
         for row in ledger.rows() {
-            assert_eq!(row.kind, Kind::Upload, "{row:?}");
+            assert_eq!(row.kind, TransferKind::Upload, "{row:?}");
             *crossed
                 .entry(row.announced.expect("each is announced"))
                 .or_insert(0) += row.bytes;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use ddp::config::GraphChoice;
 use ddp::data::Batch;
 use ddp_kernels::device::discover;
-use ddp_kernels::transfer::{Kind, Ledger, Phase, with_ledger};
+use ddp_kernels::transfer::{Ledger, Phase, TransferKind, with_ledger};
 use ddp_kernels::{Device, memory};
 
 use self::claims::{Place, Recipe};
@@ -142,7 +142,7 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
             let mut seen = Crossed::new();
             for row in ledger.rows() {
                 assert_eq!((row.phase, row.implicit), (Phase::Step, false), "{row:?}");
-                if row.kind == Kind::Upload {
+                if row.kind == TransferKind::Upload {
                     assert_eq!(row.announced, Some("numbers of the step"), "{row:?}");
                     continue;
                 }
@@ -163,11 +163,11 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
 }
 
 /// How memory crosses between these devices.
-fn crossing() -> Kind {
+fn crossing() -> TransferKind {
     if std::env::var("SIMCUDA_NO_PEER").is_ok_and(|value| value == "1") {
-        Kind::Staged
+        TransferKind::Staged
     } else {
-        Kind::Peer
+        TransferKind::Peer
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ddp::config::{GraphChoice, Precision};
-use ddp_kernels::transfer::{Kind, Ledger, Phase, with_ledger};
+use ddp_kernels::transfer::{Ledger, Phase, TransferKind, with_ledger};
 use ddp_kernels::{Device, memory};
 
 use crate::{Setup, gpu};
@@ -94,7 +94,7 @@ fn only_batches_numbers_and_logs_cross() {
         for row in ledger.rows() {
             assert!(!row.implicit, "{row:?}");
             *seen
-                .entry((row.kind == Kind::Upload, row.announced))
+                .entry((row.kind == TransferKind::Upload, row.announced))
                 .or_insert(0) += row.count;
         }
         let expected = [

@@ -27,7 +27,7 @@ use super::fault::driver;
 use super::gpu::Handle;
 use super::launch::Launcher;
 use super::queue::is_capturing;
-use crate::error::{CudaFailure, Error, Result};
+use crate::error::{Error, Result};
 use crate::precision::{F32Math, f32_math};
 use crate::sync::lock;
 use crate::{DType, Tensor};
@@ -110,12 +110,8 @@ impl Launcher {
             return Ok(());
         }
         let (name, _) = Engine::of(self)?.functions.describe(library::NOT_SUPPORTED);
-        Err(self.refusal(
-            "cublasLtMatmulAlgoGetHeuristic",
-            name,
-            "no algorithm",
-            product,
-        ))
+        let function = "cublasLtMatmulAlgoGetHeuristic";
+        Err(self.refusal(function, &name, "no algorithm", product))
     }
 
     /// As `multiply`, but returns false and does nothing if the library has no algorithm for it.
@@ -182,16 +178,14 @@ impl Launcher {
     fn refuse_emulation(&self) -> Result<()> {
         const VARIABLE: &str = "CUBLAS_EMULATE_SINGLE_PRECISION";
         match std::env::var_os(VARIABLE) {
-            Some(value) if !value.is_empty() && value != "0" => Err(Error::Value {
-                op: self.op,
-                what: format!("the environment's {VARIABLE}"),
-                expected:
-                    "unset or 0, since products of f32 are in f32 unless asked otherwise. Unset it, or ask for TF32 by \
-                           ops::with_f32_math"
-                        .to_string(),
-                got: value.to_string_lossy().into_owned(),
-                at: self.at,
-            }),
+            Some(value) if !value.is_empty() && value != "0" => Err(Error::value_at(
+                self.op,
+                format!("the environment's {VARIABLE}"),
+                "unset or 0, since products of f32 are in f32 unless asked otherwise. Unset it, or \
+                 ask for TF32 by ops::with_f32_math",
+                value.to_string_lossy(),
+                self.at,
+            )),
             _ => Ok(()),
         }
     }
@@ -314,26 +308,12 @@ impl Launcher {
 
     fn refused(&self, functions: &Functions, fault: Fault, product: &Product) -> Error {
         let (name, meaning) = functions.describe(fault.code);
-        self.refusal(fault.function, name, &meaning, product)
+        self.refusal(fault.function, &name, &meaning, product)
     }
 
-    fn refusal(
-        &self,
-        function: &'static str,
-        name: String,
-        meaning: &str,
-        product: &Product,
-    ) -> Error {
-        let meaning = format!("{meaning}: {product}");
-        Error::Cuda(Box::new(CudaFailure {
-            op: self.op,
-            device: self.gpu.device(),
-            function,
-            name,
-            meaning,
-            help: "",
-            at: self.at,
-        }))
+    fn refusal(&self, function: &str, name: &str, meaning: &str, product: &Product) -> Error {
+        let (device, meaning) = (self.gpu.device(), format!("{meaning}: {product}"));
+        Error::cuda(self.op, device, function, [name, &meaning], "", self.at)
     }
 }
 
@@ -369,15 +349,8 @@ impl Engine {
         let made = unsafe { blaslt!(functions, cublasLtCreate(&mut handle)) };
         made.map_err(|Fault { function, code }| {
             let (name, meaning) = functions.describe(code);
-            Error::Cuda(Box::new(CudaFailure {
-                op,
-                device: gpu.device(),
-                function,
-                name,
-                meaning,
-                help: "check that the device has free memory and that the library fits the driver",
-                at,
-            }))
+            let help = "check that the device has free memory and that the library fits the driver";
+            Error::cuda(op, gpu.device(), function, [&name, &meaning], help, at)
         })?;
         // SAFETY: takes no arguments and needs no context.
         let version = unsafe { (functions.cublasLtGetVersion)() };

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use super::queue::is_capturing;
 use crate::storage::Storage;
-use crate::transfer::ledger::Held;
+use crate::transfer::ledger::CapturedRows;
 
 /// What a graph keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     memory: Vec<KeptStorage>,
     /// What each launch books in the ledger.
-    pub(crate) booked: Held,
+    pub(crate) booked: CapturedRows,
 }
 
 thread_local! {
@@ -49,7 +49,7 @@ pub(crate) fn keep(storage: &Arc<Storage>) {
 }
 
 /// Lets `hold` note what each launch of the graph books; false if this thread captures nothing.
-pub(crate) fn hold(hold: impl FnOnce(&mut Held)) -> bool {
+pub(crate) fn hold(hold: impl FnOnce(&mut CapturedRows)) -> bool {
     if is_capturing() {
         KEPT.with_borrow_mut(|kept| hold(&mut kept.booked));
         return true;

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUresult;
 
 use super::calls;
 use crate::Device;
-use crate::error::{CudaFailure, Error, Site};
+use crate::error::{Error, Site};
 
 /// A call that the driver refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,16 +95,7 @@ impl Fault {
             }
             _ => "",
         };
-        let failure = CudaFailure {
-            op,
-            device,
-            function: self.function,
-            name,
-            meaning,
-            help,
-            at,
-        };
-        Error::Cuda(Box::new(failure))
+        Error::cuda(op, device, self.function, [&name, &meaning], help, at)
     }
 }
 

@@ -3,15 +3,16 @@
 //! Each file is compiled by itself, with `common.cuh` as the only header and the options of
 //! `Compiler::options`. The main one is `--fmad=false`: as in Rust, a product and a sum are two
 //! roundings unless the source says `fmaf`. `cache.rs` keeps the machine code under a hash of
-//! everything it depends on. Finding a kernel again takes no lock and allocates nothing.
+//! everything it depends on. Finding a kernel again allocates nothing.
 
 mod cache;
 mod compiler;
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use cudarc::driver::sys::{CUfunction, CUmodule, CUresult};
@@ -22,9 +23,9 @@ use super::gpu::{Gpu, Handle};
 use super::queue::is_capturing;
 use crate::DType;
 use crate::device::discover;
-use crate::error::{Error, Result, Site};
+use crate::error::{Error, Line, Result, Site};
 use crate::sync::lock;
-use compiler::{Compiler, Target};
+use compiler::Compiler;
 
 /// A `.cu` file of this crate, and its loaded modules.
 pub(crate) struct Source {
@@ -35,7 +36,7 @@ pub(crate) struct Source {
     modules: [OnceLock<Box<Module>>; GPUS_MAX],
     /// Locked while the source is compiled or loaded. It keeps the last image, which devices of one
     /// kind share.
-    making: Mutex<Option<(Target, Arc<[u8]>)>>,
+    making: Mutex<Option<(u32, Arc<[u8]>)>>,
 }
 
 impl Source {
@@ -50,7 +51,7 @@ impl Source {
 }
 
 /// The name of a kernel: `relu_f32` is `("relu", DType::F32)`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelName {
     base: &'static str,
     dtype: Option<DType>,
@@ -80,15 +81,10 @@ impl fmt::Display for KernelName {
     }
 }
 
-/// The slots for kernels of one source: twice as many as any source has kernels.
-const KERNELS_MAX: usize = 128;
-
 /// A source loaded on a device, for the rest of the process.
 struct Module {
     handle: Handle<CUmodule>,
-    /// A hash table by the address of the name's base and the dtype, so that a look-up compares no
-    /// strings. A name that the compiler placed at two addresses has two entries.
-    kernels: [OnceLock<(KernelName, Handle<CUfunction>)>; KERNELS_MAX],
+    kernels: RwLock<HashMap<KernelName, Handle<CUfunction>>>,
 }
 
 /// The kernel `name` of `source` on `gpu`.
@@ -115,40 +111,10 @@ pub(crate) fn function(
 }
 
 impl Module {
-    fn slots(
-        &self,
-        name: KernelName,
-    ) -> impl Iterator<Item = &OnceLock<(KernelName, Handle<CUfunction>)>> {
-        let address = name.base.as_ptr().addr();
-        let dtype = name.dtype.map_or(0, |dtype| 1 + dtype as usize);
-        let first = (address ^ (address >> 7) ^ dtype) % KERNELS_MAX;
-        self.kernels[first..].iter().chain(&self.kernels[..first])
-    }
-
-    #[inline]
     fn known(&self, name: KernelName) -> Option<CUfunction> {
-        for slot in self.slots(name) {
-            let (known, function) = slot.get()?;
-            if same(*known, name) {
-                return Some(function.0);
-            }
-        }
-        None
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        kernels.get(&name).map(|function| function.0)
     }
-
-    fn remember(&self, name: KernelName, function: CUfunction) {
-        for slot in self.slots(name) {
-            let (known, _) = slot.get_or_init(|| (name, Handle(function)));
-            if same(*known, name) {
-                return;
-            }
-        }
-    }
-}
-
-/// Whether two names are one, by address.
-fn same(name: KernelName, other: KernelName) -> bool {
-    ptr::eq(name.base, other.base) && name.dtype == other.dtype
 }
 
 /// Making a kernel that was not used on this device before.
@@ -181,7 +147,13 @@ impl Making {
         let mut find = || unsafe { driver!(cuModuleGetFunction(&mut function, handle, symbol)) };
         let found = self.gpu.bind().and_then(|()| find());
         match found {
-            Ok(()) => module.remember(name, function),
+            Ok(()) => {
+                let mut kernels = module
+                    .kernels
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner);
+                kernels.insert(name, Handle(function));
+            }
             Err(Fault {
                 code: CUresult::CUDA_ERROR_NOT_FOUND,
                 ..
@@ -200,32 +172,32 @@ impl Making {
             return Ok(module);
         }
         let compiler = compiler::get().map_err(|why| self.problem(why))?;
-        let target = compiler
-            .target(self.gpu.capability)
+        let architecture = compiler
+            .architecture(self.gpu.capability)
             .map_err(|why| self.problem(why))?;
         let handle = match &*made {
-            Some((known, image)) if *known == target => self
+            Some((known, image)) if *known == architecture => self
                 .load(image)
                 .map_err(|fault| self.unloadable(fault, compiler))?,
             _ => {
-                let (image, handle) = self.image(compiler, target)?;
-                *made = Some((target, image));
+                let (image, handle) = self.image(compiler, architecture)?;
+                *made = Some((architecture, image));
                 handle
             }
         };
         Ok(place.get_or_init(|| {
             Box::new(Module {
                 handle: Handle(handle),
-                kernels: [const { OnceLock::new() }; KERNELS_MAX],
+                kernels: RwLock::default(),
             })
         }))
     }
 
     /// The source, compiled now or by an earlier process, and loaded.
-    fn image(&self, compiler: &Compiler, target: Target) -> Result<(Arc<[u8]>, CUmodule)> {
+    fn image(&self, compiler: &Compiler, architecture: u32) -> Result<(Arc<[u8]>, CUmodule)> {
         let name = self.source.name;
-        let label = format!("{}-{target}", name.trim_end_matches(".cu"));
-        let entry = cache::Entry::of_process(&label, key(compiler, target, self.source.text));
+        let label = format!("{}-sm_{architecture}", name.trim_end_matches(".cu"));
+        let entry = cache::Entry::of_process(&label, key(compiler, architecture, self.source.text));
         if let Some(image) = entry.read() {
             match self.load(&image) {
                 Ok(handle) => return Ok((image.into(), handle)),
@@ -234,20 +206,12 @@ impl Making {
                 }
             }
         }
-        if let Target::Ptx(_) = target {
-            let (major, minor) = self.gpu.capability;
-            tracing::warn!(
-                "{compiler} does not know sm_{major}{minor} of {}: {name} is compiled for {target} \
-                 and then by the driver; help: install a newer NVRTC",
-                self.gpu.device()
-            );
-        }
         let start = Instant::now();
         let image = compiler
-            .compile(name, self.source.text, target)
+            .compile(name, self.source.text, architecture)
             .map_err(|why| self.problem(why))?;
         tracing::debug!(
-            "{compiler} compiled {name} for {target} in {:.0} ms",
+            "{compiler} compiled {name} for sm_{architecture} in {:.0} ms",
             start.elapsed().as_secs_f64() * 1e3
         );
         let handle = self
@@ -260,20 +224,18 @@ impl Making {
     fn load(&self, image: &[u8]) -> Outcome<CUmodule> {
         self.gpu.bind()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the context is current. The image is complete, as the compiler made it (PTX ends
-        // in the zero byte that the driver needs), and the driver copies it.
+        // SAFETY: the context is current. The image is complete, as the compiler made it, and the
+        // driver copies it.
         unsafe { driver!(cuModuleLoadData(&mut handle, image.as_ptr().cast())) }?;
         Ok(handle)
     }
 
-    fn problem(&self, problem: impl Into<String>) -> Error {
-        Error::Kernel {
-            op: self.op,
-            source_name: self.source.name,
-            device: self.gpu.device(),
-            problem: problem.into(),
-            at: self.at,
-        }
+    fn problem(&self, problem: impl std::fmt::Display) -> Error {
+        let (op, source, device) = (self.op, self.source.name, self.gpu.device());
+        let line = Line(self.at);
+        Error::Kernel(format!(
+            "{op}: cannot build {source} for {device} ({line}): {problem}"
+        ))
     }
 
     fn refused(&self, fault: Fault) -> Error {
@@ -282,16 +244,8 @@ impl Making {
 
     /// The error for an image of this compiler that the driver does not load.
     fn unloadable(&self, fault: Fault, compiler: &Compiler) -> Error {
-        use CUresult::{
-            CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_NO_BINARY_FOR_GPU,
-            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-        };
-        let of_versions = [
-            CUDA_ERROR_INVALID_IMAGE,
-            CUDA_ERROR_INVALID_PTX,
-            CUDA_ERROR_NO_BINARY_FOR_GPU,
-            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-        ];
+        use CUresult::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU};
+        let of_versions = [CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU];
         if !of_versions.contains(&fault.code) {
             return self.refused(fault);
         }
@@ -308,7 +262,7 @@ impl Making {
 }
 
 /// Everything that an image depends on.
-fn key(compiler: &Compiler, target: Target, text: &str) -> u128 {
+fn key(compiler: &Compiler, architecture: u32, text: &str) -> u128 {
     let (length, changed) = compiler.file;
     let mut key = cache::Key::new()
         .part(env!("CARGO_PKG_VERSION").as_bytes())
@@ -317,7 +271,7 @@ fn key(compiler: &Compiler, target: Target, text: &str) -> u128 {
         .part(compiler.to_string().as_bytes())
         .part(&length.to_le_bytes())
         .part(&changed.to_le_bytes());
-    for option in target.options() {
+    for option in compiler::options(architecture) {
         key = key.part(option.as_bytes());
     }
     key.finish()

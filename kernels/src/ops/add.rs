@@ -42,17 +42,12 @@ pub(super) fn empty_where_they_meet(op: &'static str, a: &Tensor, b: &Tensor) ->
     let at = Location::caller();
     let device = transfer::meeting_place(op, &[("a", a), ("b", b)], at)?;
     let refuse = |expected: String, help: &str| {
-        Err(Error::Operand {
-            op,
-            operand: Box::new(b.as_operand("b")),
-            expected,
-            help: help.to_string(),
-            at,
-        })
+        let operand = b.as_operand("b");
+        Err(Error::operand(op, operand, expected, help, at))
     };
     if a.shape() != b.shape() {
         let help = "shapes are not broadcast: slice or reshape one of them; to add a row to all \
-                    rows, use addmm or linear";
+                    rows, use linear";
         return refuse(format!("shape {}, as a has", a.shape()), help);
     }
     if a.dtype() != b.dtype() {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use crate::cuda::Launcher;
 use crate::cuda::launch::Argument;
 use crate::cuda::queue::Queue;
-use crate::error::{Error, NoVersion, Result, Site};
+use crate::error::{Error, Line, Result, Site};
 use crate::storage::Borrow;
 use crate::stream::Stream;
 use crate::transfer::{self, Asked};
@@ -185,33 +185,22 @@ impl<'a> Call<'a> {
     pub(crate) fn operand_error(
         &self,
         slot: Slot,
-        expected: impl Into<String>,
-        help: impl Into<String>,
+        expected: impl std::fmt::Display,
+        help: impl AsRef<str>,
     ) -> Error {
         let operand = self.operand(slot);
-        Error::Operand {
-            op: self.op,
-            operand: Box::new(operand.tensor.as_operand(operand.role)),
-            expected: expected.into(),
-            help: help.into(),
-            at: self.at,
-        }
+        let operand = operand.tensor.as_operand(operand.role);
+        Error::operand(self.op, operand, expected, help, self.at)
     }
 
     /// An error about a number or an element.
     pub(crate) fn value_error(
         &self,
-        what: impl Into<String>,
-        expected: impl Into<String>,
-        got: impl ToString,
+        what: impl std::fmt::Display,
+        expected: impl std::fmt::Display,
+        got: impl std::fmt::Display,
     ) -> Error {
-        Error::Value {
-            op: self.op,
-            what: what.into(),
-            expected: expected.into(),
-            got: got.to_string(),
-            at: self.at,
-        }
+        Error::value_at(self.op, what, expected, got, self.at)
     }
 
     /// The operand has exactly these dimensions. `meaning` explains them, for example
@@ -386,12 +375,9 @@ impl<'a> Call<'a> {
                     (Some(output), _) if same && output == second => (first, second),
                     _ => {
                         let (writer, reader) = if a.writes { (a, b) } else { (b, a) };
-                        return Err(Error::Overlap {
-                            op: self.op,
-                            first: Box::new(writer.tensor.as_operand(writer.role)),
-                            second: Box::new(reader.tensor.as_operand(reader.role)),
-                            at: self.at,
-                        });
+                        let [first, second] =
+                            [writer, reader].map(|it| it.tensor.as_operand(it.role));
+                        return Err(Error::overlap(self.op, first, second, self.at));
                     }
                 };
                 if let Some(operand) = &mut self.operands[usize::from(slot.0)] {
@@ -440,8 +426,8 @@ impl<'a> Call<'a> {
     }
 
     fn no_version(&self, math: Slot, device: Device, versions: &'static Versions) -> Error {
-        let operand = self.operand(math);
-        let operand = operand.tensor.as_operand(operand.role);
+        let Operand { role, tensor, .. } = self.operand(math);
+        let (op, dtype, line) = (self.op, tensor.dtype(), Line(self.at));
         let names = |dtypes: &[DType]| {
             dtypes
                 .iter()
@@ -454,20 +440,17 @@ impl<'a> Call<'a> {
         if Device::best().is_accelerator() {
             supported = format!("{supported}, {} on cuda", names(versions.cuda));
         }
-        let help = if versions.cpu.contains(&operand.tensor.dtype) {
+        let help = if versions.cpu.contains(&dtype) {
             "move it with .to(Device::Cpu)".to_string()
         } else {
             let dtype = versions.on(device)[0];
             format!("cast it with .to_dtype(DType::{dtype:?})")
         };
-        Error::NoVersion(Box::new(NoVersion {
-            op: self.op,
-            operand,
-            device,
-            supported,
-            help,
-            at: self.at,
-        }))
+        let operand = tensor.as_operand(role);
+        Error::NoVersion(format!(
+            "{op}: there is no version for {dtype} on {device}: {operand} ({line}); supported: \
+             {supported}; help: {help}"
+        ))
     }
 }
 

@@ -1,9 +1,9 @@
 // cross_entropy: formulas in cross_entropy.rs; the order of sums in narrow.rs and wide.rs, which
 // the kernels follow to get the CPU's bits.
 //
-// Up to 64 classes: 32 rows per block, in shared memory. Up to 1,024: a row per warp, in registers.
-// More: a row per block, read three times (maximum, sum, gradient), mostly from caches. T is the
-// dtype of the logits and their gradient; all else is f32.
+// Up to 64 classes: 32 rows per block, in shared memory. More: a row per block, read three times
+// (maximum, sum, gradient), mostly from caches. T is the dtype of the logits and their gradient; all
+// else is f32.
 #include "common.cuh"
 
 /// What all rows share.
@@ -196,67 +196,11 @@ template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits
     });
 }
 
-// ---- up to 1,024 classes ----
+// ---- more ----
 
 /// Classes that are summed together in lanes: `BLOCK` of wide.rs.
 constexpr u32 BLOCK = 512;
 constexpr u32 PER_LANE_OF_BLOCK = BLOCK / WARP;
-constexpr u32 MIDDLE_THREADS = 128;
-
-/// One row by one warp. Lane i has the classes i, i + 32 …, PER_LANE of them.
-template <u32 PER_LANE, class T> INLINE void middle_row(Problem problem, u64 row, T* dlogits, const T* logits) {
-    const u32 lane = threadIdx.x % WARP, classes = (u32)problem.classes;
-    logits += row * classes;
-    float x[PER_LANE];
-    float largest = -infinity();
-#pragma unroll
-    for (u32 j = 0; j < PER_LANE; j++) {
-        const u32 i = j * WARP + lane;
-        x[j] = i < classes ? wide(logits[i]) : -infinity();
-    }
-#pragma unroll
-    for (u32 j = 0; j < PER_LANE; j++) largest = x[j] > largest ? x[j] : largest;
-    largest = warp_max(largest);
-
-    const Target target = target_of(problem, row);
-    problem.weight_sum = weight_sum_of(problem);
-    float target_x = 0.0f;
-    double sum = 0.0, weighted_z = 0.0;
-#pragma unroll
-    for (u32 block = 0; block < PER_LANE; block += PER_LANE_OF_BLOCK) {
-        float e_sum = 0.0f, z_sum = 0.0f;
-#pragma unroll
-        for (u32 j = block; j < PER_LANE && j < block + PER_LANE_OF_BLOCK; j++) {
-            const u32 i = j * WARP + lane;
-            const float z = x[j] - largest;
-            if (i == target.class_index) target_x = x[j];
-            if (problem.smooths && i < classes) z_sum = add_weighted(problem, z_sum, i, z);
-            x[j] = exponential(z);
-            if (i < classes) e_sum = e_sum + x[j];
-        }
-        sum = sum + (double)warp_sum(e_sum);
-        if (problem.smooths) weighted_z = weighted_z + (double)warp_sum(z_sum);
-    }
-    // The lane with the target's class shares its z.
-    target_x = __shfl_sync(WHOLE_WARP, target_x, (u32)target.class_index % WARP);
-    if (lane == 0) {
-        const float log_sum = logarithm((float)sum);
-        const float loss = loss_of(problem, log_sum, target_x - largest, target.weight, (float)weighted_z);
-        problem.losses[row] = target.is_ignored ? 0.0f : loss;
-        if (problem.weights != nullptr) problem.weights[row] = target.weight;
-    }
-    if (dlogits == nullptr) return;
-    const Factors factors = factors_of(problem, (float)sum, target.weight);
-    dlogits += row * classes;
-#pragma unroll
-    for (u32 j = 0; j < PER_LANE; j++) {
-        const u32 i = j * WARP + lane;
-        if (i < classes) dlogits[i] = narrow<T>(gradient_of(problem, x[j], i, factors, target));
-    }
-}
-
-// ---- more ----
-
 constexpr u32 WIDE_THREADS = 512;
 /// Blocks of classes whose sums are kept at once.
 constexpr u32 SUMS_MAX = 1024;
@@ -382,20 +326,11 @@ template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, 
 
 // ---- the kernels ----
 
-#define MIDDLE(NAME, T, CLASSES_MAX)                                                                                   \
-    KERNEL(MIDDLE_THREADS) cross_entropy_##CLASSES_MAX##_##NAME(PARAMETERS(T)) {                                       \
-        const u64 row = first_index() / WARP;                                                                          \
-        if (row < rows) middle_row<CLASSES_MAX / WARP>(PROBLEM, row, dlogits, logits);                                 \
-    }
 // At most two blocks per processor: otherwise ptxas makes room for three on sm_100, and spills.
 #define CROSS_ENTROPY(NAME, T)                                                                                         \
     KERNEL(NARROW_THREADS) cross_entropy_narrow_##NAME(PARAMETERS(T)) {                                                \
         narrow_rows(PROBLEM, rows, dlogits, logits);                                                                   \
     }                                                                                                                  \
-    MIDDLE(NAME, T, 128)                                                                                               \
-    MIDDLE(NAME, T, 256)                                                                                               \
-    MIDDLE(NAME, T, 512)                                                                                               \
-    MIDDLE(NAME, T, 1024)                                                                                              \
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_##NAME(PARAMETERS(T)) {           \
         wide_rows(PROBLEM, rows, dlogits, logits);                                                                     \
     }

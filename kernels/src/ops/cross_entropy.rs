@@ -153,26 +153,15 @@ struct Operands<'a> {
     class_weights: Option<Buffer<'a>>,
 }
 
-/// The kernels that keep a row in the registers of a warp, and for how many classes they have room.
-const ROW_A_WARP: [(usize, &str); 4] = [
-    (128, "cross_entropy_128"),
-    (256, "cross_entropy_256"),
-    (512, "cross_entropy_512"),
-    (1024, "cross_entropy_1024"),
-];
-
 fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
     let [rows, classes] = of.sizes;
     // The rows and threads of a block are those of `cross_entropy.cu`.
-    let row_a_warp = ROW_A_WARP.iter().find(|(most, _)| classes <= *most);
-    let (name, blocks, threads) = match row_a_warp {
-        _ if classes <= narrow::CLASSES_MAX => ("cross_entropy_narrow", rows.div_ceil(32), 128),
-        Some((_, name)) => (*name, rows.div_ceil(4), 128),
+    let (name, blocks, threads) = if classes <= narrow::CLASSES_MAX {
+        ("cross_entropy_narrow", rows.div_ceil(32), 128)
+    } else {
         // A block loops over rows; there are two blocks on each multiprocessor.
-        None => {
-            let blocks = rows.min(2 * gpu.gpu.multiprocessors as usize);
-            ("cross_entropy_wide", blocks, 512)
-        }
+        let blocks = rows.min(2 * gpu.gpu.multiprocessors as usize);
+        ("cross_entropy_wide", blocks, 512)
     };
     let switches =
         u32::from(options.ignore_index.is_some()) + 2 * u32::from(options.label_smoothing > 0.0);

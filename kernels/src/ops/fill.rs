@@ -64,13 +64,18 @@ pub(crate) fn kernel_for_width(names: [&'static str; 4], dtype: DType) -> &'stat
 fn fill_on(gpu: &Launcher, out: &Buffer<'_>, value: f64) -> Result<()> {
     let bits = bits_of(value, out.dtype);
     if bits == 0 && out.count > 0 {
-        // SAFETY: the output is entered for writing and is this many bytes of this device's memory.
-        let zeroed = unsafe { copies::zero(&gpu.queue, out.address(), out.bytes()) };
-        return zeroed.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at));
+        return zero_on(gpu, out);
     }
     let name = kernel_for_width(["fill_1", "fill_2", "fill_4", "fill_8"], out.dtype);
     let grid = Grid::packs(out.count, out.dtype);
     gpu.launch(&SOURCE, name, grid, args![out, out.count, bits])
+}
+
+/// `out = 0`, for an output that is not empty.
+pub(super) fn zero_on(gpu: &Launcher, out: &Buffer<'_>) -> Result<()> {
+    // SAFETY: the output is entered for writing and is this many bytes of this device's memory.
+    let zeroed = unsafe { copies::zero(&gpu.queue, out.address(), out.bytes()) };
+    zeroed.map_err(|fault| fault.of(gpu.op, gpu.queue.gpu.device(), gpu.at))
 }
 
 /// Fills `out`, which `op` has just made on a GPU, with a value that its dtype can hold.

@@ -96,12 +96,8 @@ impl Tensor {
             return refuse("the target's layout".into(), help);
         }
         if self.shares_memory_with(source) {
-            return Err(Error::Overlap {
-                op,
-                first: Box::new(self.as_operand("target")),
-                second: Box::new(source.as_operand("source")),
-                at,
-            });
+            let (target, source) = (self.as_operand("target"), source.as_operand("source"));
+            return Err(Error::overlap(op, target, source, at));
         }
         Ok(())
     }

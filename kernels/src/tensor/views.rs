@@ -111,7 +111,7 @@ impl Tensor {
     pub(super) fn misfit(
         &self,
         op: &'static str,
-        expected: impl Into<String>,
+        expected: impl std::fmt::Display,
         help: &str,
     ) -> Error {
         let at = Location::caller();

@@ -1,9 +1,9 @@
 //! Checking a crossing against the rules in force, and booking it in the ledger.
 
-use super::ledger::{Held, Key, Kind, Phase, Sums};
+use super::ledger::{CapturedRows, Key, Phase, Sums, TransferKind};
 use super::policy::{Rules, with_rules};
 use crate::cuda::capture;
-use crate::error::{Error, ForbiddenTransfer, Result, Site, TensorInfo};
+use crate::error::{Error, Line, Result, Site, TensorInfo};
 use crate::storage::Origin;
 use crate::{Device, Tensor};
 
@@ -27,14 +27,13 @@ pub(crate) fn check(
 ) -> Result<()> {
     with_rules(|rules| match rules.forbidden_since {
         Some(scope) if rules.announced.is_none() || asked == Asked::ByPolicy => {
-            Err(Error::ForbiddenTransfer(Box::new(ForbiddenTransfer {
-                op,
-                tensor: info.clone(),
-                target,
-                bytes: info.shape.count() * info.dtype.bytes(),
-                scope,
-                at,
-            })))
+            let bytes = info.shape.count() * info.dtype.bytes();
+            let (line, scope) = (Line(at), Line(scope));
+            Err(Error::ForbiddenTransfer(format!(
+                "{op}: {info} would cross to {target} ({bytes} bytes, {line}), but transfers are \
+                 forbidden since {scope}; help: move it before that scope, or wrap the call in \
+                 transfer::announced(\"reason\", || …)"
+            )))
         }
         _ => Ok(()),
     })
@@ -44,7 +43,7 @@ pub(crate) fn check(
 pub(super) fn book(
     tensor: &Tensor,
     target: Device,
-    kind: Kind,
+    kind: TransferKind,
     pinned: bool,
     asked: Asked,
     at: Site,
@@ -89,7 +88,7 @@ pub(super) fn enter(rules: &Rules, key: Key, sums: Sums) {
 }
 
 /// Books a graph's launch: what its capture held, in the launching thread's phase and ledger.
-pub(crate) fn book_launch(held: &Held) {
+pub(crate) fn book_launch(held: &CapturedRows) {
     with_rules(|rules| rules.ledger.book_held(held, rules.phase));
 }
 
@@ -101,7 +100,7 @@ pub fn book_collective(tensor: &Tensor, at: Site) {
     let device = tensor.device();
     with_rules(|rules| {
         let key = Key {
-            kind: Kind::Collective,
+            kind: TransferKind::Collective,
             phase: rules.phase,
             source: device,
             target: device,

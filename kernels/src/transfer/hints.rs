@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::ledger::{Kind, Ledger, Phase, readable_bytes};
+use super::ledger::{Ledger, Phase, TransferKind, readable_bytes};
 use crate::Device;
 use crate::error::{Line, Site};
 
@@ -158,7 +158,7 @@ impl Ledger {
             }
             let at = key.site;
             let in_step = key.phase == Phase::Step;
-            if in_step && key.kind == Kind::ScalarRead && sums.count >= LOOP_COUNT_MIN {
+            if in_step && key.kind == TransferKind::ScalarRead && sums.count >= LOOP_COUNT_MIN {
                 let count = sums.count;
                 hints.push(Hint::ScalarReadsInStep { at, count });
             }

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::ledger::Kind;
+use super::ledger::TransferKind;
 use crate::cuda::fault::Outcome;
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::cuda::{Gpu, copies, peers};
@@ -42,9 +42,9 @@ impl<'a> Copy<'a> {
     }
 
     /// Copies so that both tensors may be used at once.
-    pub(super) fn now(&self, target: &mut Borrow<'_>, source: &Borrow<'_>) -> Result<Kind> {
+    pub(super) fn now(&self, target: &mut Borrow<'_>, source: &Borrow<'_>) -> Result<TransferKind> {
         let (to, from) = (self.target.device(), self.source.device());
-        let kind = Kind::between(from, to);
+        let kind = TransferKind::between(from, to);
         if to == Device::Cpu && from == Device::Cpu {
             crate::threads::copy(target.elements_mut::<u8>(), source.elements::<u8>());
             return Ok(kind);
@@ -79,9 +79,9 @@ impl<'a> Copy<'a> {
         stream: &Stream,
         mut target: Borrow<'_>,
         source: Borrow<'_>,
-    ) -> Result<(Kind, Event)> {
+    ) -> Result<(TransferKind, Event)> {
         let (to, from) = (self.target.device(), self.source.device());
-        let kind = Kind::between(from, to);
+        let kind = TransferKind::between(from, to);
         let Some(queue) = stream.queue() else {
             return Ok((self.now(&mut target, &source)?, stream.record()?));
         };
@@ -217,7 +217,7 @@ impl<'a> Copy<'a> {
         queue: &Arc<Queue>,
         target: &Borrow<'_>,
         source: &Borrow<'_>,
-    ) -> Result<Kind> {
+    ) -> Result<TransferKind> {
         self.refuse_capture(queue)?;
         let (target_gpu, source_gpu) = (self.gpu(self.target)?, self.gpu(self.source)?);
         let linked = self.settle(queue, None, peers::are_linked(target_gpu, source_gpu))?;
@@ -233,9 +233,9 @@ impl<'a> Copy<'a> {
             self.settle(queue, None, outcome)?;
         }
         Ok(if linked || bytes == 0 {
-            Kind::Peer
+            TransferKind::Peer
         } else {
-            Kind::Staged
+            TransferKind::Staged
         })
     }
 

@@ -4,7 +4,7 @@
 use std::panic::Location;
 
 use super::book::{Asked, book, check};
-use super::ledger::Kind;
+use super::ledger::TransferKind;
 use super::policy::announced;
 use super::route::Copy;
 use crate::cuda::queue::is_capturing;
@@ -87,7 +87,14 @@ impl Scalars {
             let entered = target.enter("target", true, "send", at)?;
             let copy = Copy::new(target, &message, "send", at);
             let (_, done) = copy.on(&stream, entered, source)?;
-            book(&message, device, Kind::Upload, true, Asked::Explicitly, at);
+            book(
+                &message,
+                device,
+                TransferKind::Upload,
+                true,
+                Asked::Explicitly,
+                at,
+            );
             Ok(done)
         })?;
         self.read[slot] = Some(done);

@@ -3,7 +3,7 @@
 
 use ddp_kernels::dtype::{bf16, f16};
 use ddp_kernels::stream::{self, Graph, Stream};
-use ddp_kernels::transfer::{self, Kind, Ledger};
+use ddp_kernels::transfer::{self, Ledger, TransferKind};
 use ddp_kernels::{DType, Device, Element, Error, Tensor, ops};
 
 use crate::{devices, pairs};
@@ -90,7 +90,7 @@ fn each_crossing_is_booked_once_with_its_bytes() {
             up.slice(0..1).unwrap().item().unwrap();
             up.copy_from(&up.zeros_like().unwrap()).unwrap();
         });
-        let mut kinds: Vec<(Kind, u64, u64)> = ledger
+        let mut kinds: Vec<(TransferKind, u64, u64)> = ledger
             .rows()
             .iter()
             .map(|row| (row.kind, row.count, row.bytes))
@@ -99,9 +99,9 @@ fn each_crossing_is_booked_once_with_its_bytes() {
         assert_eq!(
             kinds,
             [
-                (Kind::Upload, 1, 4000),
-                (Kind::Download, 1, 4000),
-                (Kind::ScalarRead, 1, 4)
+                (TransferKind::Upload, 1, 4000),
+                (TransferKind::Download, 1, 4000),
+                (TransferKind::ScalarRead, 1, 4)
             ]
         );
     }
@@ -126,12 +126,12 @@ fn one_device_s_memory_reaches_another_s_and_the_ledger_says_how() {
             );
             let rows = ledger.rows();
             assert!(
-                matches!(rows[0].kind, Kind::Peer | Kind::Staged),
+                matches!(rows[0].kind, TransferKind::Peer | TransferKind::Staged),
                 "{rows:?}"
             );
             let staged = std::env::var_os("SIMCUDA_NO_PEER").is_some();
             assert_eq!(
-                rows[0].kind == Kind::Staged,
+                rows[0].kind == TransferKind::Staged,
                 staged && count > 0,
                 "{rows:?}"
             );

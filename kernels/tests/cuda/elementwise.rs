@@ -504,33 +504,6 @@ fn fill_and_zero_write_what_they_are_given_and_nothing_beside_it() {
 }
 
 #[test]
-fn the_causal_mask_hides_what_comes_after() {
-    for device in devices() {
-        for tokens in [0, 1, 2, 7, 64, 300] {
-            for dtype in WIDE {
-                let expected = ops::causal_mask(tokens, DType::F32, Device::Cpu).unwrap();
-                let expected = expected.to_dtype(dtype).unwrap();
-                let what = format!("{dtype} of {tokens}");
-                assert_same_bits(
-                    &ops::causal_mask(tokens, dtype, device).unwrap(),
-                    &expected,
-                    &what,
-                );
-                let buffer = Tensor::full(&[tokens * tokens + 2], 77.0, dtype, device).unwrap();
-                let out = buffer
-                    .slice(1..tokens * tokens + 1)
-                    .unwrap()
-                    .reshape(&[tokens, tokens])
-                    .unwrap();
-                ops::causal_mask_into(&out).unwrap();
-                assert_same_bits(&out, &expected, &what);
-                assert_untouched(&buffer, 1, &what);
-            }
-        }
-    }
-}
-
-#[test]
 fn there_is_no_math_in_f64_f16_or_integers_and_the_error_says_what_there_is() {
     for device in devices() {
         for dtype in [DType::F64, DType::F16, DType::I32] {

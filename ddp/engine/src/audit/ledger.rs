@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ddp_kernels::Device;
-use ddp_kernels::transfer::{Hint, Kind, Ledger, Phase};
+use ddp_kernels::transfer::{Hint, Ledger, Phase, TransferKind};
 use serde::{Deserialize, Serialize};
 
 use crate::devices;
@@ -20,17 +20,17 @@ const SITE_CHARS_MAX: usize = 160;
 
 /// The name of `Phase::Step`.
 pub(super) const STEP: &str = "step";
-/// The name of `Kind::Collective`.
+/// The name of `TransferKind::Collective`.
 pub(super) const BETWEEN_RANKS: &str = "between ranks";
 
 /// The kinds in the order in which they are printed.
-pub(super) const KINDS: [Kind; 6] = [
-    Kind::Upload,
-    Kind::Download,
-    Kind::Peer,
-    Kind::Staged,
-    Kind::Collective,
-    Kind::ScalarRead,
+pub(super) const KINDS: [TransferKind; 6] = [
+    TransferKind::Upload,
+    TransferKind::Download,
+    TransferKind::Peer,
+    TransferKind::Staged,
+    TransferKind::Collective,
+    TransferKind::ScalarRead,
 ];
 /// The phases other than the step, in order.
 pub(super) const OTHER_PHASES: [Phase; 4] = [
@@ -112,7 +112,7 @@ pub(super) struct RankLedger {
 
 impl RankLedger {
     pub(super) fn new(ledger: &Ledger, workload: Workload, devices: &[Device]) -> RankLedger {
-        let mut all: BTreeMap<(Phase, Kind, String, bool), Line> = BTreeMap::new();
+        let mut all: BTreeMap<(Phase, TransferKind, String, bool), Line> = BTreeMap::new();
         for row in ledger.rows() {
             let at = ending(row.place().to_string(), SITE_CHARS_MAX);
             let (phase, kind) = (row.phase.to_string(), row.kind.to_string());

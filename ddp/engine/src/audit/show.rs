@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ddp_kernels::transfer::{Kind, readable_bytes};
+use ddp_kernels::transfer::{TransferKind, readable_bytes};
 
 use super::ledger::{Amount, KINDS, OTHER_PHASES};
 use super::{Audit, Difference, PerStep, RankSums, RankedHint};
@@ -47,7 +47,7 @@ impl Audit {
     }
 
     fn of_several(&self) -> Vec<String> {
-        let columns: Vec<Kind> = KINDS
+        let columns: Vec<TransferKind> = KINDS
             .into_iter()
             .filter(|kind| self.is_in_steps(*kind))
             .collect();
@@ -87,21 +87,21 @@ impl Audit {
         format!("{}{on}", plural(self.steps, "step"))
     }
 
-    fn is_in_steps(&self, kind: Kind) -> bool {
+    fn is_in_steps(&self, kind: TransferKind) -> bool {
         self.ranks
             .iter()
             .any(|rank| rank.per_step.contains_key(&kind.to_string()))
     }
 
     /// Headings, and a line for each set of ranks that move the same.
-    fn table(&self, columns: &[Kind]) -> Vec<String> {
+    fn table(&self, columns: &[TransferKind]) -> Vec<String> {
         let mut alike: Vec<(Vec<&RankSums>, Vec<String>)> = Vec::new();
         for rank in &self.ranks {
             let none = PerStep {
                 count: 0.0,
                 bytes: 0.0,
             };
-            let amount = |kind: &Kind| {
+            let amount = |kind: &TransferKind| {
                 rank.per_step
                     .get(&kind.to_string())
                     .copied()
@@ -122,7 +122,7 @@ impl Audit {
             .map(|(ranks, _)| ranks.len())
             .sum();
         let mut rows = vec![["rank".to_string(), "on".to_string()].to_vec()];
-        rows[0].extend(columns.iter().map(Kind::to_string));
+        rows[0].extend(columns.iter().map(TransferKind::to_string));
         for (ranks, cells) in alike.into_iter().take(RANK_LINES_MAX) {
             let numbers: Vec<usize> = ranks.iter().map(|rank| rank.rank).collect();
             rows.push([vec![pieces(&numbers), devices(&ranks)], cells].concat());
@@ -147,7 +147,7 @@ impl Audit {
                 .filter_map(|rank| rank.phases.get(&phase))
                 .flatten();
             kinds.for_each(|(kind, amount)| sums.entry(kind.clone()).or_default().add(*amount));
-            let whole = |(kind, amount): (Kind, &Amount)| {
+            let whole = |(kind, amount): (TransferKind, &Amount)| {
                 let amount = PerStep {
                     count: amount.count as f64,
                     bytes: amount.bytes as f64,
@@ -236,24 +236,24 @@ impl Difference {
 }
 
 /// The kinds with an amount, in the order in which they are printed.
-fn kinds_of<T>(amounts: &BTreeMap<String, T>) -> impl Iterator<Item = (Kind, &T)> {
+fn kinds_of<T>(amounts: &BTreeMap<String, T>) -> impl Iterator<Item = (TransferKind, &T)> {
     KINDS
         .into_iter()
         .filter_map(|kind| Some((kind, amounts.get(&kind.to_string())?)))
 }
 
 /// Bytes, or the number of scalar reads, which are slow however little they read.
-fn cell(kind: Kind, amount: PerStep) -> String {
+fn cell(kind: TransferKind, amount: PerStep) -> String {
     match kind {
         _ if amount.count == 0.0 => "-".to_string(),
-        Kind::ScalarRead => tenths(amount.count),
+        TransferKind::ScalarRead => tenths(amount.count),
         _ => readable(amount.bytes),
     }
 }
 
 /// `4.0 KiB host to device`, `3 scalar reads`
-fn part(kind: Kind, cell: &str) -> String {
-    let ending = if kind == Kind::ScalarRead && cell != "1" {
+fn part(kind: TransferKind, cell: &str) -> String {
+    let ending = if kind == TransferKind::ScalarRead && cell != "1" {
         "s"
     } else {
         ""

@@ -23,8 +23,6 @@ library::functions! {
         fn nvrtcGetProgramLog(Program, *mut c_char) -> c_int;
         fn nvrtcGetCUBINSize(Program, *mut usize) -> c_int;
         fn nvrtcGetCUBIN(Program, *mut c_char) -> c_int;
-        fn nvrtcGetPTXSize(Program, *mut usize) -> c_int;
-        fn nvrtcGetPTX(Program, *mut c_char) -> c_int;
     }
 }
 
@@ -47,32 +45,11 @@ pub(super) struct Compiler {
     architectures: Vec<u32>,
 }
 
-/// What to compile for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    /// Machine code for this architecture.
-    Cubin(u32),
-    /// For a newer architecture than this NVRTC knows: PTX of its newest, which the driver
-    /// compiles.
-    Ptx(u32),
-}
-
-impl Target {
-    /// All options of a compilation for this target.
-    pub(super) fn options(self) -> Vec<String> {
-        let mut options = vec![format!("--gpu-architecture={self}")];
-        options.extend(OPTIONS.map(str::to_string));
-        options
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Target::Cubin(architecture) => write!(f, "sm_{architecture}"),
-            Target::Ptx(architecture) => write!(f, "compute_{architecture}"),
-        }
-    }
+/// All options of a compilation for `sm_ARCHITECTURE`.
+pub(super) fn options(architecture: u32) -> Vec<String> {
+    let mut options = vec![format!("--gpu-architecture=sm_{architecture}")];
+    options.extend(OPTIONS.map(str::to_string));
+    options
 }
 
 const HELP: &str = "install NVRTC of CUDA 12.0 or later, for example the pip wheel \
@@ -123,22 +100,20 @@ impl Compiler {
         })
     }
 
-    /// What to compile for a GPU of this compute capability.
-    pub(super) fn target(&self, (major, minor): (u32, u32)) -> Result<Target, String> {
+    /// What to compile for on a GPU of this compute capability: its own architecture, or an older
+    /// one of the same generation, whose code it runs too.
+    pub(super) fn architecture(&self, (major, minor): (u32, u32)) -> Result<u32, String> {
         let wanted = major * 10 + minor;
-        match self
-            .architectures
-            .iter()
-            .rev()
-            .find(|known| **known <= wanted)
-        {
-            Some(known) if *known == wanted => Ok(Target::Cubin(wanted)),
-            Some(older) => Ok(Target::Ptx(*older)),
-            None => Err(format!(
-                "{self} compiles for sm_{} and later, and this GPU is sm_{wanted}; help: install an older NVRTC, or use a newer GPU",
-                self.architectures.first().copied().unwrap_or(0)
-            )),
+        let mut known = self.architectures.iter().rev().copied();
+        if let Some(found) = known.find(|known| *known / 10 == major && *known <= wanted) {
+            return Ok(found);
         }
+        let [oldest, newest] = [self.architectures.first(), self.architectures.last()]
+            .map(|known| known.copied().unwrap_or(0));
+        Err(format!(
+            "{self} compiles for sm_{oldest} to sm_{newest}, and this GPU is sm_{wanted}; help: \
+             install the NVRTC of a CUDA release that supports this GPU"
+        ))
     }
 
     /// Compiles `text`, called `name` in messages. The error is the compiler's log.
@@ -146,7 +121,7 @@ impl Compiler {
         &self,
         name: &str,
         text: &str,
-        target: Target,
+        architecture: u32,
     ) -> Result<Vec<u8>, String> {
         let functions = &self.functions;
         let zero_byte = |_| format!("{name} has a zero byte in it");
@@ -156,8 +131,7 @@ impl Compiler {
         );
         let header = CString::new(HEADER.1).map_err(zero_byte)?;
         let (headers, header_names) = ([header.as_ptr()], [HEADER.0.as_ptr()]);
-        let options = target
-            .options()
+        let options = options(architecture)
             .into_iter()
             .map(CString::new)
             .collect::<Result<Vec<_>, _>>()
@@ -195,14 +169,11 @@ impl Compiler {
             let log = String::from_utf8_lossy(&log);
             let log = log.trim_end_matches(['\0', '\n']);
             return Err(format!(
-                "{self} says {} for {target}:\n{log}",
+                "{self} says {} for sm_{architecture}:\n{log}",
                 functions.meaning(code)
             ));
         }
-        match target {
-            Target::Cubin(_) => program.read(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN),
-            Target::Ptx(_) => program.read(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX),
-        }
+        program.read(functions.nvrtcGetCUBINSize, functions.nvrtcGetCUBIN)
     }
 }
 

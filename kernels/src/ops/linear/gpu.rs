@@ -19,8 +19,8 @@ use crate::cuda::launch::args;
 use crate::cuda::{Grid, Launcher, Source};
 use crate::error::Result;
 use crate::ops::activation::Activation;
-use crate::ops::addmm::scale_rows;
 use crate::ops::call::Buffer;
+use crate::ops::fill::zero_on;
 use crate::ops::gelu::Gelu;
 use crate::ops::{F32Math, f32_math};
 
@@ -59,15 +59,12 @@ fn number(activation: Activation) -> u32 {
 }
 
 /// `out = epilogue(left·right + beta * out)`, also for sums of length 0.
-fn multiply(gpu: &Launcher, product: &Product) -> Result<()> {
-    let [m, n, k] = product.mnk;
-    if k > 0 {
-        return gpu.multiply(product);
+fn multiply(gpu: &Launcher, product: &Product, out: &Buffer<'_>) -> Result<()> {
+    match product.mnk[2] {
+        0 if product.beta == 1.0 => Ok(()),
+        0 => zero_on(gpu, out),
+        _ => gpu.multiply(product),
     }
-    if product.beta == 1.0 {
-        return Ok(());
-    }
-    scale_rows(gpu, product.out_dtype, [product.out, 0], false, [m, n], 0.0)
 }
 
 /// `y` (B, O), `x` (B, I), `weight` (O, I), `bias` (O), `pre` (B, O).
@@ -119,7 +116,7 @@ pub(super) fn forward(
         product.epilogue = Epilogue::default();
         (product.out, product.existing) = (out, out);
     }
-    multiply(gpu, &product)?;
+    multiply(gpu, &product, y)?;
     let args = args![out, pre, bias, count, outputs, number];
     gpu.launch(&SOURCE, ("bias_activate", dtype), grid, args)
 }
@@ -159,7 +156,7 @@ pub(super) fn backward_input(
     let mut product = Product::new([rows, inputs, outputs], dy, weight, out);
     (product.dtype, product.out_dtype) = (dtype, dtype);
     let Some(saved) = saved.map(Buffer::address) else {
-        return multiply(gpu, &product);
+        return multiply(gpu, &product, dx);
     };
     let is_tanh = activation == Activation::Gelu(Gelu::Tanh);
     if outputs > 0 && is_tanh && approximate(dtype) && fits_aux(saved, inputs) {
@@ -173,7 +170,7 @@ pub(super) fn backward_input(
         }
         product.epilogue = Epilogue::default();
     }
-    multiply(gpu, &product)?;
+    multiply(gpu, &product, dx)?;
     let args = args![out, saved, count, number(activation)];
     gpu.launch(&SOURCE, ("fold_below", dtype), Grid::elements(count), args)
 }
@@ -191,7 +188,7 @@ pub(super) fn backward_weight(
         let mut product = Product::new([outputs, inputs, rows], left, right, dw.address());
         (product.dtype, product.out_dtype) = (dy.dtype, dw.dtype);
         product.beta = if accumulate { 1.0 } else { 0.0 };
-        multiply(gpu, &product)?;
+        multiply(gpu, &product, dw)?;
     }
     match db {
         Some(db) => sum_rows(gpu, db, dy, [rows, outputs], accumulate),

@@ -15,7 +15,7 @@ fn here() -> Site {
 }
 
 /// Phase, kind, count and bytes of each row.
-fn seen(ledger: &Ledger) -> Vec<(Phase, Kind, u64, u64)> {
+fn seen(ledger: &Ledger) -> Vec<(Phase, TransferKind, u64, u64)> {
     ledger
         .rows()
         .iter()
@@ -36,7 +36,7 @@ fn collectives_are_booked_by_line_and_phase_and_cross_nothing() {
             book_collective(&given.slice(0..2).unwrap(), second);
         });
     });
-    let kind = Kind::Collective;
+    let kind = TransferKind::Collective;
     let expected = [(Phase::Setup, kind, 1, 40), (Phase::Step, kind, 3, 120)];
     assert_eq!(
         seen(&ledger),
@@ -75,7 +75,7 @@ fn no_rule_refuses_a_collective_and_no_hint_is_made_of_it() {
     });
     assert_eq!(
         seen(&ledger),
-        [(Phase::Step, Kind::Collective, 1_000, 4_000)]
+        [(Phase::Step, TransferKind::Collective, 1_000, 4_000)]
     );
     assert!(ledger.hints().is_empty(), "{:?}", ledger.hints());
 }
@@ -83,7 +83,7 @@ fn no_rule_refuses_a_collective_and_no_hint_is_made_of_it() {
 #[test]
 fn what_is_held_is_booked_at_each_launch_under_its_phase() {
     let site = here();
-    let key = |kind: Kind, phase: Phase| {
+    let key = |kind: TransferKind, phase: Phase| {
         let (source, target) = (Device::Cuda(0), Device::Cuda(1));
         Key {
             kind,
@@ -95,20 +95,20 @@ fn what_is_held_is_booked_at_each_launch_under_its_phase() {
         }
     };
     let bytes = |bytes: usize| Sums::one(bytes, Some("why"));
-    let mut held = Held::default();
-    held.hold(key(Kind::Collective, Phase::Setup), bytes(100));
-    held.hold(key(Kind::Collective, Phase::Setup), bytes(20));
-    held.hold(key(Kind::Peer, Phase::Setup), bytes(3));
+    let mut held = CapturedRows::default();
+    held.hold(key(TransferKind::Collective, Phase::Setup), bytes(100));
+    held.hold(key(TransferKind::Collective, Phase::Setup), bytes(20));
+    held.hold(key(TransferKind::Peer, Phase::Setup), bytes(3));
     let ledger = Ledger::new();
-    ledger.book_held(&Held::default(), Phase::Step);
+    ledger.book_held(&CapturedRows::default(), Phase::Step);
     assert!(ledger.rows().is_empty());
     (0..5).for_each(|_| ledger.book_held(&held, Phase::Step));
     ledger.book_held(&held, Phase::Log);
     let expected = [
-        (Phase::Step, Kind::Collective, 10, 600),
-        (Phase::Step, Kind::Peer, 5, 15),
-        (Phase::Log, Kind::Collective, 2, 120),
-        (Phase::Log, Kind::Peer, 1, 3),
+        (Phase::Step, TransferKind::Collective, 10, 600),
+        (Phase::Step, TransferKind::Peer, 5, 15),
+        (Phase::Log, TransferKind::Collective, 2, 120),
+        (Phase::Log, TransferKind::Peer, 1, 3),
     ];
     assert_eq!(seen(&ledger), expected);
     assert!(ledger.rows().iter().all(|row| row.announced == Some("why")));
@@ -135,17 +135,20 @@ fn a_capture_books_nothing_and_each_launch_what_was_captured() {
             Ok::<(), Error>(())
         };
         stream.scope(body).unwrap();
-        assert_eq!(seen(&ledger), [(Phase::Setup, Kind::Collective, 2, 440)]);
+        assert_eq!(
+            seen(&ledger),
+            [(Phase::Setup, TransferKind::Collective, 2, 440)]
+        );
         let graph = Graph::capture(&stream, body).unwrap();
         assert_eq!(
             seen(&ledger),
-            [(Phase::Setup, Kind::Collective, 2, 440)],
+            [(Phase::Setup, TransferKind::Collective, 2, 440)],
             "capturing moves nothing"
         );
         in_phase(Phase::Step, || (0..3).for_each(|_| graph.launch().unwrap()));
         let expected = [
-            (Phase::Setup, Kind::Collective, 2, 440),
-            (Phase::Step, Kind::Collective, 6, 1_320),
+            (Phase::Setup, TransferKind::Collective, 2, 440),
+            (Phase::Step, TransferKind::Collective, 6, 1_320),
         ];
         assert_eq!(seen(&ledger), expected);
         // After a capture the thread books at once again, also where the capture failed.
@@ -156,11 +159,17 @@ fn a_capture_books_nothing_and_each_launch_what_was_captured() {
         assert!(Graph::capture(&stream, fails).is_err());
         assert_eq!(seen(&ledger), expected);
         in_phase(Phase::Step, || book_collective(&x, site));
-        assert_eq!(seen(&ledger)[1], (Phase::Step, Kind::Collective, 7, 1_720));
+        assert_eq!(
+            seen(&ledger)[1],
+            (Phase::Step, TransferKind::Collective, 7, 1_720)
+        );
         // Launched by whoever, booked in the ledger of the one who launches.
         let other = Ledger::new();
         with_ledger(&other, || graph.launch().unwrap());
-        assert_eq!(seen(&other), [(Phase::Setup, Kind::Collective, 2, 440)]);
+        assert_eq!(
+            seen(&other),
+            [(Phase::Setup, TransferKind::Collective, 2, 440)]
+        );
         stream.synchronize().unwrap();
     });
 }
