@@ -172,11 +172,11 @@ fn header_text(reader: &mut impl Read, path: &Path) -> Result<(Vec<u8>, u64)> {
     }
     check_whole(path, got, start.len(), "magic and version")?;
     let mut length = [0; 4];
-    let length_size = match start[MAGIC.len()..] {
+    let length_size = match [start[MAGIC.len()], start[MAGIC.len() + 1]] {
         [1, 0] => 2,
         [2 | 3, 0] => 4,
-        [ref version @ ..] => {
-            let version = format!("{}.{}", version[0], version[1]);
+        [major, minor] => {
+            let version = format!("{major}.{minor}");
             let problem = format!("it has version {version}; supported are 1.0, 2.0 and 3.0");
             return Err(bad(path, problem));
         }

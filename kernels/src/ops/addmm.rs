@@ -13,7 +13,7 @@ use crate::ops::matmul::{self, AsIs, Matrix, Real};
 /// `beta * acc + alpha * (mat1 · mat2)` in a new tensor (M, N), on the device where the operands
 /// meet.
 ///
-/// `mat1` (M, K) and `mat2` (K, N) may be `t()` views; `acc` is (M, N), and is not read if `beta` is
+/// `mat1` (M, K) and `mat2` (K, N) may be `t()` views; `acc` is (M, N). It is not read if `beta` is
 /// 0.
 #[track_caller]
 pub fn addmm(acc: &Tensor, mat1: &Tensor, mat2: &Tensor, alpha: f64, beta: f64) -> Result<Tensor> {

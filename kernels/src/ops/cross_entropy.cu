@@ -2,8 +2,8 @@
 // the kernels follow to get the CPU's bits.
 //
 // Up to 64 classes: 32 rows per block, in shared memory. More: a row per block, read three times
-// (maximum, sum, gradient), mostly from caches. T is the dtype of the logits and their gradient; all
-// else is f32.
+// (maximum, sum, gradient), mostly from caches. T is the dtype of the logits and their gradient;
+// all else is f32.
 #include "common.cuh"
 
 /// What all rows share.
