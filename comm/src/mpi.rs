@@ -8,4 +8,5 @@ mod library;
 mod roll_call;
 
 pub(crate) use self::collective::Mpi;
-pub(crate) use self::library::{Comm, Job, MESSAGE_BYTES_MAX, Pause, Request, abort};
+pub(crate) use self::library::{Comm, Job, MESSAGE_BYTES_MAX, Request, abort};
+pub(crate) use self::roll_call::reported_by_rank_0;

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::error::Result;
+
 /// How much longer than its sleep one look may take on a busy machine. The rest is not counted.
 const LOOK_MAX: Duration = Duration::from_millis(50);
 
@@ -33,6 +35,40 @@ impl Waited {
         self.total += passed.min(slept.saturating_mul(2).saturating_add(LOOK_MAX));
         self.total
     }
+}
+
+/// Sleeps that grow from 20 µs to 1 ms: a short wait ends soon, and a long one uses no core.
+#[derive(Debug)]
+pub(crate) struct Pause(Duration);
+
+impl Default for Pause {
+    fn default() -> Pause {
+        Pause(Duration::from_micros(20))
+    }
+}
+
+impl Pause {
+    /// Sleeps, and returns for how long it was asked to.
+    pub(crate) fn sleep(&mut self) -> Duration {
+        std::thread::sleep(self.0);
+        let longer = (self.0 * 3 / 2).min(Duration::from_millis(1));
+        std::mem::replace(&mut self.0, longer)
+    }
+}
+
+/// Asks `is_done` again and again, for at most `limit`. Whether it was.
+pub(crate) fn wait_until(
+    limit: Duration,
+    mut is_done: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
+    let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
+    while !is_done()? {
+        if waited.after(slept) >= limit {
+            return Ok(false);
+        }
+        slept = pause.sleep();
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::error::Cause;
-use crate::mpi::{Comm, MESSAGE_BYTES_MAX, Pause, Request};
+use crate::mpi::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::shared::Board;
+use crate::waited::wait_until;
 
 const TAG: c_int = 1;
 
@@ -28,11 +29,11 @@ impl Lifeline {
         let bytes: Arc<[u8]> = encode(cause).into();
         let send = |&rank: &usize| self.comm.send(Arc::clone(&bytes), rank, TAG).ok();
         let mut under_way: Vec<Request> = self.others.iter().filter_map(send).collect();
-        let (started, mut pause) = (Instant::now(), Pause::default());
-        while !under_way.is_empty() && started.elapsed() < bound {
+        // What is not sent by then is not reported.
+        _ = wait_until(bound, || {
             under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
-            pause.sleep();
-        }
+            Ok(under_way.is_empty())
+        });
     }
 
     /// Puts a cause from another host on the board. One thread a rank listens.

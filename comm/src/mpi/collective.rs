@@ -11,11 +11,11 @@ use std::time::Duration;
 use ddp_kernels::Tensor;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::library::{Comm, MESSAGE_BYTES_MAX, Pause, Request};
+use super::library::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
 use crate::shared::Board;
-use crate::waited::Waited;
+use crate::waited::{Pause, Waited};
 
 /// Below this a broadcast sends everything to everyone at once.
 const SMALL_BYTES: usize = 64 << 10;

@@ -10,7 +10,7 @@ use mpi::environment::{Threading, Universe, initialize_with_threading};
 use mpi::ffi;
 
 use crate::error::{Error, Result};
-use crate::waited::Waited;
+use crate::waited::wait_until;
 
 /// MPI, initialised. Dropped without `finalize` it stays as it is, for a process that fails.
 pub(crate) struct Job {
@@ -275,14 +275,7 @@ impl Request {
 
     /// Whether MPI is done with it before `timeout` has passed.
     pub(crate) fn is_done_within(&mut self, timeout: Duration) -> Result<bool> {
-        let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
-        while !self.is_done()? {
-            if waited.after(slept) >= timeout {
-                return Ok(false);
-            }
-            slept = pause.sleep();
-        }
-        Ok(true)
+        wait_until(timeout, || self.is_done())
     }
 
     /// The bytes received.
@@ -298,24 +291,5 @@ impl Drop for Request {
             // MPI may still read the one and write the other.
             std::mem::forget((self.sent.take(), std::mem::take(&mut self.received)));
         }
-    }
-}
-
-/// Sleeps that grow from 20 µs to 1 ms: a short wait ends soon, and a long one uses no core.
-#[derive(Debug)]
-pub(crate) struct Pause(Duration);
-
-impl Default for Pause {
-    fn default() -> Pause {
-        Pause(Duration::from_micros(20))
-    }
-}
-
-impl Pause {
-    /// Sleeps, and returns for how long it was asked to.
-    pub(crate) fn sleep(&mut self) -> Duration {
-        std::thread::sleep(self.0);
-        let longer = (self.0 * 3 / 2).min(Duration::from_millis(1));
-        std::mem::replace(&mut self.0, longer)
     }
 }

@@ -7,10 +7,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::library::{Comm, Pause, Request};
+use super::library::{Comm, Request};
 use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
 use crate::launcher::{is_first_of_host, launcher_folder, patience};
-use crate::waited::Waited;
+use crate::waited::wait_until;
 
 const TAG_HERE: c_int = 101;
 const TAG_ANSWER: c_int = 102;
@@ -71,22 +71,18 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
         under_way.push(comm.send(Arc::from([0u8]), rank, TAG_HERE)?);
         arriving.push((rank, comm.receive(1, rank, TAG_HERE)?));
     }
-    let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
     let mut here = Vec::new();
-    loop {
+    wait_until(timeout, || {
         let mut absent = Vec::new();
-        for (rank, mut request) in arriving {
+        for (rank, mut request) in std::mem::take(&mut arriving) {
             match request.is_done()? {
                 true => here.push(rank),
                 false => absent.push((rank, request)),
             }
         }
         arriving = absent;
-        if arriving.is_empty() || waited.after(slept) >= timeout {
-            break;
-        }
-        slept = pause.sleep();
-    }
+        Ok(arriving.is_empty())
+    })?;
     let missing: Vec<usize> = arriving.iter().map(|(rank, _)| *rank).collect();
     let text = match missing.is_empty() {
         true => String::new(),
@@ -106,11 +102,10 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
         let mut requests = under_way.into_iter();
         return requests.try_for_each(|request| finish(request, timeout, action));
     }
-    let (mut waited, mut pause, mut slept) = (Waited::new(), Pause::default(), Duration::ZERO);
-    while waited.after(slept) < ANSWER_MAX {
+    wait_until(ANSWER_MAX, || {
         under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
-        slept = pause.sleep();
-    }
+        Ok(false)
+    })?;
     Err(too_late(action, text))
 }
 
@@ -160,7 +155,7 @@ fn reported_once(error: Error) -> Error {
 }
 
 /// An error that another rank of this job reports.
-fn reported_by_rank_0(error: Error) -> Error {
+pub(crate) fn reported_by_rank_0(error: Error) -> Error {
     Error::of_peer(Cause {
         rank: 0,
         host: "this job".into(),

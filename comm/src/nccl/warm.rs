@@ -14,7 +14,7 @@ use super::common::{Common, OTHER_HOSTS_GRACE};
 use crate::collective::Reduce;
 use crate::error::{Error, Problem, Remedy, Result, Seconds};
 use crate::group::Group;
-use crate::waited::Waited;
+use crate::waited::wait_until;
 
 /// Elements of a rank's slice.
 const SLICE: usize = 1024;
@@ -120,18 +120,13 @@ fn check<T: Element>(tensor: &Tensor, expected: &[T], operation: &str) -> Result
 
 /// Waits for the device up to the deadline, or until the job fails.
 fn wait(event: &Event, common: &Common) -> Result<()> {
-    let (mut waited, mut pause) = (Waited::new(), Duration::from_micros(50));
-    while !event.is_done() {
-        common.failure.check()?;
-        std::thread::sleep(pause);
-        if waited.after(pause) >= common.timeout.saturating_add(MARGIN) {
-            let action = format!("warm up group {}", common.group);
-            let reason = format!("the device is not done within {}", Seconds(common.timeout));
-            let help = "NCCL_DEBUG=INFO shows what NCCL does";
-            let problem = Problem::new(action, reason, help);
-            return Err(Error::Setup(problem.with_remedy(Remedy::LongerTimeout)));
-        }
-        pause = (pause * 3 / 2).min(Duration::from_millis(2));
+    let is_done = || common.failure.check().map(|()| event.is_done());
+    if !wait_until(common.timeout.saturating_add(MARGIN), is_done)? {
+        let action = format!("warm up group {}", common.group);
+        let reason = format!("the device is not done within {}", Seconds(common.timeout));
+        let help = "NCCL_DEBUG=INFO shows what NCCL does";
+        let problem = Problem::new(action, reason, help);
+        return Err(Error::Setup(problem.with_remedy(Remedy::LongerTimeout)));
     }
     Ok(event.synchronize()?)
 }

@@ -12,7 +12,7 @@ use super::links::{Links, Start};
 use super::options::Options;
 use crate::background::Background;
 use crate::cores::{self, Cores};
-use crate::error::{Cause, Error, Remedy, Result, Seconds};
+use crate::error::{Error, Remedy, Result, Seconds};
 use crate::failure::lifeline::Lifeline;
 use crate::failure::{self, Failure};
 use crate::hosts::Placement;
@@ -20,7 +20,7 @@ use crate::identity::{Identity, host_name};
 use crate::launcher::{
     Launch, Launcher, Lookup, is_first_of_host, launcher_folder, likely_rank, patience,
 };
-use crate::mpi::{Comm, Job};
+use crate::mpi::{Comm, Job, reported_by_rank_0};
 use crate::nccl::environment::{self, RankKind};
 use crate::process::{Peer, Process};
 use crate::shared::{Board, Segment};
@@ -62,7 +62,10 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
     let placement = Placement::new(&keys, rank);
     let segment = share_memory(&meeting, &placement, &cards)?
         .and_then(|segment| check_threads(&placement, &job).map(|()| segment))
-        .map_err(|error| reported_by_rank_0(rank, &cards, error))?;
+        .map_err(|error| match rank {
+            0 => error,
+            _ => reported_by_rank_0(error),
+        })?;
     let others = placement.elsewhere();
     let lifeline = match others.is_empty() {
         true => None,
@@ -117,19 +120,6 @@ fn check_threads(placement: &Placement, job: &Job) -> Result<()> {
     let reason = "this MPI library may only be used by one thread (no MPI_THREAD_MULTIPLE)";
     let help = "use one built for threads: Open MPI and MPICH are by default";
     Err(Error::setup("bring the ranks together", reason, help))
-}
-
-/// An error that all ranks have found, for rank 0 to report.
-fn reported_by_rank_0(rank: usize, cards: &[Card], error: Error) -> Error {
-    match rank {
-        0 => error,
-        _ => Error::of_peer(Cause {
-            rank: 0,
-            host: cards[0].host.clone(),
-            exit_code: error.exit_code(),
-            text: error.to_string(),
-        }),
-    }
 }
 
 fn peers(placement: &Placement, cards: &[Card]) -> Vec<Peer> {
