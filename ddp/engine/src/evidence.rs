@@ -60,34 +60,24 @@ impl Confusion {
     pub fn is_sound(&self) -> bool {
         let classes = self.rows.len();
         let sum = |numbers: &[u64]| {
-            numbers
-                .iter()
-                .try_fold(0u64, |sum, &number| sum.checked_add(number))
+            let mut numbers = numbers.iter();
+            numbers.try_fold(0u64, |sum, &number| sum.checked_add(number))
         };
-        let counts = self.counts.as_deref().unwrap_or_default();
-        [self.predicted.len(), self.right.len()] == [classes; 2]
-            && classes > 0
-            && [&self.rows, &self.predicted]
-                .iter()
-                .all(|numbers| sum(numbers).is_some())
-            && self
-                .right
-                .iter()
-                .zip(&self.rows)
-                .all(|(right, rows)| right <= rows)
-            && self
-                .counts
-                .as_ref()
-                .is_none_or(|counts| counts.len() == classes && classes <= SHOWN_CLASSES_MAX)
-            && counts
-                .iter()
-                .zip(&self.rows)
-                .all(|(counts, rows)| counts.len() == classes && sum(counts) == Some(*rows))
-            && self
-                .mistakes
-                .iter()
-                .flatten()
-                .all(|pair| pair[0].max(pair[1]) < classes as u64)
+        let is_table = |counts: &Vec<Vec<u64>>| {
+            let mut rows = counts.iter().zip(&self.rows);
+            counts.len() == classes
+                && classes <= SHOWN_CLASSES_MAX
+                && rows.all(|(counts, rows)| counts.len() == classes && sum(counts) == Some(*rows))
+        };
+        let mut right = self.right.iter().zip(&self.rows);
+        let mut mistakes = self.mistakes.iter().flatten();
+        classes > 0
+            && [self.predicted.len(), self.right.len()] == [classes; 2]
+            && sum(&self.rows).is_some()
+            && sum(&self.predicted).is_some()
+            && right.all(|(right, rows)| right <= rows)
+            && self.counts.as_ref().is_none_or(is_table)
+            && mistakes.all(|pair| pair[0].max(pair[1]) < classes as u64)
     }
 
     /// The name of a class.
@@ -358,13 +348,14 @@ impl SampleRows {
                 .cloned()
                 .unwrap_or_else(|| class.to_string())
         };
+        let shown = match pictures {
+            Some(_) => 0,
+            None => VALUES_MAX.min(features),
+        };
+        let finite = |value: &f32| Some(*value).filter(|value| value.is_finite());
         let sample = |(index, seen): (usize, &SampleRow)| {
             let picture = pictures.as_ref().map(|pictures| pictures[index].clone());
-            let values = x[index * features..].iter().take(if picture.is_some() {
-                0
-            } else {
-                VALUES_MAX.min(features)
-            });
+            let values = x[index * features..].iter().take(shown);
             Sample {
                 row: seen.row,
                 truth: name(seen.truth),
@@ -372,13 +363,10 @@ impl SampleRows {
                 is_right: seen.truth == seen.predicted,
                 confidence: seen.confidence,
                 picture,
-                values: values
-                    .map(|&value| Some(value).filter(|value| value.is_finite()))
-                    .collect(),
+                values: values.map(finite).collect(),
             }
         };
         let samples = seen.iter().enumerate().map(sample).collect();
-        let shown = if pictures.is_some() { 0 } else { VALUES_MAX };
         Ok(Samples {
             step,
             columns: columns.iter().take(shown).cloned().collect(),
@@ -390,23 +378,15 @@ impl SampleRows {
 
 /// Undoes `(x - shift) * scale`. A feature with scale 0 becomes its shift.
 fn undo(normalization: &Normalization, x: &mut [f32], features: usize) {
-    let of = |numbers: &[f32], feature: usize| {
-        numbers
-            .get(if numbers.len() == 1 { 0 } else { feature })
-            .copied()
-    };
+    let Normalization { shift, scale } = normalization;
     for row in x.chunks_exact_mut(features.max(1)) {
         for (feature, value) in row.iter_mut().enumerate() {
-            if let (Some(shift), Some(scale)) = (
-                of(&normalization.shift, feature),
-                of(&normalization.scale, feature),
-            ) {
-                *value = if scale == 0.0 {
-                    shift
-                } else {
-                    *value / scale + shift
-                };
-            }
+            // One shift and scale for all features, or one for each.
+            let at = feature.min(shift.len() - 1);
+            *value = match scale[at] {
+                0.0 => shift[at],
+                scale => *value / scale + shift[at],
+            };
         }
     }
 }

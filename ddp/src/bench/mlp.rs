@@ -143,18 +143,15 @@ pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
         Ok(())
     })?;
     // Before anything else takes memory.
-    let memory = Memory {
-        peak_mb: process::peak_mb(),
-        device_peak_mb: process::device_peak_mb(device),
-    };
-    let optimizer_s = optimizer_s(&step, device)?;
+    let (peak_mb, device_peak_mb) = (process::peak_mb(), process::device_peak_mb(device));
     let measured = Measured {
         times,
         reduced,
         first_step_s,
         first_step_mb,
-        memory,
-        optimizer_s,
+        peak_mb,
+        device_peak_mb,
+        optimizer_s: optimizer_s(&step, device)?,
     };
     line(flags, device, main, &step, &measured)
 }
@@ -165,14 +162,10 @@ struct Measured {
     reduced: Reduced,
     first_step_s: Option<f64>,
     first_step_mb: Option<f64>,
-    memory: Memory,
-    optimizer_s: f64,
-}
-
-/// The most memory that the process had, of the host and of its device.
-struct Memory {
+    /// The peak memory of the host and of the device.
     peak_mb: Option<f64>,
     device_peak_mb: Option<f64>,
+    optimizer_s: f64,
 }
 
 /// Seconds of one update, measured separately after the steps, between two events around many of
@@ -281,12 +274,7 @@ fn line(
     step: &Step,
     measured: &Measured,
 ) -> Result<Value> {
-    let Measured {
-        times,
-        reduced,
-        memory,
-        ..
-    } = measured;
+    let Measured { times, reduced, .. } = measured;
     let median_s = times.median_s();
     let largest_of = |value: Option<f64>| value.map(|value| largest(main, value)).transpose();
     let optimizer_s = largest(main, measured.optimizer_s)?;
@@ -318,8 +306,8 @@ fn line(
         "optimizer_share": round(optimizer_s / median_s, 4),
         "first_step_s": round_or_null(largest_of(measured.first_step_s)?, 4),
         "first_step_mb": round_or_null(measured.first_step_mb, 1),
-        "peak_mb": round_or_null(largest_of(memory.peak_mb)?, 1),
-        "device_peak_mb": round_or_null(largest_of(memory.device_peak_mb)?, 1),
+        "peak_mb": round_or_null(largest_of(measured.peak_mb)?, 1),
+        "device_peak_mb": round_or_null(largest_of(measured.device_peak_mb)?, 1),
         "graph": step.graphs().is_some(),
         "zero": flags.zero,
         "moments_mb": round(moments as f64 / 1e6, 6),

@@ -14,9 +14,9 @@ impl Config {
     /// Checks every setting, as far as that is possible without the data.
     pub fn check(&self) -> Result<()> {
         for setting in SETTINGS.iter() {
-            setting
-                .refusal(self)
-                .map_or(Ok(()), |text| Err(Error::Usage(text)))?;
+            if let Some(text) = setting.refusal(self) {
+                return Err(Error::Usage(text));
+            }
         }
         let check = self.model.check();
         check.map_err(|error| Error::Usage(with_flags(&error.to_string())))?;
