@@ -10,7 +10,7 @@ use ddp_kernels::Device;
 use ddp_kernels::mapped::free_bytes;
 
 use crate::config::Config;
-use crate::data::DataSpec;
+use crate::data::{DataSpec, choose};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::shown::shown;
@@ -68,13 +68,19 @@ pub fn dry_run(
 fn written(config: &Config, device: Device) -> String {
     let mut kept = Vec::new();
     let data = [Some(&config.data), config.val_data.as_ref()];
-    let is_file = |data: &&DataSpec| matches!(data, DataSpec::Files(_));
-    if data.iter().flatten().any(is_file) {
+    let is_converted = |data: &&DataSpec| match data {
+        DataSpec::Files(spec) => {
+            let files = choose::files(&spec.path, "data").unwrap_or_default();
+            files.iter().any(|file| choose::is_table(file))
+        }
+        _ => false,
+    };
+    if data.iter().flatten().any(is_converted) {
         let place = match &config.cache_dir {
             None => ".ddp-cache next to it".to_string(),
             Some(folder) => shown(&folder.to_string_lossy()),
         };
-        kept.push(format!("what was learned about the data, in {place}"));
+        kept.push(format!("a converted copy of the table, in {place}"));
     }
     if device.is_accelerator() {
         kept.push("compiled kernels".to_string());

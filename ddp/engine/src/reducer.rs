@@ -451,8 +451,8 @@ pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Ran
     }
 }
 
-/// By bucket a reduction. If ranks share buckets, then by bucket a gather of what layers read; and
-/// if that is a bf16 copy, then by bucket a gather of the values.
+/// A reduction for each bucket. If ranks share buckets, also a gather of what layers read for each
+/// bucket, and if that is a bf16 copy, a gather of the values for each bucket.
 fn jobs(
     params: &Params,
     buckets: &[Bucket],

@@ -78,7 +78,7 @@ const ROWS: usize = 4096;
 const UPDATES: usize = 20;
 const UPDATE_ROUNDS: usize = 5;
 
-/// The reductions' share that backward hid, over the timed steps.
+/// The time of reductions over the timed steps, and the part that backward did not hide.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reduced {
     busy_s: f64,
@@ -93,7 +93,7 @@ impl Reduced {
         self.steps += 1;
     }
 
-    /// What was hidden of what there was; null where nothing is reduced.
+    /// The fraction of the reductions' time that backward hid; null without reductions.
     fn hidden_share(&self) -> Value {
         if self.busy_s == 0.0 {
             Value::Null

@@ -44,7 +44,7 @@ pub(crate) fn find_devices(
     world.handshake(&[Field::must_match(
         "the configuration",
         kind,
-        "Start every rank with the same flags.",
+        "start every rank with the same flags",
     )])?;
     if choice == DeviceChoice::Cpu {
         // Without starting the driver.

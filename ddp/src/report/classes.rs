@@ -66,8 +66,9 @@ fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
          <th scope=\"col\" class=\"sum\">recall, %</th></tr></thead><tbody>{rows}</tbody>\
          <tfoot><tr><th scope=\"row\">precision, %</th>{precisions}<td></td></tr></tfoot></table>"
     );
-    let about = "Rows are true classes, columns are predictions. Recall: how much of a class was \
-                 predicted as that class. Precision: how much of what was predicted as a class is of it.";
+    let about = "Rows are true classes, columns are predictions. Recall: the part of a class that is \
+                 predicted as that class. Precision: the part of the predictions of a class that \
+                 is correct.";
     scrolling("Confusion matrix", &table) + &format!("<p class=\"note\">{about}</p>")
 }
 

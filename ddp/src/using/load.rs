@@ -177,10 +177,10 @@ fn check_size(opened: &Opened, config: &Config, shape: &DataShape<'_>) -> Result
 
 /// Ends all ranks, with an error that names what differs, unless they use the same model and rows.
 fn agree(asked: &Asked<'_>, world: &World, opened: &Opened, rows: &dyn Dataset) -> Result<()> {
-    let flags = "Start every rank with the same flags.";
-    let program = "Start every rank with the same build of ddp-train.";
-    let same_model = "Give every rank the same checkpoint: compare the folders on the hosts.";
-    let same_data = "Give every rank the same data: compare the files on the hosts.";
+    let flags = "start every rank with the same flags";
+    let program = "start every rank with the same build of ddp-train";
+    let same_model = "give every rank the same checkpoint: compare the folders on the hosts";
+    let same_data = "give every rank the same data: compare the files on the hosts";
     let settings = format!(
         "batch-size = {}\nlabels = {:?}\n{}\n",
         asked.using.batch_size, asked.labels, asked.output

@@ -330,7 +330,7 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
     assert!(folder.path().join(".ddp-cache").exists() && !folder.out().exists());
     assert!(
         ended.stdout.contains(
-            "nothing written but what was learned about the data, in .ddp-cache next to it"
+            "nothing written but a converted copy of the table, in .ddp-cache next to it"
         ),
         "{ended}"
     );

@@ -12,10 +12,10 @@ use crate::step::{Stage, Step};
 
 /// The fields of the handshake. A field that must match ends all ranks if it differs.
 pub(super) fn fields(settings: &str, data: &Data, step: &Step) -> Result<Vec<Field>> {
-    let program = "Start every rank with the same build of ddp-train.";
-    let flags = "Start every rank with the same flags.";
-    let same_data = "Give every rank the same data: compare the files on the hosts.";
-    let bits = "Products of matrices may differ in their last bits between these ranks.";
+    let program = "start every rank with the same build of the program";
+    let flags = "start every rank with the same settings";
+    let same_data = "give every rank the same data: compare the files on the hosts";
+    let bits = "products of matrices may differ in their last bits between these ranks";
     let device = step.stages()[0].device();
     let of_stages = |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> {
         step.stages().iter().map(text).collect()
@@ -79,9 +79,9 @@ pub(super) fn compare_replicas(step: &mut Step, world: &World, number: u64) -> R
         }
     }
     let name = format!("the model after step {number}");
-    let help = "The memory or GPU of one rank, or a link between ranks, has changed bits: run \
-                again without that rank's machine, and test it (nvidia-smi -q -d ECC, dcgmi diag). \
-                Nothing was saved.";
+    let help = "the memory or GPU of one rank, or a link between ranks, has changed bits, and nothing \
+                was saved: run again without that rank's machine, and test it (nvidia-smi -q -d \
+                ECC, dcgmi diag)";
     Ok(world.handshake(&[Field::must_match(name, hashes, help)])?)
 }
 

@@ -144,6 +144,7 @@ fn write_start(
 ) -> Result<()> {
     let (step, data, plan) = (&run.step, &run.data, &run.plan);
     let stages = step.stages();
+    // Reducers of all stages communicate in the same way.
     let reducer = stages[0].reducer();
     let buckets = stages.iter().map(|stage| stage.reducer().buckets().len());
     let parameters = stages.iter().map(|stage| stage.model().params.count());

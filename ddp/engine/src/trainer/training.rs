@@ -247,7 +247,9 @@ impl<'a> Trainer<'a> {
         let (rows, epoch) = (batch.rows, batch.epoch);
         self.workload.count(batch);
         self.step.run(batch, learning_rate, logs)?;
-        self.totals.waits.reductions += self.step.stages()[0].reducer().last_time().exposed;
+        let stages = self.step.stages().iter();
+        let exposed = stages.map(|stage| stage.reducer().last_time().exposed);
+        self.totals.waits.reductions += exposed.sum::<Duration>();
         self.totals.count(rows);
         faults::rows(number, self.loader.rows());
         if self.record.is_some() {
@@ -295,6 +297,8 @@ impl<'a> Trainer<'a> {
         let Some(record) = &mut self.record else {
             return Ok(());
         };
+        let mut stages = self.step.stages().iter();
+        let is_on_cpu = stages.all(|stage| stage.device() == Device::Cpu);
         let event = StepEvent {
             step: number,
             epoch: epoch + 1,
@@ -305,7 +309,7 @@ impl<'a> Trainer<'a> {
             step_ms,
             data_ms,
             // On GPUs the host does not wait for reductions.
-            reduce_ms: (self.step.stages()[0].device() == Device::Cpu).then_some(reduce_ms),
+            reduce_ms: is_on_cpu.then_some(reduce_ms),
             save_ms,
         };
         self.program.logged(&event, accuracy)?;
