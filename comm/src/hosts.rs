@@ -1,9 +1,9 @@
 //! Ranks of several hosts: shared memory within a host, MPI between the first ranks of the hosts,
 //! their leaders.
 //!
-//! A reduction goes along the hosts as a chain: a leader adds what the hosts before it made in
-//! front of its own elements, then its host reduces. So the order is that of the ranks, and the
-//! bits are those of one host, however ranks are placed. The last host sends the result to all.
+//! A reduction goes along the hosts as a chain: a leader adds the result of the host before it to
+//! its own elements, then its host reduces. So sums add in rank order and have the bits of a single
+//! host. The last host sends the result to all.
 
 use std::ops::Range;
 use std::sync::Arc;

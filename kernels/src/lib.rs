@@ -24,6 +24,7 @@ mod math;
 pub mod memory;
 pub mod npy;
 pub mod ops;
+pub mod panics;
 mod philox;
 mod precision;
 pub mod progress;

@@ -192,7 +192,8 @@ fn share_memory(
             Some((rank, problem)) => {
                 let action = format!("share memory between the ranks of {}", cards[rank].host);
                 let reason = format!("rank {rank}: {problem}");
-                let help = "ranks of one host exchange tensors through memory that they share";
+                let help =
+                    "run the ranks of a host as one user in one PID namespace, with /proc mounted";
                 Err(Error::setup(action, reason, help))
             }
         },

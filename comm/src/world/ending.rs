@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use ddp_kernels::panics;
+
 use super::World;
 use super::options::Options;
 use crate::background::{Background, Cancelled};
@@ -106,10 +108,14 @@ impl World {
 
     /// From now on a panic on any thread ends this process at once with exit code 70, and with it
     /// the job; its message and source line are the cause. Also one that `catch_unwind` would
-    /// catch.
+    /// catch, unless `ddp_kernels::panics` handles it.
     pub fn install_panic_hook(&self) {
         let failure = Arc::clone(&self.failure);
-        std::panic::set_hook(Box::new(move |panic| failure.panicked(panic)));
+        std::panic::set_hook(Box::new(move |panic| {
+            if !panics::are_handled() {
+                failure.panicked(panic)
+            }
+        }));
     }
 
     /// From now on this process ends within a second after any rank of its host has ended without

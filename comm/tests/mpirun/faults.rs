@@ -35,6 +35,13 @@ fn a_panic_on_any_thread_ends_all() {
 }
 
 #[test]
+fn a_panic_that_the_caller_handles_ends_nothing() {
+    let ended = Job::alone("handled", ("WORLD_SIZE", "1")).run();
+    ended.assert_well();
+    assert!(!ended.stderr.contains("panicked"), "{ended}");
+}
+
+#[test]
 fn an_error_ends_all_with_its_own_code() {
     faults("error", &[76], &[": the loss is not finite"]);
 }

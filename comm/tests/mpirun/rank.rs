@@ -172,6 +172,10 @@ fn play(role: &str, world: &World) -> Result<()> {
             }
             Ok(())
         }
+        ["handled"] => {
+            assert!(ddp_kernels::panics::caught(|| panic!("handled")).is_none());
+            Ok(())
+        }
         // Finishes its work like the others, but never ends MPI.
         ["stays", rank] => {
             if rank == world.rank().to_string() {

@@ -9,7 +9,14 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
+#[cfg(any(test, debug_assertions, feature = "faults"))]
 use testing::may;
+
+/// Whether the system may be asked for this change: tests can say no.
+#[cfg(not(any(test, debug_assertions, feature = "faults")))]
+fn may(_: &'static str, _: &Path) -> io::Result<()> {
+    Ok(())
+}
 
 /// What helps against most failures to write.
 const HELP: &str =
@@ -70,12 +77,12 @@ pub fn replace_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) ->
     put_file(path, write, |aside| fs::rename(aside, path))
 }
 
-/// The same, but what is called `path` by then stays, and is an error of the kind `AlreadyExists`.
+/// The same, but a file that is at `path` by then stays: an error of the kind `AlreadyExists`.
 pub fn new_file(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     put_file(path, write, |aside| match fs::hard_link(aside, path) {
         Ok(()) => fs::remove_file(aside),
         Err(_) if fs::symlink_metadata(path).is_ok() => Err(ErrorKind::AlreadyExists.into()),
-        // Some file systems have no links. What comes to be there between these two lines is lost.
+        // Some file systems have no links. A file made between these two lines is lost.
         Err(_) => fs::rename(aside, path),
     })
 }
@@ -103,32 +110,6 @@ fn put_file(
     }
     attempt?;
     sync_folder(folder)
-}
-
-/// Makes the folder `path`, which must not be there yet, with the files that `fill` writes into it.
-pub fn make_whole_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let above = folder_of(path);
-    make_folder(above)?;
-    if path.exists() {
-        return Err(failed("make the folder", path)(io::Error::new(
-            ErrorKind::AlreadyExists,
-            "it is there already",
-        )));
-    }
-    let ((), aside) = first_free(above, |aside| fs::create_dir(aside))
-        .map_err(failed("make a folder beside", path))?;
-    let attempt = (|| {
-        fill(&aside)?;
-        sync_folder(&aside)?;
-        may("rename", path)
-            .and_then(|()| fs::rename(&aside, path))
-            .map_err(failed("put in its place", path))
-    })();
-    if attempt.is_err() {
-        let _ = fs::remove_dir_all(&aside);
-    }
-    attempt?;
-    sync_folder(above)
 }
 
 /// A new file that is written from its beginning to its end.
@@ -218,8 +199,7 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Names left by runs that were killed are skipped: in containers even the process id may be the
-/// same.
+/// Killed runs leave such names, in containers even with this process's id; they are skipped.
 const NAMES_TRIED_MAX: u32 = 1000;
 
 /// Makes something under the first name in `folder` that is not taken.
@@ -237,6 +217,7 @@ pub(crate) fn first_free<T>(
     unreachable!("the last name is not skipped")
 }
 
+#[cfg(any(test, debug_assertions, feature = "faults"))]
 #[doc(hidden)]
 #[allow(missing_docs)]
 pub mod testing {
@@ -423,30 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_appears_whole_or_not_at_all_and_never_twice() {
-        let scratch = Scratch::new();
-        let path = scratch.path().join("b");
-        let fill = |ok: bool| {
-            make_whole_folder(&path, |folder| {
-                write_file(&folder.join("x"), |file| file.write(b"x"))?;
-                if ok {
-                    Ok(())
-                } else {
-                    Err(Error::Data("torn".into()))
-                }
-            })
-        };
-        fill(false).unwrap_err();
-        assert!(scratch.names().is_empty());
-        fill(true).unwrap();
-        assert_eq!(scratch.names(), ["b"]);
-        let error = fill(true).unwrap_err();
-        assert_eq!(error.exit_code(), 74);
-        assert!(error.to_string().contains("there already"), "{error}");
-    }
-
-    #[test]
-    fn names_left_by_killed_runs_are_passed_over() {
+    fn names_left_by_killed_runs_are_skipped() {
         let scratch = Scratch::new();
         fs::write(
             scratch

@@ -179,7 +179,7 @@ impl Labels {
         self.stack.read_f32(first, into)
     }
 
-    /// Why the label of this row is no class, or none of the `known` ones.
+    /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
         const HELP: &str = "help: number classes from 0 on without gaps, or set `task` to regression to learn the numbers as they are";
         let place = self.stack.place(row);

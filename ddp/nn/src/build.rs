@@ -176,7 +176,8 @@ impl<'a> Build<'a> {
         self.declarations.random_layers - 1
     }
 
-    /// Counts at least this many layers that draw: those in the parts of a model below this one.
+    /// Numbers the next layer that draws from `random_layers` on: earlier parts of a split model
+    /// have the numbers below.
     pub(crate) fn skip_random_layers(&mut self, random_layers: u32) {
         let count = &mut self.declarations.random_layers;
         *count = random_layers.max(*count);

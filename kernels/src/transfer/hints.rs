@@ -19,9 +19,9 @@ pub enum Hint {
     PingPong {
         /// The device it left and returned to.
         home: Device,
-        /// The line by which it left.
+        /// The line that moved it away.
         left_at: Site,
-        /// The line by which it returned.
+        /// The line that moved it back.
         returned_at: Site,
         /// How often.
         count: u64,

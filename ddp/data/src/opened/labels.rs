@@ -59,8 +59,8 @@ fn has_part(ask: &Ask<'_>, path: &Path, name: &str) -> Result<bool> {
     Ok(arrays.iter().any(|array| array.key() == name))
 }
 
-/// The column of labels if nobody names one: as in other files, else the last one that is no
-/// feature.
+/// The column of labels if none is given: the one of the other files, else the last column that is
+/// not a feature.
 pub(super) fn default_column(
     ask: &Ask<'_>,
     path: &Path,
@@ -85,8 +85,8 @@ pub(super) fn default_column(
     })
 }
 
-/// The column of a table that holds only labels, if nobody names one: as in other files, else the
-/// last.
+/// The column of a table that holds only labels, if none is given: the one of the other files, else
+/// the last.
 fn only_column(ask: &Ask<'_>, path: &Path) -> Result<String> {
     let mut columns = table::columns(path)?;
     match &ask.label {

@@ -1,5 +1,5 @@
 //! What an optimizer changes and what not. Its numbers are compared with PyTorch's in
-//! tests/golden_layers.rs.
+//! ddp/tests/training/golden_layers.rs.
 
 use ddp_kernels::Device;
 

@@ -1,12 +1,10 @@
 //! Reads Parquet by row groups, a piece of all wanted columns at a time.
 //!
 //! Columns of integers, floats and bools are numbers; texts may be the label. Nulls, dates,
-//! decimals and nested columns are errors. Where the metadata says that columns are is compared
-//! with the size of the file, and what they claim to unpack to with their size in it. A page is at
-//! most 2 GiB, as the crate has it.
+//! decimals and nested columns are errors. The places and sizes in the metadata are checked against
+//! the size of the file before anything is read. The crate limits a page to 2 GiB.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use ::parquet::basic::{ConvertedType, LogicalType, Type};
@@ -17,6 +15,7 @@ use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::{FileReader, RowGroupReader, SerializedFileReader};
 use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
+use ddp_kernels::panics;
 
 use super::super::conversion::{Columns, RowWriter, TableRequest, text_help};
 use super::super::flat;
@@ -26,7 +25,7 @@ use crate::error::{Error, Result};
 
 /// Values of all columns together that are in memory.
 const VALUES: usize = 1 << 18;
-/// A column chunk that unpacks to no more than this may pack as well as it likes.
+/// Column chunks up to this size, unpacked, may have any compression ratio.
 const CHUNK_BYTES_MIN: u64 = 64 << 20;
 
 /// The names of the columns of the table at `path`.
@@ -60,7 +59,7 @@ pub(in super::super) fn convert(
 /// A damaged file may make the crate panic.
 fn guarded<T>(path: &Path, read: impl FnOnce() -> Result<T>) -> Result<T> {
     let why = "it is damaged: its reader gave up; help: write it again";
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(refuse(path, why)))
+    panics::caught(read).unwrap_or_else(|| Err(refuse(path, why)))
 }
 
 fn open(path: &Path) -> Result<SerializedFileReader<File>> {
