@@ -36,7 +36,7 @@ const LANE_WORDS: usize = (ENDED_AT + 1).next_multiple_of(16);
 
 /// One piece of work, as the device reported it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ReportedWork {
     /// Its number in the lane.
     pub number: u32,
     /// Its name.
@@ -205,7 +205,7 @@ impl Board {
 
     /// The last pieces of `lane` that began, and some earlier ones, unordered. Leaves out those
     /// that are being written; some may appear twice.
-    pub fn ring(&self, lane: usize) -> impl Iterator<Item = Told> {
+    pub fn ring(&self, lane: usize) -> impl Iterator<Item = ReportedWork> {
         (0..RING + SPARSE).filter_map(move |slot| {
             let read = || {
                 [0, 1, 2].map(|word| {
@@ -217,7 +217,7 @@ impl Board {
             fence(Ordering::Acquire);
             let number = (words[0] >> 32) as u32;
             let whole = number != 0 && words.iter().all(|word| (word >> 32) as u32 == number);
-            whole.then(|| Told {
+            whole.then(|| ReportedWork {
                 number,
                 call: words[0] as u32,
                 chain: words[1] as u32,

@@ -1,7 +1,7 @@
 //! Whether ranks make the same collectives, and which ranks are missing, by the marks of their
 //! devices (`shared/gpu_page.rs`). Pure.
 
-use ddp_kernels::progress::Told;
+use ddp_kernels::progress::ReportedWork;
 
 use crate::shared::{COLLECTIVES, Marks};
 
@@ -10,8 +10,8 @@ use crate::shared::{COLLECTIVES, Marks};
 pub(super) struct Difference {
     /// The other rank, by its local rank.
     pub(super) peer: usize,
-    pub(super) mine: Told,
-    pub(super) theirs: Told,
+    pub(super) mine: ReportedWork,
+    pub(super) theirs: ReportedWork,
 }
 
 impl Difference {

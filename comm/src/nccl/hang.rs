@@ -178,7 +178,7 @@ impl View<'_> {
     }
 }
 
-fn number_of(mark: &ddp_kernels::progress::Told) -> u32 {
+fn number_of(mark: &ddp_kernels::progress::ReportedWork) -> u32 {
     mark.number
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use ddp_kernels::progress::{RING, SPARSE, STRIDE, Told};
+use ddp_kernels::progress::{RING, ReportedWork, SPARSE, STRIDE};
 
 use super::activity::cut;
 use super::board::Board;
@@ -63,7 +63,7 @@ impl LaneMarks {
 pub(crate) struct Marks {
     pub(crate) lanes: [LaneMarks; LANES],
     /// The last collectives, and some older ones, in no order.
-    pub(crate) ring: Vec<Told>,
+    pub(crate) ring: Vec<ReportedWork>,
 }
 
 /// The page of every rank of this host on one channel.
@@ -120,7 +120,7 @@ impl GpuPages {
         }
     }
 
-    fn publish_told(&self, local_rank: usize, slot: usize, told: &Told) {
+    fn publish_told(&self, local_rank: usize, slot: usize, told: &ReportedWork) {
         let newest = |word: u64| (word >> 32) as u32;
         let at = RING_AT + slot * RING_WORDS;
         // A mark of the sparse ring is older than what this slot may have.
@@ -156,7 +156,7 @@ impl GpuPages {
             });
             let number = (words[0] >> 32) as u32;
             let whole = number != 0 && words.iter().all(|word| (word >> 32) as u32 == number);
-            whole.then(|| Told {
+            whole.then(|| ReportedWork {
                 number,
                 call: words[0] as u32,
                 chain: words[1] as u32,

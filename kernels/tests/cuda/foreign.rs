@@ -3,7 +3,7 @@
 use std::panic::Location;
 
 use ddp_kernels::foreign::{self, Entered, Operand};
-use ddp_kernels::progress::{Progress, RING, Told};
+use ddp_kernels::progress::{Progress, RING, ReportedWork};
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{DType, Device, Error, Tensor, ops};
 
@@ -118,8 +118,8 @@ fn captures_have_numbers_and_other_streams_none() {
     }
 }
 
-fn told(progress: &Progress, lane: usize) -> Vec<Told> {
-    let mut all: Vec<Told> = progress.board().ring(lane).collect();
+fn told(progress: &Progress, lane: usize) -> Vec<ReportedWork> {
+    let mut all: Vec<ReportedWork> = progress.board().ring(lane).collect();
     all.sort_by_key(|told| told.number);
     all
 }
@@ -142,7 +142,7 @@ fn a_device_tells_what_it_has_begun_and_ended() {
         assert_eq!((board.begun(0), board.ended(0)), ((1, 77), 0));
         assert!(matches!(
             told(&progress, 0)[..],
-            [Told {
+            [ReportedWork {
                 number: 1,
                 call: 77,
                 place: 5,

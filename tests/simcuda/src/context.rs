@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use cudarc::driver::sys::{CUcontext, CUdriverProcAddressQueryResult as Query, CUresult};
 
 use crate::device;
-use crate::machine::{self, Held, Machine, Out, current, put};
+use crate::machine::{self, LockedMachine, Machine, Out, current, put};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 
@@ -52,17 +52,20 @@ pub extern "C" fn cuDevicePrimaryCtxRetain(context: Out<'_, CUcontext>, device: 
 /// has is not freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> CUresult {
-    machine::call_waiting("cuDevicePrimaryCtxRelease_v2", |machine: &mut Held| {
-        let device = device::resolve(machine, device)?;
-        if machine.devices[device].holders == 0 {
-            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
-        }
-        if machine.devices[device].holders == 1 && machine.devices[device].lost.is_none() {
-            scheduler::synchronize_device(machine, device)?;
-        }
-        machine.devices[device].holders -= 1;
-        Ok(())
-    })
+    machine::call_waiting(
+        "cuDevicePrimaryCtxRelease_v2",
+        |machine: &mut LockedMachine| {
+            let device = device::resolve(machine, device)?;
+            if machine.devices[device].holders == 0 {
+                return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            }
+            if machine.devices[device].holders == 1 && machine.devices[device].lost.is_none() {
+                scheduler::synchronize_device(machine, device)?;
+            }
+            machine.devices[device].holders -= 1;
+            Ok(())
+        },
+    )
 }
 
 /// See the driver's documentation.

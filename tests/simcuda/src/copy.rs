@@ -16,7 +16,7 @@ use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
 use crate::context;
 use crate::graph::capture;
 use crate::handle::StreamId;
-use crate::machine::{self, Held, Machine};
+use crate::machine::{self, LockedMachine, Machine};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 use crate::stream;
@@ -278,7 +278,7 @@ fn queue(machine: &mut Machine, request: &Request, stream: StreamId) -> Result<P
 
 /// A copy in a stream.
 fn copy_async(request: Request, stream: CUstream) -> CUresult {
-    machine::call_waiting(request.name, |machine: &mut Held| {
+    machine::call_waiting(request.name, |machine: &mut LockedMachine| {
         let stream = stream::resolve(machine, stream)?;
         let Pageable { to, .. } = queue(machine, &request, stream)?;
         if is_between_hosts(machine, &request) && !stream::is_capturing(machine, stream) {
@@ -294,7 +294,7 @@ fn copy_async(request: Request, stream: CUstream) -> CUresult {
 
 /// A copy of the synchronous kind, in the null stream.
 fn copy_sync(request: Request) -> CUresult {
-    machine::call_waiting(request.name, |machine: &mut Held| {
+    machine::call_waiting(request.name, |machine: &mut LockedMachine| {
         machine::current_device(machine)?;
         capture::forbid(machine, request.name)?;
         let stream = stream::resolve(machine, std::ptr::null_mut())?;
@@ -564,7 +564,7 @@ fn fill_sync(
     element_bytes: u64,
     count: usize,
 ) -> CUresult {
-    machine::call_waiting(name, |machine: &mut Held| {
+    machine::call_waiting(name, |machine: &mut LockedMachine| {
         machine::current_device(machine)?;
         capture::forbid(machine, name)?;
         let stream = stream::resolve(machine, std::ptr::null_mut())?;

@@ -84,13 +84,13 @@ thread_local! {
 }
 
 /// The machine, locked by this thread. Waiting calls give the lock up between pieces of work with
-/// [`Held::pause`].
-pub struct Held {
+/// [`LockedMachine::pause`].
+pub struct LockedMachine {
     // None only inside `pause`.
     guard: Option<MutexGuard<'static, Machine>>,
 }
 
-impl Held {
+impl LockedMachine {
     /// Takes the lock of the machine that the entry points share, creating the machine on first
     /// use.
     pub fn take() -> Self {
@@ -99,7 +99,7 @@ impl Held {
         }
     }
 
-    /// As [`Held::take`], but gives up after this time.
+    /// As [`LockedMachine::take`], but gives up after this time.
     pub fn take_within(patience: Duration) -> Option<Self> {
         let end = Instant::now() + patience;
         loop {
@@ -134,14 +134,14 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for LockedMachine {
     fn drop(&mut self) {
         self.guard = None;
         HOLDS.set(false);
     }
 }
 
-impl Deref for Held {
+impl Deref for LockedMachine {
     type Target = Machine;
 
     fn deref(&self) -> &Machine {
@@ -151,7 +151,7 @@ impl Deref for Held {
     }
 }
 
-impl DerefMut for Held {
+impl DerefMut for LockedMachine {
     fn deref_mut(&mut self) -> &mut Machine {
         self.guard
             .as_mut()

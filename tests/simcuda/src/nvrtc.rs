@@ -19,7 +19,7 @@ use cudarc::nvrtc::sys::nvrtcResult as Status;
 use self::compiler::Failed;
 pub(crate) use self::compiler::{Compiled, Program};
 use self::options::Options;
-use crate::machine::{self, Held, Out};
+use crate::machine::{self, LockedMachine, Out};
 
 /// The start of a text image, which stands for PTX. The library follows in hexadecimal.
 pub(crate) const PTX_HEADER: &str = "// simulated PTX: a library of the host in hexadecimal\n";
@@ -65,7 +65,7 @@ pub(crate) fn compile_now(program: &Program, options: &[&str]) -> Result<Compile
     })
 }
 
-fn call(name: &'static str, body: impl FnOnce(&mut Held) -> Result<(), Status>) -> Status {
+fn call(name: &'static str, body: impl FnOnce(&mut LockedMachine) -> Result<(), Status>) -> Status {
     let of_driver = |code| match code {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => Status::NVRTC_ERROR_OUT_OF_MEMORY,
         _ => Status::NVRTC_ERROR_INTERNAL_ERROR,

@@ -22,7 +22,7 @@ use self::policy::{Candidate, Policy};
 use self::run::HostCall;
 use crate::event::Record;
 use crate::handle::StreamId;
-use crate::machine::{Held, Machine, host_joins};
+use crate::machine::{LockedMachine, Machine, host_joins};
 use crate::nccl;
 use crate::race::Clock;
 use crate::stream::{self, Action, Entry, PENDING_MAX};
@@ -78,14 +78,14 @@ pub fn goal_device(machine: &mut Machine, device: usize) -> Goal {
 }
 
 /// Waits until all that `stream` was given has run. Releases the lock between pieces of work.
-pub fn synchronize_stream(held: &mut Held, stream: StreamId) -> Result<(), CUresult> {
+pub fn synchronize_stream(held: &mut LockedMachine, stream: StreamId) -> Result<(), CUresult> {
     let goal = goal_stream(held, stream);
     wait_for(held, &goal)
 }
 
 /// Waits until all that the streams of `device` were given has run. Releases the lock between
 /// pieces.
-pub fn synchronize_device(held: &mut Held, device: usize) -> Result<(), CUresult> {
+pub fn synchronize_device(held: &mut LockedMachine, device: usize) -> Result<(), CUresult> {
     let goal = goal_device(held, device);
     wait_for(held, &goal)?;
     // A device without work can still be lost.
@@ -93,14 +93,17 @@ pub fn synchronize_device(held: &mut Held, device: usize) -> Result<(), CUresult
 }
 
 /// Runs work until the goal is met, and orders the host after it. Blocks if the work hangs.
-pub fn wait_for(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+pub fn wait_for(held: &mut LockedMachine, goal: &Goal) -> Result<(), CUresult> {
     reach(held, goal);
     arrive(held, goal)
 }
 
 /// Runs work until the goal is met, without ordering the host: for calls that wait without a
 /// promise. Returns the clock of the goal.
-pub(crate) fn wait_without_promise(held: &mut Held, goal: &Goal) -> Result<Vec<Clock>, CUresult> {
+pub(crate) fn wait_without_promise(
+    held: &mut LockedMachine,
+    goal: &Goal,
+) -> Result<Vec<Clock>, CUresult> {
     reach(held, goal);
     refuse_lost(held, goal)?;
     Ok(goal
@@ -112,7 +115,7 @@ pub(crate) fn wait_without_promise(held: &mut Held, goal: &Goal) -> Result<Vec<C
 
 /// For a call that may, but need not, wait for `goal`: the schedule decides. It does not wait while
 /// a wait is removed on purpose, because it would replace that wait.
-pub(crate) fn perhaps_wait(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+pub(crate) fn perhaps_wait(held: &mut LockedMachine, goal: &Goal) -> Result<(), CUresult> {
     if held.config.ignore_wait.is_none() && policy(held).waits_unobliged() {
         wait_without_promise(held, goal).map(drop)
     } else {
@@ -120,7 +123,7 @@ pub(crate) fn perhaps_wait(held: &mut Held, goal: &Goal) -> Result<(), CUresult>
     }
 }
 
-fn reach(held: &mut Held, goal: &Goal) {
+fn reach(held: &mut LockedMachine, goal: &Goal) {
     while !goal.is_met() || policy(held).drains() {
         match advance(held, goal) {
             Advance::Ran => held.pause(),
@@ -139,7 +142,7 @@ fn reach(held: &mut Held, goal: &Goal) {
 }
 
 /// Runs a little, and says whether the goal is met: CUDA_ERROR_NOT_READY if not.
-pub(crate) fn query(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
+pub(crate) fn query(held: &mut LockedMachine, goal: &Goal) -> Result<(), CUresult> {
     if !goal.is_met() {
         let pieces = policy(held).query();
         run_some(held, goal, pieces);
@@ -151,7 +154,7 @@ pub(crate) fn query(held: &mut Held, goal: &Goal) -> Result<(), CUresult> {
     }
 }
 
-fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
+fn run_some(held: &mut LockedMachine, goal: &Goal, pieces: usize) {
     for _ in 0..pieces {
         match advance(held, goal) {
             Advance::Ran => {}
@@ -169,9 +172,9 @@ fn run_some(held: &mut Held, goal: &Goal, pieces: usize) {
 /// Runs work towards a place in a stream until `is_enough` or nothing can run: for a communicator's
 /// background thread.
 pub(crate) fn run_towards(
-    held: &mut Held,
+    held: &mut LockedMachine,
     record: Arc<Record>,
-    mut is_enough: impl FnMut(&mut Held) -> bool,
+    mut is_enough: impl FnMut(&mut LockedMachine) -> bool,
 ) {
     let goal = Goal::new(vec![record]);
     while !goal.is_met() && !is_enough(held) {
@@ -184,7 +187,10 @@ pub(crate) fn run_towards(
 }
 
 /// Runs all that can run until `is_enough`; returns whether there was anything.
-pub(crate) fn run_all(held: &mut Held, mut is_enough: impl FnMut(&mut Held) -> bool) -> bool {
+pub(crate) fn run_all(
+    held: &mut LockedMachine,
+    mut is_enough: impl FnMut(&mut LockedMachine) -> bool,
+) -> bool {
     // Everything given so far is needed, even for a schedule that runs only what is needed.
     let records = held
         .streams
@@ -296,7 +302,7 @@ pub fn in_host_function() -> bool {
 }
 
 /// Calls the function without the lock.
-fn make(call: HostCall, held: &mut Held) {
+fn make(call: HostCall, held: &mut LockedMachine) {
     let HostFunction { function, argument } = call.function;
     held.without(|| {
         IN_HOST_FUNCTION.set(true);

@@ -6,14 +6,14 @@ fn rank(first: u32, calls: &[u32]) -> Marks {
     let mut chain = 0u32;
     let all = calls.iter().enumerate().map(|(index, &call)| {
         chain = (chain ^ call).wrapping_mul(0x9e37_79b9) ^ chain >> 5;
-        Told {
+        ReportedWork {
             number: first.wrapping_add(index as u32),
             call,
             chain,
             place: 0,
         }
     });
-    let all: Vec<Told> = all.collect();
+    let all: Vec<ReportedWork> = all.collect();
     let mut marks = Marks::default();
     let last = all.last().copied().unwrap_or_default();
     marks.lanes[COLLECTIVES] = LaneMarks {

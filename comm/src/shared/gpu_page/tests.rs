@@ -12,7 +12,7 @@ fn marks_of_a_rank_are_read_by_the_others() {
         (pages.read(1), pages.is_joining(1)),
         (Marks::default(), false)
     );
-    let told = |number: u32| Told {
+    let told = |number: u32| ReportedWork {
         number,
         call: 7 * number,
         chain: !number,
@@ -44,7 +44,7 @@ fn marks_of_a_rank_are_read_by_the_others() {
 #[test]
 fn of_old_marks_every_stride_is_kept() {
     let pages = pages();
-    let told = |number: u32| Told {
+    let told = |number: u32| ReportedWork {
         number,
         call: number,
         chain: !number,
@@ -70,7 +70,8 @@ fn of_old_marks_every_stride_is_kept() {
         if last > length {
             // Ranks that are at most so many collectives apart have a number in common.
             for other in (last - length..last - STRIDE as u32).step_by(37) {
-                let common = |one: &Told| (other..other + STRIDE as u32).contains(&one.number);
+                let common =
+                    |one: &ReportedWork| (other..other + STRIDE as u32).contains(&one.number);
                 assert!(read.iter().any(common), "{last} {other}");
             }
         }
@@ -80,7 +81,7 @@ fn of_old_marks_every_stride_is_kept() {
 #[test]
 fn a_ring_that_is_being_written_shows_only_whole_marks() {
     let pages = pages();
-    let told = Told {
+    let told = ReportedWork {
         number: 5,
         call: 1,
         chain: 2,

@@ -79,7 +79,7 @@ impl Matmul {
         touched
     }
 
-    fn scalar<T: Real>(&self, place: &Place<'_>, scalar: Scalar) -> Result<T, Failure> {
+    fn scalar<T: Real>(&self, run: &ProductRun<'_>, scalar: Scalar) -> Result<T, Failure> {
         let address = match scalar {
             Scalar::Value(value) => return Ok(T::from_f64(value)),
             Scalar::At(address) => address,
@@ -89,7 +89,7 @@ impl Matmul {
         } else {
             Type::F32
         };
-        let pointer = place.pointer("alpha or beta", address..address + self.scalar_bytes())?;
+        let pointer = run.pointer("alpha or beta", address..address + self.scalar_bytes())?;
         // SAFETY: `pointer` has checked that these bytes are live memory. Work runs one piece at a
         // time, so nothing writes them.
         Ok(unsafe { T::load(kind, pointer) })
@@ -98,14 +98,14 @@ impl Matmul {
     /// alpha op(A) op(B) + beta C of one member of the batch, column by column.
     fn product<T: Real>(
         &self,
-        place: &Place<'_>,
+        run: &ProductRun<'_>,
         member: u64,
         alpha: T,
         beta: T,
     ) -> Result<Vec<T>, Failure> {
         let problem = &self.problem;
-        let mut a = place.load_dense::<T>("A", &problem.a, self.a, member)?;
-        let mut b = place.load_dense::<T>("B", &problem.b, self.b, member)?;
+        let mut a = run.load_dense::<T>("A", &problem.a, self.a, member)?;
+        let mut b = run.load_dense::<T>("B", &problem.b, self.b, member)?;
         if problem.compute == Compute::Tf32 {
             a.values
                 .iter_mut()
@@ -117,7 +117,7 @@ impl Matmul {
             // C is not read at all, even if it holds NaN.
             sums.iter_mut().for_each(|sum| *sum = alpha * *sum);
         } else {
-            let c = place.load::<T>("C", &problem.c, self.c, member)?;
+            let c = run.load::<T>("C", &problem.c, self.c, member)?;
             sums.iter_mut()
                 .zip(c)
                 .for_each(|(sum, c)| *sum = alpha * *sum + beta * c);
@@ -127,29 +127,29 @@ impl Matmul {
 
     fn run_as<T: Real>(
         &self,
-        place: &Place<'_>,
+        run: &ProductRun<'_>,
         touched: &mut Touched,
-        epilogue: impl Fn(&Self, &Place<'_>, u64, &mut [T]) -> Result<(), Failure>,
+        epilogue: impl Fn(&Self, &ProductRun<'_>, u64, &mut [T]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let (alpha, beta) = (
-            self.scalar::<T>(place, self.alpha)?,
-            self.scalar::<T>(place, self.beta)?,
+            self.scalar::<T>(run, self.alpha)?,
+            self.scalar::<T>(run, self.beta)?,
         );
         *touched = self.touches(beta != T::default());
         for member in 0..self.problem.d.batch {
-            let mut sums = self.product(place, member, alpha, beta)?;
-            epilogue(self, place, member, &mut sums)?;
-            place.store("D", &self.problem.d, self.d, member, &sums)?;
+            let mut sums = self.product(run, member, alpha, beta)?;
+            epilogue(self, run, member, &mut sums)?;
+            run.store("D", &self.problem.d, self.d, member, &sums)?;
         }
         Ok(())
     }
 
     /// Bias and activation, in place on one column-major matrix of D's shape.
-    fn epilogue(&self, place: &Place<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
+    fn epilogue(&self, run: &ProductRun<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
         let problem = &self.problem;
         let rows = problem.d.rows as usize;
         if problem.epilogue.bias == Bias::Add {
-            let bias = self.bias(place, member, None)?;
+            let bias = self.bias(run, member, None)?;
             z.chunks_exact_mut(rows).for_each(|column| {
                 column
                     .iter_mut()
@@ -159,19 +159,19 @@ impl Matmul {
         }
         match (problem.epilogue.activation, problem.epilogue.backward) {
             (Some(Activation::Relu), false) => {
-                self.write_mask(place, member, z)?;
+                self.write_mask(run, member, z)?;
                 z.iter_mut().for_each(|z| *z = relu(*z));
             }
             (Some(Activation::Gelu), false) => {
                 if let Some((matrix, address)) = self.aux_matrix() {
-                    place.store("the aux matrix", &matrix, address, member, z)?;
+                    run.store("the aux matrix", &matrix, address, member, z)?;
                 }
                 z.iter_mut().for_each(|z| *z = gelu(*z));
             }
-            (Some(Activation::Relu), true) => self.apply_mask(place, member, z)?,
+            (Some(Activation::Relu), true) => self.apply_mask(run, member, z)?,
             (Some(Activation::Gelu), true) => {
                 if let Some((matrix, address)) = self.aux_matrix() {
-                    let aux = place.load::<f32>("the aux matrix", &matrix, address, member)?;
+                    let aux = run.load::<f32>("the aux matrix", &matrix, address, member)?;
                     z.iter_mut()
                         .zip(aux)
                         .for_each(|(z, aux)| *z *= gelu_derivative(aux));
@@ -179,20 +179,20 @@ impl Matmul {
             }
             (None, _) => {}
         }
-        if let Some(gradient) = self.bias_gradient(place, member, z)? {
-            self.bias(place, member, Some(&gradient))?;
+        if let Some(gradient) = self.bias_gradient(run, member, z)? {
+            self.bias(run, member, Some(&gradient))?;
         }
         Ok(())
     }
 
     fn bias_gradient(
         &self,
-        place: &Place<'_>,
+        run: &ProductRun<'_>,
         member: u64,
         d: &[f32],
     ) -> Result<Option<Vec<f32>>, Failure> {
         let problem = &self.problem;
-        let operand = |name, matrix, address| place.load::<f32>(name, matrix, address, member);
+        let operand = |name, matrix, address| run.load::<f32>(name, matrix, address, member);
         Ok(match problem.epilogue.bias {
             Bias::None | Bias::Add => None,
             Bias::GradientOfOutput => Some(row_sums(d, problem.d.rows as usize)),
@@ -214,7 +214,7 @@ impl Matmul {
     /// Reads the bias, or writes it.
     fn bias(
         &self,
-        place: &Place<'_>,
+        run: &ProductRun<'_>,
         member: u64,
         values: Option<&[f32]>,
     ) -> Result<Vec<f32>, Failure> {
@@ -231,8 +231,8 @@ impl Matmul {
             batch_stride: bias.batch_stride,
         };
         match values {
-            None => place.load("the bias", &vector, bias.address, member),
-            Some(values) => place
+            None => run.load("the bias", &vector, bias.address, member),
+            Some(values) => run
                 .store("the bias", &vector, bias.address, member, values)
                 .map(|()| Vec::new()),
         }
@@ -262,12 +262,12 @@ impl Matmul {
         })
     }
 
-    fn write_mask(&self, place: &Place<'_>, member: u64, z: &[f32]) -> Result<(), Failure> {
+    fn write_mask(&self, run: &ProductRun<'_>, member: u64, z: &[f32]) -> Result<(), Failure> {
         for (range, column) in self
             .mask_columns(member)
             .zip(z.chunks_exact(self.problem.d.rows as usize))
         {
-            let pointer = place.pointer("the aux matrix", range)?;
+            let pointer = run.pointer("the aux matrix", range)?;
             for (at, eight) in column.chunks(8).enumerate() {
                 let bits = eight
                     .iter()
@@ -281,12 +281,12 @@ impl Matmul {
         Ok(())
     }
 
-    fn apply_mask(&self, place: &Place<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
+    fn apply_mask(&self, run: &ProductRun<'_>, member: u64, z: &mut [f32]) -> Result<(), Failure> {
         for (range, column) in self
             .mask_columns(member)
             .zip(z.chunks_exact_mut(self.problem.d.rows as usize))
         {
-            let pointer = place.pointer("the aux matrix", range)?;
+            let pointer = run.pointer("the aux matrix", range)?;
             for (at, eight) in column.chunks_mut(8).enumerate() {
                 // SAFETY: `at` is below rows / 8 rounded up, the length of the range that was just
                 // checked.
@@ -334,22 +334,22 @@ impl Work for Matmul {
         memory: &dyn Memory,
         touched: &mut Touched,
     ) -> Result<(), Failure> {
-        let place = Place {
+        let run = ProductRun {
             device,
             memory,
             work: self,
         };
         *touched = self.known_ranges();
         if !self.workspace.is_empty() {
-            let pointer = place.pointer("the workspace", self.workspace.clone())?;
+            let pointer = run.pointer("the workspace", self.workspace.clone())?;
             let bytes = (self.workspace.end - self.workspace.start) as usize;
             // The caller's data in the workspace is lost, as with a real algorithm.
             // SAFETY: the range was just checked to be live memory, and nothing else runs now.
             unsafe { pointer.write_bytes(0xff, bytes) };
         }
         match self.problem.compute {
-            Compute::F64 => self.run_as::<f64>(&place, touched, |_, _, _, _| Ok(())),
-            Compute::F32 | Compute::Tf32 => self.run_as::<f32>(&place, touched, Self::epilogue),
+            Compute::F64 => self.run_as::<f64>(&run, touched, |_, _, _, _| Ok(())),
+            Compute::F32 | Compute::Tf32 => self.run_as::<f32>(&run, touched, Self::epilogue),
         }
     }
 
@@ -366,13 +366,13 @@ impl Work for Matmul {
 }
 
 /// Where a product runs.
-struct Place<'a> {
+struct ProductRun<'a> {
     device: usize,
     memory: &'a dyn Memory,
     work: &'a Matmul,
 }
 
-impl Place<'_> {
+impl ProductRun<'_> {
     /// Where the bytes of `range` are, after a check that the device may access all of them.
     fn pointer(&self, what: &str, range: Range<Address>) -> Result<*mut u8, Failure> {
         self.memory

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Held, IS_ENDING, is_held_by_this_thread};
+use super::{IS_ENDING, LockedMachine, is_held_by_this_thread};
 use crate::{memory, scheduler};
 
 /// How long another thread's running piece of work may take at the end. An endless kernel must not
@@ -36,12 +36,12 @@ pub fn register() {
 }
 
 extern "C" fn at_exit() {
-    // Held by this thread: exit was called from a signal handler or after a failure of the
+    // LockedMachine by this thread: exit was called from a signal handler or after a failure of the
     // simulator.
     if PROCESS.get() != Some(&std::process::id()) || is_held_by_this_thread() {
         return;
     }
-    let Some(mut held) = Held::take_within(PATIENCE) else {
+    let Some(mut held) = LockedMachine::take_within(PATIENCE) else {
         eprintln!("simcuda: another thread holds the simulator's lock: pending work does not run");
         return;
     };

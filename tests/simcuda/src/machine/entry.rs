@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use cudarc::driver::sys::CUresult;
 
 use super::current;
-use super::{Held, Machine, lose_device};
+use super::{LockedMachine, Machine, lose_device};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 
@@ -25,7 +25,7 @@ pub fn call(
 /// An entry point that may wait: `body` may give the lock up between pieces of work.
 pub fn call_waiting(
     name: &'static str,
-    body: impl FnOnce(&mut Held) -> Result<(), CUresult>,
+    body: impl FnOnce(&mut LockedMachine) -> Result<(), CUresult>,
 ) -> CUresult {
     call_library(name, |code| code, body)
         .err()
@@ -36,9 +36,9 @@ pub fn call_waiting(
 pub fn call_library<E: std::fmt::Debug>(
     name: &'static str,
     code: impl Fn(CUresult) -> E,
-    body: impl FnOnce(&mut Held) -> Result<(), E>,
+    body: impl FnOnce(&mut LockedMachine) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut held = Held::take();
+    let mut held = LockedMachine::take();
     held.nccl.has_called(name);
     let device = current::current(&held);
     let outcome = match refusal(&mut held, name, device) {

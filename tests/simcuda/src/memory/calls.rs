@@ -12,7 +12,7 @@ use super::pool::{self, PoolId};
 use super::{Owner, Turn, pinned};
 use crate::graph::capture;
 use crate::handle::StreamId;
-use crate::machine::{self, Held, Machine, Out, host_actor, put};
+use crate::machine::{self, LockedMachine, Machine, Out, host_actor, put};
 use crate::race::Clock;
 use crate::report::{self, FindingKind};
 use crate::scheduler;
@@ -193,7 +193,7 @@ pub extern "C" fn cuMemAlloc_v2(pointer: Out<'_, CUdeviceptr>, bytes: usize) -> 
 /// waited for.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(pointer: CUdeviceptr) -> CUresult {
-    machine::call_waiting("cuMemFree_v2", |machine: &mut Held| {
+    machine::call_waiting("cuMemFree_v2", |machine: &mut LockedMachine| {
         let current = machine::current_device(machine)?;
         capture::forbid(machine, "cuMemFree")?;
         if pointer == 0 {

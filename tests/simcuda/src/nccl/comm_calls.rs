@@ -14,7 +14,7 @@ use super::refusal::{Refusal, code};
 use super::segment::{Made, UniqueId};
 use crate::event::Record;
 use crate::graph::{Captured, Node};
-use crate::machine::{Held, Machine, Out};
+use crate::machine::{LockedMachine, Machine, Out};
 use crate::scheduler::{self, Goal};
 
 /// The fields of a communicator's configuration common to all versions since 2.14.
@@ -128,7 +128,7 @@ pub extern "C" fn ncclCommInitRankConfig(
 }
 
 /// Waits until all calls are done.
-fn finish(held: &mut Held, comm: &Comm) -> Result<(), Refusal> {
+fn finish(held: &mut LockedMachine, comm: &Comm) -> Result<(), Refusal> {
     if comm.is_finalized.swap(true, Ordering::Relaxed) || held.devices[comm.device].lost.is_some() {
         return Ok(());
     }
@@ -162,7 +162,7 @@ fn graphs_with(machine: &Machine, comm: &Comm) -> usize {
 }
 
 /// Since 2.26 a communicator ends only when no graph that captured its calls is left.
-fn wait_for_graphs(held: &mut Held, name: &str, comm: &Comm) {
+fn wait_for_graphs(held: &mut LockedMachine, name: &str, comm: &Comm) {
     let since = Instant::now();
     let mut is_told = false;
     loop {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::comm::Comm;
 use super::refusal::{Refusal, code};
 use crate::handle::{HandleKind, decode};
-use crate::machine::{Held, Machine, current};
+use crate::machine::{LockedMachine, Machine, current};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 
@@ -34,9 +34,9 @@ pub(super) fn resolve(machine: &mut Machine, handle: *mut Comm) -> Result<Arc<Co
 /// Every NCCL entry point. Errors are kept for ncclGetLastError.
 pub(super) fn call(
     name: &'static str,
-    body: impl FnOnce(&mut Held) -> Result<(), Refusal>,
+    body: impl FnOnce(&mut LockedMachine) -> Result<(), Refusal>,
 ) -> c_int {
-    let mut held = Held::take();
+    let mut held = LockedMachine::take();
     held.nccl.has_called(name);
     let outcome = match refusal(&mut held, name) {
         Some(refusal) => Err(refusal),

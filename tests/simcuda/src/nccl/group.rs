@@ -14,7 +14,7 @@ use super::refusal::{Refusal, code};
 use super::transfer::Call;
 use crate::graph::{Captured, capture};
 use crate::handle::StreamId;
-use crate::machine::{Held, Machine};
+use crate::machine::{LockedMachine, Machine};
 use crate::memory;
 use crate::stream::{self, Action};
 
@@ -107,7 +107,10 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
 }
 
 /// All ranks of this thread arrive before it waits for any.
-fn init_all(held: &mut Held, comings: Vec<(*mut *mut Comm, Coming)>) -> Result<(), Refusal> {
+fn init_all(
+    held: &mut LockedMachine,
+    comings: Vec<(*mut *mut Comm, Coming)>,
+) -> Result<(), Refusal> {
     let mut come = Vec::with_capacity(comings.len());
     for (to, coming) in comings {
         come.push((to, meeting::come(coming)?));

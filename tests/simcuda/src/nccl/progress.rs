@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::comm::Comm;
 use super::segment::sleep_on;
 use super::waiting::say;
-use crate::machine::Held;
+use crate::machine::LockedMachine;
 use crate::scheduler;
 
 /// How long a rank must be wanted before its thread runs anything: usually its own host is about
@@ -39,7 +39,7 @@ pub(super) fn spawn(comm: Arc<Comm>) {
 
 /// Runs what can run if the host has not called for long. False: nothing to run.
 fn run_for_silent_host(comm: &Arc<Comm>) -> bool {
-    let mut held = Held::take();
+    let mut held = LockedMachine::take();
     let is_live = held.nccl.live().any(|live| Arc::ptr_eq(live, comm));
     if !is_live
         || held.nccl.silence() < SILENCE
@@ -75,7 +75,7 @@ fn serve(comm: &Arc<Comm>) {
             continue;
         };
         let heard = comm.segment.bell();
-        let mut held = Held::take();
+        let mut held = LockedMachine::take();
         if !held.nccl.live().any(|live| Arc::ptr_eq(live, comm)) {
             return;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::comm::Comm;
-use crate::machine::{Held, Machine};
+use crate::machine::{LockedMachine, Machine};
 
 /// Publishes for all communicators which ranks they wait for; returns one that waits, if any.
 pub(super) fn say(machine: &Machine) -> Option<Arc<Comm>> {
@@ -28,7 +28,7 @@ pub(crate) fn say_what_lacks(machine: &Machine) {
 }
 
 /// Nothing to run: sleeps without the lock until something happens or `longest` passes.
-pub(crate) fn idle(held: &mut Held, longest: Duration) {
+pub(crate) fn idle(held: &mut LockedMachine, longest: Duration) {
     let Some(comm) = say(held) else {
         held.without(|| std::thread::sleep(longest));
         return;

@@ -13,7 +13,7 @@ use super::*;
 use crate::config::{Config, Schedule};
 use crate::event::calls::*;
 use crate::faults::Plan;
-use crate::machine::{Held, is_held_by_this_thread};
+use crate::machine::{LockedMachine, is_held_by_this_thread};
 use crate::report::FindingKind;
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Eager];
@@ -505,7 +505,7 @@ fn hung_work_keeps_who_waits_and_nobody_else() {
         "{ran:?}"
     );
     // Losing the device ends the wait, so that no later test finds this thread in its machine.
-    Held::take().devices[0].lost = Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
+    LockedMachine::take().devices[0].lost = Some(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE);
     assert_ne!(waiting.join().expect("it does not panic"), SUCCESS);
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Once, OnceLock};
 
 use super::super::allocation::Owner;
 use super::mapping::{Protection, open_page};
-use crate::machine::{self, Held};
+use crate::machine::{self, LockedMachine};
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 use crate::work::Address;
@@ -69,11 +69,11 @@ fn touched(address: Address, is_write: bool) -> bool {
         // the machine cannot be asked: this very thread holds it.
         return open_page(address);
     }
-    let mut held = Held::take();
+    let mut held = LockedMachine::take();
     decide(&mut held, address, is_write)
 }
 
-fn decide(machine: &mut Held, address: Address, is_write: bool) -> bool {
+fn decide(machine: &mut LockedMachine, address: Address, is_write: bool) -> bool {
     let before = machine
         .memory
         .allocations

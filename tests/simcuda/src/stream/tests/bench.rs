@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
 use crate::device::calls::cuInit;
 use crate::event::calls::*;
-use crate::machine::{Held, Machine, Out};
+use crate::machine::{LockedMachine, Machine, Out};
 use crate::report::{Finding, FindingKind};
 use crate::stream::calls::*;
 use crate::stream::{enqueue, resolve};
@@ -30,7 +30,7 @@ pub(crate) fn bench(config: Config) -> Bench {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let devices = config.devices;
-    *Held::take() = Machine::new(config);
+    *LockedMachine::take() = Machine::new(config);
     assert_eq!(cuInit(0), SUCCESS);
     let bench = Bench { _turn: turn };
     for device in (0..devices).rev() {
@@ -147,7 +147,7 @@ impl Bench {
     }
 
     pub(crate) fn try_give(&self, stream: CUstream, work: Touch) -> Result<(), CUresult> {
-        let mut held = Held::take();
+        let mut held = LockedMachine::take();
         let stream = resolve(&mut held, stream)?;
         enqueue(&mut held, stream, Arc::new(work))
     }
@@ -174,7 +174,7 @@ impl Bench {
     }
 
     pub(crate) fn ran(&self) -> Vec<String> {
-        Held::take()
+        LockedMachine::take()
             .streams
             .scheduler
             .ran
@@ -184,7 +184,7 @@ impl Bench {
     }
 
     pub(crate) fn findings(&self) -> Vec<Finding> {
-        Held::take().report.findings.clone()
+        LockedMachine::take().report.findings.clone()
     }
 
     pub(crate) fn finding_kinds(&self) -> Vec<FindingKind> {
