@@ -113,6 +113,26 @@ fn on_an_error_nothing_has_moved() {
 }
 
 #[test]
+fn two_ranks_in_one_process_do_not_see_each_others_model() {
+    if !two_gpus() {
+        return;
+    }
+    let mut ranks = [FIRST, SECOND].map(|device| {
+        let mut model = Registry::new("rank");
+        model.parameter("w", numbers(&[8])).unwrap();
+        model.to(device).unwrap();
+        Some(model)
+    });
+    let left = |rank: &Option<Registry>| rank.as_ref().unwrap().left_behind().len();
+    assert_eq!([left(&ranks[0]), left(&ranks[1])], [0, 0]);
+    // A registry that is gone leaves its tensors to be found, if something still holds them.
+    let kept = ranks[1].take().unwrap().get("w").unwrap().clone();
+    assert_eq!(left(&ranks[0]), 1);
+    drop(kept);
+    assert_eq!(left(&ranks[0]), 0);
+}
+
+#[test]
 fn tied_weights_stay_tied_and_move_once() {
     if !two_gpus() {
         return;

@@ -13,6 +13,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::Location;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::header::MAGIC;
 use crate::error::{Error, Result, Site, TensorInfo};
@@ -212,24 +213,70 @@ fn check_whole(path: &Path, got: usize, expected: usize, what: &str) -> Result<(
 }
 
 /// Writes a file beside `path`, then renames it: no reader sees half of it, and a failure leaves
-/// the old file. Links are followed.
+/// the old file. Links are followed and permissions are kept.
 fn replace(path: &Path, parts: &[&[u8]]) -> Result<()> {
-    if let Ok(old) = fs::metadata(path) {
-        check_regular(path, &old)?;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let failed = failed(path, "writing");
+    let old = match fs::metadata(path) {
+        Ok(old) => Some(old),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(failed(error)),
+    };
+    if let Some(old) = &old {
+        check_regular(path, old)?;
+        if old.permissions().readonly() {
+            let why = "it is read-only";
+            return Err(failed(io::Error::new(ErrorKind::PermissionDenied, why)));
+        }
+    } else if fs::symlink_metadata(path).is_ok() {
+        return Err(bad(
+            path,
+            "it is a link to a file that does not exist".into(),
+        ));
     }
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let mut beside = target.clone().into_os_string();
-    beside.push(format!(".{}.tmp", std::process::id()));
-    let written = File::create(&beside).and_then(|mut file| {
+    let folder = match target.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let (mut file, beside) = loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let beside = folder.join(format!(".unfinished-{}-{number}.tmp", std::process::id()));
+        // Killed runs leave such files, in containers even of the same process id.
+        match OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&beside)
+        {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => break (made.map_err(&failed)?, beside),
+        }
+    };
+    let written = (|| {
+        if let Some(old) = &old {
+            file.set_permissions(old.permissions())?;
+        }
         parts.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
         fs::rename(&beside, &target)
-    });
+    })();
     if written.is_err() {
         // Report the first error; whether the file can be removed does not matter.
         let _ = fs::remove_file(&beside);
+        return written.map_err(failed);
     }
-    written.map_err(failed(path, "writing"))
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // Some file systems cannot sync a folder.
+        Err(error)
+            if !matches!(
+                error.kind(),
+                ErrorKind::InvalidInput | ErrorKind::Unsupported
+            ) =>
+        {
+            Err(failed(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses what is not a regular file.

@@ -7,8 +7,10 @@
 use std::collections::{BTreeMap, btree_map};
 use std::fmt;
 use std::panic::Location;
+use std::sync::Mutex;
 
 use crate::error::{Error, Line, LiveTensor, Result, human_bytes};
+use crate::sync::lock;
 use crate::{Device, Tensor, memory};
 
 /// What a registered tensor is to its model.
@@ -34,6 +36,32 @@ impl fmt::Display for Role {
 pub struct Entry {
     role: Role,
     tensor: Tensor,
+    listed: Listed,
+}
+
+/// The storages that the registries of this process hold, once for each entry. Ranks that are
+/// threads have registries with the same prefix on different devices.
+static LISTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+/// A storage in `LISTED`, by its id, until this is dropped.
+#[derive(Debug)]
+struct Listed(u64);
+
+impl Listed {
+    fn new(tensor: &Tensor) -> Listed {
+        let id = tensor.storage().id();
+        lock(&LISTED).push(id);
+        Listed(id)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut listed = lock(&LISTED);
+        if let Some(index) = listed.iter().position(|id| *id == self.0) {
+            listed.swap_remove(index);
+        }
+    }
 }
 
 impl Entry {
@@ -91,7 +119,12 @@ impl Registry {
             return Err(Error::value(op, "name", "a new name", format!("{name:?}")));
         }
         let tensor = tensor.named(&full);
-        self.entries.push(Entry { role, tensor });
+        let listed = Listed::new(&tensor);
+        self.entries.push(Entry {
+            role,
+            tensor,
+            listed,
+        });
         Ok(())
     }
 
@@ -146,6 +179,7 @@ impl Registry {
         }
         for (entry, tensor) in self.entries.iter_mut().zip(moved) {
             let name = entry.name().to_string();
+            entry.listed = Listed::new(&tensor);
             entry.tensor = tensor.named(&name);
         }
         self.moved_to = Some(device);
@@ -170,8 +204,8 @@ impl Registry {
         by_device.into_iter().collect()
     }
 
-    /// Live tensors with a name of this model that are not on its device (`home`), registered or
-    /// not.
+    /// Live tensors with a name of this model that are not on its device (`home`): its own, and
+    /// those that no registry of this process holds.
     pub fn left_behind(&self) -> Vec<LeftBehind> {
         let Some(home) = self.home() else {
             return Vec::new();
@@ -193,8 +227,7 @@ impl Registry {
             let name = live.tensor.name.as_deref().unwrap_or_default();
             let rest = name.strip_prefix(&self.prefix);
             let is_ours = rest.is_some_and(|rest| rest.starts_with('.'));
-            let mut registered = self.entries.iter();
-            if !is_ours || registered.any(|entry| entry.tensor.storage().id() == id) {
+            if !is_ours || lock(&LISTED).contains(&id) {
                 continue;
             }
             let help = if self.entries.iter().any(|entry| entry.name() == name) {

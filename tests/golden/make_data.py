@@ -1,4 +1,4 @@
-"""Small files of every format and element, as numpy and safetensors write them, and what they hold: for ddp/src/data/files/tests.rs.
+"""Small files of every format and element, as numpy and safetensors write them, and what they hold: for ddp/data/src/files/tests.rs.
 
     python tests/golden/make_data.py        (with a Python that has numpy and safetensors; writes tests/golden/data)
 """

@@ -1,4 +1,4 @@
-"""The losses of 60 steps in PyTorch, for tests/training.rs: AdamW and SGD, with clipping, smoothing, class weights, GELU, regression.
+"""The losses of 60 steps in PyTorch, for ddp/tests/training/golden_losses.rs: AdamW and SGD, with clipping, smoothing, class weights, GELU, regression.
 
     python tests/peers/golden_torch.py > tests/golden/losses.json
 

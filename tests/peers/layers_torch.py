@@ -2,7 +2,7 @@
 
     python tests/peers/layers_torch.py > ddp/tests/golden/layers.json     (with a Python that has torch)
 
-ddp/tests/golden_layers.rs builds the same models. Weights, inputs and targets are whole numbers over a power of two made
+ddp/tests/training/golden_layers.rs builds the same models. Weights, inputs and targets are whole numbers over a power of two made
 from their index, so that no file need hold them.
 """
 import json

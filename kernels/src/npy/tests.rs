@@ -266,6 +266,33 @@ fn bf16_is_refused_with_the_way_out() {
     assert!(error.contains(file!()), "{error}");
 }
 
+/// One byte a call, with an interruption before each.
+struct Drip<'a>(&'a [u8], bool);
+
+impl Read for Drip<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.1 = !self.1;
+        if self.1 {
+            return Err(ErrorKind::Interrupted.into());
+        }
+        let count = buffer.len().min(1);
+        self.0.read(&mut buffer[..count])
+    }
+}
+
+#[test]
+fn a_reader_of_one_byte_at_a_time_gives_the_same_tensor() {
+    let file = golden_matrix();
+    let read = |file: &[u8]| {
+        let (reader, path) = (Drip(file, false), Path::new("drip"));
+        load(reader, 152, path, Device::Cpu, "test", Location::caller())
+    };
+    assert_eq!(file.len(), 152);
+    assert_same(&read(&file).unwrap(), &parse(&file, Device::Cpu).unwrap());
+    let error = read(&file[..151]).unwrap_err().to_string();
+    assert!(error.contains("the file has shrunk"), "{error}");
+}
+
 #[test]
 fn every_truncation_is_an_error_and_so_is_a_byte_too_many() {
     let mut file = golden_matrix();
@@ -378,28 +405,11 @@ fn what_is_not_an_ordinary_file_is_refused_at_once() {
 }
 
 #[test]
-fn a_failed_save_leaves_the_old_file_and_nothing_beside_it() {
+fn a_save_that_cannot_begin_is_an_error_and_leaves_nothing() {
     let scratch = Scratch::new("full");
     let path = scratch.path("a.npy");
     let old = cpu(&[1.0_f32, 2.0], &[2]);
     old.save_npy(&path).unwrap();
-    // The name that the new file would have first is a folder.
-    let beside = scratch.path(&format!("a.npy.{}.tmp", std::process::id()));
-    fs::create_dir(&beside).unwrap();
-    let error = old.save_npy(&path).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Io {
-                doing: "writing",
-                ..
-            }
-        ),
-        "{error}"
-    );
-    fs::remove_dir(&beside).unwrap();
-    assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &old);
-    assert_eq!(scratch.names(), ["a.npy"]);
     // Into a directory that is not there, and one in which nothing can be made.
     for path in [
         scratch.path("no/a.npy"),
@@ -412,15 +422,37 @@ fn a_failed_save_leaves_the_old_file_and_nothing_beside_it() {
 }
 
 #[test]
-fn saving_follows_links() {
+fn saving_follows_links_and_keeps_permissions() {
+    use std::os::unix::fs::PermissionsExt;
     let scratch = Scratch::new("links");
     let (path, link) = (scratch.path("a.npy"), scratch.path("link.npy"));
     let (old, new) = (cpu(&[1_i32], &[1]), cpu(&[2_i32, 3], &[2]));
     old.save_npy(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
     std::os::unix::fs::symlink(&path, &link).unwrap();
     new.save_npy(&link).unwrap();
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    let dangling = scratch.path("dangling.npy");
+    std::os::unix::fs::symlink("beyond.npy", &dangling).unwrap();
+    let error = new.save_npy(&dangling).unwrap_err().to_string();
+    assert!(
+        error.contains("a link to a file that does not exist"),
+        "{error}"
+    );
+    let circle = scratch.path("circle.npy");
+    std::os::unix::fs::symlink(&circle, &circle).unwrap();
+    assert!(new.save_npy(&circle).is_err());
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
     assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &new);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o440)).unwrap();
+    let error = old.save_npy(&path).unwrap_err().to_string();
+    assert!(error.contains("read-only"), "{error}");
+    assert_same(&Tensor::load_npy(&path, Device::Cpu).unwrap(), &new);
+    let names = ["a.npy", "circle.npy", "dangling.npy", "link.npy"];
+    assert_eq!(scratch.names(), names, "no temporary file stays");
 }
 
 proptest! {
