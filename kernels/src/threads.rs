@@ -39,15 +39,8 @@ pub fn set_count(count: usize) -> Result<()> {
     replace(count, None)
 }
 
-/// Uses `count` threads from now on, each pinned to one of `cores()`, the caller to the first: for
-/// measurements.
-#[track_caller]
-pub fn set_count_pinned(count: usize) -> Result<()> {
-    set_count_pinned_from(0, count)
-}
-
-/// As `set_count_pinned`, with the caller on core number `first` of `cores()`, modulo their number:
-/// for ranks that share cores.
+/// Uses `count` threads from now on, each pinned to one of `cores()`, the caller to number `first`,
+/// modulo their number: for measurements, and for ranks that share cores.
 #[track_caller]
 pub fn set_count_pinned_from(first: usize, count: usize) -> Result<()> {
     replace(count, Some(first))
@@ -89,12 +82,6 @@ pub fn spawn<R: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> R + Send + 'static,
 ) -> std::io::Result<std::thread::JoinHandle<R>> {
-    if name.contains('\0') {
-        return Err(std::io::Error::new(
-            std::io::ErrorKind::InvalidInput,
-            "a thread's name cannot hold a zero byte",
-        ));
-    }
     std::thread::Builder::new()
         .name(name.to_string())
         .spawn(transfer::inherit(body))

@@ -129,7 +129,7 @@ fn median_ratio(above: &[f64], below: &[f64]) -> f64 {
 }
 
 fn run(options: &Options) -> Result<()> {
-    threads::set_count_pinned(options.threads)?;
+    threads::set_count_pinned_from(0, options.threads)?;
     let machine = machine::measure(options.threads);
     let wanted = |name: &str| name.contains(&options.filter);
     let emit = |line: Line| line.print(options.json);

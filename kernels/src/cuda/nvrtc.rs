@@ -244,8 +244,10 @@ impl Making {
 
     /// The error for an image of this compiler that the driver does not load.
     fn unloadable(&self, fault: Fault, compiler: &Compiler) -> Error {
-        use CUresult::{CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU};
-        let of_versions = [CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU];
+        let of_versions = [
+            CUresult::CUDA_ERROR_INVALID_IMAGE,
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        ];
         if !of_versions.contains(&fault.code) {
             return self.refused(fault);
         }
