@@ -156,8 +156,8 @@ fn load(
 /// The text of the header, and how many bytes its end is from the start.
 fn header_text(reader: &mut impl Read, path: &Path) -> Result<(Vec<u8>, u64)> {
     let mut start = [0; MAGIC.len() + 2];
-    let got = fill(reader, &mut start).map_err(failed(path, "reading"))?;
-    if !start[..got].starts_with(&MAGIC[..got.min(MAGIC.len())]) {
+    read_whole(reader, &mut start, path, "magic and version")?;
+    if !start.starts_with(MAGIC) {
         let help = match start {
             [b'P', b'K', 3, 4, ..] => {
                 " This is a zip archive, perhaps an .npz: save each array with np.save."
@@ -167,11 +167,10 @@ fn header_text(reader: &mut impl Read, path: &Path) -> Result<(Vec<u8>, u64)> {
             }
             _ => "",
         };
-        let got = start[..got].escape_ascii();
+        let got = start.escape_ascii();
         let problem = format!("it begins with \"{got}\"; expected \"\\x93NUMPY\".{help}");
         return Err(bad(path, problem));
     }
-    check_whole(path, got, start.len(), "magic and version")?;
     let mut length = [0; 4];
     let length_size = match [start[MAGIC.len()], start[MAGIC.len() + 1]] {
         [1, 0] => 2,
@@ -182,8 +181,7 @@ fn header_text(reader: &mut impl Read, path: &Path) -> Result<(Vec<u8>, u64)> {
             return Err(bad(path, problem));
         }
     };
-    let got = fill(reader, &mut length[..length_size]).map_err(failed(path, "reading"))?;
-    check_whole(path, got, length_size, "header's length")?;
+    read_whole(reader, &mut length[..length_size], path, "header's length")?;
     let header_bytes = u32::from_le_bytes(length) as usize;
     if header_bytes > HEADER_BYTES_MAX {
         let problem =
@@ -191,25 +189,18 @@ fn header_text(reader: &mut impl Read, path: &Path) -> Result<(Vec<u8>, u64)> {
         return Err(bad(path, problem));
     }
     let mut text = vec![0; header_bytes];
-    let got = fill(reader, &mut text).map_err(failed(path, "reading"))?;
-    check_whole(path, got, header_bytes, "header")?;
+    read_whole(reader, &mut text, path, "header")?;
     Ok((text, (start.len() + length_size + header_bytes) as u64))
 }
 
-/// Reads until `buffer` is full or the reader ends, and returns how much that is.
-fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let wanted = buffer.len();
-    let mut rest = buffer;
-    let copied = io::copy(&mut reader.take(wanted as u64), &mut rest)?;
-    Ok(copied as usize)
-}
-
-fn check_whole(path: &Path, got: usize, expected: usize, what: &str) -> Result<()> {
-    if got == expected {
-        return Ok(());
-    }
-    let problem = format!("it ends within its {what}: expected {expected} bytes, got {got}");
-    Err(bad(path, problem))
+/// Fills `buffer`; the error calls it `what`.
+fn read_whole(reader: &mut impl Read, buffer: &mut [u8], path: &Path, what: &str) -> Result<()> {
+    reader
+        .read_exact(buffer)
+        .map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => bad(path, format!("it ends within its {what}")),
+            _ => failed(path, "reading")(error),
+        })
 }
 
 /// Writes a file beside `path`, then renames it: no reader sees half of it, and a failure leaves

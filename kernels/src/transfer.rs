@@ -213,9 +213,7 @@ fn device_mismatch(op: &str, operands: &[(&'static str, &Tensor)], at: Site) -> 
     }
     fixes.sort_by_key(|(moves, _)| *moves);
     let fixes: Vec<String> = fixes.into_iter().map(|(_, fix)| fix).collect();
-    let named = operands
-        .iter()
-        .map(|(role, tensor)| tensor.as_operand(role));
+    let named = operands.iter().map(|(role, it)| it.as_operand(role));
     let named: Vec<String> = named.collect();
     let (named, fixes, line) = (named.join(", "), fixes.join(", or "), Line(at));
     Error::DeviceMismatch(format!(

@@ -21,7 +21,6 @@ mod plan;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use super::Gpu;
 use super::devices::GPUS_MAX;
 use super::fault::driver;
 use super::gpu::Handle;
@@ -87,7 +86,6 @@ impl Product {
 struct Engine {
     functions: &'static Functions,
     handle: Handle<Opaque>,
-    workspace_bytes: usize,
     /// None for a kind that the library has no algorithm for.
     plans: RwLock<HashMap<Key, Option<Arc<Plan>>>>,
     /// By stream.
@@ -160,13 +158,8 @@ impl Launcher {
         if key.dtypes[0] == DType::F32 && key.math == F32Math::Strict {
             self.refuse_emulation()?;
         }
-        let plan = Plan::make(
-            engine.functions,
-            engine.handle.0,
-            &key,
-            engine.workspace_bytes,
-        )
-        .map_err(|fault| self.refused(engine.functions, fault, product))?;
+        let plan = Plan::make(engine.functions, engine.handle.0, &key, WORKSPACE_BYTES)
+            .map_err(|fault| self.refused(engine.functions, fault, product))?;
         let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have stored one meanwhile; all use the same.
         Ok(plans
@@ -198,7 +191,7 @@ impl Launcher {
         }
         self.not_captured("no product was made on this stream before")?;
         // The current stream is the launcher's, so the memory belongs to it.
-        let tensor = Tensor::empty(&[engine.workspace_bytes], DType::U8, self.gpu.device())?
+        let tensor = Tensor::empty(&[WORKSPACE_BYTES], DType::U8, self.gpu.device())?
             .named("cuBLASLt workspace");
         let address = tensor.enter("workspace", true, self.op, self.at)?.address();
         workspaces.insert(
@@ -358,7 +351,6 @@ impl Engine {
         Ok(Engine {
             functions,
             handle: Handle(handle),
-            workspace_bytes: workspace_bytes(gpu),
             plans: RwLock::default(),
             workspaces: Mutex::default(),
             relu_keeps_nan: [const { OnceLock::new() }; 2],
@@ -367,13 +359,7 @@ impl Engine {
 }
 
 /// NVIDIA's recommendation: the fastest algorithms of sm_90 and later use up to 32 MiB.
-fn workspace_bytes(gpu: &Gpu) -> usize {
-    if gpu.capability >= (9, 0) {
-        32 << 20
-    } else {
-        8 << 20
-    }
-}
+const WORKSPACE_BYTES: usize = 32 << 20;
 
 impl Product {
     fn key(&self) -> Key {

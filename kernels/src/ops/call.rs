@@ -429,11 +429,8 @@ impl<'a> Call<'a> {
         let Operand { role, tensor, .. } = self.operand(math);
         let (op, dtype, line) = (self.op, tensor.dtype(), Line(self.at));
         let names = |dtypes: &[DType]| {
-            dtypes
-                .iter()
-                .map(|d| d.name())
-                .collect::<Vec<_>>()
-                .join(", ")
+            let names: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+            names.join(", ")
         };
         let mut supported = format!("{} on cpu", names(versions.cpu));
         // Mention GPUs only where there is one.
