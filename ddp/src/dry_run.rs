@@ -77,7 +77,7 @@ fn written(config: &Config, device: Device) -> String {
     };
     if data.iter().flatten().any(is_converted) {
         let place = match &config.cache_dir {
-            None => ".ddp-cache next to it".to_string(),
+            None => ".ddp-cache beside it".to_string(),
             Some(folder) => shown(&folder.to_string_lossy()),
         };
         kept.push(format!("a converted copy of the table, in {place}"));
@@ -126,7 +126,7 @@ fn memory(bytes: &ModelBytes) -> String {
         _ => format!(", rounded copies {}", mb(copies)),
     };
     format!(
-        "values {}{rounded}, gradients {}, moments {}, a copy of what is saved {}; together {}",
+        "parameters {}{rounded}, gradients {}, moments {}, a copy of what is saved {}; together {}",
         mb(values),
         mb(gradients),
         mb(moments),
@@ -136,9 +136,9 @@ fn memory(bytes: &ModelBytes) -> String {
 }
 
 fn peaks(run: &Rehearsal) -> String {
-    let gpu = |peak_mb: f64| format!(", {} of a GPU", megabytes(peak_mb));
+    let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
     let gpu = run.device_peak_mb.map_or(String::new(), gpu);
-    format!("{} of the host{gpu}", megabytes(run.host_peak_mb))
+    format!("{} of host memory{gpu}", megabytes(run.host_peak_mb))
 }
 
 fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
@@ -152,7 +152,7 @@ fn time(trial: &Trial, plan: &Plan, left: u64) -> String {
     let seconds = step_s * left as f64 + evaluation_s * evaluations as f64;
     format!(
         "time: {:.2} ms a step (median of {}), {evaluations} evaluations: about {} for {left} \
-         steps; checkpoints are written meanwhile",
+         steps; checkpoints are written in the background",
         step_s * 1e3,
         trial.steps,
         duration(seconds)

@@ -11,8 +11,8 @@ use crate::config::TaskKind;
 pub(super) const EXAMPLES: &str = "\
 Examples:
   ddp-train inspect out                                   a run: how it ended, its checkpoints
-  ddp-train inspect out/checkpoints/step-00000790         a checkpoint: every byte is checked
-  ddp-train inspect out/checkpoints/step-00000790/model.safetensors
+  ddp-train inspect out/checkpoints/step-00000785         a checkpoint: every byte is checked
+  ddp-train inspect out/checkpoints/step-00000785/model.safetensors
   ddp-train inspect train.csv --labels species            data: would training accept them?
   ddp-train inspect digits.npz#x_train --json
 
@@ -32,7 +32,8 @@ pub struct InspectFlags {
     /// Whether labels are classes or numbers, as in training
     #[arg(long, value_name = "TASK", value_parser = choice::<TaskKind>())]
     pub task: Option<TaskKind>,
-    /// Folder for converted copies of files that cannot be memory-mapped [default: beside them]
+    /// Folder for converted copies of files that cannot be memory-mapped
+    /// [default: beside the files, else ~/.cache/ddp-train/data]
     #[arg(long, value_name = "DIR")]
     #[arg(env = "DDP_CACHE_DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,

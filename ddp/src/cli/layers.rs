@@ -198,7 +198,12 @@ impl Layers {
             help: "--config takes a TOML file, as --print-config writes it".into(),
         })?;
         let refused = |error: toml::de::Error| {
-            let (path, error) = (path.display(), error.to_string());
+            // The parser names types of Rust.
+            let error = error
+                .to_string()
+                .replace("expected f64", "expected a number");
+            let error = error.replace("expected u64", "expected a whole number");
+            let path = path.display();
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };
         self.config = toml::from_str(&text).map_err(refused)?;

@@ -188,10 +188,7 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--optimizer adam", &["'adam'", "--optimizer", "adamw, sgd"]),
         ("--dropout 1", &["--dropout 1:", "below 1"]),
         ("--label-smoothing 1.5", &["--label-smoothing 1.5:"]),
-        (
-            "--grad-clip -1",
-            &["--grad-clip -1:", "0 turns clipping off"],
-        ),
+        ("--grad-clip -1", &["--grad-clip -1:", "0 or more"]),
         ("--weight-decay -1", &["--weight-decay -1:"]),
         ("--class-weights 1,-2", &["--class-weights -2:"]),
         ("--class-weights -1,2", &["--class-weights -1:"]),

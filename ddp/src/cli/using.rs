@@ -18,7 +18,7 @@ const BATCH_MAX: usize = 1 << 32;
 pub(super) const EVAL_EXAMPLES: &str = "\
 Examples:
   ddp-train eval --checkpoint out --data test.npz
-  ddp-train eval --checkpoint out/checkpoints/step-00000790 --data glyphs --json
+  ddp-train eval --checkpoint out/checkpoints/step-00000785 --data glyphs --json
   mpirun -n 4 ddp-train eval --checkpoint out --data test.csv --labels species
 
 Normalization, columns, class names and the loss (class weights, label smoothing) are those of training. The result does not \
@@ -52,14 +52,15 @@ pub struct UsingFlags {
     /// Rows that pass through the model at a time
     #[arg(long, value_name = "ROWS", default_value = "512", value_parser = whole(1..=BATCH_MAX), allow_negative_numbers = true)]
     pub batch_size: usize,
-    /// Folder for converted copies of files that cannot be memory-mapped [default: beside them]
+    /// Folder for converted copies of files that cannot be memory-mapped
+    /// [default: beside the files, else ~/.cache/ddp-train/data]
     #[arg(long, value_name = "DIR")]
     #[arg(env = "DDP_CACHE_DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,
     /// What a rank has.
     #[command(flatten)]
     pub ranks: RankFlags,
-    /// Least severe messages that are logged on standard error
+    /// Lowest severity to log on standard error
     #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = choice::<LogLevel>())]
     #[arg(env = "DDP_LOG_LEVEL", hide_env_values = true)]
     pub log_level: LogLevel,

@@ -2,8 +2,6 @@
 //! and why not others. All ranks decide alike, from what all of them see. A fallback to the CPU is
 //! always logged.
 
-use std::borrow::Cow;
-
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
 use ddp_kernels::Device;
@@ -146,12 +144,12 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
                     warning: sharing(choice, facts),
                 });
             }
-            Some(trouble) => (format!("{} ", sentence(&trouble)), None),
+            Some(trouble) => (trouble.trim_end_matches('.').to_string(), None),
         },
     };
     // The CPU cannot take the place of several GPUs.
     if choice == DeviceChoice::Auto && facts.per_rank == 1 {
-        let help = help.unwrap_or_else(|| "--device cpu says that this is meant".into());
+        let help = help.unwrap_or_else(|| "; help: --device cpu says that this is meant".into());
         let warning = format!("training on the CPU although there are GPUs: {problem}{help}");
         return Ok(Decision {
             on_gpus: false,
@@ -162,7 +160,7 @@ fn decide(choice: DeviceChoice, facts: &Facts) -> Result<Decision> {
         1 => "a device that can be used here".to_string(),
         ranks => format!("GPUs that all {ranks} ranks can use"),
     };
-    let help = help.unwrap_or_else(|| "Or give --device cpu".into());
+    let help = help.unwrap_or_else(|| "; help: give --device cpu".into());
     Err(Error::Usage(format!(
         "--device {choice}: expected {expected}, but {problem}{help}"
     )))
@@ -178,7 +176,7 @@ fn describe(shortage: &Shortage) -> (String, Option<String>) {
                 .why_none
                 .as_deref()
                 .unwrap_or("this process sees no GPU");
-            (format!("{} ", sentence(why)), None)
+            (why.trim_end_matches('.').to_string(), None)
         }
         _ => (
             format!("{shortage}\n"),
@@ -249,15 +247,6 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     (named || in_turn).then(|| {
         "several ranks have the same GPU (--share-gpus): this is for tests, and slow".into()
     })
-}
-
-/// The text with a full stop.
-fn sentence(text: &str) -> Cow<'_, str> {
-    if text.ends_with('.') {
-        text.into()
-    } else {
-        format!("{text}.").into()
-    }
 }
 
 impl Config {

@@ -90,10 +90,7 @@ impl Setting {
     pub(super) fn refusal(&self, config: &Config) -> Option<String> {
         let number = (self.number)(config)?;
         let expected = self.limits.refusal(number)?;
-        let (name, help) = (&self.name, &self.help);
-        Some(format!(
-            "--{name} {number}: expected {expected}; help: {help}"
-        ))
+        Some(format!("--{} {number}: expected {expected}", self.name))
     }
 }
 
@@ -215,18 +212,21 @@ settings! {
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK": Option<TaskKind> = None;
-    /// How features are normalized
+    /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
+    /// and standard deviation 1
     Fixed normalize "HOW": Normalize = Normalize::None;
     /// Folder for converted copies of files that cannot be memory-mapped
-    /// [default: beside the files, else the user's cache folder]
+    /// [default: beside the files, else ~/.cache/ddp-train/data]
     Rank cache_dir "DIR": Option<PathBuf> = None;
 
     ["Batches and length"]
-    /// Rows of a step, over all ranks
+    /// Global batch size: rows per step, summed over all ranks
     Fixed batch_size "ROWS": u64 = 128, COUNT;
-    /// Most rows of a rank that pass through the model at a time [default: all of them]
+    /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
+    /// [default: all of its rows]
     Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
-    /// Steps to train for, 0 to save the untrained model; an alternative to --epochs
+    /// Steps to train for, 0 to save the untrained model; an alternative to --epochs,
+    /// which are 5 if neither is given
     Job steps "N": Option<u64> = None;
     /// Passes through the data [default: 5]
     Job epochs "N": Option<u64> = None;
@@ -238,13 +238,14 @@ settings! {
     Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
     /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd]
     Fixed lr "RATE": Option<f64> = None, POSITIVE;
-    /// Learning rate at the end of the schedule
+    /// Learning rate at the end of the cosine schedule
     Fixed min_lr "RATE": f64 = 0.0, POSITIVE;
     /// Learning rate schedule after the warm-up
     Fixed schedule "NAME": Schedule = Schedule::Cosine;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
-    /// Weight decay of matrices; vectors are not decayed [default: 0.01 for adamw, 0 for sgd]
+    /// Weight decay of matrices; biases and other vectors are not decayed [default: 0.01 for adamw,
+    /// 0 for sgd]
     Fixed weight_decay "X": Option<f64> = None, POSITIVE;
     /// adamw: first-moment decay β₁ [default: 0.9]
     Fixed beta1 "X": Option<f64> = None, Limits::BelowOne;
@@ -256,7 +257,7 @@ settings! {
     Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
     /// Largest norm of all gradients together; 0 turns clipping off
     Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
-    /// Label smoothing: part of the target that is spread over all classes
+    /// Share of the target probability that is spread evenly over all classes
     Fixed label_smoothing "X": f64 = 0.0, Limits::BelowOne;
     /// Weight of each class in the loss, separated by commas
     Fixed class_weights "WEIGHTS": Vec<f64> = vec![];
@@ -274,9 +275,10 @@ settings! {
     /// Precision of the model's computation; tf32 and bf16 need a GPU. Parameters, gradients and
     /// moments stay f32
     Fixed dtype "TYPE": Precision = Precision::F32;
-    /// Keep all training data in GPU memory
+    /// Keep all training data in GPU memory; auto: where it fits
     Job data_on_device "WHEN": Resident = Resident::Auto;
-    /// Capture a step as a CUDA graph and replay it
+    /// Capture a step as a CUDA graph and replay it; auto: on a GPU, unless the layers are split
+    /// over several
     Job graph "WHEN": GraphChoice = GraphChoice::Auto;
     /// CPU threads of a rank [default: its share of the cores]
     Rank threads "N": Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
@@ -289,7 +291,7 @@ settings! {
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the
     /// ranks
     Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
-    /// Reduce gradients while the backward pass still runs
+    /// Reduce gradients while the backward pass still runs; auto: with several ranks
     Job overlap "WHEN": Overlap = Overlap::Auto;
     /// Seconds that a rank waits for the others before the job ends with exit code 77
     Rank timeout_s "S": f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
@@ -302,7 +304,7 @@ settings! {
     /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if
     /// there is none), or the folder of one of its checkpoints
     Job resume "WHICH": Resume = Resume::Never;
-    /// Resume even if settings that change the results differ
+    /// With --resume: continue even if settings that change the results differ
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from the parameters in this model.safetensors; names and shapes must match the model
@@ -313,13 +315,13 @@ settings! {
     Rank out "DIR": PathBuf = "out".into();
     /// Steps between evaluations on held-out rows; 0 for one at the end only [default: an epoch]
     Job eval_every "N": Option<u64> = None;
-    /// Steps between lines of the record
+    /// Steps between entries in metrics.jsonl
     Job log_every "N": u64 = 10, COUNT;
     /// Also write event files for TensorBoard, to OUT/tensorboard
     Rank tensorboard "BOOL": bool = false;
     /// When progress is shown
     Rank progress "WHEN": When = When::Auto;
-    /// Least severe messages that are logged on standard error
+    /// Lowest severity to log on standard error
     Rank log_level "LEVEL": LogLevel = LogLevel::Info;
 }
 
@@ -511,8 +513,8 @@ impl TryFrom<String> for KnownName {
             return Ok(KnownName(name));
         }
         let names = SETTINGS.iter().filter(|one| !one.is_hidden);
-        let names: Vec<_> = names.map(|one| format!("`{}`", one.name)).collect();
+        let names: Vec<_> = names.map(|one| one.name.as_str()).collect();
         let names = names.join(", ");
-        Err(format!("unknown field `{name}`, expected one of {names}"))
+        Err(format!("unknown setting {name:?}, expected one of {names}"))
     }
 }

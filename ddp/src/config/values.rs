@@ -117,7 +117,7 @@ macro_rules! read_by_parsing {
 }
 
 read_by_parsing! {
-    u64: "a whole number, 0 or more, as in 128", |number| Some(Number::Whole(*number));
+    u64: "a whole number that is not negative, as in 128", |number| Some(Number::Whole(*number));
     usize: "a whole number, 1 or more, as in 4", |number| Some(Number::Whole(*number as u64));
     f64: "a number, as in 0.001 or 1e-3", |number| Some(Number::Real(*number));
     String: "text", |_| None;

@@ -61,7 +61,7 @@ fn sheet(
     files: &[(String, u64)],
 ) -> Result<Sheet> {
     let mut sheet = Sheet::new(format!(
-        "checkpoint {}: whole, every checksum is right",
+        "checkpoint {}: intact, every checksum is right",
         folder.display()
     ));
     let (step, steps, samples) = (state.step, state.schedule.steps, state.samples);

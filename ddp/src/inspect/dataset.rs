@@ -52,14 +52,14 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let prepared = data::prepare(&request, &Alone).map_err(|error| renamed(error, flags));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {
         Ok(()) => {
-            sheet.add("training", "would take them");
+            sheet.add("training", "usable");
             None
         }
         // Unreadable files are not bad data.
         Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => {
             let error = ShownError(error);
-            sheet.add("training", format!("would refuse them: {error}"));
+            sheet.add("training", format!("not usable: {error}"));
             json["refused"] = json!(error.to_string());
             Some(error.0)
         }

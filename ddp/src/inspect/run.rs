@@ -24,11 +24,13 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
     };
     let checkpoints = checkpoints(out)?;
     let mut sheet = Sheet::new(format!("run {}", out.display()));
-    describe(&run, &mut sheet);
     let last = checkpoints
         .iter()
         .rev()
         .find_map(|(_, opened)| opened.as_ref().ok());
+    // A resumed run may have more steps than it started with.
+    let steps = last.map_or(run.start.steps, |last| Some(last.state.schedule.steps));
+    describe(&run, steps, &mut sheet);
     if let Some(last) = last {
         sheet.add("task", task(&last.state.task));
         let config = Config::of_checkpoint(last)?;
@@ -91,7 +93,7 @@ fn condition(opened: &Result<Opened>) -> String {
                 .as_ref()
                 .filter(|last| last.step == opened.state.step);
             let last = last.map_or(String::new(), |last| format!(", {}", evaluation(last)));
-            format!("whole{last}")
+            format!("intact{last}")
         }
         Err(error) => format!("DAMAGED: {error}"),
     }
@@ -143,8 +145,8 @@ fn best(run: &Run) -> Option<Best> {
     known.reduce(|best, next| if next.loss < best.loss { next } else { best })
 }
 
-/// Adds what the record says.
-fn describe(run: &Run, sheet: &mut Sheet) {
+/// Adds what the record says of a run of `steps` steps.
+fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     if !run.last.contains_key("start") {
         return sheet.add("record", format!("{EVENTS_FILE} is missing or empty"));
     }
@@ -155,16 +157,16 @@ fn describe(run: &Run, sheet: &mut Sheet) {
         .get("ddp-train")
         .and_then(|text| text.as_str());
     let version = shown(version.unwrap_or_default());
-    let (ranks, threads) = (world.ranks, world.threads);
+    let (ranks, threads) = (world.ranks, plural(world.threads, "thread"));
     sheet.add(
         "ranks",
-        format!("{ranks}, {threads} threads each, ddp-train {version}"),
+        format!("{ranks}, {threads} each, ddp-train {version}"),
     );
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(step) = run.steps.last() {
         let rate = step.samples_per_s;
         let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} rows/s"));
-        let (number, steps) = (step.step, start.steps.unwrap_or(0));
+        let (number, steps) = (step.step, steps.unwrap_or(0));
         let loss = step.loss.unwrap_or(f64::NAN);
         let epoch = shown(&run.last["step"]["epoch"].to_string());
         sheet.add(

@@ -70,7 +70,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
             path(&ready.opened.folder),
         );
         tracing::info!(
-            "{rows} rows in {out}, by the model of {model} ({})",
+            "wrote {rows} predictions to {out}, from {model} ({})",
             ready.why
         );
     }

@@ -185,7 +185,7 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
         cause.contains("--device cuda: expected a device that can be used here, but "),
         "{ended}"
     );
-    assert!(cause.contains("Or give --device cpu"), "{ended}");
+    assert!(cause.contains("help: give --device cpu"), "{ended}");
     if let Some(_gpu) = gpu() {
         let ended = folder.alone("--device cuda:9").on_gpus().run();
         assert!(

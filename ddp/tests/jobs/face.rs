@@ -44,7 +44,7 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
     for part in [
         "256 rows to train on",
         "8 steps, 8 an epoch",
-        "memory of a rank: values",
+        "memory of a rank: parameters",
         "a checkpoint:",
         "ms a step",
         "nothing was trained",
@@ -329,9 +329,9 @@ fn a_dry_run_refuses_a_folder_that_cannot_be_made_and_says_what_it_keeps() {
         .run();
     assert!(folder.path().join(".ddp-cache").exists() && !folder.out().exists());
     assert!(
-        ended.stdout.contains(
-            "nothing written but a converted copy of the table, in .ddp-cache next to it"
-        ),
+        ended
+            .stdout
+            .contains("nothing written but a converted copy of the table, in .ddp-cache beside it"),
         "{ended}"
     );
 }

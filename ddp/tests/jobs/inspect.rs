@@ -96,7 +96,7 @@ fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
     assert_has(
         &text,
         &[
-            "whole, every checksum is right",
+            "intact, every checksum is right",
             "8 of 8, 256 rows",
             "0.weight  [16, 784]  f32  12544",
             "adamw",
@@ -181,7 +181,7 @@ fn a_run_tells_how_it_ended_and_what_it_kept() {
             "8 of 8, epoch 1: loss ",
             "done (exit code 0)",
             "step-00000008",
-            "whole",
+            "intact",
             "evaluation  loss",
         ],
     );
@@ -262,7 +262,7 @@ fn data_that_are_built_in_tell_their_classes_and_ranges() {
         &[
             "50 of shape [64]",
             "regression of 1 number, from ",
-            "would take them",
+            "usable",
         ],
     );
     let ended = folder.alone("inspect glyphs,rows=x").run();
@@ -307,7 +307,7 @@ fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
             "3 columns: length, width, kind",
             "4 of shape [2]",
             "wide  3 rows",
-            "would take them",
+            "usable",
         ],
     );
     assert_has(

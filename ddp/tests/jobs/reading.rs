@@ -60,7 +60,7 @@ fn a_run_never_begins_with_a_checkpoints_damaged_model() {
         let ended = begin(from, &out);
         let cause = ended.assert_fails(65);
         assert!(
-            cause.contains("model.safetensors is not as it was written"),
+            cause.contains("model.safetensors was changed or damaged"),
             "{ended}"
         );
         assert!(

@@ -451,6 +451,18 @@ fn a_run_that_is_taken_finished_or_not_there_says_so() {
             .contains("has taken all its 7 steps: nothing is left to do"),
         "{ended}"
     );
+    let ended = folder.alone(&seven("--steps 7 --lr 5 --resume auto")).run();
+    assert!(
+        ended.assert_fails(2).contains("--lr 5 (was 0.001)"),
+        "{ended}"
+    );
+    let ended = folder.alone(&seven("--steps 7 --resume true")).run();
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("--resume true: expected never, auto, or the folder of a checkpoint in"),
+        "{ended}"
+    );
     let ended = folder.alone(&seven("--steps 5 --resume auto")).run();
     assert!(
         ended

@@ -116,14 +116,14 @@ fn an_evaluation_for_people_says_loss_accuracy_classes_and_mistakes() {
         ": 700 rows",
         &percent[..],
         "class ",
-        "most often mistaken: ",
+        "most common mistakes: ",
     ] {
         assert!(ended.stdout.contains(part), "{part}: {ended}");
     }
     let mistake = &found["mistakes"][0];
     let text = |field: &str| mistake[field].as_str().unwrap().to_string();
     let first = format!(
-        "{} for {} ({} of ",
+        "{} predicted as {} ({} of ",
         text("class"),
         text("prediction"),
         mistake["rows"]

@@ -18,8 +18,8 @@ mod not_built {
     use super::super::io::refuse;
     use crate::error::Result;
 
-    const WHY: &str = "this program was built without Parquet; help: build it with --features parquet, or save \
-         the table as CSV (pandas: to_csv(path, index=False))";
+    const WHY: &str = "this program was built without Parquet; help: build it with `cargo build \
+         --release -p ddp --features parquet`, or save the table as CSV (pandas: to_csv(path, index=False))";
 
     pub(in super::super) fn convert(
         path: &Path,

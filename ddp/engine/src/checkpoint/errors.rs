@@ -4,13 +4,23 @@ use std::path::Path;
 
 use crate::error::Error;
 
+/// What helps if a checkpoint cannot be used.
+const HELP: &str = "; help: name another checkpoint of the run";
+
 /// A checkpoint that cannot be used.
 pub fn damaged(folder: &Path, why: impl Into<String>) -> Error {
     let why = why.into();
     Error::Data(format!(
-        "cannot use the checkpoint {}: {why}; help: use another one of the run (`resume` PATH)",
+        "cannot use the checkpoint {}: {why}{HELP}",
         folder.display()
     ))
+}
+
+/// The reason in the text of an error that `damaged` made.
+pub(super) fn reason<'a>(folder: &Path, text: &'a str) -> &'a str {
+    let start = format!("cannot use the checkpoint {}: ", folder.display());
+    let text = text.strip_prefix(&start).unwrap_or(text);
+    text.strip_suffix(HELP).unwrap_or(text)
 }
 
 /// A file that cannot be read.

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::errors::reason;
 use super::layout::{checkpoints, name, steps};
 use super::manifest::{Opened, is_of_another_version, open};
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ pub type Skipped = Vec<(PathBuf, String)>;
 /// Why a checkpoint is skipped. An error if it may be intact but cannot be read: skipping it would
 /// lose work.
 fn damage(folder: &Path, error: Error) -> Result<String> {
-    let older = "or name an older checkpoint of the run (`resume` PATH)";
+    let older = "or name an older checkpoint of the run";
     match error {
         // It is not a checkpoint, or lacks the file.
         Error::Io { ref source, .. }
@@ -41,7 +42,7 @@ fn damage(folder: &Path, error: Error) -> Result<String> {
         Error::Data(text) if is_of_another_version(folder) => Err(Error::Data(format!(
             "{text}; it is intact, but of another version of ddp-train: use that version, {older}"
         ))),
-        Error::Data(text) => Ok(text),
+        Error::Data(text) => Ok(reason(folder, &text).to_string()),
         other => Err(other),
     }
 }

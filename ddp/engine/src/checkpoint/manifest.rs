@@ -100,7 +100,7 @@ impl FileEntry {
         let length = file.metadata().map_err(unreadable(&path))?.len();
         if length != *bytes {
             return Ok(Some(format!(
-                "{name} has {length} bytes: {bytes} were written"
+                "{name} has {length} bytes, but {bytes} were written"
             )));
         }
         if !is_read {
@@ -110,7 +110,9 @@ impl FileEntry {
         hash.update_reader(ReadFrom::start(file))
             .map_err(unreadable(&path))?;
         let differs = hash.finalize().to_hex().as_str() != blake3;
-        Ok(differs.then(|| format!("{name} is not as it was written (its BLAKE3 differs)")))
+        Ok(differs.then(|| {
+            format!("{name} was changed or damaged: its checksum (BLAKE3) does not match")
+        }))
     }
 }
 

@@ -13,11 +13,9 @@ use crate::error::Result;
 pub(super) fn of_ranks(world: &World, devices: &[Device]) -> Result<Vec<String>> {
     let devices: Vec<String> = devices.iter().map(|&device| described(device)).collect();
     let devices = devices.join(" and ");
-    let mine = format!(
-        "{devices} on {}, {} threads",
-        world.host(),
-        threads::count()
-    );
+    let count = threads::count();
+    let (host, s) = (world.host(), if count == 1 { "" } else { "s" });
+    let mine = format!("{devices} on {host}, {count} thread{s}");
     let all = world.all_gather_bytes(mine.as_bytes())?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ok(all.into_iter().map(text).collect())

@@ -69,14 +69,12 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     let real = |path: &Path| path.canonicalize().ok();
     let parent = real(path).and_then(|path| path.parent().map(Path::to_path_buf));
     let is_of_run = parent.is_some() && parent == real(&out.join("checkpoints"));
-    if path.exists() && !is_of_run {
+    if !is_of_run {
         return Err(Error::Usage(format!(
-            "`resume` {}: expected a checkpoint of the run in `out` {}, as {}; help: give its own \
-             run as `out`, or start a run from its model: `init-from` {}",
+            "`resume` {}: expected never, auto, or the folder of a checkpoint in {}; help: give \
+             one of these, or the run of that checkpoint as `out`",
             path.display(),
-            out.display(),
-            checkpoint::folder(out, 120).display(),
-            path.join(checkpoint::MODEL_FILE).display()
+            out.join("checkpoints").display()
         )));
     }
     let opened = checkpoint::open(path)?;
@@ -132,7 +130,8 @@ pub(super) fn check(options: &RunOptions, state: &State, changes: &[String]) -> 
     }
     Err(Error::Usage(format!(
         "`resume` {}: expected the settings that step {} was saved with, got others that change \
-         the results: {}; help: give them as they were, or `override` to resume with these",
+         the results: {}; help: give them as they were, start a new run in another `out`, or \
+         resume with these by `override`, which cannot change the shape of the model",
         options.resume,
         state.step,
         changes.join(", ")

@@ -5,6 +5,7 @@ use ddp_comm::{Group, World};
 use ddp_data::{Data, InOrder, Loader, Resident, RowSpec, Source};
 use ddp_kernels::{Device, threads};
 use ddp_nn::models::Model;
+use ddp_nn::models::family::refuse;
 use ddp_nn::optim::Optimizer;
 use ddp_nn::params::Params;
 
@@ -71,9 +72,6 @@ pub(super) fn assemble(
     let data = options.data.open(world)?;
     let mut plan = options.plan(&data)?;
     let mut overridden = Vec::new();
-    if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
-        return Ok(Prepared::Finished(Box::new(opened)));
-    }
     if let Some(opened) = &resumed {
         plan = resume::plan(options, plan, &opened.state)?;
         overridden = program.changed_settings(opened)?;
@@ -85,6 +83,9 @@ pub(super) fn assemble(
             &opened.state,
         )?);
         resume::check(options, &opened.state, &overridden)?;
+    }
+    if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {
+        return Ok(Prepared::Finished(Box::new(opened)));
     }
     check_batches(options, world, &data)?;
 
@@ -158,11 +159,13 @@ fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result
     let Some(path) = &options.init_from else {
         return Ok(());
     };
-    let path = if path.is_dir() {
-        path.join(checkpoint::MODEL_FILE)
-    } else {
-        path.clone()
-    };
+    let file = path.join(checkpoint::MODEL_FILE);
+    if path.is_dir() && !file.exists() {
+        let expected = "a model file, or the folder of a checkpoint";
+        let help = "give a folder in its checkpoints, if this is a run";
+        return Err(refuse("init-from", path.display(), expected, help).into());
+    }
+    let path = if path.is_dir() { file } else { path.clone() };
     let stages = step.stages().iter();
     let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
     match world.rank() {

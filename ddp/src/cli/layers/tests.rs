@@ -136,7 +136,7 @@ fn what_is_wrong_says_where_it_stands() {
         (
             &[],
             Some("learning-rate = 1"),
-            &["run.toml", "learning-rate", "`lr`"],
+            &["run.toml", "learning-rate", ", lr, "],
         ),
         (
             &[],

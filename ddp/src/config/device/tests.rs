@@ -111,14 +111,14 @@ fn what_auto_passes_over_is_said() {
     );
     assert_eq!(
         said,
-        "training on the CPU although there are GPUs: libnvrtc is missing. --device cpu says that this is meant"
+        "training on the CPU although there are GPUs: libnvrtc is missing; help: --device cpu says that this is meant"
     );
     let said = warning(
         DeviceChoice::Auto,
         &troubled(&[3; 3], &["", "NCCL is not found", ""]),
     );
     assert!(
-        said.contains("on rank 1 (node7): NCCL is not found. --device cpu says"),
+        said.contains("on rank 1 (node7): NCCL is not found; help: --device cpu says"),
         "{said}"
     );
 }
@@ -128,7 +128,7 @@ fn a_device_that_cannot_be_had_is_refused_with_the_reason() {
     let cuda = |facts: Facts| refusal(decide(DeviceChoice::Cuda, &facts));
     assert_eq!(
         cuda(facts(&[0], 1, false)),
-        "--device cuda: expected a device that can be used here, but no driver is installed. Or give --device cpu"
+        "--device cuda: expected a device that can be used here, but no driver is installed; help: give --device cpu"
     );
     let text = cuda(facts(&[2; 4], 1, false));
     let expected = "--device cuda: expected GPUs that all 4 ranks can use, but ranks 0, 1, 2 and 3 need 4 GPUs and";
@@ -162,7 +162,7 @@ fn a_device_that_cannot_be_had_is_refused_with_the_reason() {
     );
     let text = cuda(troubled(&[1], &["libnvrtc is missing."]));
     assert!(
-        text.ends_with("can be used here, but libnvrtc is missing. Or give --device cpu"),
+        text.ends_with("can be used here, but libnvrtc is missing; help: give --device cpu"),
         "{text}"
     );
 }
@@ -173,12 +173,12 @@ fn ranks_that_cannot_use_their_gpus_are_counted() {
         |troubles: &[&str]| refusal(decide(DeviceChoice::Cuda, &troubled(&[3; 3], troubles)));
     let text = cuda(&["no NCCL"; 3]);
     assert!(
-        text.ends_with("all 3 ranks can use, but on every rank: no NCCL. Or give --device cpu"),
+        text.ends_with("all 3 ranks can use, but on every rank: no NCCL; help: give --device cpu"),
         "{text}"
     );
-    assert!(cuda(&["", "", "no NCCL"]).contains("on rank 2 (node7): no NCCL. "));
-    assert!(cuda(&["a", "", "b"]).contains("on rank 0 (node7, and 1 rank more): a. "));
-    assert!(cuda(&["a", "b", "b"]).contains("on rank 0 (node7, and 2 ranks more): a. "));
+    assert!(cuda(&["", "", "no NCCL"]).contains("on rank 2 (node7): no NCCL; "));
+    assert!(cuda(&["a", "", "b"]).contains("on rank 0 (node7, and 1 rank more): a; "));
+    assert!(cuda(&["a", "b", "b"]).contains("on rank 0 (node7, and 2 ranks more): a; "));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn a_gpu_that_is_named_is_one_ranks_unless_they_share() {
     ));
     assert!(
         text.starts_with("--device cuda:1: expected a device")
-            && text.contains("and no cuda:1. Or give"),
+            && text.contains("and no cuda:1; help: give"),
         "{text}"
     );
 }

@@ -88,14 +88,14 @@ impl Evaluation for Answers {
         let (rows, loss, [all, right]) = (self.counts.rows(), totals.loss, self.sums());
         let percent = 100.0 * right as f64 / all as f64;
         let mistake = |[class, answer, count]: [u64; 3]| {
-            let (class, answer) = (class as usize, answer as usize);
-            let (name, of) = (self.shown(class), rows[class]);
-            format!("{name} for {} ({count} of {of} rows)", self.shown(answer))
+            let (name, of) = (self.shown(class as usize), rows[class as usize]);
+            let answer = self.shown(answer as usize);
+            format!("{name} predicted as {answer} ({count} of {of} rows)")
         };
         let mistakes: Vec<String> = self.mistakes(MISTAKES_SHOWN).map(mistake).collect();
         let mistakes = match mistakes.len() {
             0 => String::new(),
-            _ => format!("\n\nmost often mistaken: {}", mistakes.join(", ")),
+            _ => format!("\n\nmost common mistakes: {}", mistakes.join(", ")),
         };
         format!(
             "loss {loss:.4}, accuracy {percent:.2}% ({right} of {all} rows right)\n\n{}{mistakes}",

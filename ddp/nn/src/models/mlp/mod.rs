@@ -42,7 +42,7 @@ impl Family for MlpSpec {
             Setting::list(
                 "hidden",
                 "WIDTHS",
-                "Widths of the hidden layers, separated by commas; none for a linear model",
+                "Widths of the hidden layers, separated by commas; write the word none for a linear model",
                 |mlp| &mut mlp.hidden,
             ),
             Setting::choice(
