@@ -309,7 +309,7 @@ impl fmt::Display for OutOfMemory {
             write!(f, ". Largest: {}", list.join("; "))?;
         }
         f.write_str(
-            "; help: use a smaller batch, drop the largest tensors, or place some on another device",
+            "; help: use a smaller model or batch, drop the largest tensors, or place some on another device",
         )
     }
 }

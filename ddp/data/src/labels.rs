@@ -181,7 +181,7 @@ impl Labels {
 
     /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
-        const HELP: &str = "help: number classes from 0 on without gaps, or set `task` to regression to learn the numbers as they are";
+        const HELP: &str = "help: number classes consecutively from 0, or set `task` to regression to learn the numbers as they are";
         let place = self.stack.place(row);
         let number = self.stack.number(row, 0)?;
         let label = self.text(row, number as i64);

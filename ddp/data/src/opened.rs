@@ -110,7 +110,7 @@ fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
     let is_feature = |label: &&String| features.is_some_and(|names| names.contains(label));
     if let Some(label) = label.as_ref().filter(is_feature) {
         return Err(Error::Usage(format!(
-            "`{}` {label}: expected a column that is no feature, got a feature of {}: a model that sees the label learns \
+            "`{}` {label}: the label must not be a feature of {} as well: a model that sees it learns \
              nothing; help: give another label, or other features as in `{}` {}#a,b",
             ask.labels_setting,
             path.display(),

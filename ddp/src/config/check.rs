@@ -40,7 +40,7 @@ impl Config {
         }
         if self.epochs == Some(0) {
             let help = "--steps 0 saves the untrained model";
-            return Err(refuse("--epochs", 0, "a whole number from 1 on", help));
+            return Err(refuse("--epochs", 0, "a whole number, 1 or more", help));
         }
         if let (Some(warmup), Length::Steps(steps)) = (self.warmup_steps, self.length())
             && warmup > steps

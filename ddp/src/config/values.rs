@@ -75,7 +75,7 @@ impl Limits {
             ),
             (Limits::BelowOne, Number::Real(number)) => (
                 (0.0..1.0).contains(&number),
-                "a number from 0 on, below 1".to_string(),
+                "a number, at least 0 and less than 1".to_string(),
             ),
             (_, Number::Real(_)) => return None,
         };

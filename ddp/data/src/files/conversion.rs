@@ -104,7 +104,7 @@ impl<'a> Columns<'a> {
         position.ok_or_else(|| {
             let has = listed(&self.names);
             self.bad(format!(
-                "expected a column \"{name}\", got the columns {has}"
+                "expected a column \"{name}\", got the columns {has}; help: name one of these"
             ))
         })
     }
@@ -230,7 +230,7 @@ impl<'a> RowWriter<'a> {
     /// Writes the labels after the last row.
     pub(super) fn finish(mut self, columns: &Columns<'_>) -> Result<flat::About> {
         if self.rows == 0 {
-            return Err(columns.bad("it has a header and no rows".into()));
+            return Err(columns.bad("it has a header and no rows; help: add rows below it".into()));
         }
         if !self.features.is_empty() {
             self.write_piece()?;

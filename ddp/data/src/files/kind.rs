@@ -137,7 +137,7 @@ pub fn kind(path: &Path) -> Result<FileKind> {
         return Err(refuse(path, why));
     }
     if bytes == 0 {
-        return Err(refuse(path, "it is empty"));
+        return Err(refuse(path, "it is empty; help: write it again"));
     }
     let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
     let is_named_pickle = ["pt", "pth", "pkl", "pickle"]
@@ -157,7 +157,7 @@ pub fn kind(path: &Path) -> Result<FileKind> {
             ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), or .gz of these";
         refuse(
             path,
-            format!("expected {known}, got a file that begins with \"{got}\""),
+            format!("expected {known}, got a file that begins with \"{got}\"; help: rename a table of text to .csv"),
         )
     })
 }

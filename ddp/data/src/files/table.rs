@@ -105,7 +105,7 @@ fn convert_record(
     if got != expected {
         let line = record.line();
         return Err(columns.bad(format!(
-            "line {line}: expected {expected} cells, as in the header, got {got}; help: quote texts that hold delimiters"
+            "line {line}: expected {expected} cells, as in the header, got {got}; help: complete the row, or quote texts that hold delimiters"
         )));
     }
     for (index, &column) in columns.features.iter().enumerate() {

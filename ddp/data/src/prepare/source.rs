@@ -97,9 +97,12 @@ impl OpenFiles {
         let classes = self.names.as_ref().map_or(counts.len(), Vec::len);
         if classes < 2 {
             let (place, rows) = (labels.stack().arrays()[0].name(), labels.rows());
+            let or_else = match self.names {
+                Some(_) => "",
+                None => ", or set `task` to regression",
+            };
             return Err(Error::Data(format!(
-                "{place}: expected labels of at least 2 classes, got {classes} in {rows} rows; help: give other `labels`, or \
-                 set `task` to regression"
+                "{place}: expected labels of at least 2 classes, got {classes} in {rows} rows; help: give other `labels`{or_else}"
             )));
         }
         Ok(match self.names.clone() {

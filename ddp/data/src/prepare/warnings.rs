@@ -55,7 +55,7 @@ pub(super) fn warn(
             let shown = shown.collect::<Vec<_>>().join(", ");
             let more = if absent.len() > 8 { " …" } else { "" };
             tracing::warn!(
-                "`data` {data}: of {} classes {} have no rows: {shown}{more}; help: number classes from 0 on without gaps",
+                "`data` {data}: of {} classes {} have no rows: {shown}{more}; help: number classes consecutively from 0",
                 classes.count(),
                 absent.len()
             );

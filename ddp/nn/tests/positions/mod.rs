@@ -63,7 +63,7 @@ impl Family for PositionsSpec {
             }
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            let expected = "a number from 0 on, below 1";
+            let expected = "a number, at least 0 and less than 1";
             return Err(refuse("dropout", self.dropout, expected, "give another"));
         }
         Ok(())

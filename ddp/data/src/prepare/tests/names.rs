@@ -229,14 +229,14 @@ fn the_label_is_no_feature() {
     refused(
         &labelled(Path::new(&format!("{path}#a,y")), "y"),
         2,
-        &["`labels` y", "no feature", "z.csv#a,b"],
+        &["`labels` y", "must not be a feature", "z.csv#a,b"],
     );
     let trained = trained_on(&alone(&request(&table, None)).unwrap());
     let feature = DataRequest {
         labels: Some("b".into()),
         ..later(&trained, &table)
     };
-    refused(&feature, 2, &["`labels` b", "no feature"]);
+    refused(&feature, 2, &["`labels` b", "must not be a feature"]);
     // Nor is it where the table is named twice.
     let twice = alone(&labelled(&table, &format!("{path}#a"))).unwrap();
     assert_eq!(

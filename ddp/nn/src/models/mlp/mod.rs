@@ -74,7 +74,7 @@ impl Family for MlpSpec {
             return Err(refuse(
                 "dropout",
                 self.dropout,
-                "a number from 0 on, below 1",
+                "a number, at least 0 and less than 1",
                 "it is the probability of dropping an element; 0 turns it off",
             ));
         }
