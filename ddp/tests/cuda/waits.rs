@@ -35,7 +35,7 @@ const REDUNDANT: [(&str, &str); 6] = [
          compute stream by itself before it does anything, and is joined before the step ends. Others build on it (tests/waits.rs)",
     ),
     (
-        "wait < run < start < start < begin, captured",
+        "wait < stream < start < begin, captured",
         "gathers are the first of a captured step: in its graph there is nothing before them, and the graph as a whole comes after the step before. \
          It is how the reducer's stream comes to take part in the capture",
     ),
@@ -54,7 +54,7 @@ const REDUNDANT: [(&str, &str); 6] = [
          (kernels/, where tests/waits.rs shows that it is needed for pinned memory)",
     ),
     (
-        "told.bad_step.copy_from(",
+        "other.bad_step.copy_from(",
         "a copy between devices puts both in order (kernels/). The one of the scale, just before, has done that, and nothing comes between",
     ),
 ];

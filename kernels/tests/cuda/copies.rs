@@ -2,7 +2,7 @@
 //! ledger says of it.
 
 use ddp_kernels::dtype::{bf16, f16};
-use ddp_kernels::stream::{self, Graph, Stream};
+use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::transfer::{self, Ledger, TransferKind};
 use ddp_kernels::{DType, Device, Element, Error, Tensor, ops};
 
@@ -261,7 +261,7 @@ fn numbers_of_a_step_arrive_in_order_however_many_are_on_their_way() {
         }
         let error = numbers.send(&step, &[1.0f32]).unwrap_err().to_string();
         assert!(error.contains("1 of f32"), "{error}");
-        stream::synchronize(device).unwrap();
+        Stream::default_of(device).unwrap().synchronize().unwrap();
     }
 }
 
