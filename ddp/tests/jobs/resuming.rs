@@ -511,14 +511,13 @@ fn an_older_checkpoint_can_be_gone_on_from_and_later_ones_are_put_aside() {
         .run();
     let cause = ended.assert_fails(2);
     assert!(
-        cause.contains("expected a checkpoint of the run in --out")
-            && cause.contains("--init-from"),
+        cause.contains("or the folder of a checkpoint in") && cause.contains("as --out"),
         "{ended}"
     );
     let ended = folder
         .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(5))))
         .run();
-    assert!(ended.assert_fails(74).contains("step-00000005"), "{ended}");
+    assert!(ended.assert_fails(2).contains("step-00000005"), "{ended}");
 }
 
 #[test]
