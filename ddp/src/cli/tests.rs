@@ -173,8 +173,8 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
             "--steps 10 --warmup-steps 11",
             &["--warmup-steps 11:", "at most the 10 steps"],
         ),
-        ("--beta1 1", &["--beta1 1:", "below 1"]),
-        ("--beta2 -0.5", &["--beta2 -0.5:", "from 0 on"]),
+        ("--beta1 1", &["--beta1 1:", "less than 1"]),
+        ("--beta2 -0.5", &["--beta2 -0.5:", "at least 0"]),
         ("--eps 2", &["--eps 2:"]),
         ("--momentum 0.9", &["--momentum 0.9:", "--optimizer sgd"]),
         (
@@ -183,10 +183,10 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ),
         (
             "--optimizer sgd --momentum 1",
-            &["--momentum 1:", "below 1"],
+            &["--momentum 1:", "less than 1"],
         ),
         ("--optimizer adam", &["'adam'", "--optimizer", "adamw, sgd"]),
-        ("--dropout 1", &["--dropout 1:", "below 1"]),
+        ("--dropout 1", &["--dropout 1:", "less than 1"]),
         ("--label-smoothing 1.5", &["--label-smoothing 1.5:"]),
         ("--grad-clip -1", &["--grad-clip -1:", "0 or more"]),
         ("--weight-decay -1", &["--weight-decay -1:"]),
