@@ -344,6 +344,7 @@ fn shells_complete_flags_and_commands() {
     }
 }
 
+#[cfg(feature = "test-family")]
 #[test]
 fn the_model_is_read_before_its_settings() {
     use crate::models::positions::PositionsSpec;
