@@ -1,10 +1,9 @@
 //! Headers that claim false sizes are refused without allocating those sizes. Alone in its process,
 //! because it counts every allocation of the process.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use counting::take_largest_bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
@@ -12,39 +11,10 @@ use flate2::write::GzEncoder;
 #[path = "../fuzz/src/lib.rs"]
 mod fuzzing;
 
-/// The largest allocation since it was last set to 0.
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
-
-struct Counting;
-
-// SAFETY: hands every call on to the system's allocator with the same arguments.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        LARGEST.fetch_max(new_size, Ordering::Relaxed);
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.realloc(pointer, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, handed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
+#[path = "../../tests/counting.rs"]
+mod counting;
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: counting::Counting = counting::Counting;
 
 /// Pieces and tables of the readers are smaller, and what the headers below claim is much larger.
 const ALLOWED_BYTES: usize = 2 << 20;
@@ -54,13 +24,13 @@ const ALLOWED_BYTES_OF_TABLES: usize = 64 << 20;
 /// Refused, and with small allocations alone.
 fn refused(ending: &str, bytes: &[u8], claim: &str) {
     let name = format!("a{ending}");
-    LARGEST.store(0, Ordering::Relaxed);
+    take_largest_bytes();
     let (read, allowed) = match ending {
         ".bin" => (fuzzing::flat(bytes), ALLOWED_BYTES),
         ".csv" | ".csv.gz" => (fuzzing::table(&name, bytes), ALLOWED_BYTES_OF_TABLES),
         _ => (fuzzing::arrays(&name, bytes), ALLOWED_BYTES),
     };
-    let largest = LARGEST.load(Ordering::Relaxed);
+    let largest = take_largest_bytes();
     assert!(
         read.is_err_and(|error| error.exit_code() == 65),
         "{ending} with {claim} was read"
@@ -210,9 +180,9 @@ fn lying_archives() {
         for place in directory..whole.len() - 4 {
             for value in [[0xff; 4], [0, 0, 0, 0x40]] {
                 let changed = golden(name, &[(place, &value)]);
-                LARGEST.store(0, Ordering::Relaxed);
+                take_largest_bytes();
                 let read = fuzzing::arrays("a.npz", &changed);
-                let largest = LARGEST.load(Ordering::Relaxed);
+                let largest = take_largest_bytes();
                 assert!(
                     largest <= ALLOWED_BYTES,
                     "{name} with byte {place} changed: {largest} bytes at once, {read:?}"

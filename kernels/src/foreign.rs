@@ -47,7 +47,7 @@ pub struct Operand<'a> {
 }
 
 /// Memory that was entered for one call, until this is dropped. Using the stream and the addresses
-/// is unsafe, and only meanwhile.
+/// is unsafe, and allowed only while this exists.
 #[derive(Debug)]
 pub struct Entered<'a> {
     stream: *mut c_void,

@@ -212,7 +212,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Runs `body` for one range of `count` bytes after the other, each cut into a part for every
+    /// Runs `body` on consecutive ranges of `count` bytes, each divided into one part for every
     /// member that fits a message.
     fn in_parts(
         &self,

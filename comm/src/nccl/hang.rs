@@ -9,7 +9,7 @@ use crate::shared::{CHANNELS, COLLECTIVES, Marks, PAIRS};
 /// The kinds of calls of each lane.
 const KINDS: [&str; 2] = ["collective", "send or receive"];
 
-/// What a watch sees: the marks of its own rank and of the others of its host, by local rank.
+/// What a watch reads: the progress marks of all ranks of its host, by local rank.
 pub(super) struct View<'a> {
     pub(super) common: &'a Common,
     pub(super) mine: &'a Marks,

@@ -143,7 +143,7 @@ impl Functions {
                 return None;
             }
             // SAFETY: not null, so a C string that lives as long as the library. NCCL writes its
-            // last error under a lock of its own; if it is replaced meanwhile, either is read.
+            // last error under its own lock; a concurrent replacement yields either text.
             let text = unsafe { CStr::from_ptr(text) };
             Some(text.to_string_lossy().trim().to_string())
         };

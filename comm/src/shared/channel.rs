@@ -32,7 +32,7 @@ pub(super) enum Count {
     Arrived,
     /// Pieces it has given to their owners.
     Given,
-    /// Pieces of its own slice that it has reduced, or shown.
+    /// The number of pieces of this rank's slice that are reduced, or published.
     Made,
     /// Pieces that it has copied from all owners.
     Taken,

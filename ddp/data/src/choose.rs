@@ -1,4 +1,4 @@
-//! Which files a name means, and which arrays of a file are features and labels if nobody says: by
+//! Which files a name means, and which arrays of a file are features and labels by default: by
 //! their names.
 
 use std::fs;

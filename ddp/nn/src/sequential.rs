@@ -1,4 +1,4 @@
-//! Sequential: layers one after the other. A linear layer applies the activation above it, a layer
+//! Sequential: layers in a row. A linear layer applies the activation above it, a layer
 //! multiplies the derivative of the activation below it into its own backward, and nothing is
 //! computed below the lowest trained layer.
 

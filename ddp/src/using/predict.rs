@@ -125,7 +125,7 @@ fn taken(out: &Path) -> Error {
     )
 }
 
-/// The error of a file that another process has made meanwhile.
+/// The error for a file that another process has created since.
 fn is_taken(error: Error, out: &Path) -> Error {
     match error {
         Error::Io { source, .. } if source.kind() == ErrorKind::AlreadyExists => taken(out),

@@ -161,7 +161,7 @@ impl Launcher {
         let plan = Plan::make(engine.functions, engine.handle.0, &key, WORKSPACE_BYTES)
             .map_err(|fault| self.refused(engine.functions, fault, product))?;
         let mut plans = engine.plans.write().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have stored one meanwhile; all use the same.
+        // Another thread may have stored one since; all threads use that one.
         Ok(plans
             .entry(key)
             .or_insert_with(|| plan.map(Arc::new))

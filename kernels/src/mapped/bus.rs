@@ -162,7 +162,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_
     if code > 0
         && let Some(region) = region_at(address)
     {
-        // Before the zeros exist, so that whoever reads them finds the mark.
+        // Set the mark before the zeros exist, so that every reader of them finds it.
         region.cut.store(true, Ordering::Release);
         if put_zeros(address) {
             return;

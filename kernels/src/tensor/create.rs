@@ -210,7 +210,7 @@ impl Tensor {
         }
         device.check_usable(op, at)?;
         if device != Device::Cpu {
-            // Before the data is copied to host memory of its own.
+            // Before the data is copied to separate host memory.
             let info = TensorInfo {
                 name: None,
                 dtype: T::DTYPE,

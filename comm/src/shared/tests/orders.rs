@@ -130,7 +130,7 @@ fn program(ranks: usize) -> impl Strategy<Value = Vec<Step>> {
                 Operation::AllReduce(_) | Operation::ReduceScatter(_) => {
                     dtype = REDUCIBLE[dtype.bytes() % REDUCIBLE.len()]
                 }
-                // Alone there is nobody to send to.
+                // A single rank has no other rank to send to.
                 Operation::Send { .. } if ranks == 1 => operation = Operation::Barrier,
                 _ => {}
             }

@@ -171,7 +171,7 @@ impl WantedCopy<'_> {
             .write(&aside.join(ENTRY))?;
         sync_folder(aside)?;
         match fs::rename(aside, &entry) {
-            // Another process has made it meanwhile.
+            // Another process has made it since.
             Err(_) if self.find(folder, key).is_some() => {}
             renamed => renamed.map_err(writing(&entry))?,
         }

@@ -202,7 +202,7 @@ fn convert(
                 unpack(packed, header, bad, |piece| writer.write(piece))?;
                 continue;
             }
-            // Unpacked to a file of its own first: a row needs all of it.
+            // First unpack the whole array to a separate file, because each row needs all of it.
             let aside = made.with_extension("unpacked");
             flat::write(&aside, |aside| {
                 aside.begin("", header.stored.element, &[])?;

@@ -80,7 +80,7 @@ impl Tables {
             stream.scope(|| Tensor::empty(shape, dtype, devices[part]))
         };
         let parts = match made(dataset, rows, &table) {
-            // Another process took the memory meanwhile.
+            // Another process has taken the memory since.
             Err(Error::Tensor(ddp_kernels::Error::OutOfMemory(_))) if choice == Resident::Auto => {
                 return Ok(None);
             }

@@ -44,7 +44,7 @@ pub(super) enum LabelPlace {
     Default,
     /// In the column or array of this name.
     Named(String),
-    /// In files of their own; the second is the array or column of each.
+    /// In separate files; the second is the array or column in each.
     Files(Vec<PathBuf>, Option<String>),
     /// In files beside those of the features, one each.
     Beside(Vec<PathBuf>),

@@ -7,7 +7,7 @@ use ddp_kernels::Tensor;
 
 use crate::error::Result;
 
-/// Runs jobs one after the other, in the order in which they are started, if possible beside the
+/// Runs jobs one at a time, in the order in which they are started, if possible beside the
 /// layers. A job is named by its index in the list that the queue was made with.
 pub(super) trait CommQueue: Debug + Send {
     /// Whether jobs run beside the layers.
