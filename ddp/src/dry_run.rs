@@ -39,7 +39,12 @@ pub fn dry_run(
         say(&format!("rank {rank}: {place}"))?;
     }
     say(&format!("memory of a rank: {}", memory(&run.model_bytes)))?;
-    say(&format!("peak memory in the trial: {}", peaks(&run)))?;
+    match run.host_peak_mb {
+        Some(host) => say(&format!("peak memory in the trial: {}", peaks(host, &run)))?,
+        None => {
+            say(&"the model was not made, since it is large: time and peak memory are unknown")?
+        }
+    }
     let needed = (config.keep + 2).saturating_mul(run.checkpoint_bytes);
     say(&format!(
         "a checkpoint: {}; kept at a time with --keep {}: up to {}",
@@ -135,10 +140,10 @@ fn memory(bytes: &ModelBytes) -> String {
     )
 }
 
-fn peaks(run: &Rehearsal) -> String {
+fn peaks(host_mb: f64, run: &Rehearsal) -> String {
     let gpu = |peak_mb: f64| format!(", {} of GPU memory", megabytes(peak_mb));
     let gpu = run.device_peak_mb.map_or(String::new(), gpu);
-    format!("{} of host memory{gpu}", megabytes(run.host_peak_mb))
+    format!("{} of host memory{gpu}", megabytes(host_mb))
 }
 
 fn time(trial: &Trial, plan: &Plan, left: u64) -> String {

@@ -256,6 +256,7 @@ pub fn arrays(
 ) -> Result<(usize, Option<usize>)> {
     let keys = keys(contents);
     let pairs = || pairs(&keys, wanted.to_evaluate);
+    check_usable(contents, file, wanted)?;
     let features = match wanted.features {
         Some(name) => named(contents, file, name)?,
         None if keys.len() == 1 => 0,
@@ -276,6 +277,24 @@ pub fn arrays(
         None => None,
     };
     Ok((features, labels))
+}
+
+/// An error if an array cannot be used that its name says is wanted.
+fn check_usable(contents: &Contents, file: &Path, wanted: WantedArrays<'_>) -> Result<()> {
+    let others: Vec<&str> = contents
+        .others
+        .iter()
+        .map(|(key, _)| key.as_str())
+        .collect();
+    let mut pairs = pairs(&others, wanted.to_evaluate);
+    let is_wanted = |(features, labels): (Option<usize>, Option<usize>)| {
+        let features = features.filter(|_| wanted.features.is_none());
+        features.or(labels.filter(|_| wanted.looks_for_labels))
+    };
+    match pairs.find_map(is_wanted) {
+        Some(index) => Err(missing(contents, file, others[index])),
+        None => Ok(()),
+    }
 }
 
 /// The index of the labels in a file that is given for them alone.
@@ -336,7 +355,10 @@ fn like_elsewhere(keys: &[&str], features: &str, name: &str) -> Option<usize> {
 /// The arrays of a file, for messages: names with the shape of a row.
 pub fn listed(contents: &Contents) -> String {
     let arrays = contents.arrays.iter();
-    let arrays = arrays.map(|array| format!("{} {:?}", array.key(), array.row_shape()));
+    let arrays = arrays.map(|array| match array.key() {
+        "" => format!("one array with rows of shape {:?}", array.row_shape()),
+        key => format!("{key} {:?}", array.row_shape()),
+    });
     let others = contents.others.iter();
     let others = others.map(|(key, why)| format!("{key} (which cannot be used: {why})"));
     arrays.chain(others).collect::<Vec<_>>().join(", ")

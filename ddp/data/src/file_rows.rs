@@ -9,6 +9,7 @@ use ddp_kernels::{Tensor, ops};
 
 use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
 use crate::error::{Error, Result};
+use crate::files::shown_number;
 use crate::labels::Labels;
 use crate::normalize::Normalization;
 use crate::scan::first_nonfinite;
@@ -26,8 +27,10 @@ pub(crate) struct FileData {
     pub(crate) normalization: Option<Normalization>,
     /// Whether features are checked when they are read, since not all were before.
     pub(crate) checks: bool,
-    /// A hash of all labels.
+    /// A hash of the rows of each class, and of the names of classes.
     pub(crate) labels_hash: u64,
+    /// A hash of all labels and features, if they were read before training.
+    pub(crate) content: Option<String>,
     pub(crate) watch: Arc<ChangeWatch>,
 }
 
@@ -60,6 +63,7 @@ impl FileData {
             side,
             spec: self.spec.clone(),
             normalization: self.normalization.clone(),
+            content: self.content.clone(),
             watch: self.watch.clone(),
             ..*self
         }
@@ -114,8 +118,9 @@ pub(crate) fn nonfinite(
     let name = columns.and_then(|columns| columns.get(column));
     let name = name.map_or(String::new(), |name| format!(" ({name})"));
     Error::Data(format!(
-        "{place}, feature {column}{name}: expected a finite f32, got {number} (rows and features are counted from 0); help: \
-         leave out such rows, or replace the number"
+        "{place}, feature {column}{name}: expected a finite f32, got {} (rows and features are counted from 0); help: \
+         leave out such rows, or replace the number",
+        shown_number(number)
     ))
 }
 
@@ -133,15 +138,17 @@ impl Dataset for FileData {
     }
 
     /// Says what the rows are, not where: the same rows in files of another format are the same
-    /// data.
+    /// data. Versions up to 0.6 had no content.
     fn fingerprint(&self) -> Result<String> {
         let side = match &self.side {
             Side::All => "all",
             Side::TrainedOn(_) => "trained on",
             Side::HeldOut(_) => "held out",
         };
+        let content = self.content.as_ref();
+        let content = content.map_or(String::new(), |hash| format!(", content {hash}"));
         Ok(format!(
-            "{} rows ({side} of {}) of {} features, {}, labels {:016x}, sampled {:016x}",
+            "{} rows ({side} of {}) of {} features, {}, labels {:016x}, sampled {:016x}{content}",
             self.rows(),
             self.features.rows(),
             self.width(),

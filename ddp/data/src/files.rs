@@ -29,6 +29,7 @@ pub use self::array::{Array, Element};
 pub use self::contents::Contents;
 use self::io::refuse;
 pub use self::kind::{FileKind, kind};
+pub(crate) use self::shown::shown_number;
 use crate::error::Result;
 
 /// The arrays of the file at `path`, of any format with arrays. Converted copies go to `cache_dir`,
@@ -40,7 +41,10 @@ pub fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
         FileKind::Npz => npz::open(path, cache_dir),
         FileKind::Idx => idx::open(path, &name),
         FileKind::Safetensors => safetensors::open(path),
-        FileKind::Flat => flat::open(path, &name),
+        FileKind::Flat => {
+            cache::checked(path, cache_dir, || flat::verify(path))?;
+            flat::open(path, &name)
+        }
         FileKind::Gzip => open_gzip(path, cache_dir),
         kind @ (FileKind::Csv | FileKind::Parquet) => {
             let what = format!("expected a file of arrays, got {}", kind.name());

@@ -1,19 +1,21 @@
 //! The labels of rows as classes or numbers: integers and texts are classes, other numbers are
 //! numbers, unless the task says otherwise.
 
-use super::files::Array;
-use super::stack::Stack;
-use super::task::{TaskKind, TaskSpec};
-use crate::error::{Error, Result};
+use std::path::PathBuf;
 
-/// The most classes.
-pub(crate) const CLASSES_MAX: usize = 1 << 16;
+use super::files::table::{self, number};
+use super::files::{Array, shown_number};
+use super::stack::Stack;
+use super::task::{CLASSES_MAX, TaskKind, TaskSpec};
+use crate::error::{Error, Result};
 
 /// The labels of one file: numbers, or if `names` are given, codes of these texts.
 #[derive(Clone, Debug)]
 pub(crate) struct FileLabels {
     pub(crate) array: Array,
     pub(crate) names: Option<Vec<String>>,
+    /// The table and its column that they were converted from.
+    pub(crate) column: Option<(PathBuf, String)>,
 }
 
 /// The labels of all rows.
@@ -21,6 +23,10 @@ pub(crate) struct FileLabels {
 pub(crate) struct Labels {
     stack: Stack,
     coding: Coding,
+    /// Of each file, the table and column.
+    columns: Vec<Option<(PathBuf, String)>>,
+    /// Whether the task follows from what labels look like.
+    is_guessed: bool,
 }
 
 /// How the contents of files become targets.
@@ -46,17 +52,18 @@ impl Labels {
         files: Vec<FileLabels>,
         task: Option<TaskKind>,
     ) -> Result<(Labels, Option<Vec<String>>)> {
+        let is_guessed = task.is_none();
+        let guessed = |labels| Labels {
+            is_guessed,
+            ..labels
+        };
         if let Some(names) = texts_in(&files)? {
-            if task == Some(TaskKind::Regression) {
-                let (place, text) = (files[0].array.name(), names.first());
-                return Err(Error::Data(format!(
-                    "{place}: expected numbers as labels for `task` regression, got texts such as {text:?}; help: leave out \
-                     `task`, or give other `labels`",
-                    text = text.map_or("", String::as_str)
-                )));
-            }
             let class = |text: &String| names.binary_search(text).ok();
-            return Ok((Labels::of_texts(files, class)?, Some(names)));
+            let labels = Labels::of_texts(files, class)?;
+            if task == Some(TaskKind::Regression) {
+                return Err(labels.why_texts("for `task` regression"));
+            }
+            return Ok((guessed(labels), Some(names)));
         }
         let any_float = files.iter().any(|file| file.array.element().is_float());
         let coding = match task {
@@ -64,7 +71,7 @@ impl Labels {
             None if any_float => Coding::Values,
             _ => Coding::Classes,
         };
-        Ok((Labels::with(files, coding)?, None))
+        Ok((guessed(Labels::with(files, coding)?), None))
     }
 
     /// Labels for a model that has learned `task` already.
@@ -88,16 +95,19 @@ impl Labels {
 
     /// Labels for a model that gives so many numbers.
     fn of_numbers(files: Vec<FileLabels>, outputs: usize, are_texts: bool) -> Result<Labels> {
+        if are_texts {
+            let labels = Labels::of_texts(files, |_| None)?;
+            return Err(labels.why_texts("as the model was trained on"));
+        }
         let place = files[0].array.name().to_string();
         let labels = Labels::with(files, Coding::Values)?;
-        let got = match are_texts {
-            true => "texts".into(),
-            false if labels.width() == outputs => return Ok(labels),
-            false => format!("{} numbers", labels.width()),
-        };
+        if labels.width() == outputs {
+            return Ok(labels);
+        }
         Err(Error::Data(format!(
-            "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {got}; \
-             help: give other `labels`"
+            "{place}: expected {outputs} numbers as the label of each row, as the model was trained on, got {}; \
+             help: give other `labels`",
+            labels.width()
         )))
     }
 
@@ -116,6 +126,7 @@ impl Labels {
     }
 
     fn with(files: Vec<FileLabels>, coding: Coding) -> Result<Labels> {
+        let columns = files.iter().map(|file| file.column.clone()).collect();
         let stack = Stack::new(files.into_iter().map(|file| file.array).collect())?;
         let is_class = !matches!(coding, Coding::Values);
         if is_class && stack.width() != 1 {
@@ -128,7 +139,12 @@ impl Labels {
                 array.row_shape()
             )));
         }
-        Ok(Labels { stack, coding })
+        Ok(Labels {
+            stack,
+            coding,
+            columns,
+            is_guessed: false,
+        })
     }
 
     /// The number of rows.
@@ -144,6 +160,11 @@ impl Labels {
     /// Whether labels are classes.
     pub(crate) fn are_classes(&self) -> bool {
         !matches!(self.coding, Coding::Values)
+    }
+
+    /// Whether the task follows from what they look like.
+    pub(crate) fn is_guessed(&self) -> bool {
+        self.is_guessed
     }
 
     /// The arrays they are in.
@@ -182,11 +203,9 @@ impl Labels {
     /// The error text for a label that is not a class, or not one of the `known` ones.
     pub(crate) fn why_no_class(&self, row: u64, known: Option<usize>) -> Result<String> {
         const HELP: &str = "help: number classes consecutively from 0, or set `task` to regression to learn the numbers as they are";
-        let place = self.stack.place(row);
         let number = self.stack.number(row, 0)?;
-        let label = self.text(row, number as i64);
-        let label = label.map_or_else(|| number.to_string(), |text| format!("{text:?}"));
-        let place = format!("{place}: the label");
+        let label = self.shown(row)?;
+        let place = format!("{}: the label", self.place(row));
         Ok(match known {
             _ if number.fract() != 0.0 || !number.is_finite() => {
                 format!("{place}: expected a whole number as class, got {label}; {HELP}")
@@ -203,6 +222,64 @@ impl Labels {
         })
     }
 
+    /// The first file, and the column in it, for messages.
+    pub(crate) fn name(&self) -> String {
+        match &self.columns[0] {
+            Some((path, column)) => format!("{}, column \"{column}\"", path.display()),
+            None => self.stack.arrays()[0].name().to_string(),
+        }
+    }
+
+    /// The file and the position of a label in it, for messages.
+    pub(crate) fn place(&self, row: u64) -> String {
+        let (file, in_file) = self.stack.find(row);
+        match &self.columns[file] {
+            Some((path, column)) => table::place(path, column, in_file),
+            None => format!("{} (counted from 0)", self.stack.place(row)),
+        }
+    }
+
+    /// The label of a row, for messages.
+    pub(crate) fn shown(&self, row: u64) -> Result<String> {
+        let number = self.stack.number(row, 0)?;
+        let text = self.text(row, number as i64);
+        Ok(text.map_or_else(|| shown_number(number), |text| format!("{text:?}")))
+    }
+
+    /// The first `most` rows whose label is like that: given as a number, and as a text where
+    /// labels are texts.
+    pub(crate) fn find(
+        &self,
+        most: usize,
+        is_wanted: impl Fn(f64, Option<&String>) -> bool,
+    ) -> Result<Vec<u64>> {
+        let mut found = Vec::new();
+        for row in 0..self.rows() {
+            let number = self.stack.number(row, 0)?;
+            if is_wanted(number, self.text(row, number as i64)) {
+                found.push(row);
+            }
+            if found.len() == most {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The error of texts where numbers are expected: names the first one that is no number.
+    fn why_texts(&self, why: &str) -> Error {
+        let is_text =
+            |text: Option<&String>| text.is_some_and(|text| number(text.as_bytes()).is_none());
+        let odd = self.find(1, |_, text| is_text(text));
+        let row = odd.map(|rows| rows.first().copied().unwrap_or(0));
+        match row.and_then(|row| Ok((self.place(row), self.shown(row)?))) {
+            Ok((place, text)) => Error::Data(format!(
+                "{place}: expected a number as label {why}, got {text}; help: correct it or remove the row, or give other `labels`"
+            )),
+            Err(error) => error,
+        }
+    }
+
     /// The text of this code in the file that has this row.
     fn text(&self, row: u64, code: i64) -> Option<&String> {
         let Coding::Texts { names, .. } = &self.coding else {
@@ -214,9 +291,9 @@ impl Labels {
     /// Why a number of the label of this row cannot be learned.
     pub(crate) fn why_no_value(&self, row: u64, column: usize) -> Result<String> {
         Ok(format!(
-            "{}, number {column} of the label: expected a finite f32, got {}; help: leave such rows out",
-            self.stack.place(row),
-            self.stack.number(row, column)?
+            "{}: number {column} of the label: expected a finite f32, got {}; help: leave such rows out",
+            self.place(row),
+            shown_number(self.stack.number(row, column)?)
         ))
     }
 }

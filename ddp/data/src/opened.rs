@@ -29,6 +29,8 @@ pub(crate) struct Opened {
     pub(crate) features: Stack,
     pub(crate) labels: Option<Vec<FileLabels>>,
     pub(crate) columns: Option<Vec<String>>,
+    /// The columns or arrays of the first file that are neither features nor the label.
+    pub(crate) left_out: Vec<String>,
     /// The name of the labels in their first file.
     pub(crate) label: Option<LabelName>,
     /// Whether the user named files that hold only labels.
@@ -42,6 +44,7 @@ struct Part {
     features: Array,
     labels: Option<Labelled>,
     columns: Option<Vec<String>>,
+    left_out: Vec<String>,
 }
 
 /// Opens all of it. Only headers are read, unless files have to be converted first.
@@ -51,7 +54,7 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     let mut ask = ask.clone();
     let mut features = Vec::with_capacity(paths.len());
     let mut labels: Vec<Labelled> = Vec::new();
-    let mut columns = None;
+    let (mut columns, mut left_out) = (None, Vec::new());
     for (index, path) in paths.iter().enumerate() {
         let part = match choose::is_table(path) {
             true => open_table(&ask, path, &source)?,
@@ -59,6 +62,7 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         };
         if index == 0 {
             columns.clone_from(&part.columns);
+            left_out = part.left_out;
         }
         ask.columns = ask.columns.or(part.columns);
         let name = part.labels.as_ref().and_then(|labels| labels.name.clone());
@@ -92,6 +96,7 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         features: Stack::new(features)?,
         labels: (source != LabelPlace::Unwanted).then_some(labels),
         columns,
+        left_out,
         label,
         has_given_label_files: matches!(source, LabelPlace::Files(..)),
         watched,
@@ -118,6 +123,11 @@ fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
             ask.spec.path
         )));
     }
+    let mut left_out = table::columns(path)?;
+    left_out.retain(|name| Some(name) != label.as_ref() && !is_feature(&name));
+    let may_hold_label = features.is_none() && *source == LabelPlace::Unwanted;
+    let count = features.map_or(left_out.len(), <[String]>::len);
+    check_unnamed(ask, path, count, may_hold_label)?;
     let request = TableRequest {
         label: label.as_deref(),
         features,
@@ -126,11 +136,36 @@ fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
     };
     let contents = table::open(path, &request)?;
     let labels = label.map(|label| Labelled::of_column(path, &contents, label));
+    if features.is_none() {
+        left_out.clear();
+    }
     Ok(Part {
         features: array_of(&contents, path, "features")?,
         labels: labels.transpose()?,
         columns: contents.columns,
+        left_out,
     })
+}
+
+/// An error if `count` columns of a table are not the features of a model that was trained on rows
+/// without names, or may be something else.
+fn check_unnamed(ask: &Ask<'_>, path: &Path, count: usize, may_hold_label: bool) -> Result<()> {
+    let (Some(width), None) = (ask.width, &ask.columns) else {
+        return Ok(());
+    };
+    let what = match may_hold_label {
+        _ if count != width => {
+            format!("{width} columns of features, as many as the model was trained on, got {count}")
+        }
+        true => "the names of the features, since the model was trained on rows without names, got a table that may hold \
+             the label as well"
+            .into(),
+        false => return Ok(()),
+    };
+    let (path, setting) = (path.display(), ask.setting);
+    Err(Error::Data(format!(
+        "`{setting}` {path}: expected {what}; help: name the columns in the model's order, as in {path}#a,b"
+    )))
 }
 
 /// The columns of a table that are features, in their order; `None` for all except the label.
@@ -189,8 +224,12 @@ fn open_arrays(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> 
     };
     let (features, labels) = choose::arrays(&contents, path, wanted)?;
     if labels.is_none() && wanted.looks_for_labels {
+        let or_name = match contents.arrays.len() {
+            1 => "",
+            _ => ", or '#NAME' for an array of this file",
+        };
         return Err(Error::Usage(format!(
-            "`{}` {}: expected labels in the file, got {}; help: give `{}` FILE, or '#NAME' for an array of this file",
+            "`{}` {}: expected labels in the file, got {}; help: give `{}` FILE{or_name}",
             ask.setting,
             path.display(),
             choose::listed(&contents),
@@ -204,6 +243,12 @@ fn open_arrays(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> 
         ..
     } = contents;
     let labels = labels.map(|index| Labelled::of_array(path, &arrays[index], classes));
+    let is_used = |name: &str| {
+        let label = labels.as_ref().map(|labels| labels.of_file.array.key());
+        name == arrays[features].key() || label == Some(name)
+    };
+    let names = arrays.iter().map(|array| array.key().to_string());
+    let left_out = names.filter(|name| !is_used(name)).collect();
     let features = arrays[features].clone();
     // They may be the names of another array.
     let columns = columns.filter(|columns| columns.len() == features.row_elements());
@@ -221,5 +266,6 @@ fn open_arrays(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> 
         features,
         labels,
         columns,
+        left_out,
     })
 }

@@ -2,8 +2,10 @@
 //! together, so that whatever is wrong is one error for all, before training begins.
 
 mod built_in;
+mod guess;
 mod look;
 mod source;
+mod understood;
 mod warnings;
 
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use ddp_kernels::{Device, memory};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::built_in::built_in;
-use self::look::{Findings, look};
+use self::look::{Findings, look, look_at_labels};
 use self::source::OpenFiles;
 use crate::dataset::{Dataset, NoRows, RowSpec};
 use crate::error::{Error, Result};
@@ -22,10 +24,9 @@ use crate::normalize::{Normalization, Normalize};
 use crate::opened::{Ask, LabelSource};
 use crate::ranks::{Alone, Ranks};
 use crate::request::{Data, DataRequest, Trained};
-use crate::scan;
 use crate::spec::{DataSpec, FilesSpec};
 use crate::split::Split;
-use crate::task::{Classes, TaskSpec};
+use crate::task::TaskSpec;
 
 /// Opens the data of a request on all ranks together. An error is the same on all of them.
 pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
@@ -68,6 +69,7 @@ fn to_use(
             false => LabelSource::Unwanted,
         },
         columns: trained.columns.clone(),
+        width: Some(trained.row_shape.iter().product()),
         label: trained.label.clone(),
         labels_are_texts: has_text_names(&trained.task),
         cache_dir: request.cache_dir.as_deref(),
@@ -75,8 +77,8 @@ fn to_use(
     };
     let source = OpenFiles::open(&ask, request.task, Some(&trained.task), ranks)?;
     check_trained_width(trained, &source)?;
-    if let Some(labels) = &source.labels {
-        scan::labels(labels, trained.task.classes().map(Classes::count), ranks)?;
+    if source.labels.is_some() {
+        look_at_labels(&source, Some(&trained.task), ranks)?;
     }
     let columns = source
         .opened
@@ -85,6 +87,7 @@ fn to_use(
         .or_else(|| trained.columns.clone());
     let label = source.opened.label.clone();
     let findings = Findings::unread(source.features().element()?.is_float());
+    let understood = understood::text(&source, &trained.task, &findings);
     let rows = data_of(
         source,
         &findings,
@@ -92,13 +95,7 @@ fn to_use(
         &trained.task,
         &trained.normalization,
     );
-    let description = format!(
-        "{}: {} rows, {:?} features each, {}",
-        request.data,
-        rows.rows(),
-        rows.row_shape(),
-        rows.task()
-    );
+    let description = format!("{}: {} rows, {understood}", request.data, rows.rows());
     Ok(Data {
         held_out: Arc::new(NoRows(rows.spec().clone())),
         train: Arc::new(rows),
@@ -117,6 +114,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         labels_setting: "labels",
         labels: label_source(&request.labels),
         columns: None,
+        width: None,
         label: None,
         labels_are_texts: false,
         cache_dir: request.cache_dir.as_deref(),
@@ -138,7 +136,8 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         )));
     }
     let findings = look(&source, None, split.as_ref(), request.normalize, ranks)?;
-    let task = source.task(&findings.counts)?;
+    guess::check(&source, &findings.labels)?;
+    let task = source.task(&findings.labels.counts)?;
     let normalization = normalization(request.normalize, &source, &findings)?;
     if ranks.rank() == 0 {
         // One rank alone must not fail: what cannot be read is found by all of them later.
@@ -153,6 +152,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         _ => None,
     };
     let (columns, label) = (source.opened.columns.clone(), source.opened.label.clone());
+    let understood = understood::text(&source, &task, &findings);
     let side = split.clone().map_or(Side::All, Side::TrainedOn);
     let train = data_of(source, &findings, side, &task, &normalization);
     let held_out: Arc<dyn Dataset> = match (split, val) {
@@ -161,7 +161,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         (None, None) => Arc::new(NoRows(train.spec().clone())),
     };
     Ok(Data {
-        description: Data::describe(&request.data.to_string(), &train, &*held_out),
+        description: Data::describe(&request.data.to_string(), &train, &*held_out, &understood),
         train: Arc::new(train),
         held_out,
         normalization,
@@ -197,7 +197,11 @@ fn data_of(
     if bytes.fold(0, u64::saturating_add) > memory::free_bytes(Device::Cpu) as u64 {
         arrays.for_each(|array| array.mapped().random_order(true));
     }
-    let counts = findings.counts.iter().flat_map(|count| count.to_le_bytes());
+    let counts = findings
+        .labels
+        .counts
+        .iter()
+        .flat_map(|count| count.to_le_bytes());
     let counts: Vec<u8> = counts.collect();
     let names = task
         .classes()
@@ -210,6 +214,7 @@ fn data_of(
         side,
         normalization: normalization.clone(),
         checks: findings.has_unread_features,
+        content: findings.content.clone(),
         labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),
         watch: Arc::new(ChangeWatch::over(opened.watched)),
     }
@@ -241,6 +246,7 @@ fn open_val(
         labels_setting: "val-labels",
         labels: label_source(&request.val_labels),
         columns: train.opened.columns.clone(),
+        width: Some(train.features().width()),
         label: train.opened.label.clone(),
         labels_are_texts: has_text_names(task),
         cache_dir: request.cache_dir.as_deref(),

@@ -70,5 +70,52 @@ pub(crate) fn in_turn<T>(ranks: &dyn Ranks, open: impl Fn() -> Result<T>) -> Res
     agree(ranks, first.map_or_else(open, Ok))
 }
 
+/// Those ranks that have the same files open: they share the work of reading them. Ranks with
+/// other files read these on their own, so that the content can be compared.
+pub(crate) struct SameFiles<'a> {
+    all: &'a dyn Ranks,
+    /// In their order.
+    members: Vec<usize>,
+}
+
+impl SameFiles<'_> {
+    /// The ranks whose files have the same `identity` as this rank's. All ranks call it together.
+    pub(crate) fn of<'a>(all: &'a dyn Ranks, identity: &str) -> Result<SameFiles<'a>> {
+        let identities = all.share(Ok(identity.as_bytes().to_vec()))?;
+        let is_same = |rank: &usize| identities[*rank] == identity.as_bytes();
+        let members = (0..all.size()).filter(is_same).collect();
+        Ok(SameFiles { all, members })
+    }
+}
+
+impl Ranks for SameFiles<'_> {
+    fn rank(&self) -> usize {
+        let mut members = self.members.iter();
+        let own = members.position(|&rank| rank == self.all.rank());
+        own.expect("a rank has its own files open")
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn local_rank(&self) -> usize {
+        self.all.local_rank()
+    }
+
+    /// An error of any rank is one of all, whatever their files.
+    fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.all.share(outcome)?;
+        let members = self.members.iter();
+        Ok(members
+            .map(|&rank| std::mem::take(&mut all[rank]))
+            .collect())
+    }
+
+    fn must_match(&self, values: &[(String, String)], help: &str) -> Result<()> {
+        self.all.must_match(values, help)
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

@@ -16,7 +16,7 @@ pub struct Data {
     pub train: Arc<dyn Dataset>,
     /// Other rows, for evaluation. May have none.
     pub held_out: Arc<dyn Dataset>,
-    /// For people: what this is and how much.
+    /// For people: what this is, how much, and what was taken as label and features.
     pub description: String,
     /// How features were normalized.
     pub normalization: Option<Normalization>,
@@ -70,14 +70,14 @@ pub struct Trained {
 
 impl Data {
     /// A line for people: what these data are and how much.
-    pub(crate) fn describe(name: &str, train: &dyn Dataset, held_out: &dyn Dataset) -> String {
-        format!(
-            "{name}: {} rows to train on, {} held out, {:?} features each, {}",
-            train.rows(),
-            held_out.rows(),
-            train.row_shape(),
-            train.task()
-        )
+    pub(crate) fn describe(
+        name: &str,
+        train: &dyn Dataset,
+        held_out: &dyn Dataset,
+        understood: &str,
+    ) -> String {
+        let (train, held_out) = (train.rows(), held_out.rows());
+        format!("{name}: {train} rows to train on, {held_out} held out, {understood}")
     }
 }
 

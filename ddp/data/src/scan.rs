@@ -1,10 +1,11 @@
-//! Reads all rows once before training: the moments of features, non-finite numbers, and the
-//! classes there are.
+//! Reads all rows once before training: the moments of features, non-finite numbers, the classes
+//! there are, and a hash of the content.
 //!
 //! The result has the same bits for any number of ranks and threads. Rows are cut into blocks and
 //! blocks into segments depending only on their number and size. The blocks of a segment are added
 //! one after another (Chan's formula, in f64), then the segments; ranks and threads take whole
-//! segments.
+//! segments. The hash is the sum of the hashes of all blocks, of the numbers as f32, so that the
+//! same rows in files of another format have the same one.
 //!
 //! Of features larger than `BYTES_MAX` only some blocks are read, spread evenly over all rows,
 //! which is enough for moments. Non-finite numbers elsewhere are then found when they are trained
@@ -15,8 +16,12 @@ mod moments;
 mod segments;
 
 use std::ops::Range;
+use std::panic::Location;
 
-pub(crate) use self::labels::labels;
+use ddp_kernels::{DType, Device, Tensor};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub(crate) use self::labels::{LabelsFound, labels};
 pub(crate) use self::moments::Moments;
 use self::segments::in_segments;
 use crate::error::{Error, Result};
@@ -26,6 +31,8 @@ use crate::stack::Stack;
 
 /// The most bytes of features, as f32, that are read before training.
 pub(crate) const BYTES_MAX: u64 = 8 << 30;
+/// The same for integers that need no moments: none of them can be wrong.
+pub(crate) const HASHED_BYTES_MAX: u64 = 2 << 30;
 /// The numbers of a block: as f32 they stay in a core's cache while they are read twice.
 const BLOCK_NUMBERS: usize = 1 << 16;
 /// The fewest rows of a block if rows are larger, so that merging costs less than adding; unless a
@@ -66,6 +73,8 @@ pub(crate) struct Found {
     pub(crate) moments: Moments,
     /// The row and the feature of the first non-finite number.
     pub(crate) bad: Option<(u64, u64)>,
+    /// The sum of the hashes of all blocks; of those up to a bad one in each segment.
+    pub(crate) hash: u64,
     /// Whether every row was read.
     pub(crate) is_complete: bool,
 }
@@ -120,29 +129,35 @@ pub(crate) fn features(
     let plan = BlockPlan::new(rows.rows(), rows.width(), bytes_max);
     let mine = share(&(0..plan.segments), ranks.rank(), ranks.size());
     let found = in_segments(mine, |segment| {
-        let (moments, bad) = read_segment(rows, is_trained_on, plan, segment)?;
-        Ok(encode(&moments, bad))
+        let segment = read_segment(rows, is_trained_on, plan, segment)?;
+        Ok(encode(&segment))
     });
     let all = ranks.share(found.map(|segments| segments.concat()))?;
     let mut total = Found {
         moments: Moments::none(rows.width()),
         bad: None,
+        hash: 0,
         is_complete: plan.taken == plan.blocks,
     };
     // Each rank's segments follow those of the rank before.
     for bytes in all {
-        for segment in bytes.chunks(BAD_BYTES + Moments::bytes(rows.width())) {
+        for segment in bytes.chunks(HEAD_BYTES + Moments::bytes(rows.width())) {
             let decoded = decode(segment);
-            let (moments, bad) = decoded
+            let segment = decoded
                 .ok_or_else(|| Error::Internal("another rank's moments cannot be read".into()))?;
-            total.moments.merge(&moments);
-            total.bad = total.bad.or(bad);
+            total.moments.merge(&segment.moments);
+            total.bad = total.bad.or(segment.bad);
+            total.hash = total.hash.wrapping_add(segment.hash);
         }
     }
     Ok(total)
 }
 
-type Segment = (Moments, Option<(u64, u64)>);
+struct Segment {
+    moments: Moments,
+    bad: Option<(u64, u64)>,
+    hash: u64,
+}
 
 fn read_segment(
     rows: &dyn RowReader,
@@ -151,19 +166,36 @@ fn read_segment(
     segment: u64,
 ) -> Result<Segment> {
     let width = rows.width();
-    let mut total = Moments::none(width);
-    let mut x = vec![0f32; plan.block_rows as usize * width];
+    let mut total = Segment {
+        moments: Moments::none(width),
+        bad: None,
+        hash: 0,
+    };
+    // A tensor, because it lends its bytes.
+    let x = Tensor::zeros(&[plan.block_rows as usize * width], DType::F32, Device::Cpu)?;
     for block in plan.blocks_of(segment) {
-        let x = &mut x[..(block.end - block.start) as usize * width];
-        rows.read(block.start, x)?;
-        if let Some(index) = first_nonfinite(x) {
-            let row = block.start + (index / width) as u64;
-            return Ok((total, Some((row, (index % width) as u64))));
+        let count = (block.end - block.start) as usize * width;
+        x.with_slice_mut(|x: &mut [f32]| rows.read(block.start, &mut x[..count]))??;
+        let hash = |bytes: &[u8]| xxh3_64_with_seed(&bytes[..4 * count], block.start);
+        let hash = x.with_bytes("hash", Location::caller(), hash)?;
+        total.hash = total.hash.wrapping_add(hash);
+        x.with_slice_mut(|x: &mut [f32]| {
+            let x = &mut x[..count];
+            if let Some(index) = first_nonfinite(x) {
+                let row = block.start + (index / width) as u64;
+                total.bad = Some((row, (index % width) as u64));
+                return;
+            }
+            let kept = keep(x, width, block.start, is_trained_on);
+            total
+                .moments
+                .merge(&Moments::of_rows(&x[..kept * width], width));
+        })?;
+        if total.bad.is_some() {
+            break;
         }
-        let kept = keep(x, width, block.start, is_trained_on);
-        total.merge(&Moments::of_rows(&x[..kept * width], width));
     }
-    Ok((total, None))
+    Ok(total)
 }
 
 /// The index of the first number that is not finite.
@@ -195,23 +227,25 @@ fn keep(
     kept
 }
 
-/// A bad place as bytes: whether there is one, its row and its feature.
-const BAD_BYTES: usize = 24;
+/// A segment's hash and bad place as bytes: whether there is one, its row and its feature.
+const HEAD_BYTES: usize = 32;
 
-fn encode(moments: &Moments, bad: Option<(u64, u64)>) -> Vec<u8> {
-    let (row, feature) = bad.unwrap_or_default();
-    let bad = [u64::from(bad.is_some()), row, feature].map(u64::to_le_bytes);
-    [bad.as_flattened(), &moments.to_bytes()].concat()
+fn encode(segment: &Segment) -> Vec<u8> {
+    let (row, feature) = segment.bad.unwrap_or_default();
+    let is_bad = u64::from(segment.bad.is_some());
+    let head = [segment.hash, is_bad, row, feature].map(u64::to_le_bytes);
+    [head.as_flattened(), &segment.moments.to_bytes()].concat()
 }
 
 fn decode(bytes: &[u8]) -> Option<Segment> {
-    let (bad, moments) = bytes.split_first_chunk::<BAD_BYTES>()?;
-    let number = |index: usize| bad.as_chunks().0[index];
-    let [is_bad, row, feature] = [0, 1, 2].map(|index| u64::from_le_bytes(number(index)));
-    Some((
-        Moments::from_bytes(moments)?,
-        (is_bad != 0).then_some((row, feature)),
-    ))
+    let (head, moments) = bytes.split_first_chunk::<HEAD_BYTES>()?;
+    let number = |index: usize| u64::from_le_bytes(head.as_chunks().0[index]);
+    let [hash, is_bad, row, feature] = [0, 1, 2, 3].map(number);
+    Some(Segment {
+        moments: Moments::from_bytes(moments)?,
+        bad: (is_bad != 0).then_some((row, feature)),
+        hash,
+    })
 }
 
 #[cfg(test)]

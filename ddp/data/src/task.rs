@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::tensor_spec::TensorSpec;
 
+/// The most classes of labels in files.
+pub(crate) const CLASSES_MAX: usize = 1 << 16;
+
 /// What is to be learned from rows, as a checkpoint says it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

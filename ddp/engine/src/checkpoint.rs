@@ -34,7 +34,7 @@ pub use self::errors::damaged;
 pub use self::find::{Chosen, Skipped, best, is_gone, newest};
 pub use self::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, folder};
 pub use self::manifest::{FileEntry, Opened, open};
-pub use self::model::{load_model, load_opened, load_unchecked, write_model};
+pub use self::model::{load_first, load_model, load_opened, write_model};
 pub use self::prune::{put_aside, put_aside_after};
 pub use self::restore::{restore, restore_if_fits, restore_values};
 pub use self::saver::{SAVING_MAX, Saver};

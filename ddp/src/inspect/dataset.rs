@@ -12,6 +12,7 @@ use crate::data::choose;
 use crate::data::files::{self, Array, FileKind};
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset};
 use crate::error::{Error, Result, ShownError};
+use crate::shown::shown;
 use crate::tasks::{self, Survey, SurveyText};
 
 /// Rows that are read at a time.
@@ -33,7 +34,8 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
     let mut sheet = Sheet::new(format!("data {spec}"));
     let mut json = json!({ "kind": "data", "path": flags.path });
     if let DataSpec::Files(spec) = &spec {
-        let (text, files) = contents(&choose::files(&spec.path, "PATH")?, flags)?;
+        let files = choose::files(&spec.path, "data").map_err(|error| renamed(error, flags))?;
+        let (text, files) = contents(&files, flags)?;
         sheet.add("files", text);
         json["files"] = files;
     }
@@ -59,7 +61,8 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
         Err(error @ Error::Io { .. }) => return Err(error),
         Err(error) => {
             let error = ShownError(error);
-            sheet.add("training", format!("not usable: {error}"));
+            // The error itself is the last line.
+            sheet.add("training", "not usable");
             json["refused"] = json!(error.to_string());
             Some(error.0)
         }
@@ -106,9 +109,6 @@ fn arrays_of(path: &Path, flags: &InspectFlags) -> Result<(Vec<Vec<String>>, Val
         )];
         return Ok((vec![line], json!({ "columns": columns })));
     }
-    if files::kind(path)? == FileKind::Flat {
-        files::flat::verify(path)?;
-    }
     let contents = files::open(path, flags.cache_dir.as_deref())?;
     let shape = |array: &Array| [&[array.rows() as usize], array.row_shape()].concat();
     let key = |key: &str| {
@@ -152,6 +152,17 @@ fn renamed(error: data::Error, flags: &InspectFlags) -> Error {
     match error.into() {
         Error::Usage(text) => Error::Usage(rename(text)),
         Error::Data(text) => Error::Data(rename(text)),
+        Error::Io {
+            action,
+            path,
+            source,
+            help,
+        } => Error::Io {
+            action,
+            path,
+            source,
+            help: help.replace("it was given as `data`: ", ""),
+        },
         other => other,
     }
 }
@@ -172,6 +183,7 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     if let Some(columns) = &data.columns {
         sheet.add("columns", some_of(columns));
     }
+    sheet.add("taken as", shown(&data.description));
     let Features {
         least,
         largest,
@@ -188,6 +200,7 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     json["row_shape"] = json!(rows.row_shape());
     json["columns"] = json!(data.columns);
     json["features"] = json!({ "least": least, "largest": largest, "mean": mean });
+    json["taken_as"] = json!(data.description);
     json["task"] = json!(rows.task());
     json["fingerprint"] = json!(rows.fingerprint()?);
     let (name, value) = labels.json();

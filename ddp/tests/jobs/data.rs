@@ -300,7 +300,8 @@ fn numbers_are_learned_where_labels_are_numbers() {
         let data = record.start()["data"].to_string();
         assert!(
             data.contains(told)
-                && data.contains("d.npz: 60 rows to train on, 0 held out, [6] features"),
+                && data.contains("d.npz: 60 rows to train on, 0 held out, label")
+                && data.contains("6 features a row"),
             "{data}"
         );
     }
@@ -674,7 +675,7 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             table("a,kind\n1,x\n3,y\n"),
             "d.csv --task regression",
             65,
-            &["d.csv", "texts", "--task regression"],
+            &["d.csv, line 2, column", "got \"x\"", "--task regression"],
         ),
         (
             vec![
@@ -685,7 +686,7 @@ fn bad() -> Vec<(Files, &'static str, i32, &'static [&'static str])> {
             65,
             &[
                 "v.csv",
-                "row 1",
+                "line 3, column",
                 "expected one of the 2 classes",
                 "got \"z\"",
             ],

@@ -24,6 +24,7 @@ mod report;
 mod resuming;
 mod same;
 mod stopping;
+mod truth;
 mod using;
 
 #[cfg(feature = "mpi")]

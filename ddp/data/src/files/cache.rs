@@ -34,6 +34,8 @@ use crate::error::{Error, Result};
 const VERSION: &[u8] = b"ddp cache 2";
 /// The note in an entry.
 pub(super) const ENTRY: &str = "entry.json";
+/// Smaller files are compared with their own checksums each time.
+const NOTED_BYTES_MIN: u64 = 64 << 20;
 /// A file changed more recently than this may change again without its times showing it.
 const SETTLED: Duration = Duration::from_secs(2);
 /// An unfinished entry that was not written to for this long was left by a process that was killed.
@@ -68,6 +70,36 @@ pub(crate) fn converted(
 
 pub(super) fn usual_folders(source: &Path, cache_dir: Option<&Path>) -> Vec<PathBuf> {
     folders(source, cache_dir, |name| std::env::var_os(name))
+}
+
+/// Compares the file at `path` with its own checksums by `check`, once: a larger file that passed
+/// is noted, and not read again until it changes.
+pub(super) fn checked(
+    path: &Path,
+    cache_dir: Option<&Path>,
+    check: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let identity = identity_of(path).map_err(reading(path))?;
+    if identity.bytes < NOTED_BYTES_MIN {
+        return check();
+    }
+    let wanted = WantedCopy {
+        source: path,
+        name: "",
+        request: "its own checksums",
+    };
+    let (folders, seen) = (usual_folders(path, cache_dir), wanted.seen_name());
+    let mut notes = folders.iter().map(|folder| Note::read(&folder.join(&seen)));
+    if notes.any(|note| note.is_some_and(|note| note.describes(&identity))) {
+        return Ok(());
+    }
+    check()?;
+    let note = Note::of_checksum(String::new(), &identity);
+    let can_be_written = |folder: &&PathBuf| fs::create_dir_all(folder).is_ok();
+    if let Some(folder) = folders.iter().find(can_be_written) {
+        note.keep(&folder.join(&seen));
+    }
+    Ok(())
 }
 
 /// The copy, found in one of the folders or made in the first one that can be written.
@@ -276,14 +308,21 @@ impl Note {
     /// Reads the file.
     fn of(path: &Path) -> io::Result<Note> {
         let identity = identity_of(path)?;
+        Ok(Note::of_checksum(
+            format!("{:032x}", hash_of(path)?),
+            &identity,
+        ))
+    }
+
+    fn of_checksum(xxh3: String, identity: &Identity) -> Note {
         let changed_s = u64::try_from(identity.changed_ns / 1_000_000_000).unwrap_or(u64::MAX);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let settled_s = changed_s.saturating_add(SETTLED.as_secs());
         let is_settled = now.unwrap_or_default().as_secs() > settled_s;
-        Ok(Note {
-            xxh3: format!("{:032x}", hash_of(path)?),
+        Note {
+            xxh3,
             identity: is_settled.then(|| format!("{identity:?}")),
-        })
+        }
     }
 
     fn describes(&self, identity: &Identity) -> bool {

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use self::labels::LabelColumn;
 use super::array::Element;
+use super::csv::number;
 use super::flat;
 use super::io::refuse;
 use super::shown::{listed, shown};
@@ -87,7 +88,10 @@ impl<'a> Columns<'a> {
         }
         if self.features.is_empty() && self.request.features.is_none() {
             let label = &self.names[0];
-            return Err(self.bad(format!("it has no column besides the label \"{label}\"")));
+            return Err(self.bad(format!(
+                "it has no column besides the label \"{label}\"; help: if this line holds several names, put commas \
+                 between them"
+            )));
         }
         let bytes: usize = names().map(|name| flat::text_bytes(name)).sum();
         if bytes > NAMES_BYTES_MAX {
@@ -142,6 +146,9 @@ impl<'a> Columns<'a> {
                 "expected a number, got an empty cell; help: fill it in, or remove the row (pandas: dropna) or the column"
                     .into()
             }
+            None if has_decimal_comma(cell) => {
+                format!("expected a number, got \"{got}\"; help: write decimals with a point (pandas: read_csv(…, decimal=\",\"))")
+            }
             None => format!("expected a number, got \"{got}\"; {}", text_help(name)),
             Some(value) if value.is_finite() => {
                 let most = f32::MAX;
@@ -153,6 +160,12 @@ impl<'a> Columns<'a> {
         };
         self.bad(format!("{place}, column \"{name}\": {what}"))
     }
+}
+
+/// Whether a cell is a number but for a comma.
+fn has_decimal_comma(cell: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(cell);
+    text.matches(',').count() == 1 && number(text.replace(',', ".").as_bytes()).is_some()
 }
 
 /// What to do about a column of texts.

@@ -185,6 +185,7 @@ fn header(mapped: &Mapped) -> Result<Header, String> {
     let header: Header = serde_json::from_slice(&json)
         .map_err(|error| format!("its header cannot be read: {error}"))?;
     check_places(&header, start..end, length)?;
+    check_names(&header)?;
     Ok(header)
 }
 
@@ -222,6 +223,32 @@ fn check_places(header: &Header, own: Range<u64>, length: u64) -> Result<(), Str
     match places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
         Some(pair) => Err(format!("{} and {} overlap", pair[0].2, pair[1].2)),
         None => Ok(()),
+    }
+}
+
+/// Checks that columns and classes have different names, and that an array has these columns.
+fn check_names(header: &Header) -> Result<(), String> {
+    for (what, names) in [("columns", &header.columns), ("classes", &header.classes)] {
+        let mut seen = HashSet::new();
+        let mut names = names.iter().flatten();
+        if let Some(name) = names.find(|name| !seen.insert(*name)) {
+            return Err(format!("two of its {what} are called {name:?}"));
+        }
+    }
+    let count = header.columns.as_ref().map_or(0, Vec::len);
+    let width = |entry: &Entry| entry.shape.iter().skip(1).product::<usize>();
+    let mut arrays = header.arrays.iter();
+    let features = arrays.clone().find(|entry| entry.name == "features");
+    let fits = match features {
+        Some(features) => width(features) == count,
+        None => arrays.any(|entry| width(entry) == count),
+    };
+    match count == 0 || fits {
+        true => Ok(()),
+        false => Err(format!(
+            "it names {count} columns: expected as many as its features have, got {}",
+            features.map_or("no such array".into(), |entry| width(entry).to_string())
+        )),
     }
 }
 

@@ -50,7 +50,7 @@ const PICTURE: &str = "it is a single picture; \
      help: put all pictures into one array: numpy.savez(path, x=images, y=labels)";
 
 /// First bytes of files that are refused, and why.
-const REFUSED: [(&[u8], &str); 7] = [
+const REFUSED: [(&[u8], &str); 8] = [
     (
         b"\x89HDF\r\n",
         "HDF5 is not read; help: numpy.savez(path, x=file['x'][:], y=file['y'][:])",
@@ -64,6 +64,10 @@ const REFUSED: [(&[u8], &str); 7] = [
     (b"MATLAB 7.3 MAT-", MATLAB),
     (b"\x89PNG", PICTURE),
     (b"\xff\xd8\xff", PICTURE),
+    (
+        b"\xd0\xcf\x11\xe0",
+        "it is an Excel workbook; help: save the sheet as .csv",
+    ),
     (
         b"SQLite format 3",
         "it is a database; help: save the table as .csv or .parquet",
@@ -151,7 +155,12 @@ pub fn kind(path: &Path) -> Result<FileKind> {
         None if matches!(start, [0x80, 2..=5, ..]) => return Err(refuse(path, PICKLE)),
         None => {}
     }
-    FileKind::of_name(path).ok_or_else(|| {
+    let named = FileKind::of_name(path);
+    if named == Some(FileKind::Gzip) {
+        let why = "its name ends in .gz, but it is not compressed; help: rename it without .gz";
+        return Err(refuse(path, why));
+    }
+    named.ok_or_else(|| {
         let got = start[..start.len().min(8)].escape_ascii();
         let known =
             ".npy, .npz, .csv, .tsv, .parquet, .safetensors, .bin, IDX (…-ubyte), or .gz of these";

@@ -46,6 +46,7 @@ pub(super) fn open(path: &Path, cache_dir: Option<&Path>) -> Result<Contents> {
     let archive = ZipArchive::new(MappedReader::new(&mapped));
     let mut archive = archive.map_err(|error| bad(broken(&error)))?;
     check(&mut archive).map_err(bad)?;
+    check_stored(path, cache_dir, &mut archive)?;
     let (mut contents, mut converted, mut keys) = (Contents::default(), Vec::new(), Vec::new());
     for index in 0..archive.len() {
         let member = match member(&mut archive, index, mapped.len()).map_err(bad)? {
@@ -90,6 +91,12 @@ fn check(archive: &mut Archive<'_>) -> Result<(), String> {
     if archive.has_duplicate_names() {
         return Err("two of its members have the same name: it is damaged".into());
     }
+    if archive
+        .file_names_raw()
+        .any(|name| name.starts_with(b"xl/"))
+    {
+        return Err("it is an Excel workbook; help: save the sheet as .csv".into());
+    }
     // As torch.save writes it.
     if archive
         .file_names_raw()
@@ -102,6 +109,29 @@ fn check(archive: &mut Archive<'_>) -> Result<(), String> {
         Ok(true) => Err("its members share bytes: it is damaged or a zip bomb".into()),
         Err(error) => Err(broken(&error)),
     }
+}
+
+/// Compares members that are read in place with their CRC-32.
+fn check_stored(path: &Path, cache_dir: Option<&Path>, archive: &mut Archive<'_>) -> Result<()> {
+    cache::checked(path, cache_dir, || {
+        for index in 0..archive.len() {
+            // What cannot be opened is reported later.
+            let Ok(mut member) = archive.by_index(index) else {
+                continue;
+            };
+            if member.compression() == CompressionMethod::Stored {
+                let name = String::from_utf8_lossy(member.name_raw()).into_owned();
+                io::copy(&mut member, &mut io::sink()).map_err(|error| {
+                    let damaged = "it is damaged: write or download it again";
+                    refuse(
+                        path,
+                        format!("{name}: its CRC-32 is wrong ({error}); help: {damaged}"),
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    })
 }
 
 /// A member of the directory, or the name of one that is no array and why. The outer error concerns

@@ -16,11 +16,24 @@ pub(super) fn shown(cell: &[u8]) -> String {
 
 /// Names, for a message: the first ones if there are many.
 pub(crate) fn listed(names: &[String]) -> String {
-    const SHOWN: usize = 20;
-    let some = names.iter().take(SHOWN).map(|name| format!("\"{name}\""));
+    listed_up_to(20, names)
+}
+
+/// Up to `most` names, and how many more there are.
+pub(crate) fn listed_up_to(most: usize, names: &[String]) -> String {
+    let some = names.iter().take(most).map(|name| format!("\"{name}\""));
     let some = some.collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(SHOWN) {
+    match names.len().saturating_sub(most) {
         0 => some,
         more => format!("{some} and {more} more"),
+    }
+}
+
+/// A number, for a message: in scientific notation if it would be long.
+pub(crate) fn shown_number(number: f64) -> String {
+    let is_long = number.is_finite() && number != 0.0 && !(1e-6..1e15).contains(&number.abs());
+    match is_long {
+        true => format!("{number:e}"),
+        false => number.to_string(),
     }
 }

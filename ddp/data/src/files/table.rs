@@ -7,7 +7,7 @@ use std::path::Path;
 use super::cache;
 use super::contents::Contents;
 use super::conversion::{Columns, RowWriter};
-use super::csv::{CsvProblem, Record, Records, number};
+use super::csv::{CsvProblem, Record, Records};
 use super::io::refuse;
 use super::kind::{FileKind, kind};
 use super::shown::shown;
@@ -15,7 +15,8 @@ use super::{flat, gzip, parquet};
 use crate::error::{Error, Result};
 
 pub use super::conversion::TableRequest;
-pub(crate) use super::shown::listed;
+pub(crate) use super::csv::number;
+pub(crate) use super::shown::{listed, listed_up_to};
 
 /// The format of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,10 @@ impl Format {
                 tabs: name.trim_end_matches(".gz").ends_with(".tsv"),
             }),
             FileKind::Parquet => Ok(Format::Parquet),
+            FileKind::Gzip => Err(refuse(
+                path,
+                "it is compressed with gzip, but its name does not end in .gz; help: rename it, as in table.csv.gz",
+            )),
             other => Err(refuse(
                 path,
                 format!("expected a table, got {}", other.name()),
@@ -68,6 +73,30 @@ pub fn columns(path: &Path) -> Result<Vec<String>> {
         Format::Csv { tabs } => header(path, &mut records(path, tabs)?),
         Format::Parquet => parquet::columns(path),
     }
+}
+
+/// The place of a cell, for messages: by its line in a text, which is read again up to there.
+pub(crate) fn place(path: &Path, column: &str, row: u64) -> String {
+    let line = || -> Result<Option<u64>> {
+        let Format::Csv { tabs } = Format::of(path)? else {
+            return Ok(None);
+        };
+        let mut records = records(path, tabs)?;
+        let names = header(path, &mut records)?;
+        for _ in 0..row {
+            records.next().map_err(problem_in(path))?;
+        }
+        let record = records.next().map_err(problem_in(path))?;
+        let index = names.iter().position(|name| name == column);
+        Ok(record
+            .zip(index)
+            .map(|(record, index)| record.line_of(index)))
+    };
+    let place = match line() {
+        Ok(Some(line)) => format!("line {line}"),
+        _ => format!("row {row} (counted from 0)"),
+    };
+    format!("{}, {place}, column \"{column}\"", path.display())
 }
 
 fn records(path: &Path, tabs: bool) -> Result<Records<Box<dyn Read>>> {
@@ -104,8 +133,12 @@ fn convert_record(
     let (got, expected) = (record.len(), columns.names.len());
     if got != expected {
         let line = record.line();
+        let help = match record.cell(0).first() {
+            Some(b'#') => "remove this line if it is a comment",
+            _ => "complete the row, or quote texts that hold delimiters",
+        };
         return Err(columns.bad(format!(
-            "line {line}: expected {expected} cells, as in the header, got {got}; help: complete the row, or quote texts that hold delimiters"
+            "line {line}: expected {expected} cells, as in the header, got {got}; help: {help}"
         )));
     }
     for (index, &column) in columns.features.iter().enumerate() {
@@ -150,6 +183,9 @@ fn header(path: &Path, records: &mut Records<impl Read>) -> Result<Vec<String>> 
         ));
     };
     let cells = record.len();
+    if let Some(why) = suspicious(&record) {
+        return Err(bad(format!("line {}: {why}", record.line())));
+    }
     let numbers = (0..cells).filter_map(|column| number(record.cell(column)));
     let numbers: Vec<f64> = numbers.collect();
     if looks_like_a_row(&numbers, cells) {
@@ -168,6 +204,24 @@ fn header(path: &Path, records: &mut Records<impl Read>) -> Result<Vec<String>> 
         })
     };
     (0..cells).map(name).collect()
+}
+
+/// Why a first line is no line of names, if it looks like a comment or has another delimiter.
+fn suspicious(record: &Record<'_>) -> Option<String> {
+    let first = shown(record.cell(0));
+    if first.starts_with("# ") || record.len() == 1 && first.starts_with(['#', '%']) {
+        return Some(format!(
+            "expected the names of columns, got \"{first}\", as a comment begins; help: remove lines of comments, or the \
+             sign before the first name"
+        ));
+    }
+    let is_delimited = record.len() == 1 && first.contains('|');
+    is_delimited.then(|| {
+        format!(
+            "expected names between commas, semicolons or tabs, got one name \"{first}\"; help: save the table with commas \
+             (pandas: to_csv(path, index=False))"
+        )
+    })
 }
 
 /// Whether a first line of `cells` cells with these numbers is a row rather than names, so that a

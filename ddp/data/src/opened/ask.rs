@@ -30,6 +30,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) labels: LabelSource,
     /// The columns that are features, in this order, if known.
     pub(crate) columns: Option<Vec<String>>,
+    /// How many features the model takes, if there is one.
+    pub(crate) width: Option<usize>,
     /// The name of the labels in other files of these data.
     pub(crate) label: Option<LabelName>,
     /// Whether labels in tables are texts even if all could be numbers.
@@ -74,7 +76,11 @@ impl Labelled {
         let name = (!array.key().is_empty()).then(|| LabelName::Array(array.key().to_string()));
         let array = array.clone();
         Labelled {
-            of_file: FileLabels { array, names },
+            of_file: FileLabels {
+                array,
+                names,
+                column: None,
+            },
             path: path.into(),
             name,
         }
@@ -85,7 +91,11 @@ impl Labelled {
         let array = array_of(contents, path, "labels")?;
         let names = contents.classes.clone();
         Ok(Labelled {
-            of_file: FileLabels { array, names },
+            of_file: FileLabels {
+                array,
+                names,
+                column: Some((path.into(), column.clone())),
+            },
             path: path.into(),
             name: Some(LabelName::Column(column)),
         })

@@ -24,8 +24,13 @@ pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
     if let Some(trained) = &request.trained {
         check_trained(trained, &request.data, &*train)?;
     }
+    let understood = format!(
+        "{}, {} features a row",
+        train.task(),
+        train.spec().inputs.elements()
+    );
     Ok(Data {
-        description: Data::describe(request.data.name(), &*train, &*held_out),
+        description: Data::describe(request.data.name(), &*train, &*held_out, &understood),
         train,
         held_out,
         normalization: None,

@@ -1,38 +1,43 @@
 //! What is read of all rows before training.
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::source::OpenFiles;
 use crate::error::{Error, Result};
 use crate::file_rows::nonfinite;
 use crate::files::Element;
 use crate::normalize::Normalize;
-use crate::ranks::{Ranks, agree};
-use crate::scan::{self, Found};
+use crate::ranks::{Ranks, SameFiles, agree};
+use crate::scan::{self, Found, LabelsFound};
 use crate::split::Split;
 use crate::task::{Classes, TaskSpec};
 
 /// What was found in rows.
 pub(super) struct Findings {
-    /// Rows of each class.
-    pub(super) counts: Vec<u64>,
+    /// In labels.
+    pub(super) labels: LabelsFound,
     /// In features, if they were read.
     pub(super) features: Option<Found>,
     /// Whether features that may be wrong were not read.
     pub(super) has_unread_features: bool,
+    /// A hash of labels and features, if they were read.
+    pub(super) content: Option<String>,
 }
 
 impl Findings {
     /// Of rows that were not read.
     pub(super) fn unread(has_unread_features: bool) -> Findings {
         Findings {
-            counts: Vec::new(),
+            labels: LabelsFound::default(),
             features: None,
             has_unread_features,
+            content: None,
         }
     }
 }
 
-/// Reads all labels, and features if they may be wrong or moments are needed. `known` is the task
-/// that was learned from other rows.
+/// Reads all labels and features, and compares their content between ranks with different files.
+/// `known` is the task that was learned from other rows.
 pub(super) fn look(
     source: &OpenFiles,
     known: Option<&TaskSpec>,
@@ -40,8 +45,6 @@ pub(super) fn look(
     normalize: Normalize,
     ranks: &dyn Ranks,
 ) -> Result<Findings> {
-    let labels = source.labels.as_ref();
-    let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
     let element = source.features().element()?;
     let needs_moments = known.is_none()
         && match normalize {
@@ -49,42 +52,71 @@ pub(super) fn look(
             Normalize::Unit => element != Element::U8,
             Normalize::Standard => true,
         };
-    let counts = scan::labels(
-        labels,
-        known.and_then(TaskSpec::classes).map(Classes::count),
-        ranks,
-    )?;
+    let needs_moments = needs_moments || element.is_float() || element == Element::Bool;
     let mut findings = Findings::unread(false);
-    findings.counts = counts;
-    if needs_moments || element.is_float() || element == Element::Bool {
-        let is_trained_on = |row| split.is_none_or(|split| split.is_trained_on(row));
-        let found = scan::features(source.features(), &is_trained_on, ranks, scan::BYTES_MAX)?;
-        if let Some((row, column)) = found.bad {
-            return Err(bad_feature(source, row, column as usize, ranks));
-        }
+    findings.labels = look_at_labels(source, known, ranks)?;
+    let ranks = SameFiles::of(ranks, &source.identity())?;
+    // Without rows to train on only the content is hashed.
+    let is_trained_on = |row| needs_moments && split.is_none_or(|split| split.is_trained_on(row));
+    let bytes_max = match needs_moments {
+        true => scan::BYTES_MAX,
+        false => scan::HASHED_BYTES_MAX,
+    };
+    let found = scan::features(source.features(), &is_trained_on, &ranks, bytes_max)?;
+    // From a rank that sees it, should files differ between hosts.
+    let bad = found
+        .bad
+        .map(|(row, column)| bad_feature(source, row, column as usize));
+    agree(&ranks, bad.map_or(Ok(()), Err))?;
+    must_match(source, "features", found.hash, &ranks)?;
+    let part = match found.is_complete {
+        true => "",
+        false => " (features in part)",
+    };
+    let hashes = [findings.labels.hash, found.hash].map(u64::to_le_bytes);
+    let hash = xxh3_64(hashes.as_flattened());
+    findings.content = Some(format!("{hash:016x}{part}"));
+    if needs_moments {
         findings.has_unread_features = !found.is_complete;
         findings.features = Some(found);
     }
     Ok(findings)
 }
 
-/// The error of a non-finite feature, from a rank that sees it, should files differ between hosts.
-fn bad_feature(source: &OpenFiles, row: u64, column: usize, ranks: &dyn Ranks) -> Error {
+/// Reads all labels.
+pub(super) fn look_at_labels(
+    source: &OpenFiles,
+    known: Option<&TaskSpec>,
+    ranks: &dyn Ranks,
+) -> Result<LabelsFound> {
+    let labels = source.labels.as_ref();
+    let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
+    let ranks = SameFiles::of(ranks, &source.identity())?;
+    let classes = known.and_then(TaskSpec::classes).map(Classes::count);
+    let mut found = scan::labels(labels, classes, &ranks)?;
+    let bad = found.bad.take().map(Error::Data);
+    agree(&ranks, bad.map_or(Ok(()), Err))?;
+    must_match(source, "labels", found.hash, &ranks)?;
+    Ok(found)
+}
+
+/// An error on all ranks unless this hash is the same on all of them.
+fn must_match(source: &OpenFiles, what: &str, hash: u64, ranks: &dyn Ranks) -> Result<()> {
+    let file = source.features().arrays()[0].name();
+    let field = format!("the content of the {what} of `{}` ({file})", source.setting);
+    let help = "give every rank the same data: compare the files on the hosts";
+    ranks.must_match(&[(field, format!("{hash:016x}"))], help)
+}
+
+/// The error of a non-finite feature.
+fn bad_feature(source: &OpenFiles, row: u64, column: usize) -> Error {
     let features = source.features();
-    let mine = features.number(row, column);
-    let mine = mine.and_then(|number| match (number as f32).is_finite() {
-        true => Ok(()),
-        false => Err(nonfinite(
-            features,
-            row,
-            column,
-            source.opened.columns.as_deref(),
+    match features.number(row, column) {
+        Ok(number) if (number as f32).is_finite() => Error::Data(format!(
+            "{}: it changed while it was read; help: start again",
+            features.place(row)
         )),
-    });
-    agree(ranks, mine).err().unwrap_or_else(|| {
-        let place = features.place(row);
-        Error::Data(format!(
-            "{place}: it changed while it was read; help: start again"
-        ))
-    })
+        Ok(_) => nonfinite(features, row, column, source.opened.columns.as_deref()),
+        Err(error) => error,
+    }
 }

@@ -1,5 +1,7 @@
 //! Files that are open, of the same kind and size on all ranks.
 
+use ddp_kernels::mapped::Identity;
+
 use crate::error::{Error, Result};
 use crate::labels::Labels;
 use crate::opened::{self, Ask, Opened};
@@ -86,6 +88,21 @@ impl OpenFiles {
         )
     }
 
+    /// Tells the files of this rank from other ones: equal on ranks that have the same files open.
+    /// The number of a file system is left out, since it differs between hosts that share it.
+    pub(super) fn identity(&self) -> String {
+        let labels = self
+            .labels
+            .iter()
+            .flat_map(|labels| labels.stack().arrays());
+        let arrays = self.features().arrays().iter().chain(labels);
+        let identities = arrays.map(|array| Identity {
+            device: 0,
+            ..array.mapped().identity()
+        });
+        identities.map(|identity| format!("{identity:?}")).collect()
+    }
+
     /// What is to be learned, from the rows of each class.
     pub(super) fn task(&self, counts: &[u64]) -> Result<TaskSpec> {
         let labels = self.labels.as_ref();
@@ -96,7 +113,7 @@ impl OpenFiles {
         }
         let classes = self.names.as_ref().map_or(counts.len(), Vec::len);
         if classes < 2 {
-            let (place, rows) = (labels.stack().arrays()[0].name(), labels.rows());
+            let (place, rows) = (labels.name(), labels.rows());
             let or_else = match self.names {
                 Some(_) => "",
                 None => ", or set `task` to regression",

@@ -2,6 +2,7 @@
 //! bit, the same errors.
 
 mod names;
+mod truth;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -261,7 +262,8 @@ fn rows_that_a_model_was_not_trained_for_are_refused_with_their_place() {
     let message = error(&table(&scratch, "a,b,kind\n1,2,ant\n1,2,dog\n1,2,emu\n"));
     assert!(
         message.contains("t.csv")
-            && message.contains("row 1: the label: expected one of the 3 classes"),
+            && message
+                .contains("line 3, column \"kind\": the label: expected one of the 3 classes"),
         "{message}"
     );
     let message = error(&table(&scratch, "a,c,kind\n1,2,ant\n"));

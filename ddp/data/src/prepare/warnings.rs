@@ -47,7 +47,7 @@ pub(super) fn warn(
         }
     }
     if let (Some(classes), None) = (task.classes(), &source.names) {
-        let counts = findings.counts.iter().enumerate();
+        let counts = findings.labels.counts.iter().enumerate();
         let absent = counts.filter(|(_, count)| **count == 0);
         let absent: Vec<usize> = absent.map(|(class, _)| class).collect();
         if !absent.is_empty() {

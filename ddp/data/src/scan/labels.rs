@@ -1,45 +1,80 @@
-//! Reads all labels: the rows of each class, and the first label that is wrong.
+//! Reads all labels: the rows of each class, a hash of their content, what shows whether they are
+//! classes or numbers, and the first label that is wrong.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::first_nonfinite;
 use super::segments::in_segments;
 use crate::error::{Error, Result};
-use crate::labels::{CLASSES_MAX, Labels};
+use crate::labels::Labels;
 use crate::ranks::Ranks;
 use crate::sampler::share;
+use crate::task::CLASSES_MAX;
 
 /// Numbers read at a time.
 const BLOCK_NUMBERS: u64 = 1 << 13;
 /// Parts that labels are cut into. Counts are the same in whatever order they are added.
 const SEGMENTS: u64 = 64;
 
-/// What was found in labels.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Summary {
+/// What was found in labels. The task is a guess where `whole`, `fractions` and `one_hot` count.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct LabelsFound {
     /// Rows of each class; empty if labels are numbers.
-    counts: Vec<u64>,
+    pub(crate) counts: Vec<u64>,
+    /// The least and the greatest number, if labels are numbers.
+    pub(crate) range: Option<(f32, f32)>,
+    /// The different whole numbers, up to `CLASSES_MAX`.
+    pub(crate) whole: BTreeSet<i64>,
+    /// Labels with a fraction.
+    pub(crate) fractions: u64,
+    /// Labels that are a single 1 among zeros.
+    pub(crate) one_hot: u64,
+    /// The sum of the hashes of all blocks.
+    pub(crate) hash: u64,
     /// Why the first wrong label is wrong.
-    bad: Option<String>,
+    pub(crate) bad: Option<String>,
 }
 
-impl Summary {
+impl LabelsFound {
     /// Adds later rows.
-    fn merge(&mut self, later: Summary) {
+    fn merge(&mut self, later: LabelsFound) {
         let width = self.counts.len().max(later.counts.len());
         self.counts.resize(width, 0);
         for (count, later) in self.counts.iter_mut().zip(later.counts) {
             *count += later;
         }
+        if let Some((least, greatest)) = later.range {
+            self.widen(least, greatest);
+        }
+        self.whole.extend(later.whole);
+        self.fractions += later.fractions;
+        self.one_hot += later.one_hot;
+        self.hash = self.hash.wrapping_add(later.hash);
         self.bad = self.bad.take().or(later.bad);
+    }
+
+    fn widen(&mut self, least: f32, greatest: f32) {
+        let (a, b) = self.range.unwrap_or((least, greatest));
+        self.range = Some((a.min(least), b.max(greatest)));
+    }
+
+    /// Adds the hash of the block that begins with row `first`.
+    fn hash_block<const N: usize>(&mut self, first: u64, numbers: impl Iterator<Item = [u8; N]>) {
+        let bytes: Vec<u8> = numbers.flatten().collect();
+        self.hash = self.hash.wrapping_add(xxh3_64_with_seed(&bytes, first));
     }
 }
 
-/// The rows of each class, of all labels; empty if labels are numbers. All ranks share the work.
-/// Classes have to be among the `known` ones, if given.
-pub(crate) fn labels(labels: &Labels, known: Option<usize>, ranks: &dyn Ranks) -> Result<Vec<u64>> {
+/// Reads all labels. All ranks share the work. Classes have to be among the `known` ones, if given.
+pub(crate) fn labels(
+    labels: &Labels,
+    known: Option<usize>,
+    ranks: &dyn Ranks,
+) -> Result<LabelsFound> {
     let internal = |error: serde_json::Error| Error::Internal(error.to_string());
     let rows = labels.rows();
     let block_rows = (BLOCK_NUMBERS / labels.width() as u64).max(1);
@@ -47,63 +82,77 @@ pub(crate) fn labels(labels: &Labels, known: Option<usize>, ranks: &dyn Ranks) -
     let mine = share(&(0..segments), ranks.rank(), ranks.size());
     let found = in_segments(mine, |segment| {
         let rows = share(&(0..rows), segment as usize, segments as usize);
-        let mut summary = Summary::default();
+        let mut found = LabelsFound::default();
         let mut first = rows.start;
-        while first < rows.end && summary.bad.is_none() {
+        while first < rows.end && found.bad.is_none() {
             let block = first..(first + block_rows).min(rows.end);
             first = block.end;
             match labels.are_classes() {
-                true => read_classes(labels, block, known, &mut summary)?,
-                false => read_values(labels, block, &mut summary)?,
+                true => read_classes(labels, block, known, &mut found)?,
+                false => read_values(labels, block, &mut found)?,
             }
         }
-        Ok(summary)
+        Ok(found)
     });
     let bytes = found.and_then(|segments| {
-        let mut mine = Summary::default();
+        let mut mine = LabelsFound::default();
         segments.into_iter().for_each(|segment| mine.merge(segment));
         serde_json::to_vec(&mine).map_err(internal)
     });
-    let mut all = Summary::default();
+    let mut all = LabelsFound::default();
     for bytes in ranks.share(bytes)? {
         all.merge(serde_json::from_slice(&bytes).map_err(internal)?);
     }
-    match all.bad {
-        None => Ok(all.counts),
-        Some(why) => Err(Error::Data(why)),
-    }
+    Ok(all)
 }
 
 fn read_classes(
     labels: &Labels,
     rows: Range<u64>,
     known: Option<usize>,
-    summary: &mut Summary,
+    found: &mut LabelsFound,
 ) -> Result<()> {
     let mut classes = vec![0; (rows.end - rows.start) as usize];
     labels.classes(rows.start, &mut classes)?;
+    found.hash_block(rows.start, classes.iter().map(|class| class.to_le_bytes()));
     let most = known.unwrap_or(CLASSES_MAX);
     for (row, &class) in rows.zip(&classes) {
         let class = usize::try_from(class).ok().filter(|&class| class < most);
         let Some(class) = class else {
-            summary.bad = Some(labels.why_no_class(row, known)?);
+            found.bad = Some(labels.why_no_class(row, known)?);
             return Ok(());
         };
-        if class >= summary.counts.len() {
-            summary.counts.resize(class + 1, 0);
+        if class >= found.counts.len() {
+            found.counts.resize(class + 1, 0);
         }
-        summary.counts[class] += 1;
+        found.counts[class] += 1;
     }
     Ok(())
 }
 
-fn read_values(labels: &Labels, rows: Range<u64>, summary: &mut Summary) -> Result<()> {
+fn read_values(labels: &Labels, rows: Range<u64>, found: &mut LabelsFound) -> Result<()> {
     let width = labels.width();
     let mut values = vec![0f32; (rows.end - rows.start) as usize * width];
     labels.values(rows.start, &mut values)?;
+    found.hash_block(rows.start, values.iter().map(|value| value.to_le_bytes()));
     if let Some(index) = first_nonfinite(&values) {
         let row = rows.start + (index / width) as u64;
-        summary.bad = Some(labels.why_no_value(row, index % width)?);
+        found.bad = Some(labels.why_no_value(row, index % width)?);
+        return Ok(());
+    }
+    values.iter().for_each(|&value| found.widen(value, value));
+    if !labels.is_guessed() {
+        return Ok(());
+    }
+    for label in values.chunks_exact(width) {
+        let ones = label.iter().filter(|&&value| value == 1.0).count();
+        let zeros = label.iter().filter(|&&value| value == 0.0).count();
+        found.one_hot += u64::from(ones == 1 && zeros == width - 1);
+        match label[0].fract() == 0.0 {
+            true if found.whole.len() < CLASSES_MAX => _ = found.whole.insert(label[0] as i64),
+            true => {}
+            false => found.fractions += 1,
+        }
     }
     Ok(())
 }

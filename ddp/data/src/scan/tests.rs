@@ -59,6 +59,7 @@ fn moments_are_those_of_the_rows_that_are_trained_on() {
         moments,
         bad,
         is_complete,
+        ..
     } = found(&rows, 1, u64::MAX);
     assert!((bad, is_complete, moments.count) == (None, true, 20_000));
     let mut x = vec![0.0; 30_001 * 5];

@@ -37,6 +37,9 @@ pub(super) fn header(list: &[(&Params, &Parameter)]) -> Header {
     )
 }
 
+/// The largest value of a model that is plausible. A damaged exponent gives larger ones.
+const VALUE_MAX: f32 = 1e6;
+
 /// Loads a file with exactly the names and shapes of `parts`, in f32, bf16 or f16. A file in a
 /// checkpoint must match its checksum. All of that is checked before anything changes; an error
 /// while reading values leaves some of them changed.
@@ -44,14 +47,14 @@ pub fn load_model(path: &Path, parts: &[&Params]) -> Result<()> {
     ModelFile::of(path, manifest::open_model(path)?.into(), parts)?.load(parts)
 }
 
-/// The same for a file whose checksum another rank compares.
-pub fn load_unchecked(path: &Path, parts: &[&Params]) -> Result<()> {
-    ModelFile::of(
-        path,
-        File::open(path).map_err(unreadable(path))?.into(),
-        parts,
-    )?
-    .load(parts)
+/// The same for a file of unknown origin to start from: values that are not finite or very large
+/// are refused. The checksum is compared on rank 0.
+pub fn load_first(path: &Path, parts: &[&Params], rank: usize) -> Result<()> {
+    let file = match rank {
+        0 => manifest::open_model(path)?,
+        _ => File::open(path).map_err(unreadable(path))?,
+    };
+    ModelFile::of(path, file.into(), parts)?.load_plausible(parts)
 }
 
 /// Fills `parts` from the checked file of a checkpoint, even if its folder was removed since.
@@ -82,6 +85,32 @@ impl ModelFile<'_> {
 
     /// Fills the model with its values.
     pub(super) fn load(self, parts: &[&Params]) -> Result<()> {
+        self.load_checked(parts, |_, _| Ok(()))
+    }
+
+    /// The same for a file of unknown origin: refuses values that are not finite, or very large.
+    fn load_plausible(self, parts: &[&Params]) -> Result<()> {
+        let path = self.path;
+        self.load_checked(parts, |name, values| {
+            let is_odd = |value: &&f32| value.is_nan() || value.abs() > VALUE_MAX;
+            let Some(value) = values.iter().find(is_odd) else {
+                return Ok(());
+            };
+            Err(refuse(
+                path,
+                format!(
+                    "{name}: expected values up to {VALUE_MAX:e}, got {value:e}; help: the file is damaged or its training \
+                     diverged: give another"
+                ),
+            ))
+        })
+    }
+
+    fn load_checked(
+        self,
+        parts: &[&Params],
+        check: impl Fn(&str, &[f32]) -> Result<()>,
+    ) -> Result<()> {
         let mut bytes = Vec::new();
         for (params, parameter) in in_order(parts) {
             let entry = self.header.find(&parameter.name).expect("checked");
@@ -95,8 +124,11 @@ impl ModelFile<'_> {
             } else {
                 Tensor::empty(&parameter.shape, DType::F32, Device::Cpu)?
             };
-            host.with_slice_mut(|values: &mut [f32]| dtype.read(&mut file, values, &mut bytes))?
-                .map_err(unreadable(self.path))?;
+            host.with_slice_mut(|values: &mut [f32]| {
+                let read = dtype.read(&mut file, values, &mut bytes);
+                read.map_err(unreadable(self.path))?;
+                check(&parameter.name, values)
+            })??;
             if !direct {
                 let host = host.to_dtype(target.dtype())?;
                 in_phase(Phase::Checkpoint, || {

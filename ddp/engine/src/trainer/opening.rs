@@ -11,6 +11,7 @@ use super::setup::Assembled;
 use crate::checkpoint::{self, Opened, Position, ScheduleState, State, WorldState};
 use crate::error::Result;
 use crate::record::{self, Event, LockedRecord, Record, ResumeEvent, Start, StartWorld};
+use crate::shown::shown;
 
 /// What every checkpoint of this run says, besides how far it is.
 pub(super) fn state(
@@ -91,6 +92,7 @@ pub(super) fn open_record(
             (Record::create(out, file)?, false)
         }
     };
+    tracing::info!("{}", shown(&run.data.description));
     if run.devices[0].is_accelerator() {
         log_places(&run.places);
     }

@@ -152,7 +152,7 @@ fn changed_device(device: Device, state: &State) -> Option<String> {
 fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
     let mut changes = Vec::new();
     let (now, then) = (data.train.fingerprint()?, &state.fingerprint);
-    if now != *then {
+    if !is_same_data(&now, then) {
         changes.push(format!("`data` with other rows: {now} (was {then})"));
     }
     let (now, then) = (data.train.task(), &state.task);
@@ -163,6 +163,23 @@ fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
     }
     Ok(changes)
 }
+
+/// Whether these are fingerprints of the same data, as far as the older one tells: up to version
+/// 0.6 they had no hash of the content.
+fn is_same_data(now: &str, then: &str) -> bool {
+    let is_old = !then.contains(CONTENT);
+    let is_same = now == then || is_old && now.split(CONTENT).next() == Some(then);
+    if is_same && now != then {
+        tracing::warn!(
+            "the checkpoint is of version 0.6 or older, which did not record the content of files: \
+             only a few rows of the data were compared with those it was trained on"
+        );
+    }
+    is_same
+}
+
+/// What comes before the hash of the content in a fingerprint.
+const CONTENT: &str = ", content ";
 
 /// The schedule decided the learning rate of the steps that were taken. It may only change where
 /// these would have been the same.
@@ -214,7 +231,7 @@ pub(super) fn restore(
 /// Whether the run is evaluated on other rows than before, so that losses cannot be compared.
 pub(super) fn has_other_held_out_rows(held_out: Option<&String>, state: &State) -> bool {
     let both = held_out.zip(state.held_out.as_ref());
-    let differ = both.is_some_and(|(now, then)| now != then);
+    let differ = both.is_some_and(|(now, then)| !is_same_data(now, then));
     if let (true, Some(best)) = (differ, state.best) {
         tracing::warn!(
             "the held-out rows are not those of step {}, the best so far: from here on the best \
@@ -223,4 +240,24 @@ pub(super) fn has_other_held_out_rows(held_out: Option<&String>, state: &State) 
         );
     }
     differ
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_of_0_6_are_compared_as_far_as_they_tell() {
+        let old = "8 rows (all of 8) of 3 features, regression of 1 number, labels 01, sampled 02";
+        let now = |hash: &str| format!("{old}, content {hash}");
+        for (now, then, is_same) in [
+            (now("aa"), now("aa"), true),
+            (now("aa"), now("ab"), false),
+            (now("aa"), old.to_string(), true),
+            (now("aa"), old.replace("02", "03"), false),
+            (old.to_string(), now("aa"), false),
+        ] {
+            assert_eq!(is_same_data(&now, &then), is_same, "{now} after {then}");
+        }
+    }
 }

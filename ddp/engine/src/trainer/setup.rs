@@ -56,13 +56,28 @@ impl Assembled {
 pub(super) enum Prepared {
     Finished(Box<Opened>),
     Ready(Box<Assembled>),
+    /// The model has more than the given number of parameters, and was not made.
+    TooLarge(Box<Unbuilt>),
 }
 
-/// Opens data and checkpoint, builds the step, and compares all of it between ranks.
+/// What is known of a run without its model.
+pub(super) struct Unbuilt {
+    pub(super) data: Data,
+    pub(super) plan: Plan,
+    pub(super) devices: Vec<Device>,
+    pub(super) places: Vec<String>,
+    pub(super) parameters: u64,
+    /// Steps that are done.
+    pub(super) taken: u64,
+}
+
+/// Opens data and checkpoint, builds the step, and compares all of it between ranks. A model of
+/// more than `parameters_max` parameters is not built.
 pub(super) fn assemble(
     options: &RunOptions,
     program: &dyn Program,
     world: &World,
+    parameters_max: u64,
 ) -> Result<Prepared> {
     let mut resumed = resume::find(options, world)?;
     faults::at_step(FaultPoint::Setup, 0)?;
@@ -88,6 +103,19 @@ pub(super) fn assemble(
         return Ok(Prepared::Finished(Box::new(opened)));
     }
     check_batches(options, world, &data)?;
+    let shape = data_shape(data.train.spec());
+    let parameters = options.model.spec.parameter_count(&shape)?;
+    let parameters = u64::try_from(parameters).unwrap_or(u64::MAX);
+    if parameters > parameters_max {
+        return Ok(Prepared::TooLarge(Box::new(Unbuilt {
+            data,
+            plan,
+            places: places::of_ranks(world, &devices)?,
+            devices,
+            parameters,
+            taken: resumed.map_or(0, |opened| opened.state.step),
+        })));
+    }
 
     let main = world.group("main")?;
     let mut step = step(options, world, &data, &devices)?;
@@ -168,10 +196,7 @@ fn load_first_values(options: &RunOptions, world: &World, step: &Step) -> Result
     let path = if path.is_dir() { file } else { path.clone() };
     let stages = step.stages().iter();
     let parts: Vec<&Params> = stages.map(|stage| &stage.model().params).collect();
-    match world.rank() {
-        0 => checkpoint::load_model(&path, &parts),
-        _ => checkpoint::load_unchecked(&path, &parts),
-    }
+    checkpoint::load_first(&path, &parts, world.rank())
 }
 
 /// The model in training on this rank's devices: its layers are split over several.

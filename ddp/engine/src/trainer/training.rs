@@ -71,12 +71,17 @@ impl<'a> Trainer<'a> {
         let text = |signal| stopped_early(signal).to_string();
         let ending = world.fail_when_asked(&stops, exit_code, text)?;
         let locked = resume::lock(options, world)?;
-        let prepared = setup::assemble(options, program, world)?;
+        let prepared = setup::assemble(options, program, world, u64::MAX)?;
         drop(ending);
         // The folder is changed only when no rank can end the job any more.
         world.barrier()?;
         let run = match prepared {
             Prepared::Ready(run) => *run,
+            Prepared::TooLarge(_) => {
+                return Err(Error::Internal(
+                    "a model without an end is too large".into(),
+                ));
+            }
             Prepared::Finished(opened) => {
                 tracing::info!(
                     "the run in {} has taken all its {} steps: nothing is left to do",

@@ -7,10 +7,11 @@ use ddp_comm::World;
 use ddp_kernels::stream::synchronize;
 use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device};
+use ddp_nn::params::Precision;
 
 use super::options::{Plan, Resume, RunOptions};
 use super::program::Program;
-use super::setup::{self, Assembled, Prepared};
+use super::setup::{self, Assembled, Prepared, Unbuilt};
 use crate::error::{Error, Result};
 use crate::step::{Stage, Step};
 use crate::{process, record};
@@ -21,6 +22,9 @@ const STEPS_MIN: u64 = 3;
 const STEPS_MAX: u64 = 50;
 /// Steps before these: the first ones allocate, compile and capture.
 const WARM_UP: u64 = 3;
+
+/// Larger models are not made: their size is stated.
+const PARAMETERS_MAX: u64 = 1 << 28;
 
 /// Memory, disk space and time of a run.
 #[derive(Debug)]
@@ -39,8 +43,9 @@ pub struct Rehearsal {
     pub model_bytes: ModelBytes,
     /// Bytes of a checkpoint, of all ranks together.
     pub checkpoint_bytes: u64,
-    /// The most host memory that any rank had, in MB.
-    pub host_peak_mb: f64,
+    /// The most host memory that any rank had, in MB; None if the model was too large to be made
+    /// for a trial.
+    pub host_peak_mb: Option<f64>,
     /// The most GPU memory that any rank had, in MB.
     pub device_peak_mb: Option<f64>,
     /// How long steps took; none if no step is left.
@@ -78,13 +83,16 @@ pub fn rehearse(
     program: &dyn Program,
     world: &World,
 ) -> Result<Option<Rehearsal>> {
-    let prepared = in_phase(Phase::Setup, || setup::assemble(options, program, world))?;
-    let Prepared::Ready(mut run) = prepared else {
-        return Ok(None);
-    };
+    let assemble = || setup::assemble(options, program, world, PARAMETERS_MAX);
+    let prepared = in_phase(Phase::Setup, assemble)?;
     if options.resume == Resume::Never && world.rank() == 0 {
         record::check_free(&options.out)?;
     }
+    let mut run = match prepared {
+        Prepared::Finished(_) => return Ok(None),
+        Prepared::TooLarge(run) => return Ok(Some(without_model(options, *run, world))),
+        Prepared::Ready(run) => run,
+    };
     let taken = run.taken();
     let trial = if taken < run.plan.steps {
         Some(trial(&mut run, world, taken)?)
@@ -96,7 +104,7 @@ pub fn rehearse(
         taken,
         model_bytes: ModelBytes::of(&run.step),
         checkpoint_bytes: checkpoint_bytes(&run.step, world)?,
-        host_peak_mb,
+        host_peak_mb: Some(host_peak_mb),
         device_peak_mb,
         trial,
         data: run.data.description,
@@ -104,6 +112,36 @@ pub fn rehearse(
         devices: run.devices,
         places: run.places,
     }))
+}
+
+/// What follows from the number of parameters alone.
+fn without_model(options: &RunOptions, run: Unbuilt, world: &World) -> Rehearsal {
+    let values = run.parameters.saturating_mul(4);
+    let moments = values.saturating_mul(options.rule.moment_names().len() as u64);
+    let shares = match options.reduction.zero {
+        true => world.size() as u64,
+        false => 1,
+    };
+    Rehearsal {
+        model_bytes: ModelBytes {
+            values,
+            copies: match options.model.precision {
+                Precision::Bf16 => values / 2,
+                Precision::F32 | Precision::Tf32 => 0,
+            },
+            gradients: values,
+            moments: moments / shares,
+        },
+        checkpoint_bytes: values.saturating_add(moments),
+        taken: run.taken,
+        host_peak_mb: None,
+        device_peak_mb: None,
+        trial: None,
+        data: run.data.description,
+        plan: run.plan,
+        devices: run.devices,
+        places: run.places,
+    }
 }
 
 impl ModelBytes {

@@ -14,7 +14,7 @@ use super::super::flat;
 use super::super::io::writing;
 use super::super::shown::shown;
 use crate::error::{Error, Result};
-use crate::labels::CLASSES_MAX;
+use crate::task::CLASSES_MAX;
 
 /// The longest name of a class, and of all together in a flat file's header.
 const TEXT_BYTES_MAX: usize = 4 << 10;

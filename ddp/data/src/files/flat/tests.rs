@@ -293,3 +293,38 @@ fn a_full_disk_is_an_error_that_names_the_file_and_the_help() {
         "{error}"
     );
 }
+
+#[test]
+fn names_that_do_not_fit_are_refused() {
+    let scratch = Scratch::new();
+    let whole = fs::read(small(&scratch)).unwrap();
+    for (from, to, why) in [
+        (r#""width","height""#, r#""width""#, "names 1 columns"),
+        (
+            r#""width","height""#,
+            r#""width","width""#,
+            "two of its columns are called \"width\"",
+        ),
+        (
+            r#""cat","dog""#,
+            r#""cat","cat""#,
+            "two of its classes are called \"cat\"",
+        ),
+    ] {
+        let changed = with_header(&whole, |json| {
+            assert!(json.contains(from), "{json}");
+            json.replace(from, to)
+        });
+        let text = refused(&file(&scratch, "a.bin", &changed));
+        assert!(text.contains(why), "{text}");
+    }
+}
+
+#[test]
+fn a_flipped_byte_of_an_array_is_found_wherever_the_file_is_used() {
+    let scratch = Scratch::new();
+    let mut whole = fs::read(small(&scratch)).unwrap();
+    whole[FIRST_ARRAY as usize + 2] ^= 1;
+    let text = refused(&file(&scratch, "a.bin", &whole));
+    assert!(text.contains("the checksum of features"), "{text}");
+}

@@ -211,3 +211,32 @@ fn a_name_that_comes_twice_is_refused() {
         refused(&file(&scratch, "a.npz", &bytes)).contains("two of its members have the same name")
     );
 }
+
+#[test]
+fn a_flipped_byte_of_a_stored_member_is_found() {
+    let scratch = Scratch::new();
+    let member = npy_of("(6, 2)", "False", 48);
+    let mut bytes = archive(CompressionMethod::Stored, &[("x.npy", &member)]);
+    let path = file(&scratch, "x.npz", &bytes);
+    open(&path, None).unwrap();
+    let data = bytes
+        .windows(8)
+        .position(|window| window == [0; 8])
+        .unwrap();
+    bytes[data + 4] ^= 0x40;
+    fs::write(&path, &bytes).unwrap();
+    let text = refused(&path);
+    assert!(text.contains("x.npy: its CRC-32 is wrong"), "{text}");
+}
+
+#[test]
+fn a_workbook_is_named() {
+    let scratch = Scratch::new();
+    let bytes = archive(CompressionMethod::Stored, &[("xl/workbook.xml", b"<x/>")]);
+    let path = file(&scratch, "t.xlsx", &bytes);
+    let text = refused(&path);
+    assert!(
+        text.contains("an Excel workbook; help: save the sheet as .csv"),
+        "{text}"
+    );
+}

@@ -21,6 +21,7 @@ use super::super::conversion::{Columns, RowWriter, TableRequest, text_help};
 use super::super::flat;
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
+use super::super::shown::shown_number;
 use crate::error::{Error, Result};
 
 /// Values of all columns together that are in memory.
@@ -248,7 +249,7 @@ fn write_row(
         };
         let number = numbers[index];
         if !(number as f32).is_finite() {
-            let (place, cell) = (format!("row {row}"), number.to_string());
+            let (place, cell) = (format!("row {row}"), shown_number(number));
             return Err(columns.bad_feature(&place, column, cell.as_bytes(), Some(number)));
         }
         rows.feature(feature, number);

@@ -489,3 +489,48 @@ fn parquet_says_how_to_have_it() {
             .contains("--features parquet")
     );
 }
+
+#[test]
+fn what_is_wrong_with_a_text_is_named() {
+    for (name, content, why) in [
+        (
+            "t.csv",
+            "a|b|y\n1|2|0\n",
+            "got one name \"a|b|y\"; help: save the table with commas",
+        ),
+        (
+            "t.csv",
+            "# made by me\na,y\n1,0\n",
+            "line 1: expected the names of columns, got \"# made by me\"",
+        ),
+        (
+            "t.csv",
+            "a,b,y\n1,2,0\n# half\n",
+            "line 3: expected 3 cells, as in the header, got 1; help: remove this line",
+        ),
+        ("t.csv", "a b y\n1 2 0\n", "put commas between them"),
+        (
+            "t.csv",
+            "a;y\n1,5;0\n",
+            "got \"1,5\"; help: write decimals with a point",
+        ),
+        (
+            "t.csv.gz",
+            "a,y\n1,0\n",
+            "its name ends in .gz, but it is not compressed",
+        ),
+    ] {
+        let label = if content.contains("a b y") {
+            "a b y"
+        } else {
+            "y"
+        };
+        let text = Table::new(name, content).refused(Some(label));
+        assert!(text.contains(why), "{text}");
+    }
+    let text = Table::new("t.csv", packed(b"a,y\n1,0\n")).refused(Some("y"));
+    assert!(
+        text.contains("compressed with gzip, but its name does not end in .gz"),
+        "{text}"
+    );
+}

@@ -4,7 +4,7 @@
 use super::*;
 
 /// A table, at this name in the scratch folder.
-fn put(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
+pub(super) fn put(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
     let path = scratch.path().join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(&path, text).unwrap();

@@ -1,0 +1,122 @@
+//! Refuses labels whose task is a guess that is likely wrong: nearly all say one thing and few
+//! another, there are too many classes, or classes are in one-hot form.
+
+use super::source::OpenFiles;
+use crate::error::{Error, Result};
+use crate::files::table::number;
+use crate::labels::Labels;
+use crate::scan::LabelsFound;
+use crate::task::CLASSES_MAX;
+
+/// Fewer than one label of so many is odd.
+const ODD: u64 = 20;
+/// More classes than this must not be more than a tenth of the rows.
+const CLASSES: u64 = 100;
+/// Odd labels that are shown.
+const SHOWN: usize = 3;
+/// Texts that stand for a missing number.
+const MISSING: [&str; 8] = ["NA", "N/A", "#N/A", "null", "None", "?", "-", "nil"];
+
+/// An error if the task does not follow clearly from the labels, and was not given.
+pub(super) fn check(source: &OpenFiles, found: &LabelsFound) -> Result<()> {
+    match &source.labels {
+        Some(labels) if !labels.is_guessed() => Ok(()),
+        None => Ok(()),
+        Some(labels) => match (&source.names, labels.are_classes()) {
+            (Some(names), _) => check_texts(labels, names, found),
+            (None, true) => check_count(labels, found.counts.len() as u64, "whole numbers"),
+            (None, false) => check_numbers(labels, found),
+        },
+    }
+}
+
+fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result<()> {
+    let is_number = |text: &str| number(text.as_bytes()).is_some();
+    let is_missing = |text: &str| MISSING.iter().any(|name| name.eq_ignore_ascii_case(text));
+    let rows = names.iter().zip(&found.counts);
+    let (numbers, texts): (Vec<_>, Vec<_>) = rows.partition(|(name, _)| is_number(name));
+    let sum = |rows: &[(&String, &u64)]| rows.iter().map(|(_, count)| **count).sum::<u64>();
+    let are_missing = texts.iter().all(|(name, _)| is_missing(name));
+    let (number_rows, text_rows) = (sum(&numbers), sum(&texts));
+    let help =
+        "correct or remove these rows, or set `task` to classification if every text is a class";
+    let odd = |usual, is_odd: &dyn Fn(&str) -> bool, count| {
+        let is_odd = |_, text: Option<&String>| text.is_some_and(|text| is_odd(text));
+        refuse_odd(labels, usual, count, is_odd, help)
+    };
+    match (number_rows, text_rows) {
+        (0, _) | (_, 0) => {}
+        _ if are_missing || text_rows * ODD < labels.rows() => {
+            return odd("numbers", &|text| !is_number(text), text_rows);
+        }
+        _ if number_rows * ODD < labels.rows() => {
+            return odd("texts", &is_number, number_rows);
+        }
+        _ => {}
+    }
+    check_count(labels, names.len() as u64, "texts")
+}
+
+fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
+    if labels.width() > 1 && found.one_hot == labels.rows() {
+        let (name, width) = (labels.name(), labels.width());
+        return Err(Error::Data(format!(
+            "{name}: every label is a single 1 among {width} numbers, as one-hot rows of classes are; help: save the argmax \
+             of each row, or set `task` to regression to learn the {width} numbers"
+        )));
+    }
+    let kinds = found.whole.len() as u64;
+    let look_like_classes = kinds < CLASSES_MAX as u64 && kinds <= CLASSES.max(labels.rows() / 10);
+    if labels.width() > 1 || !look_like_classes || found.fractions * ODD >= labels.rows() {
+        return Ok(());
+    }
+    match found.fractions {
+        // Floats that are all whole numbers are numbers, as their type says.
+        0 => Ok(()),
+        count => {
+            let help =
+                "correct or remove these rows, or set `task` to regression if labels are numbers";
+            let has_fraction = |number: f64, _: Option<&String>| number.fract() != 0.0;
+            refuse_odd(labels, "whole numbers", count, has_fraction, help)
+        }
+    }
+}
+
+/// An error if so many classes are unlikely.
+fn check_count(labels: &Labels, classes: u64, what: &str) -> Result<()> {
+    let rows = labels.rows();
+    if classes <= CLASSES || classes * 10 <= rows {
+        return Ok(());
+    }
+    let place = labels.name();
+    let numbers = match what {
+        "texts" => "",
+        _ => "to regression to learn them as numbers, or ",
+    };
+    Err(Error::Data(format!(
+        "{place}: the labels are {what}, which as classes would be {classes} in {rows} rows; help: set `task` {numbers}to \
+         classification if they are classes, or give other `labels`"
+    )))
+}
+
+/// The error of `count` labels that are unlike the `usual` ones.
+fn refuse_odd(
+    labels: &Labels,
+    usual: &str,
+    count: u64,
+    is_odd: impl Fn(f64, Option<&String>) -> bool,
+    help: &str,
+) -> Result<()> {
+    let rows = labels.find(SHOWN, is_odd)?.into_iter();
+    let shown = rows.map(|row| Ok(format!("{}: {}", labels.place(row), labels.shown(row)?)));
+    let shown = shown.collect::<Result<Vec<_>>>()?.join("; ");
+    let more = match count > SHOWN as u64 {
+        true => "; …",
+        false => "",
+    };
+    let are = if count == 1 { "is" } else { "are" };
+    Err(Error::Data(format!(
+        "expected labels that are all {usual}, but {count} of {} {are} not: {shown}{more}; help: {help}, or give other `labels`",
+        labels.rows()
+    )))
+}

@@ -1,0 +1,305 @@
+//! Wrong data never train in silence: labels that leave the task open are refused, what was
+//! understood is said, and the fingerprint changes with every number.
+
+use super::super::look::look;
+use super::super::source::OpenFiles;
+use super::names::put;
+use super::*;
+
+/// A table of `rows` rows: a feature, and the label of each row.
+fn table(scratch: &Scratch, name: &str, rows: usize, label: impl Fn(usize) -> String) -> PathBuf {
+    let row = |row: usize| format!("{},{}\n", row as f64 / 8.0, label(row));
+    let text: String = (0..rows).map(row).collect();
+    put(scratch, name, &format!("x,y\n{text}"))
+}
+
+fn learned(data: &Path, task: Option<TaskKind>) -> Result<String, (u8, String)> {
+    let request = DataRequest {
+        task,
+        ..request(data, None)
+    };
+    let data = prepare(&request, &crate::Alone);
+    let data = data.map_err(|error| (error.exit_code(), error.to_string()))?;
+    Ok(data.train.task().to_string())
+}
+
+#[track_caller]
+fn assert_refused(outcome: Result<String, (u8, String)>, parts: &[&str]) {
+    let (code, text) = outcome.unwrap_err();
+    let missing: Vec<_> = parts.iter().filter(|part| !text.contains(**part)).collect();
+    assert!(
+        code == 65 && missing.is_empty(),
+        "{missing:?} in {code}: {text}"
+    );
+}
+
+#[test]
+fn one_cell_that_is_no_number_does_not_make_numbers_classes() {
+    let scratch = Scratch::new();
+    for cell in ["NA", "?", "null", "None", "-", "$120.5", "12O.5"] {
+        let label = |row| match row {
+            100 => cell.to_string(),
+            _ => format!("{}.5", row * 3),
+        };
+        let path = table(&scratch, "t.csv", 200, label);
+        let shown = format!("{cell:?}");
+        let parts = [
+            "t.csv, line 102, column \"y\"",
+            &shown,
+            "1 of 200",
+            "`task`",
+            "`labels`",
+        ];
+        assert_refused(learned(&path, None), &parts);
+        let parts = ["t.csv, line 102, column \"y\": expected a number", &shown];
+        assert_refused(learned(&path, Some(TaskKind::Regression)), &parts);
+        let allowed = learned(&path, Some(TaskKind::Classification));
+        assert_eq!(allowed.unwrap(), "classification into 200 classes");
+    }
+    // However many numbers are missing.
+    let path = table(&scratch, "t.csv", 40, |row| match row % 4 {
+        0 => "n/a".into(),
+        rest => rest.to_string(),
+    });
+    assert_refused(
+        learned(&path, None),
+        &["10 of 40", "line 2,", "line 6,", "line 10,", "; …"],
+    );
+}
+
+#[test]
+fn one_fraction_does_not_make_classes_numbers() {
+    let scratch = Scratch::new();
+    let label = |row| match row {
+        7 => "0.5".to_string(),
+        _ => (row % 3).to_string(),
+    };
+    let path = table(&scratch, "t.csv", 60, label);
+    assert_refused(
+        learned(&path, None),
+        &["line 9, column \"y\": 0.5", "1 of 60", "`task`"],
+    );
+    let given = learned(&path, Some(TaskKind::Regression));
+    assert_eq!(given.unwrap(), "regression of 1 number");
+    // Prices, of which few are round, and few have cents.
+    for with_cents in [1, 9] {
+        let price = |row: usize| match row % 10 < with_cents {
+            true => format!("{row}.25"),
+            false => format!("{}", row * 17),
+        };
+        let path = table(&scratch, "t.csv", 4000, price);
+        assert_eq!(learned(&path, None).unwrap(), "regression of 1 number");
+    }
+}
+
+#[test]
+fn as_many_classes_as_a_tenth_of_the_rows_are_not_guessed() {
+    let scratch = Scratch::new();
+    let prices = table(&scratch, "t.csv", 1200, |row| (row / 9).to_string());
+    let parts = [
+        "t.csv, column \"y\"",
+        "134 in 1200 rows",
+        "`task` to regression",
+    ];
+    assert_refused(learned(&prices, None), &parts);
+    let names = table(&scratch, "n.csv", 1200, |row| format!("name {}", row / 9));
+    assert_refused(
+        learned(&names, None),
+        &["134 in 1200 rows", "`task` to classification"],
+    );
+    for task in [TaskKind::Classification, TaskKind::Regression] {
+        learned(&prices, Some(task)).unwrap();
+    }
+    let few = table(&scratch, "t.csv", 1200, |row| (row % 100).to_string());
+    assert_eq!(
+        learned(&few, None).unwrap(),
+        "classification into 100 classes"
+    );
+}
+
+#[test]
+fn one_hot_rows_are_not_learned_as_numbers_by_guess() {
+    let scratch = Scratch::new();
+    let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0], &[3.0]]);
+    let y = floats(&scratch, "y.npy", &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 1.0]]);
+    let ask = |task| DataRequest {
+        task,
+        ..request(&x, Some(&y))
+    };
+    let error = prepare(&ask(None), &crate::Alone).unwrap_err();
+    let text = error.to_string();
+    assert!(error.exit_code() == 65, "{text}");
+    assert!(
+        text.contains("y.npy") && text.contains("argmax") && text.contains("`task`"),
+        "{text}"
+    );
+    let data = prepare(&ask(Some(TaskKind::Regression)), &crate::Alone).unwrap();
+    assert_eq!(data.train.task().to_string(), "regression of 2 numbers");
+}
+
+#[test]
+fn what_was_understood_is_said() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", "a,b,c,price\n1,2,3,12.5\n4,5,6,99\n");
+    let said = |request: DataRequest| prepare(&request, &crate::Alone).unwrap().description;
+    assert_eq!(
+        said(request(&path, None)),
+        format!(
+            "{}: 2 rows to train on, 0 held out, label column \"price\", regression of 1 number (12.5 to 99.0), \
+             3 features: \"a\", \"b\", \"c\"",
+            path.display()
+        )
+    );
+    let part = PathBuf::from(format!("{}#a,c", path.display()));
+    let text = said(request(&part, None));
+    assert!(
+        text.ends_with("2 features: \"a\", \"c\" (1 left out: \"b\")"),
+        "{text}"
+    );
+    let kinds = put(&scratch, "k.csv", "a,kind\n1,ant\n4,bee\n");
+    let text = said(request(&kinds, None));
+    assert!(
+        text.contains("classification into 2 classes (\"ant\", \"bee\"), 1 features"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_fingerprint_changes_with_any_number_and_not_with_the_format() {
+    let scratch = Scratch::new();
+    let print = |request: &DataRequest, size| {
+        let all = ranks(size, |world| {
+            let data = prepare(request, world).unwrap();
+            data.train.fingerprint().unwrap()
+        });
+        assert!(all.iter().all(|of_rank| *of_rank == all[0]));
+        all[0].clone()
+    };
+    let numbers = |odd: usize| -> Vec<f32> {
+        (0..30_000)
+            .map(|row| row as f32 / 4.0 + f32::from(u8::from(row == odd)))
+            .collect()
+    };
+    let targets = |odd: usize| -> Vec<f32> {
+        (0..30_000)
+            .map(|row| (row % 77) as f32 + if row == odd { 0.5 } else { 0.25 })
+            .collect()
+    };
+    let array = |name: &str, shape: &[usize], numbers: &[f32]| {
+        npy(
+            &scratch,
+            name,
+            "<f4",
+            shape,
+            &bytes(numbers, f32::to_le_bytes),
+        )
+    };
+    let x = array("x.npy", &[30_000, 1], &numbers(usize::MAX));
+    let y = array("y.npy", &[30_000], &targets(usize::MAX));
+    let asked = request(&x, Some(&y));
+    let first = print(&asked, 1);
+    assert_eq!(
+        (print(&asked, 2), print(&asked, 3)),
+        (first.clone(), first.clone())
+    );
+    let of_table = table(&scratch, "t.csv", 30_000, |_| String::new());
+    let lines = numbers(usize::MAX).into_iter().zip(targets(usize::MAX));
+    let lines: String = lines.map(|(x, y)| format!("{x},{y}\n")).collect();
+    fs::write(&of_table, format!("x,y\n{lines}")).unwrap();
+    assert_eq!(print(&request(&of_table, None), 2), first);
+    // Rows that the samples of earlier versions did not see.
+    let other = array("y.npy", &[30_000], &targets(12_345));
+    assert_ne!(print(&request(&x, Some(&other)), 2), first);
+    array("y.npy", &[30_000], &targets(usize::MAX));
+    let other = array("x.npy", &[30_000, 1], &numbers(12_345));
+    assert_ne!(print(&request(&other, Some(&y)), 2), first);
+}
+
+#[test]
+fn ranks_with_different_files_of_the_same_shape_are_refused() {
+    let scratch = Scratch::new();
+    let opened = |odd: usize| {
+        let label = |row| {
+            if row == odd {
+                "2"
+            } else {
+                ["0", "1", "2"][row % 3]
+            }
+            .to_string()
+        };
+        // A new file at the same path.
+        let _ = fs::remove_file(scratch.path().join("t.csv"));
+        let path = table(&scratch, "t.csv", 1000, label);
+        let DataSpec::Files(spec) = path.to_str().unwrap().parse().unwrap() else {
+            panic!("it is a file");
+        };
+        let ask = Ask {
+            setting: "data",
+            spec: &spec,
+            labels_setting: "labels",
+            labels: LabelSource::Default,
+            columns: None,
+            width: None,
+            label: None,
+            labels_are_texts: false,
+            cache_dir: None,
+            to_evaluate: false,
+        };
+        OpenFiles::open(&ask, None, None, &crate::Alone).unwrap()
+    };
+    let one = opened(usize::MAX);
+    let other = opened(777);
+    // A copy is another file with the same content.
+    fs::remove_dir_all(scratch.path().join(".ddp-cache")).unwrap();
+    let copy = opened(usize::MAX);
+    assert_ne!(one.identity(), copy.identity());
+    let found = |second: &OpenFiles| {
+        ranks(3, |world| {
+            let source = if world.rank() == 1 { second } else { &one };
+            let found = look(source, None, None, Normalize::None, world);
+            let found = found.map(|found| found.content.unwrap());
+            found.map_err(|error| (error.exit_code(), error.to_string()))
+        })
+    };
+    let same = found(&one);
+    assert!(same[0].is_ok() && same.iter().all(|found| *found == same[0]));
+    assert_eq!(found(&copy), same);
+    for error in found(&other) {
+        let (code, text) = error.unwrap_err();
+        assert!(code == 78 && text.contains("rank 1"), "{code}: {text}");
+        assert!(
+            text.contains("the content of the labels") && text.contains("t.csv"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_model_without_names_does_not_take_a_label_as_a_feature() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", "a,y\n1,0\n4,1\n");
+    let trained = |needs_labels| Trained {
+        task: TaskSpec::numbered_classes(2),
+        row_shape: vec![2],
+        normalization: None,
+        columns: None,
+        label: None,
+        needs_labels,
+    };
+    let error = |path: &Path, needs_labels| {
+        let request = DataRequest {
+            trained: Some(trained(needs_labels)),
+            ..request(path, None)
+        };
+        prepare(&request, &crate::Alone).map_err(|error| (error.exit_code(), error.to_string()))
+    };
+    let (code, text) = error(&path, false).unwrap_err();
+    assert!(code == 65 && text.contains("t.csv#a,b"), "{code}: {text}");
+    let named = PathBuf::from(format!("{}#a,y", path.display()));
+    assert_eq!(error(&named, false).unwrap().train.row_shape(), [2]);
+    let (code, text) = error(&path, true).unwrap_err();
+    assert!(
+        code == 65 && text.contains("expected 2 columns of features"),
+        "{code}: {text}"
+    );
+}

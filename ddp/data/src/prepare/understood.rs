@@ -1,0 +1,40 @@
+//! What was taken as label and as features, for people: said at the start of a run, by `inspect`
+//! and in the record.
+
+use super::look::Findings;
+use super::source::OpenFiles;
+use crate::files::table::listed_up_to;
+use crate::task::{LabelName, TaskSpec};
+
+/// Names that are shown.
+const SHOWN: usize = 8;
+
+/// The label, the task, and the features used and left out.
+pub(super) fn text(source: &OpenFiles, task: &TaskSpec, findings: &Findings) -> String {
+    let opened = &source.opened;
+    let label = match (&opened.label, &source.labels) {
+        (_, None) => String::new(),
+        (Some(LabelName::Column(name)), _) => format!("label column \"{name}\", "),
+        (Some(LabelName::Array(name)), _) => format!("label array \"{name}\", "),
+        (None, Some(labels)) => format!("labels {}, ", labels.name()),
+    };
+    let names = task.classes().and_then(|classes| classes.texts());
+    let learned = match (names, findings.labels.range) {
+        (Some(names), _) => format!(" ({})", listed_up_to(SHOWN, names)),
+        (None, Some((least, greatest))) => format!(" ({least:?} to {greatest:?})"),
+        (None, None) => String::new(),
+    };
+    let width = source.features().width();
+    let features = match &opened.columns {
+        Some(columns) => format!("{width} features: {}", listed_up_to(SHOWN, columns)),
+        None => format!("{width} features a row"),
+    };
+    let left_out = match opened.left_out.len() {
+        0 => String::new(),
+        count => format!(
+            " ({count} left out: {})",
+            listed_up_to(SHOWN, &opened.left_out)
+        ),
+    };
+    format!("{label}{task}{learned}, {features}{left_out}")
+}
