@@ -16,6 +16,7 @@ use crate::data::{self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source
 use crate::error::{Error, Result};
 use crate::models::DataShape;
 use crate::ranks::WorldRanks;
+use crate::shown::shown;
 use crate::trainer::data_shape;
 
 /// The requests of both commands.
@@ -100,6 +101,9 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         trained: Some(trained),
     };
     let data = data::prepare(&request, &WorldRanks(world))?;
+    if world.rank() == 0 {
+        tracing::info!("{}", shown(&data.description));
+    }
     // Only built-in data have held-out rows here.
     let rows = if data.held_out.rows() > 0 {
         data.held_out

@@ -410,3 +410,33 @@ fn long_names_are_cut_between_letters() {
         "{name}"
     );
 }
+
+#[test]
+fn a_large_file_is_compared_with_its_checksums_once_until_it_changes() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("large.npz");
+    let file = File::create(&path).unwrap();
+    file.set_len(NOTED_BYTES_MIN).unwrap();
+    std::thread::sleep(SETTLED + Duration::from_millis(1100));
+    let folder = scratch.path().join("cache");
+    let count = std::cell::Cell::new(0);
+    let check = |outcome: Result<()>| {
+        let checked = checked(&path, Some(&folder), || {
+            count.set(count.get() + 1);
+            outcome
+        });
+        (checked.is_ok(), count.get())
+    };
+    let bad = || Err(refuse(&path, "it is damaged"));
+    assert_eq!(check(bad()), (false, 1));
+    assert_eq!(check(Ok(())), (true, 2), "what failed is compared again");
+    assert_eq!(check(bad()), (true, 2), "what passed is not");
+    file.set_len(NOTED_BYTES_MIN + 1).unwrap();
+    assert_eq!(check(bad()), (false, 3));
+    file.set_len(1000).unwrap();
+    assert_eq!(
+        (check(Ok(())), check(Ok(()))),
+        ((true, 4), (true, 5)),
+        "small ones are, always"
+    );
+}

@@ -303,3 +303,47 @@ fn a_model_without_names_does_not_take_a_label_as_a_feature() {
         "{code}: {text}"
     );
 }
+
+#[test]
+fn an_array_that_cannot_be_used_is_named_rather_than_missing_labels() {
+    use safetensors::{Dtype, tensor::TensorView};
+    let scratch = Scratch::new();
+    let x = TensorView::new(Dtype::F32, vec![], &[0; 4]).unwrap();
+    let y = bytes(&[0, 1], i64::to_le_bytes);
+    let y = TensorView::new(Dtype::I64, vec![2], &y).unwrap();
+    let path = scratch.path().join("d.safetensors");
+    let bytes = safetensors::serialize([("x", &x), ("y", &y)], None).unwrap();
+    fs::write(&path, bytes).unwrap();
+    let parts = ["the array \"x\" cannot be used", "a single number"];
+    assert_refused(learned(&path, None), &parts);
+    // An array without a name, and without labels.
+    let x = floats(&scratch, "x.npy", &[&[1.0, 6.0, 3.0]]);
+    let (code, text) = learned(&x, None).unwrap_err();
+    assert!(
+        code == 2 && text.contains("got one array with rows of shape [3]"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_long_number_is_shown_in_short() {
+    let scratch = Scratch::new();
+    let x = floats(&scratch, "x.npy", &[&[1.0], &[2.0]]);
+    let y = npy(
+        &scratch,
+        "y.npy",
+        "<f8",
+        &[2],
+        &bytes(&[0.5, 1e300], f64::to_le_bytes),
+    );
+    let error = prepare(&request(&x, Some(&y)), &crate::Alone).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("y.npy, row 1 (counted from 0): number 0 of the label"),
+        "{text}"
+    );
+    assert!(
+        text.contains("expected a finite f32, got 1e300; help"),
+        "{text}"
+    );
+}
