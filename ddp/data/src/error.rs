@@ -9,13 +9,16 @@ use std::path::PathBuf;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The settings that texts name.
-pub const SETTINGS: [&str; 12] = [
+pub const SETTINGS: [&str; 15] = [
     "data",
     "labels",
     "val-data",
     "val-labels",
     "val-split",
     "task",
+    "drop",
+    "categorical",
+    "missing",
     "normalize",
     "cache-dir",
     "data-on-device",

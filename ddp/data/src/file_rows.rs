@@ -10,6 +10,7 @@ use ddp_kernels::{Tensor, ops};
 use crate::dataset::{Dataset, RowSpec, check_gather, sampled_hash};
 use crate::error::{Error, Result};
 use crate::files::shown_number;
+use crate::fill;
 use crate::labels::Labels;
 use crate::normalize::Normalization;
 use crate::scan::first_nonfinite;
@@ -24,6 +25,8 @@ pub(crate) struct FileData {
     pub(crate) labels: Option<Arc<Labels>>,
     pub(crate) side: Side,
     pub(crate) spec: RowSpec,
+    /// What stands for missing numbers.
+    pub(crate) fill: Option<Arc<[f32]>>,
     pub(crate) normalization: Option<Normalization>,
     /// Whether features are checked when they are read, since not all were before.
     pub(crate) checks: bool,
@@ -62,6 +65,7 @@ impl FileData {
             labels: self.labels.clone(),
             side,
             spec: self.spec.clone(),
+            fill: self.fill.clone(),
             normalization: self.normalization.clone(),
             content: self.content.clone(),
             watch: self.watch.clone(),
@@ -76,6 +80,9 @@ impl FileData {
 
     fn read_features(&self, row: u64, x: &mut [f32]) -> Result<()> {
         self.features.read_f32(row, x)?;
+        if let Some(numbers) = &self.fill {
+            fill::apply(numbers, x);
+        }
         if self.checks
             && let Some(column) = first_nonfinite(x)
         {

@@ -8,6 +8,7 @@
 
 pub mod array;
 pub mod cache;
+mod cell;
 mod contents;
 mod conversion;
 mod csv;
@@ -21,12 +22,13 @@ mod npz;
 mod parquet;
 mod safetensors;
 mod shown;
+pub(crate) mod survey;
 pub mod table;
 
 use std::path::Path;
 
 pub use self::array::{Array, Element};
-pub use self::contents::Contents;
+pub use self::contents::{Contents, OddCells};
 use self::io::refuse;
 pub use self::kind::{FileKind, kind};
 pub(crate) use self::shown::shown_number;

@@ -1,6 +1,7 @@
 //! The labels of rows as classes or numbers: integers and texts are classes, other numbers are
 //! numbers, unless the task says otherwise.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::files::table::{self, number};
@@ -34,6 +35,8 @@ pub(crate) struct Labels {
 enum Coding {
     /// Whole numbers are the classes.
     Classes,
+    /// These whole numbers, sorted, are the names of the classes.
+    Numbers(Vec<i64>),
     /// Texts are the classes: of each file, the class of each code, and the texts.
     Texts {
         classes: Vec<Vec<i64>>,
@@ -82,6 +85,10 @@ impl Labels {
         };
         match classes.texts() {
             _ if are_texts => Labels::of_texts(files, |text| classes.find(text)),
+            Some(_) if classes.whole_names().is_some() => Labels::with(
+                files,
+                Coding::Numbers(classes.whole_names().unwrap_or_default()),
+            ),
             Some(names) => {
                 let (place, text) = (files[0].array.name(), &names[0]);
                 Err(Error::Data(format!(
@@ -189,10 +196,52 @@ impl Labels {
                         *code = class(*code).unwrap_or(NO_CLASS);
                     }
                 }
+                Coding::Numbers(numbers) => {
+                    for code in into {
+                        let class = numbers.binary_search(code);
+                        *code = class.map_or(NO_CLASS, |class| class as i64);
+                    }
+                }
                 Coding::Classes | Coding::Values => {}
             }
         }
         Ok(())
+    }
+
+    /// Whether classes are called by whole numbers that do not begin with 0.
+    pub(crate) fn have_number_names(&self) -> bool {
+        matches!(self.coding, Coding::Numbers(_))
+    }
+
+    /// Makes whole numbers that do not begin with 0, as -1 and 1 or 1 to 3, the names of classes.
+    /// Returns these names; `None` if labels stay as they are.
+    pub(crate) fn name_numbers(&mut self) -> Result<Option<Vec<String>>> {
+        if !matches!(self.coding, Coding::Classes) {
+            return Ok(None);
+        }
+        let mut numbers = BTreeSet::new();
+        let mut block = vec![0; 8192];
+        for first in (0..self.rows()).step_by(block.len()) {
+            let count = (self.rows() - first).min(block.len() as u64) as usize;
+            self.classes(first, &mut block[..count])?;
+            numbers.extend(block[..count].iter().copied());
+            // Most labels begin with 0, and then the first rows say so.
+            let is_numbered = numbers.first() == Some(&0);
+            if is_numbered || numbers.contains(&NO_CLASS) || numbers.len() > CLASSES_MAX {
+                return Ok(None);
+            }
+        }
+        // -1, 0 and 1 may be classes; a single -3 among classes from 0 on is a mistake.
+        let has_gap = numbers
+            .iter()
+            .zip(numbers.iter().skip(1))
+            .any(|(a, b)| b.abs_diff(*a) > 1);
+        if numbers.contains(&0) && has_gap {
+            return Ok(None);
+        }
+        let names = numbers.iter().map(i64::to_string).collect();
+        self.coding = Coding::Numbers(numbers.into_iter().collect());
+        Ok(Some(names))
     }
 
     /// Reads the numbers of rows from `first` on.

@@ -3,7 +3,8 @@
 //!
 //! Files: `choose` finds them and the arrays in them, `files` reads one, `opened` puts several
 //! together (`stack`, `labels`), `scan` reads all rows before training, `rounding` warns of what
-//! f32 loses, `file_rows` reads rows; `prepare` does all of it.
+//! f32 loses, `plan` says how cells become features, `fill` fits what stands for missing numbers,
+//! `file_rows` reads rows; `prepare` does all of it.
 
 #![forbid(unsafe_code)]
 
@@ -13,12 +14,14 @@ pub mod disk;
 pub mod error;
 mod file_rows;
 pub mod files;
+mod fill;
 pub mod glyphs;
 mod labels;
 pub mod loader;
 mod mix;
 mod normalize;
 mod opened;
+mod plan;
 mod prepare;
 mod ranks;
 mod request;
@@ -37,6 +40,7 @@ pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result};
 pub use loader::{Batch, InOrder, Loader, Micro, Resident, SlotId, Source};
 pub use normalize::{Normalization, Normalize};
+pub use plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
 pub use prepare::{open, prepare};
 pub use ranks::{Alone, Ranks};
 pub use request::{Data, DataRequest, Trained};

@@ -7,6 +7,7 @@
 
 mod ask;
 mod labels;
+mod plan;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ pub(crate) use self::ask::{Ask, LabelSource};
 use self::ask::{LabelPlace, Labelled, array_of};
 use super::choose::{self, WantedArrays};
 use super::files::table::{self, TableRequest};
-use super::files::{self, Array, Contents};
+use super::files::{self, Array, Contents, OddCells};
 use super::labels::FileLabels;
+use super::plan::ColumnPlan;
 use super::stack::Stack;
 use super::task::LabelName;
 use crate::error::{Error, Result};
@@ -28,9 +30,14 @@ use crate::error::{Error, Result};
 pub(crate) struct Opened {
     pub(crate) features: Stack,
     pub(crate) labels: Option<Vec<FileLabels>>,
+    /// The names of the features.
     pub(crate) columns: Option<Vec<String>>,
     /// The columns or arrays of the first file that are neither features nor the label.
     pub(crate) left_out: Vec<String>,
+    /// The columns of a table that they come from, unless each is a column of numbers.
+    pub(crate) plan: Option<Vec<ColumnPlan>>,
+    /// Cells of tables without a number or category of their own, by column.
+    pub(crate) odd_cells: Vec<OddCells>,
     /// The name of the labels in their first file.
     pub(crate) label: Option<LabelName>,
     /// Whether the user named files that hold only labels.
@@ -45,6 +52,7 @@ struct Part {
     labels: Option<Labelled>,
     columns: Option<Vec<String>>,
     left_out: Vec<String>,
+    odd_cells: Vec<OddCells>,
 }
 
 /// Opens all of it. Only headers are read, unless files have to be converted first.
@@ -55,6 +63,10 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     let mut features = Vec::with_capacity(paths.len());
     let mut labels: Vec<Labelled> = Vec::new();
     let (mut columns, mut left_out) = (None, Vec::new());
+    let mut odd_cells: Vec<OddCells> = Vec::new();
+    if !ask.is_for_model && ask.plan.is_none() {
+        ask.plan = plan::of_settings(&ask, &paths, &source)?;
+    }
     for (index, path) in paths.iter().enumerate() {
         let part = match choose::is_table(path) {
             true => open_table(&ask, path, &source)?,
@@ -68,6 +80,13 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         let name = part.labels.as_ref().and_then(|labels| labels.name.clone());
         ask.label = name.or(ask.label);
         features.push(part.features);
+        match index {
+            0 => odd_cells = part.odd_cells,
+            _ => part
+                .odd_cells
+                .into_iter()
+                .for_each(|odd| odd.add_to(&mut odd_cells)),
+        }
         labels.extend(part.labels);
     }
     match &source {
@@ -97,6 +116,10 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         labels: (source != LabelPlace::Unwanted).then_some(labels),
         columns,
         left_out,
+        plan: ask
+            .plan
+            .filter(|plan| plan.iter().any(ColumnPlan::is_categorical)),
+        odd_cells,
         label,
         has_given_label_files: matches!(source, LabelPlace::Files(..)),
         watched,
@@ -106,14 +129,19 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
 /// A table: its columns except the label.
 fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
     let features = feature_columns(ask)?;
-    let features = features.as_deref();
+    let names = features.as_ref();
+    let names = names.map(|features| features.iter().map(|plan| plan.name.clone()).collect());
+    let names: Option<Vec<String>> = names;
     let label = match source {
         LabelPlace::Named(name) => Some(name.clone()),
-        LabelPlace::Default => Some(labels::default_column(ask, path, features)?),
+        LabelPlace::Default => Some(labels::default_column(ask, path, names.as_deref())?),
         _ => None,
     };
-    let is_feature = |label: &&String| features.is_some_and(|names| names.contains(label));
-    if let Some(label) = label.as_ref().filter(is_feature) {
+    let mut left_out = table::columns(path)?;
+    let labels = label.as_ref();
+    let labels = labels.map_or(Vec::new(), |label| table::label_names(&left_out, label));
+    let is_feature = |name: &str| names.iter().flatten().any(|feature| feature == name);
+    if let Some(label) = labels.iter().find(|label| is_feature(label)) {
         return Err(Error::Usage(format!(
             "`{}` {label}: the label must not be a feature of {} as well: a model that sees it learns \
              nothing; help: give another label, or other features as in `{}` {}#a,b",
@@ -123,15 +151,16 @@ fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
             ask.spec.path
         )));
     }
-    let mut left_out = table::columns(path)?;
-    left_out.retain(|name| Some(name) != label.as_ref() && !is_feature(&name));
+    left_out.retain(|name| !labels.contains(&name.as_str()) && !is_feature(name));
     let may_hold_label = features.is_none() && *source == LabelPlace::Unwanted;
-    let count = features.map_or(left_out.len(), <[String]>::len);
+    let count = features.as_ref().map_or(left_out.len(), Vec::len);
     check_unnamed(ask, path, count, may_hold_label)?;
     let request = TableRequest {
         label: label.as_deref(),
-        features,
+        features: features.as_deref(),
+        allows_missing: ask.allows_missing,
         labels_are_texts: false,
+        is_for_model: ask.is_for_model,
         cache_dir: ask.cache_dir,
     };
     let contents = table::open(path, &request)?;
@@ -144,6 +173,7 @@ fn open_table(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> {
         labels: labels.transpose()?,
         columns: contents.columns,
         left_out,
+        odd_cells: contents.odd_cells,
     })
 }
 
@@ -169,28 +199,29 @@ fn check_unnamed(ask: &Ask<'_>, path: &Path, count: usize, may_hold_label: bool)
 }
 
 /// The columns of a table that are features, in their order; `None` for all except the label.
-fn feature_columns(ask: &Ask<'_>) -> Result<Option<Vec<String>>> {
-    let split = |part: &String| {
-        part.split(',')
-            .map(|name| name.trim().to_string())
-            .collect()
+fn feature_columns(ask: &Ask<'_>) -> Result<Option<Vec<ColumnPlan>>> {
+    let numbers = |names: &Vec<String>| -> Vec<ColumnPlan> {
+        names.iter().map(|name| ColumnPlan::number(name)).collect()
     };
-    let named: Option<Vec<String>> = ask.spec.part.as_ref().map(split);
-    let (Some(known), Some(named)) = (&ask.columns, &named) else {
-        return Ok(ask.columns.clone().or(named));
+    let known = ask.plan.clone().or(ask.columns.as_ref().map(numbers));
+    let named = ask.named_columns();
+    let (Some(plan), Some(named)) = (&known, &named) else {
+        return Ok(known.or(named.as_ref().map(numbers)));
     };
+    let known: Vec<String> = plan.iter().map(|plan| plan.name.clone()).collect();
     let (mut a, mut b) = (known.clone(), named.clone());
     a.sort_unstable();
     b.sort_unstable();
-    if a == b {
-        return Ok(Some(known.clone()));
+    // The settings leave out some of those that are named.
+    if a == b || !ask.is_for_model && a.iter().all(|name| b.contains(name)) {
+        return Ok(Some(plan.clone()));
     }
     let (path, part) = (&ask.spec.path, named.join(","));
     Err(Error::Usage(format!(
         "`{}` {path}#{part}: expected the columns that the model was trained on: {}; help: leave out #{part}: columns are \
          found by their names",
         ask.setting,
-        difference(known, named)
+        difference(&known, named)
     )))
 }
 
@@ -267,5 +298,6 @@ fn open_arrays(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Part> 
         labels,
         columns,
         left_out,
+        odd_cells: Vec::new(),
     })
 }

@@ -20,9 +20,11 @@ use crate::dataset::{Dataset, NoRows, RowSpec};
 use crate::error::{Error, Result};
 use crate::file_rows::{ChangeWatch, FileData, Side};
 use crate::files::Element;
+use crate::fill;
 use crate::normalize::{Normalization, Normalize};
 use crate::opened::{Ask, LabelSource};
-use crate::ranks::{Alone, Ranks};
+use crate::plan::{FeaturePlan, Missing, PLAIN};
+use crate::ranks::{Alone, Ranks, SameFiles};
 use crate::request::{Data, DataRequest, Trained};
 use crate::spec::{DataSpec, FilesSpec};
 use crate::split::Split;
@@ -68,14 +70,21 @@ fn to_use(
             true => label_source(&request.labels),
             false => LabelSource::Unwanted,
         },
+        table: &PLAIN,
         columns: trained.columns.clone(),
         width: Some(trained.row_shape.iter().product()),
+        plan: trained.plan.columns.clone(),
+        allows_missing: trained.plan.fill.is_some(),
+        is_for_model: true,
         label: trained.label.clone(),
         labels_are_texts: has_text_names(&trained.task),
         cache_dir: request.cache_dir.as_deref(),
         to_evaluate: true,
     };
     let source = OpenFiles::open(&ask, request.task, Some(&trained.task), ranks)?;
+    if ranks.rank() == 0 {
+        warnings::log_table(&source, &spec.path);
+    }
     check_trained_width(trained, &source)?;
     if source.labels.is_some() {
         look_at_labels(&source, Some(&trained.task), ranks)?;
@@ -93,6 +102,7 @@ fn to_use(
         &findings,
         Side::All,
         &trained.task,
+        &trained.plan,
         &trained.normalization,
     );
     let description = format!("{}: {} rows, {understood}", request.data, rows.rows());
@@ -101,6 +111,7 @@ fn to_use(
         train: Arc::new(rows),
         description,
         normalization: trained.normalization.clone(),
+        plan: trained.plan.clone(),
         columns,
         label,
     })
@@ -113,14 +124,21 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         spec,
         labels_setting: "labels",
         labels: label_source(&request.labels),
+        table: &request.table,
         columns: None,
         width: None,
+        plan: None,
+        allows_missing: request.table.missing != Missing::Error,
+        is_for_model: false,
         label: None,
         labels_are_texts: false,
         cache_dir: request.cache_dir.as_deref(),
         to_evaluate: false,
     };
     let source = OpenFiles::open(&ask, request.task, None, ranks)?;
+    if ranks.rank() == 0 {
+        warnings::log_table(&source, &spec.path);
+    }
     let rows = source.features().rows();
     let split = match request.val_split > 0.0 {
         true => Some(Split::new(rows, request.val_split, request.seed)?),
@@ -135,7 +153,15 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
             ranks.size()
         )));
     }
-    let findings = look(&source, None, split.as_ref(), request.normalize, ranks)?;
+    let is_trained_on = |row| split.as_ref().is_none_or(|split| split.is_trained_on(row));
+    let (missing, names) = (request.table.missing, source.opened.columns.as_deref());
+    let same = SameFiles::of(ranks, &source.identity())?;
+    let plan = FeaturePlan {
+        columns: source.opened.plan.clone(),
+        fill: fill::fit(missing, source.features(), names, &is_trained_on, &same)?,
+    };
+    let (filled, normalize) = (plan.fill.as_deref(), request.normalize);
+    let findings = look(&source, None, split.as_ref(), filled, normalize, ranks)?;
     guess::check(&source, &findings.labels)?;
     let task = source.task(&findings.labels.counts)?;
     let normalization = normalization(request.normalize, &source, &findings)?;
@@ -146,15 +172,22 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
     let val = match &request.val_data {
         Some(DataSpec::Files(spec)) => {
             let val = open_val(request, spec, &source, &task, ranks)?;
-            let findings = look(&val, Some(&task), None, request.normalize, ranks)?;
-            Some(data_of(val, &findings, Side::All, &task, &normalization))
+            let findings = look(&val, Some(&task), None, filled, normalize, ranks)?;
+            Some(data_of(
+                val,
+                &findings,
+                Side::All,
+                &task,
+                &plan,
+                &normalization,
+            ))
         }
         _ => None,
     };
     let (columns, label) = (source.opened.columns.clone(), source.opened.label.clone());
     let understood = understood::text(&source, &task, &findings);
     let side = split.clone().map_or(Side::All, Side::TrainedOn);
-    let train = data_of(source, &findings, side, &task, &normalization);
+    let train = data_of(source, &findings, side, &task, &plan, &normalization);
     let held_out: Arc<dyn Dataset> = match (split, val) {
         (Some(split), _) => Arc::new(train.on_side(Side::HeldOut(split))),
         (None, Some(val)) => Arc::new(val),
@@ -165,6 +198,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         train: Arc::new(train),
         held_out,
         normalization,
+        plan,
         columns,
         label,
     })
@@ -189,6 +223,7 @@ fn data_of(
     findings: &Findings,
     side: Side,
     task: &TaskSpec,
+    plan: &FeaturePlan,
     normalization: &Option<Normalization>,
 ) -> FileData {
     let arrays = source.features().arrays().iter();
@@ -212,6 +247,7 @@ fn data_of(
         features: Arc::new(opened.features),
         labels: labels.map(Arc::new),
         side,
+        fill: plan.fill.as_deref().map(Arc::from),
         normalization: normalization.clone(),
         checks: findings.has_unread_features,
         content: findings.content.clone(),
@@ -223,7 +259,7 @@ fn data_of(
 /// Whether labels of tables are texts, even if all could be numbers.
 fn has_text_names(task: &TaskSpec) -> bool {
     task.classes()
-        .is_some_and(|classes| classes.texts().is_some())
+        .is_some_and(|classes| classes.texts().is_some() && classes.whole_names().is_none())
 }
 
 /// Opens the rows of `val-data`, which must be like those that are trained on.
@@ -245,14 +281,21 @@ fn open_val(
         spec,
         labels_setting: "val-labels",
         labels: label_source(&request.val_labels),
+        table: &PLAIN,
         columns: train.opened.columns.clone(),
         width: Some(train.features().width()),
+        plan: train.opened.plan.clone(),
+        allows_missing: request.table.missing != Missing::Error,
+        is_for_model: true,
         label: train.opened.label.clone(),
         labels_are_texts: has_text_names(task),
         cache_dir: request.cache_dir.as_deref(),
         to_evaluate: true,
     };
     let val = OpenFiles::open(&ask, request.task, Some(task), ranks)?;
+    if ranks.rank() == 0 {
+        warnings::log_table(&val, path);
+    }
     let (expected, got) = (train.features().width(), val.features().width());
     let trained = train.features().arrays();
     if expected != got {
@@ -283,7 +326,7 @@ fn check_trained_width(trained: &Trained, source: &OpenFiles) -> Result<()> {
             "{place}: expected {expected} features a row, as the model was trained on, got {got}"
         )));
     }
-    trained.check_normalization()
+    trained.check_features()
 }
 
 #[cfg(test)]

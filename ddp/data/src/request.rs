@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::normalize::{Normalization, Normalize};
+use crate::plan::{FeaturePlan, Missing, TableSettings};
 use crate::spec::DataSpec;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 
@@ -20,6 +21,8 @@ pub struct Data {
     pub description: String,
     /// How features were normalized.
     pub normalization: Option<Normalization>,
+    /// How cells became features.
+    pub plan: FeaturePlan,
     /// The names of features, if their columns have names.
     pub columns: Option<Vec<String>>,
     /// The name of the labels, if they have one.
@@ -43,6 +46,8 @@ pub struct DataRequest {
     pub seed: u64,
     /// What labels are, if not what their type says.
     pub task: Option<TaskKind>,
+    /// How the columns of tables are read.
+    pub table: TableSettings,
     /// How features are normalized.
     pub normalize: Normalize,
     /// Where converted files are kept.
@@ -60,6 +65,8 @@ pub struct Trained {
     pub row_shape: Vec<usize>,
     /// How features are normalized.
     pub normalization: Option<Normalization>,
+    /// How cells become features.
+    pub plan: FeaturePlan,
     /// The names of features in their order, if their columns had names.
     pub columns: Option<Vec<String>>,
     /// The name of the labels, if they had one.
@@ -82,9 +89,11 @@ impl Data {
 }
 
 impl Trained {
-    /// An error if the normalization does not fit the rows.
-    pub(crate) fn check_normalization(&self) -> Result<()> {
+    /// An error if plan or normalization do not fit the rows.
+    pub(crate) fn check_features(&self) -> Result<()> {
         let width = self.row_shape.iter().product();
+        let damaged = |why| Error::Data(format!("the model has {why}: the checkpoint is damaged"));
+        self.plan.check(width).map_err(damaged)?;
         match &self.normalization {
             Some(normalization) if !normalization.fits(width) => Err(Error::Data(format!(
                 "the model's normalization: expected one number or {width}, got {} and {}: the checkpoint is damaged",
@@ -107,6 +116,7 @@ impl DataRequest {
             val_split: 0.0,
             seed: 0,
             task: None,
+            table: TableSettings::default(),
             normalize: Normalize::None,
             cache_dir: None,
             trained: None,
@@ -116,6 +126,9 @@ impl DataRequest {
     /// Everything that has to be the same on all ranks, one setting a line.
     pub(crate) fn text(&self) -> String {
         let splits = self.val_split != 0.0;
+        let table = &self.table;
+        let names = |names: &Vec<String>| (!names.is_empty()).then(|| format!("{names:?}"));
+        let missing = (table.missing != Missing::Error).then(|| format!("{:?}", table.missing));
         let given = [
             ("data", Some(format!("\"{}\"", self.data))),
             (
@@ -133,6 +146,9 @@ impl DataRequest {
             ("val-split", splits.then(|| self.val_split.to_string())),
             ("seed", splits.then(|| self.seed.to_string())),
             ("task", self.task.map(|task| format!("{task:?}"))),
+            ("drop", names(&table.drop)),
+            ("categorical", names(&table.categorical)),
+            ("missing", missing),
             ("normalize", Some(format!("{:?}", self.normalize))),
         ];
         let given = given.into_iter();
@@ -169,6 +185,9 @@ impl DataRequest {
             ("val-data", self.val_data.is_some()),
             ("val-split", self.val_split > 0.0),
             ("normalize", self.normalize != Normalize::None),
+            ("drop", !self.table.drop.is_empty()),
+            ("categorical", !self.table.categorical.is_empty()),
+            ("missing", self.table.missing != Missing::Error),
             // A trained model brings its task.
             ("task", self.task.is_some() && self.trained.is_none()),
         ];

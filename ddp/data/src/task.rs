@@ -155,6 +155,18 @@ impl Classes {
         (0..self.count).map(|class| self.name(class)).collect()
     }
 
+    /// The names as numbers, if all are different whole numbers in their order.
+    pub(crate) fn whole_names(&self) -> Option<Vec<i64>> {
+        let whole = |name: &String| name.parse::<i64>().ok().filter(|n| n.to_string() == *name);
+        let numbers: Vec<i64> = self
+            .names
+            .as_ref()?
+            .iter()
+            .map(whole)
+            .collect::<Option<_>>()?;
+        numbers.is_sorted_by(|a, b| a < b).then_some(numbers)
+    }
+
     /// The first class with this name.
     pub fn find(&self, name: &str) -> Option<usize> {
         match &self.names {

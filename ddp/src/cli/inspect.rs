@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::flags::choice;
-use crate::config::TaskKind;
+use crate::config::{Missing, TaskKind};
 
 /// Printed after the help of `inspect`.
 pub(super) const EXAMPLES: &str = "\
@@ -32,6 +32,15 @@ pub struct InspectFlags {
     /// Whether labels are classes or numbers, as in training
     #[arg(long, value_name = "TASK", value_parser = choice::<TaskKind>())]
     pub task: Option<TaskKind>,
+    /// Columns of tables that are not features, as in training
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub drop: Vec<String>,
+    /// Columns of tables whose values are categories, as in training
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub categorical: Vec<String>,
+    /// What happens where a number is missing, as in training
+    #[arg(long, value_name = "HOW", default_value = "error", value_parser = choice::<Missing>())]
+    pub missing: Missing,
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]
     #[arg(long, value_name = "DIR")]

@@ -49,7 +49,8 @@ fn every_flag_of_training_arrives() {
                 --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
                 --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --zero 1 --timeout-s 0.5 --progress never \
                 --overlap off --log-level trace --labels y --val-data v.csv --val-labels z --val-split 0.25 \
-                --task classification --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
+                --task classification --drop id,name --categorical auto --missing mean \
+                --normalize standard --cache-dir c --checkpoint-every 5 --keep 2 --resume auto \
                 --override --init-from m.safetensors --tensorboard";
     let config = train(line);
     let expected = Config {
@@ -101,6 +102,9 @@ fn every_flag_of_training_arrives() {
         val_labels: Some("z".into()),
         val_split: 0.25,
         task: Some(TaskKind::Classification),
+        drop: vec!["id".into(), "name".into()],
+        categorical: vec!["auto".into()],
+        missing: Missing::Mean,
         normalize: Normalize::Standard,
         cache_dir: Some("c".into()),
         checkpoint_every: Some(5),
@@ -336,7 +340,7 @@ const WHOLE: [(&str, &str); 8] = [
     ),
     (
         "inspect",
-        "data.csv --labels kind --task regression --cache-dir kept --json",
+        "data.csv --labels kind --task regression --drop id --categorical town,month --missing zero --cache-dir kept --json",
     ),
     ("report", "out"),
     ("doctor", "--json --out runs --quick --timeout-s 5"),
@@ -420,6 +424,9 @@ fn every_flag_of_the_other_commands_arrives() {
             path,
             labels,
             task,
+            drop: vec!["id".into()],
+            categorical: vec!["town".into(), "month".into()],
+            missing: Missing::Zero,
             cache_dir: Some("kept".into()),
             json: true
         }

@@ -3,7 +3,7 @@
 use ddp_kernels::ops::{AdamwConstants, SgdConstants};
 
 use super::{Config, Optimizer};
-use crate::data::DataRequest;
+use crate::data::{DataRequest, TableSettings};
 use crate::optim::Rule;
 use crate::tasks::LossOptions;
 use crate::trainer::{LearningRate, ModelOptions, Reduction, RunData, RunOptions};
@@ -70,6 +70,11 @@ impl Config {
             val_split: self.val_split,
             seed: self.seed,
             task: self.task,
+            table: TableSettings {
+                drop: self.drop.clone(),
+                categorical: self.categorical.clone(),
+                missing: self.missing,
+            },
             normalize: self.normalize,
             cache_dir: self.cache_dir.clone(),
             trained: None,

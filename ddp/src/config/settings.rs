@@ -14,9 +14,9 @@ use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Vis
 use serde_json::{Map, Value};
 
 use super::values::{
-    DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Normalize, Number, OptimizerKind,
-    Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S, TaskKind, WHOLE_MAX,
-    When,
+    DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, Normalize, Number,
+    OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S,
+    TaskKind, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
@@ -200,8 +200,9 @@ settings! {
     /// synthetic:row-number, followed by options, as in glyphs,rows=50000 (rows, held-out, seed;
     /// features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
-    /// Labels: a column or an array of --data, by name, or another file [default: the last column
-    /// of the first table; y beside x, labels beside features or images, and the like]
+    /// Labels: a column or an array of --data, by name, or another file; a,b for several columns of
+    /// numbers [default: the last column of the first table; y beside x, labels beside features or
+    /// images, and the like]
     Job labels "SPEC": Option<String> = None;
     /// Data to evaluate on, in the form of --data [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;
@@ -212,6 +213,13 @@ settings! {
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK": Option<TaskKind> = None;
+    /// Columns of tables that are not features, separated by commas
+    Fixed drop "NAMES": Vec<String> = vec![];
+    /// Columns of tables whose values are categories, separated by commas: each value becomes a
+    /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
+    Fixed categorical "NAMES": Vec<String> = vec![];
+    /// What happens where a number is missing (an empty cell, NA, null, ?, - or NaN)
+    Fixed missing "HOW": Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
     /// and standard deviation 1
     Fixed normalize "HOW": Normalize = Normalize::None;

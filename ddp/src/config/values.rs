@@ -12,7 +12,7 @@ use ddp_kernels::{DType, Device};
 use serde::{Deserialize, Serialize};
 
 use crate::data::DataSpec;
-pub use crate::data::{Normalize, Resident, TaskKind};
+pub use crate::data::{Missing, Normalize, Resident, TaskKind};
 pub use crate::models::family::{Form, List};
 pub use crate::optim::Shape as Schedule;
 pub use crate::params::Precision;
@@ -146,6 +146,7 @@ read_by_name!(
     Overlap,
     GraphChoice,
     LogLevel,
+    Missing,
     Normalize,
     Resident,
     TaskKind,

@@ -36,6 +36,7 @@ pub(super) fn found(folder: &Path) -> Result<Inspected> {
         "task": state.task,
         "row_shape": state.row_shape,
         "normalization": state.normalization,
+        "plan": state.plan,
         "columns": state.columns,
         "label": state.label,
         "position": state.position,
@@ -141,6 +142,15 @@ fn rows(state: &State) -> String {
     }
     if let Some(LabelName::Column(name) | LabelName::Array(name)) = &state.label {
         text += &format!(", labels {name}");
+    }
+    let plans = state.plan.columns.iter().flatten();
+    let categorical = plans.filter(|plan| plan.values.is_some());
+    let categorical: Vec<_> = categorical.map(|plan| plan.name.clone()).collect();
+    if !categorical.is_empty() {
+        text += &format!("; categorical: {}", some_of(&categorical));
+    }
+    if state.plan.fill.is_some() {
+        text += "; missing numbers are filled in";
     }
     match &state.normalization {
         None => text + "; not normalized",

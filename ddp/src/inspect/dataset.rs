@@ -7,10 +7,9 @@ use serde_json::{Value, json};
 
 use super::sheet::{Inspected, Sheet, some_of, table};
 use crate::cli::InspectFlags;
-use crate::config::Normalize;
 use crate::data::choose;
 use crate::data::files::{self, Array, FileKind};
-use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset};
+use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings};
 use crate::error::{Error, Result, ShownError};
 use crate::shown::shown;
 use crate::tasks::{self, Survey, SurveyText};
@@ -40,16 +39,15 @@ pub(super) fn found(flags: &InspectFlags) -> Result<Inspected> {
         json["files"] = files;
     }
     let request = DataRequest {
-        data: spec,
         labels: flags.labels.clone(),
-        val_data: None,
-        val_labels: None,
-        val_split: 0.0,
-        seed: 0,
         task: flags.task,
-        normalize: Normalize::None,
+        table: TableSettings {
+            drop: flags.drop.clone(),
+            categorical: flags.categorical.clone(),
+            missing: flags.missing,
+        },
         cache_dir: flags.cache_dir.clone(),
-        trained: None,
+        ..DataRequest::new(spec)
     };
     let prepared = data::prepare(&request, &Alone).map_err(|error| renamed(error, flags));
     let problem = match prepared.and_then(|data| describe(&data, &mut sheet, &mut json)) {

@@ -11,7 +11,7 @@ use super::forward::Forward;
 use super::round_robin::RoundRobinRows;
 use crate::checkpoint::{self, Chosen, MODEL_FILE, Opened, State};
 use crate::cli::UsingFlags;
-use crate::config::{Config, Normalize, Precision};
+use crate::config::{Config, Precision};
 use crate::data::{self, DataRequest, DataSpec, Dataset, InOrder, RowSpec, Source, Trained};
 use crate::error::{Error, Result};
 use crate::models::DataShape;
@@ -84,21 +84,18 @@ fn rows(asked: &Asked<'_>, world: &World, state: &State, seed: u64) -> Result<Ar
         task: state.task.clone(),
         row_shape: state.row_shape.clone(),
         normalization: state.normalization.clone(),
+        plan: state.plan.clone(),
         columns: state.columns.clone(),
         label: state.label.clone(),
         needs_labels: asked.needs_labels,
     };
     let request = DataRequest {
-        data: asked.using.data.clone(),
         labels: asked.labels.map(String::from),
-        val_data: None,
-        val_labels: None,
-        val_split: 0.0,
         seed,
         task: Some(state.task.kind()),
-        normalize: Normalize::None,
         cache_dir: asked.using.cache_dir.clone(),
         trained: Some(trained),
+        ..DataRequest::new(asked.using.data.clone())
     };
     let data = data::prepare(&request, &WorldRanks(world))?;
     if world.rank() == 0 {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ddp_kernels::mapped::Mapped;
+use serde::{Deserialize, Serialize};
 
 use super::array::{Array, ArrayPlace};
 use super::io::refuse;
@@ -20,6 +21,49 @@ pub struct Contents {
     pub classes: Option<Vec<String>>,
     /// The names of features.
     pub columns: Option<Vec<String>>,
+    /// Of a converted table: the columns that had such cells.
+    pub odd_cells: Vec<OddCells>,
+}
+
+/// How many unknown values of a column are kept for messages.
+pub(super) const EXAMPLES_MAX: usize = 3;
+
+/// Cells of a column that had no number or category of their own when a table was converted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OddCells {
+    /// The column.
+    pub column: String,
+    /// How many were missing.
+    pub missing: u64,
+    /// How many had a value that is none of the column's categories.
+    pub unseen: u64,
+    /// Some of these values.
+    pub examples: Vec<String>,
+}
+
+impl OddCells {
+    /// None so far.
+    pub(super) fn of(column: &str) -> OddCells {
+        OddCells {
+            column: column.to_string(),
+            ..OddCells::default()
+        }
+    }
+
+    /// Adds them to those of all columns, by the column's name.
+    pub(crate) fn add_to(mut self, all: &mut Vec<OddCells>) {
+        match all.iter_mut().find(|odd| odd.column == self.column) {
+            None => all.push(self),
+            Some(odd) => {
+                odd.missing += self.missing;
+                odd.unseen += self.unseen;
+                odd.examples.append(&mut self.examples);
+                odd.examples.dedup();
+                odd.examples.truncate(EXAMPLES_MAX);
+            }
+        }
+    }
 }
 
 impl Contents {

@@ -1,5 +1,5 @@
 //! The conversion of tables into the flat format: `features`, f32 of all columns except the
-//! label's, and `labels`.
+//! label's, and `labels`. A missing number is NaN.
 
 mod labels;
 
@@ -8,11 +8,13 @@ use std::path::Path;
 
 use self::labels::LabelColumn;
 use super::array::Element;
-use super::csv::number;
+use super::cell::{Cell, CellSink};
+use super::contents::{EXAMPLES_MAX, OddCells};
 use super::flat;
 use super::io::refuse;
-use super::shown::{listed, shown};
+use super::shown::{listed, shown, shown_number};
 use crate::error::{Error, Result};
+use crate::plan::ColumnPlan;
 use crate::rounding::{self, Ends};
 
 /// Numbers written at once.
@@ -23,12 +25,17 @@ const NAMES_BYTES_MAX: usize = 40 << 20;
 /// Which columns of a table are wanted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TableRequest<'a> {
-    /// The column of labels.
+    /// The column of labels, or several with commas between them: these are numbers.
     pub label: Option<&'a str>,
-    /// The columns of features, in this order; `None` for all others, in the order of the table.
-    pub features: Option<&'a [String]>,
+    /// The columns of features, in this order; `None` for all others, in the order of the table,
+    /// as numbers.
+    pub features: Option<&'a [ColumnPlan]>,
+    /// Whether numbers may be missing: they become NaN.
+    pub allows_missing: bool,
     /// Whether labels are texts even if all could be numbers.
     pub labels_are_texts: bool,
+    /// Whether a trained model says what the features are.
+    pub is_for_model: bool,
     /// The folder of the converted table, if not the usual one.
     pub cache_dir: Option<&'a Path>,
 }
@@ -38,10 +45,40 @@ pub(super) struct Columns<'a> {
     pub(super) path: &'a Path,
     pub(super) request: &'a TableRequest<'a>,
     pub(super) names: Vec<String>,
-    /// The indices of the features.
-    pub(super) features: Vec<usize>,
-    /// The index of the label.
-    pub(super) label: Option<usize>,
+    pub(super) features: Vec<Feature>,
+    /// The indices of the labels.
+    pub(super) labels: Vec<usize>,
+}
+
+/// The columns that `name` means among `columns`: one of this name, or several with commas between.
+pub(crate) fn label_names<'a>(columns: &[String], name: &'a str) -> Vec<&'a str> {
+    match columns.iter().any(|column| column == name) {
+        true => vec![name],
+        false => name.split(',').map(str::trim).collect(),
+    }
+}
+
+/// A column of features.
+pub(super) struct Feature {
+    /// Its index in the table.
+    pub(super) column: usize,
+    /// The position of each value of a categorical column.
+    positions: Option<HashMap<Box<[u8]>, usize>>,
+}
+
+impl Feature {
+    fn of(column: usize, plan: Option<&ColumnPlan>) -> Feature {
+        let values = plan.and_then(|plan| plan.values.as_ref());
+        let position = |(position, value): (usize, &String)| (value.as_bytes().into(), position);
+        Feature {
+            column,
+            positions: values.map(|values| values.iter().enumerate().map(position).collect()),
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.positions.as_ref().map_or(1, HashMap::len)
+    }
 }
 
 impl<'a> Columns<'a> {
@@ -56,19 +93,23 @@ impl<'a> Columns<'a> {
             request,
             names,
             features: Vec::new(),
-            label: None,
+            labels: Vec::new(),
         };
         columns.check_names_differ()?;
-        let label = request.label.map(|name| columns.position(name));
-        columns.label = label.transpose()?;
+        let labels = request.label.iter();
+        let labels = labels.flat_map(|name| label_names(&columns.names, name));
+        let labels = labels.map(|name| columns.position(name));
+        columns.labels = labels.collect::<Result<_>>()?;
         columns.features = match request.features {
             Some(wanted) => {
-                let wanted = wanted.iter().map(|name| columns.position(name));
-                wanted.collect::<Result<_>>()?
+                let feature =
+                    |plan: &ColumnPlan| Ok(Feature::of(columns.position(&plan.name)?, Some(plan)));
+                wanted.iter().map(feature).collect::<Result<_>>()?
             }
             None => {
                 let all = 0..columns.names.len();
-                all.filter(|&column| Some(column) != columns.label)
+                all.filter(|column| !columns.labels.contains(column))
+                    .map(|column| Feature::of(column, None))
                     .collect()
             }
         };
@@ -76,13 +117,28 @@ impl<'a> Columns<'a> {
         Ok(columns)
     }
 
+    /// The name of the feature column `index`.
+    pub(super) fn name(&self, index: usize) -> &str {
+        &self.names[self.features[index].column]
+    }
+
+    /// The names of all features.
+    fn feature_names(&self) -> Vec<String> {
+        match self.request.features {
+            Some(plans) => plans.iter().flat_map(ColumnPlan::feature_names).collect(),
+            None => (0..self.features.len())
+                .map(|index| self.name(index).to_string())
+                .collect(),
+        }
+    }
+
     fn check_features(&self) -> Result<()> {
-        let names = || self.features.iter().map(|&column| &self.names[column]);
-        if let Some(index) = names().position(|name| name.is_empty()) {
+        let nameless = |feature: &&Feature| self.names[feature.column].is_empty();
+        if let Some(feature) = self.features.iter().find(nameless) {
             return Err(self.bad(format!(
                 "column {} of {} has no name; help: if it is an index that pandas wrote, save without it: \
                  to_csv(path, index=False)",
-                self.features[index] + 1,
+                feature.column + 1,
                 self.names.len()
             )));
         }
@@ -93,7 +149,8 @@ impl<'a> Columns<'a> {
                  between them"
             )));
         }
-        let bytes: usize = names().map(|name| flat::text_bytes(name)).sum();
+        let names = self.feature_names();
+        let bytes: usize = names.iter().map(|name| flat::text_bytes(name)).sum();
         if bytes > NAMES_BYTES_MAX {
             return Err(self.bad(format!(
                 "the names of its columns: expected at most {NAMES_BYTES_MAX} bytes together, got {bytes}; \
@@ -131,107 +188,93 @@ impl<'a> Columns<'a> {
         refuse(self.path, what)
     }
 
-    /// The error of a cell of features that is no number, or no finite f32. `place` is its line or
-    /// row.
-    pub(super) fn bad_feature(
-        &self,
-        place: &str,
-        column: usize,
-        cell: &[u8],
-        value: Option<f64>,
-    ) -> Error {
-        let (name, got) = (&self.names[column], shown(cell));
-        let what = match value {
-            _ if cell.is_empty() => {
-                "expected a number, got an empty cell; help: fill it in, or remove the row (pandas: dropna) or the column"
-                    .into()
-            }
-            None if has_decimal_comma(cell) => {
-                format!("expected a number, got \"{got}\"; help: write decimals with a point (pandas: read_csv(…, decimal=\",\"))")
-            }
-            None => format!("expected a number, got \"{got}\"; {}", text_help(name)),
-            Some(value) if value.is_finite() => {
-                let most = f32::MAX;
-                format!("expected at most {most:e}, the largest f32, got {got}; help: give the column a larger unit")
-            }
-            Some(_) => {
-                format!("expected a finite number, got {got}; help: fill it in, or remove the row or the column")
-            }
+    /// The error of a number that is no finite f32.
+    fn bad_number(&self, place: &str, index: usize, value: f64, text: &[u8]) -> Error {
+        let name = self.name(index);
+        let got = match text {
+            [] => shown_number(value),
+            text => shown(text),
+        };
+        let what = match value.is_finite() {
+            true => format!(
+                "expected at most {:e}, the largest f32, got {got}; help: give the column a larger unit",
+                f32::MAX
+            ),
+            false => format!(
+                "expected a finite number, got {got}; help: fill it in, or remove the row or the column"
+            ),
         };
         self.bad(format!("{place}, column \"{name}\": {what}"))
     }
 }
 
-/// Whether a cell is a number but for a comma.
-fn has_decimal_comma(cell: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(cell);
-    text.matches(',').count() == 1 && number(text.replace(',', ".").as_bytes()).is_some()
-}
-
-/// What to do about a column of texts.
-pub(super) fn text_help(column: &str) -> String {
-    format!(
-        "help: if this column is the label, set `labels` to \"{column}\"; else turn its texts into numbers (pandas: \
-         get_dummies) or remove it"
-    )
-}
-
 /// Writes rows: features at once, labels aside until all are known.
 pub(super) struct RowWriter<'a> {
+    columns: &'a Columns<'a>,
     out: &'a mut flat::Writer,
     features: Vec<f32>,
-    /// Of each column, before rounding.
+    /// Of each column of numbers, before rounding.
     ends: Vec<Ends>,
+    /// Of each column.
+    odd: Vec<OddCells>,
+    /// Whether a cell was refused that other settings would allow.
+    pub(super) refused_cell: bool,
     labels: Option<LabelColumn>,
+    /// Missing labels, and where the first one is.
+    unlabelled: u64,
+    first_unlabelled: String,
     rows: u64,
 }
 
 impl<'a> RowWriter<'a> {
-    /// Rows of the file `to`. `has_text_labels`: whatever they look like.
+    /// Rows of the file `to`.
     pub(super) fn new(
-        columns: &Columns<'_>,
+        columns: &'a Columns<'a>,
         to: &Path,
         out: &'a mut flat::Writer,
-        has_text_labels: bool,
     ) -> Result<RowWriter<'a>> {
-        let count = columns.features.len();
-        if count > 0 {
-            out.begin("features", Element::F32, &[count])?;
+        let width = columns.features.iter().map(Feature::width).sum();
+        if width > 0 {
+            out.begin("features", Element::F32, &[width])?;
         }
-        let are_texts = has_text_labels || columns.request.labels_are_texts;
-        let labels = columns.label.map(|_| LabelColumn::beside(to, are_texts));
+        let (are_texts, width) = (columns.request.labels_are_texts, columns.labels.len());
+        let labels = (width > 0).then(|| LabelColumn::beside(to, are_texts, width));
+        let odd = |index| OddCells::of(columns.name(index));
+        let count = columns.features.len();
         Ok(RowWriter {
+            columns,
             out,
-            features: Vec::with_capacity(PIECE_COUNT + count),
+            features: Vec::with_capacity(PIECE_COUNT + width),
             ends: vec![Ends::NONE; count],
+            odd: (0..count).map(odd).collect(),
+            refused_cell: false,
             labels: labels.transpose()?,
+            unlabelled: 0,
+            first_unlabelled: String::new(),
             rows: 0,
         })
     }
 
-    /// The next feature of the row, number `index` of it. It is finite as f32.
-    #[inline]
-    pub(super) fn feature(&mut self, index: usize, value: f64) {
-        self.ends[index].add(value);
-        self.features.push(value as f32);
-    }
-
-    /// The label of the row. `bad` makes an error of what is wrong with it.
-    pub(super) fn label(&mut self, cell: &[u8], bad: impl Fn(String) -> Error) -> Result<()> {
-        match &mut self.labels {
-            Some(labels) => labels.push(cell, bad),
-            None => Ok(()),
+    /// A cell of a categorical column: its features are 0 where `value` is `None` or unknown.
+    fn category(&mut self, index: usize, value: Option<&[u8]>) {
+        let feature = &self.columns.features[index];
+        let start = self.features.len();
+        self.features.resize(start + feature.width(), 0.0);
+        let Some(value) = value else {
+            return;
+        };
+        let positions = feature.positions.as_ref();
+        match positions.and_then(|positions| positions.get(value)) {
+            Some(position) => self.features[start + position] = 1.0,
+            None => {
+                let odd = &mut self.odd[index];
+                odd.unseen += 1;
+                let example = shown(value);
+                if odd.examples.len() < EXAMPLES_MAX && !odd.examples.contains(&example) {
+                    odd.examples.push(example);
+                }
+            }
         }
-    }
-
-    /// Ends the row.
-    pub(super) fn end_row(&mut self) -> Result<()> {
-        self.rows += 1;
-        debug_assert_eq!(self.features.len() % self.ends.len().max(1), 0);
-        if self.features.len() >= PIECE_COUNT {
-            self.write_piece()?;
-        }
-        Ok(())
     }
 
     fn write_piece(&mut self) -> Result<()> {
@@ -241,21 +284,25 @@ impl<'a> RowWriter<'a> {
     }
 
     /// Writes the labels after the last row.
-    pub(super) fn finish(mut self, columns: &Columns<'_>) -> Result<flat::About> {
+    pub(super) fn finish(mut self) -> Result<flat::About> {
+        let columns = self.columns;
         if self.rows == 0 {
             return Err(columns.bad("it has a header and no rows; help: add rows below it".into()));
+        }
+        if self.unlabelled > 0 {
+            return Err(columns.bad(format!(
+                "{}: expected a number or a text as label, got an empty cell; in all, {} labels of {} rows are missing; \
+                 help: fill them in or remove these rows",
+                self.first_unlabelled, self.unlabelled, self.rows
+            )));
         }
         if !self.features.is_empty() {
             self.write_piece()?;
         }
-        let names = columns.features.iter();
-        let names: Vec<String> = names.map(|&column| columns.names[column].clone()).collect();
-        let close = names
-            .iter()
-            .zip(&self.ends)
-            .filter(|(_, ends)| ends.are_too_close());
+        let ends = self.ends.iter().enumerate();
+        let close = ends.filter(|(_, ends)| ends.are_too_close());
         let close: Vec<_> = close
-            .map(|(name, ends)| (format!("\"{name}\""), *ends))
+            .map(|(index, ends)| (format!("\"{}\"", columns.name(index)), *ends))
             .collect();
         if let Some(warning) = rounding::warning(&close) {
             tracing::warn!("{}: {warning}", columns.path.display());
@@ -264,10 +311,81 @@ impl<'a> RowWriter<'a> {
             Some(labels) => labels.finish(self.out)?,
             None => None,
         };
+        self.odd.retain(|odd| odd.missing + odd.unseen > 0);
         Ok(flat::About {
             classes,
-            columns: Some(names),
+            columns: Some(columns.feature_names()),
             source: Some(columns.path.display().to_string()),
+            odd: self.odd,
         })
+    }
+}
+
+impl CellSink for RowWriter<'_> {
+    fn wants_text(&self, index: usize) -> bool {
+        self.columns.features[index].positions.is_some()
+    }
+
+    #[inline]
+    fn feature(&mut self, index: usize, cell: Cell<'_>, place: &dyn Fn() -> String) -> Result<()> {
+        let is_category = self.columns.features[index].positions.is_some();
+        match cell {
+            Cell::Number(_, text) | Cell::Text(text) if is_category => {
+                self.category(index, Some(text));
+            }
+            Cell::Number(value, _) if (value as f32).is_finite() => {
+                self.ends[index].add(value);
+                self.features.push(value as f32);
+            }
+            Cell::Number(value, text) => {
+                return Err(self.columns.bad_number(&place(), index, value, text));
+            }
+            Cell::Missing if self.columns.request.allows_missing => {
+                self.odd[index].missing += 1;
+                match is_category {
+                    true => self.category(index, None),
+                    false => self.features.push(f32::NAN),
+                }
+            }
+            Cell::Missing | Cell::Text(_) => {
+                self.refused_cell = true;
+                let (place, name) = (place(), self.columns.name(index));
+                return Err(self
+                    .columns
+                    .bad(format!("{place}, column \"{name}\": expected a number")));
+            }
+        }
+        Ok(())
+    }
+
+    fn label(
+        &mut self,
+        index: usize,
+        cell: &[u8],
+        is_text: bool,
+        place: &dyn Fn() -> String,
+    ) -> Result<()> {
+        let Some(labels) = &mut self.labels else {
+            return Ok(());
+        };
+        let column = self.columns.labels[index];
+        let place = || format!("{}, column \"{}\"", place(), self.columns.names[column]);
+        if cell.is_empty() {
+            if self.unlabelled == 0 {
+                self.first_unlabelled = place();
+            }
+            self.unlabelled += 1;
+            return Ok(());
+        }
+        let bad = |what: String| self.columns.bad(format!("{}: {what}", place()));
+        labels.push(cell, is_text, bad)
+    }
+
+    fn end_row(&mut self) -> Result<()> {
+        self.rows += 1;
+        if self.features.len() >= PIECE_COUNT {
+            self.write_piece()?;
+        }
+        Ok(())
     }
 }

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::array::{ArrayPlace, Element};
-use super::contents::Contents;
+use super::contents::{Contents, OddCells};
 use super::io::{map, refuse, writing};
 use crate::error::{Error, Result};
 
@@ -61,6 +61,8 @@ struct Header {
     columns: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     source: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    odd_cells: Vec<OddCells>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -83,6 +85,8 @@ pub(crate) struct About {
     pub(crate) columns: Option<Vec<String>>,
     /// The file it was made from.
     pub(crate) source: Option<String>,
+    /// Of a table: the columns that had some.
+    pub(crate) odd: Vec<OddCells>,
 }
 
 impl About {
@@ -111,6 +115,7 @@ pub(crate) fn open(path: &Path, file: &str) -> Result<Contents> {
         contents.add(&mapped, file, &place);
     }
     (contents.classes, contents.columns) = (header.classes, header.columns);
+    contents.odd_cells = header.odd_cells;
     contents.checked(path)
 }
 
@@ -354,6 +359,7 @@ impl Writer {
             classes: about.classes,
             columns: about.columns,
             source: about.source,
+            odd_cells: about.odd,
         };
         let json = serde_json::to_vec(&header);
         let json = json.map_err(|error| Error::Internal(format!("a flat header: {error}")))?;

@@ -4,30 +4,25 @@
 mod reading;
 
 #[cfg(feature = "parquet")]
-pub(super) use reading::{columns, convert};
+pub(super) use reading::{columns, read};
 
 #[cfg(not(feature = "parquet"))]
-pub(super) use not_built::{columns, convert};
+pub(super) use not_built::{columns, read};
 
 #[cfg(not(feature = "parquet"))]
 mod not_built {
     use std::path::Path;
 
-    use super::super::conversion::TableRequest;
-    use super::super::flat::{About, Writer};
+    use super::super::cell::CellSink;
+    use super::super::conversion::Columns;
     use super::super::io::refuse;
     use crate::error::Result;
 
     const WHY: &str = "this program was built without Parquet; help: build it with `cargo build \
          --release -p ddp --features parquet`, or save the table as CSV (pandas: to_csv(path, index=False))";
 
-    pub(in super::super) fn convert(
-        path: &Path,
-        _request: &TableRequest<'_>,
-        _to: &Path,
-        _out: &mut Writer,
-    ) -> Result<About> {
-        Err(refuse(path, WHY))
+    pub(in super::super) fn read(columns: &Columns<'_>, _: &mut impl CellSink) -> Result<()> {
+        Err(refuse(columns.path, WHY))
     }
 
     pub(in super::super) fn columns(path: &Path) -> Result<Vec<String>> {

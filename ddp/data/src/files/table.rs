@@ -5,16 +5,20 @@ use std::io::Read;
 use std::path::Path;
 
 use super::cache;
+use super::cell::{Cell, CellSink};
 use super::contents::Contents;
 use super::conversion::{Columns, RowWriter};
 use super::csv::{CsvProblem, Record, Records};
 use super::io::refuse;
 use super::kind::{FileKind, kind};
 use super::shown::shown;
+use super::survey::Survey;
 use super::{flat, gzip, parquet};
 use crate::error::{Error, Result};
+use crate::plan::ColumnPlan;
 
 pub use super::conversion::TableRequest;
+pub(crate) use super::conversion::label_names;
 pub(crate) use super::csv::number;
 pub(crate) use super::shown::{listed, listed_up_to};
 
@@ -56,20 +60,28 @@ pub fn open(path: &Path, request: &TableRequest<'_>) -> Result<Contents> {
         "label": request.label,
         "features": request.features,
         "format": format!("{format:?}"),
+        "allows missing": request.allows_missing,
         "labels are texts": request.labels_are_texts,
     });
     let made = cache::converted(path, request.cache_dir, &format!("table {asked}"), |to| {
-        flat::write(to, |out| match format {
-            Format::Csv { tabs } => convert_csv(path, request, tabs, to, out),
-            Format::Parquet => parquet::convert(path, request, to, out),
-        })
+        flat::write(to, |out| convert(path, request, format, to, out))
     })?;
     flat::open(&made, &path.display().to_string())
 }
 
 /// The names of the columns of the table at `path`. Reads only its header.
 pub fn columns(path: &Path) -> Result<Vec<String>> {
-    match Format::of(path)? {
+    names(path, Format::of(path)?)
+}
+
+/// Whether a table with these columns has the label `name`, or all labels that it means.
+pub(crate) fn has_label(columns: &[String], name: &str) -> bool {
+    let mut names = label_names(columns, name).into_iter();
+    names.all(|name| columns.iter().any(|column| column == name))
+}
+
+fn names(path: &Path, format: Format) -> Result<Vec<String>> {
+    match format {
         Format::Csv { tabs } => header(path, &mut records(path, tabs)?),
         Format::Parquet => parquet::columns(path),
     }
@@ -99,36 +111,82 @@ pub(crate) fn place(path: &Path, column: &str, row: u64) -> String {
     format!("{}, {place}, column \"{column}\"", path.display())
 }
 
+/// What the cells of these columns are. Values are kept of `categorical` columns and of texts. The
+/// result is kept in the cache.
+pub(crate) fn survey(
+    path: &Path,
+    features: &[ColumnPlan],
+    categorical: &[String],
+    cache_dir: Option<&Path>,
+) -> Result<Survey> {
+    let format = Format::of(path)?;
+    let asked = serde_json::json!([features, categorical, format!("{format:?}")]);
+    let made = cache::converted(path, cache_dir, &format!("survey {asked}"), |to| {
+        let request = TableRequest {
+            features: Some(features),
+            ..TableRequest::default()
+        };
+        let columns = Columns::choose(path, &request, names(path, format)?)?;
+        let mut survey = Survey::of(&columns, categorical);
+        read(format, &columns, &mut survey)?;
+        survey.write(to)
+    })?;
+    Survey::open(&made)
+}
+
+fn convert(
+    path: &Path,
+    request: &TableRequest<'_>,
+    format: Format,
+    to: &Path,
+    out: &mut flat::Writer,
+) -> Result<flat::About> {
+    let columns = Columns::choose(path, request, names(path, format)?)?;
+    let mut rows = RowWriter::new(&columns, to, out)?;
+    match read(format, &columns, &mut rows) {
+        Ok(()) => rows.finish(),
+        Err(first) if rows.refused_cell => {
+            // There may be more such columns: all are named at once.
+            let mut survey = Survey::of(&columns, &[]);
+            read(format, &columns, &mut survey)?;
+            Err(survey.refusal(&columns).unwrap_or(first))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives all cells of the wanted columns to `sink`.
+fn read(format: Format, columns: &Columns<'_>, sink: &mut impl CellSink) -> Result<()> {
+    match format {
+        Format::Csv { tabs } => read_csv(columns, tabs, sink),
+        Format::Parquet => parquet::read(columns, sink),
+    }
+}
+
 fn records(path: &Path, tabs: bool) -> Result<Records<Box<dyn Read>>> {
     Records::new(gzip::reader(path)?, tabs).map_err(problem_in(path))
 }
 
-fn convert_csv(
-    path: &Path,
-    request: &TableRequest<'_>,
-    tabs: bool,
-    to: &Path,
-    out: &mut flat::Writer,
-) -> Result<flat::About> {
+fn read_csv(columns: &Columns<'_>, tabs: bool, sink: &mut impl CellSink) -> Result<()> {
+    let path = columns.path;
     let mut records = records(path, tabs)?;
-    let columns = Columns::choose(path, request, header(path, &mut records)?)?;
-    let mut rows = RowWriter::new(&columns, to, out, false)?;
+    header(path, &mut records)?;
     let any_number = columns
         .names
         .iter()
         .any(|name| number(name.as_bytes()).is_some());
     while let Some(record) = records.next().map_err(problem_in(path))? {
-        convert_record(&columns, any_number, &record, &mut rows)?;
+        read_record(columns, any_number, &record, sink)?;
     }
-    rows.finish(&columns)
+    Ok(())
 }
 
 /// `any_number`: whether some columns are called like numbers.
-fn convert_record(
+fn read_record(
     columns: &Columns<'_>,
     any_number: bool,
     record: &Record<'_>,
-    rows: &mut RowWriter<'_>,
+    sink: &mut impl CellSink,
 ) -> Result<()> {
     let (got, expected) = (record.len(), columns.names.len());
     if got != expected {
@@ -141,32 +199,23 @@ fn convert_record(
             "line {line}: expected {expected} cells, as in the header, got {got}; help: {help}"
         )));
     }
-    for (index, &column) in columns.features.iter().enumerate() {
-        let cell = record.cell(column);
-        match number(cell) {
-            Some(value) if (value as f32).is_finite() => rows.feature(index, value),
-            value => {
-                let place = format!("line {}", record.line_of(column));
-                return Err(columns.bad_feature(&place, column, cell, value));
-            }
-        }
+    let place = |column: usize| format!("line {}", record.line_of(column));
+    for (index, feature) in columns.features.iter().enumerate() {
+        let cell = Cell::of(record.cell(feature.column));
+        sink.feature(index, cell, &|| place(feature.column))?;
     }
-    if let Some(column) = columns.label {
+    for (index, &column) in columns.labels.iter().enumerate() {
         let (cell, name) = (record.cell(column), &columns.names[column]);
-        let bad = |what: String| {
-            let line = record.line_of(column);
-            columns.bad(format!("line {line}, column \"{name}\": {what}"))
-        };
         if any_number && cell == name.as_bytes() && number(cell).is_none() {
-            let got = shown(cell);
-            return Err(bad(format!(
-                "the label \"{got}\" is the column's name, and other names are numbers, as if the first line were a row; \
-                 {HEADER_HELP}"
+            let (place, got) = (place(column), shown(cell));
+            return Err(columns.bad(format!(
+                "{place}, column \"{name}\": the label \"{got}\" is the column's name, and other names are numbers, as if \
+                 the first line were a row; {HEADER_HELP}"
             )));
         }
-        rows.label(cell, bad)?;
+        sink.label(index, cell, false, &|| place(column))?;
     }
-    rows.end_row()
+    sink.end_row()
 }
 
 /// What to do about a table without a header.

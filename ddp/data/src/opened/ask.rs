@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::files::{Array, Contents};
 use crate::labels::FileLabels;
+use crate::plan::{ColumnPlan, TableSettings};
 use crate::spec::FilesSpec;
 use crate::task::LabelName;
 
@@ -28,16 +29,36 @@ pub(crate) struct Ask<'a> {
     /// The setting that names the labels.
     pub(crate) labels_setting: &'static str,
     pub(crate) labels: LabelSource,
-    /// The columns that are features, in this order, if known.
+    /// Which columns of tables become features, and how.
+    pub(crate) table: &'a TableSettings,
+    /// The names of the features, in this order, if known.
     pub(crate) columns: Option<Vec<String>>,
     /// How many features the model takes, if there is one.
     pub(crate) width: Option<usize>,
+    /// The columns of tables that they come from, if known.
+    pub(crate) plan: Option<Vec<ColumnPlan>>,
+    /// Whether numbers in tables may be missing.
+    pub(crate) allows_missing: bool,
+    /// Whether columns and label are those of a trained model.
+    pub(crate) is_for_model: bool,
     /// The name of the labels in other files of these data.
     pub(crate) label: Option<LabelName>,
     /// Whether labels in tables are texts even if all could be numbers.
     pub(crate) labels_are_texts: bool,
     pub(crate) cache_dir: Option<&'a Path>,
     pub(crate) to_evaluate: bool,
+}
+
+impl Ask<'_> {
+    /// The columns that the name of the data has: `table.csv#a,b`.
+    pub(super) fn named_columns(&self) -> Option<Vec<String>> {
+        let part = self.spec.part.as_ref()?;
+        Some(
+            part.split(',')
+                .map(|name| name.trim().to_string())
+                .collect(),
+        )
+    }
 }
 
 /// Where labels are, once it is known whether a name is that of files.

@@ -68,7 +68,9 @@ pub(super) fn default_column(
 ) -> Result<String> {
     let columns = table::columns(path)?;
     match &ask.label {
-        Some(LabelName::Column(name)) if columns.contains(name) => return Ok(name.clone()),
+        Some(LabelName::Column(name)) if table::has_label(&columns, name) => {
+            return Ok(name.clone());
+        }
         // Only if the features have names as well, this table should have the same ones.
         Some(LabelName::Column(name)) if ask.columns.is_some() => {
             return Err(missing(ask, path, name, &columns));
@@ -76,8 +78,9 @@ pub(super) fn default_column(
         _ => {}
     }
     let is_feature = |name: &String| features.is_some_and(|features| features.contains(name));
+    let is_left = |name: &String| !is_feature(name) && !ask.table.drop.contains(name);
     let mut last_first = columns.into_iter().rev();
-    last_first.find(|name| !is_feature(name)).ok_or_else(|| {
+    last_first.find(is_left).ok_or_else(|| {
         let (path, setting) = (path.display(), ask.labels_setting);
         Error::Data(format!(
             "{path}: expected a column of labels besides the features, got none; help: give `{setting}` FILE"
@@ -90,7 +93,7 @@ pub(super) fn default_column(
 fn only_column(ask: &Ask<'_>, path: &Path) -> Result<String> {
     let mut columns = table::columns(path)?;
     match &ask.label {
-        Some(LabelName::Column(name)) if columns.contains(name) => Ok(name.clone()),
+        Some(LabelName::Column(name)) if table::has_label(&columns, name) => Ok(name.clone()),
         Some(LabelName::Column(name)) if columns.len() > 1 => {
             Err(missing(ask, path, name, &columns))
         }
@@ -154,6 +157,7 @@ fn of_column(
         features: Some(&[]),
         labels_are_texts,
         cache_dir: ask.cache_dir,
+        ..TableRequest::default()
     };
     let contents = table::open(path, &request)?;
     Labelled::of_column(path, &contents, column)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::glyphs::Glyphs;
+use crate::plan::FeaturePlan;
 use crate::request::{Data, DataRequest, Trained};
 use crate::spec::DataSpec;
 use crate::synthetic::Synthetic;
@@ -34,6 +35,7 @@ pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
         train,
         held_out,
         normalization: None,
+        plan: FeaturePlan::default(),
         columns: None,
         label: None,
     })

@@ -23,6 +23,9 @@ pub(super) fn check(source: &OpenFiles, found: &LabelsFound) -> Result<()> {
         Some(labels) if !labels.is_guessed() => Ok(()),
         None => Ok(()),
         Some(labels) => match (&source.names, labels.are_classes()) {
+            (Some(names), _) if labels.have_number_names() => {
+                check_count(labels, names.len() as u64, "whole numbers")
+            }
             (Some(names), _) => check_texts(labels, names, found),
             (None, true) => check_count(labels, found.counts.len() as u64, "whole numbers"),
             (None, false) => check_numbers(labels, found),

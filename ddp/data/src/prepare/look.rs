@@ -6,9 +6,10 @@ use super::source::OpenFiles;
 use crate::error::{Error, Result};
 use crate::file_rows::nonfinite;
 use crate::files::Element;
+use crate::fill::Filled;
 use crate::normalize::Normalize;
 use crate::ranks::{Ranks, SameFiles, agree};
-use crate::scan::{self, Found, LabelsFound};
+use crate::scan::{self, Found, LabelsFound, RowReader};
 use crate::split::Split;
 use crate::task::{Classes, TaskSpec};
 
@@ -37,11 +38,13 @@ impl Findings {
 }
 
 /// Reads all labels and features, and compares their content between ranks with different files.
-/// `known` is the task that was learned from other rows.
+/// `known` is the task that was learned from other rows, `fill` what stands for
+/// missing numbers.
 pub(super) fn look(
     source: &OpenFiles,
     known: Option<&TaskSpec>,
     split: Option<&Split>,
+    fill: Option<&[f32]>,
     normalize: Normalize,
     ranks: &dyn Ranks,
 ) -> Result<Findings> {
@@ -62,7 +65,15 @@ pub(super) fn look(
         true => scan::BYTES_MAX,
         false => scan::HASHED_BYTES_MAX,
     };
-    let found = scan::features(source.features(), &is_trained_on, &ranks, bytes_max)?;
+    let (rows, filled) = (
+        source.features(),
+        fill.map(|fill| Filled {
+            rows: source.features(),
+            fill,
+        }),
+    );
+    let rows: &dyn RowReader = filled.as_ref().map_or(rows, |filled| filled);
+    let found = scan::features(rows, &is_trained_on, &ranks, bytes_max)?;
     // From a rank that sees it, should files differ between hosts.
     let bad = found
         .bad

@@ -15,7 +15,7 @@ pub(super) struct OpenFiles {
     pub(super) setting: &'static str,
     pub(super) opened: Opened,
     pub(super) labels: Option<Labels>,
-    /// The names of classes, if labels are texts.
+    /// The names of classes, if labels are texts or numbers that do not begin with 0.
     pub(super) names: Option<Vec<String>>,
 }
 
@@ -35,7 +35,9 @@ impl OpenFiles {
                 (None, _) => (None, None),
                 (Some(files), Some(known)) => (Some(Labels::of_task(files, known)?), None),
                 (Some(files), None) => {
-                    let (labels, names) = Labels::new(files, task)?;
+                    let (mut labels, names) = Labels::new(files, task)?;
+                    let names =
+                        names.map_or_else(|| labels.name_numbers(), |names| Ok(Some(names)))?;
                     (Some(labels), names)
                 }
             };

@@ -2,6 +2,7 @@
 //! bit, the same errors.
 
 mod names;
+mod tables;
 mod truth;
 
 use std::fs;
@@ -201,6 +202,7 @@ fn trained() -> Trained {
             shift: vec![1.0, 2.0],
             scale: vec![2.0, 0.5],
         }),
+        plan: FeaturePlan::default(),
         columns: Some(vec!["a".into(), "b".into()]),
         label: Some(LabelName::Column("kind".into())),
         needs_labels: true,

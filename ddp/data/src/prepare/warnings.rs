@@ -5,6 +5,7 @@ use super::source::OpenFiles;
 use crate::error::Result;
 use crate::files::Element;
 use crate::normalize::Normalize;
+use crate::plan::ColumnPlan;
 use crate::request::DataRequest;
 use crate::rounding::{self, Ends, STEPS_MIN};
 use crate::scan::{self, Moments};
@@ -14,6 +15,60 @@ use crate::task::TaskSpec;
 /// Rows that are read to find columns that f32 rounds, and numbers of them if rows are wide.
 const ROWS: u64 = 1024;
 const NUMBERS: usize = 1 << 22;
+
+/// Logs how columns of tables became features, and which cells had no number or category.
+pub(super) fn log_table(source: &OpenFiles, path: &str) {
+    let (setting, opened) = (source.setting, &source.opened);
+    let values = |plan: &ColumnPlan| {
+        let values = plan.values.as_ref()?;
+        Some(format!("\"{}\" ({} values)", plan.name, values.len()))
+    };
+    let categorical: Vec<_> = opened.plan.iter().flatten().filter_map(values).collect();
+    if !categorical.is_empty() {
+        tracing::info!(
+            "`{setting}` {path}: categorical columns: {}",
+            some_of(&categorical)
+        );
+    }
+    let odd = opened.odd_cells.iter();
+    let missing = odd.clone().filter(|odd| odd.missing > 0);
+    let missing: Vec<_> = missing
+        .map(|odd| format!("\"{}\" {}", odd.column, odd.missing))
+        .collect();
+    if !missing.is_empty() {
+        tracing::info!(
+            "`{setting}` {path}: missing cells, which are filled in: {}",
+            some_of(&missing)
+        );
+    }
+    let unseen = odd.filter(|odd| odd.unseen > 0).map(|odd| {
+        let examples = odd.examples.iter().map(|example| format!("\"{example}\""));
+        let examples = examples.collect::<Vec<_>>().join(", ");
+        format!("\"{}\" {} ({examples})", odd.column, odd.unseen)
+    });
+    let unseen: Vec<_> = unseen.collect();
+    if !unseen.is_empty() {
+        tracing::warn!(
+            "`{setting}` {path}: cells with values that were not trained on, which count as none of the categories: {}",
+            some_of(&unseen)
+        );
+    }
+}
+
+/// The first texts, and how many more there are.
+fn some_of(texts: &[String]) -> String {
+    const SHOWN: usize = 20;
+    let some = texts
+        .iter()
+        .take(SHOWN)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
+    match texts.len().saturating_sub(SHOWN) {
+        0 => some,
+        more => format!("{some} and {more} more"),
+    }
+}
 
 /// Logs what a user should know of these data.
 pub(super) fn warn(
@@ -30,6 +85,9 @@ pub(super) fn warn(
         );
     }
     if let Some(found) = &findings.features {
+        if request.normalize == Normalize::Standard {
+            warn_of_constants(request, source, &found.moments);
+        }
         // Tables are checked when they are converted.
         let close = columns_too_close(features, &found.moments)?;
         let name = |(column, ends)| (format!("{column} (counted from 0)"), ends);
@@ -62,6 +120,25 @@ pub(super) fn warn(
         }
     }
     Ok(())
+}
+
+/// Logs the features that are the same in all rows that are trained on.
+fn warn_of_constants(request: &DataRequest, source: &OpenFiles, moments: &Moments) {
+    let ends = moments.least.iter().zip(&moments.greatest).enumerate();
+    let constant = ends.filter(|(_, (least, greatest))| least == greatest);
+    let columns = source.opened.columns.as_ref();
+    let name = |(index, _): (usize, _)| match columns {
+        Some(columns) => format!("\"{}\"", columns[index]),
+        None => index.to_string(),
+    };
+    let constant: Vec<_> = constant.map(name).collect();
+    if !constant.is_empty() {
+        tracing::warn!(
+            "`data` {}: features that are the same in all rows that are trained on, and say nothing: {}",
+            request.data,
+            some_of(&constant)
+        );
+    }
 }
 
 /// The features that f32 makes nearly constant: candidates by their moments, confirmed by some rows

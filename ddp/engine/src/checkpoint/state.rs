@@ -13,7 +13,7 @@ use super::errors::{damaged, other_format};
 use super::files::read_all;
 use super::layout::STATE_FILE;
 use crate::error::Result;
-use ddp_data::{LabelName, Normalization, TaskSpec};
+use ddp_data::{FeaturePlan, LabelName, Normalization, TaskSpec};
 
 /// The version of this file that is written.
 pub(super) const FORMAT: u32 = 1;
@@ -55,6 +55,9 @@ pub struct State {
     pub row_shape: Vec<usize>,
     /// The normalization of features.
     pub normalization: Option<Normalization>,
+    /// How cells become features before they are normalized.
+    #[serde(default, skip_serializing_if = "FeaturePlan::is_plain")]
+    pub plan: FeaturePlan,
     /// Names of the feature columns, if they have names.
     pub columns: Option<Vec<String>>,
     /// The name of the label, if it has one.
@@ -190,6 +193,9 @@ impl State {
                 ));
             }
         }
+        self.plan
+            .check(features)
+            .map_err(|why| format!("has {why}"))?;
         if let Some(columns) = self
             .columns
             .as_ref()

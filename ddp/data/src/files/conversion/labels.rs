@@ -38,11 +38,13 @@ pub(super) struct LabelColumn {
     texts_bytes: usize,
     any_text: bool,
     all_whole: bool,
+    /// Labels of a row: several are numbers.
+    width: usize,
 }
 
 impl LabelColumn {
     /// No labels yet. They are kept in a file beside `to`. `are_texts`: whatever they look like.
-    pub(super) fn beside(to: &Path, are_texts: bool) -> Result<LabelColumn> {
+    pub(super) fn beside(to: &Path, are_texts: bool, width: usize) -> Result<LabelColumn> {
         let path = to.with_extension("labels");
         let mut options = File::options();
         let file = options.read(true).write(true).create_new(true).open(&path);
@@ -53,17 +55,24 @@ impl LabelColumn {
             aside: BufWriter::with_capacity(1 << 18, file),
             path,
             rows: 0,
-            codes: Some(HashMap::new()),
+            codes: (width == 1).then(HashMap::new),
             texts_bytes: 0,
             any_text: are_texts,
-            all_whole: true,
+            all_whole: width == 1,
+            width,
         })
     }
 
     /// Adds the label of the next row. `bad` makes an error of what is wrong with it.
-    pub(super) fn push(&mut self, cell: &[u8], bad: impl Fn(String) -> Error) -> Result<()> {
+    /// `is_text`: a text even if it looks like a number.
+    pub(super) fn push(
+        &mut self,
+        cell: &[u8],
+        is_text: bool,
+        bad: impl Fn(String) -> Error,
+    ) -> Result<()> {
         let value = number(cell);
-        self.any_text |= value.is_none();
+        self.any_text |= is_text || value.is_none();
         let code = check(cell, value).and_then(|()| self.code(cell));
         let code = code.map_err(bad)?;
         let is_whole = |value: f64| value.fract() == 0.0 && value.abs() <= WHOLE_MAX;
@@ -79,6 +88,10 @@ impl LabelColumn {
     fn code(&mut self, text: &[u8]) -> Result<u32, String> {
         let Some(codes) = &mut self.codes else {
             return match self.any_text {
+                true if self.width > 1 => Err(format!(
+                    "expected a number, as each of several labels is, got \"{}\"; help: correct it or remove the row",
+                    shown(text)
+                )),
                 true => Err(format!(
                     "expected a number as label, got \"{}\"; more than {CLASSES_MAX} different numbers came before",
                     shown(text)
@@ -131,7 +144,9 @@ impl LabelColumn {
         let write_i64 =
             |out: &mut flat::Writer, values: &[i64]| out.write_numbers(values, i64::to_le_bytes);
         if !self.any_text && !self.all_whole {
-            out.begin("labels", Element::F64, &[])?;
+            let several = [self.width];
+            let shape = if self.width > 1 { &several[..] } else { &[] };
+            out.begin("labels", Element::F64, shape)?;
             let write = |values: &[f64]| out.write_numbers(values, f64::to_le_bytes);
             aside.convert(|value, _| value, write)?;
             return Ok(None);
@@ -158,9 +173,6 @@ impl LabelColumn {
 
 /// Whether a cell can be a label, or why not.
 fn check(cell: &[u8], value: Option<f64>) -> Result<(), String> {
-    if cell.is_empty() {
-        return Err("expected a number or a text as label, got an empty cell; help: fill it in or remove the row".into());
-    }
     if value.is_some_and(|value| !value.is_finite()) {
         return Err(format!(
             "expected a number or a text as label, got {}; help: remove the row, or give the class another name",

@@ -1,6 +1,6 @@
 //! Reads Parquet by row groups, a piece of all wanted columns at a time.
 //!
-//! Columns of integers, floats and bools are numbers; texts may be the label. Nulls, dates,
+//! Columns of integers, floats and bools are numbers, those of strings and bytes texts. Dates,
 //! decimals and nested columns are errors. The places and sizes in the metadata are checked against
 //! the size of the file before anything is read. The crate limits a page to 2 GiB.
 
@@ -17,11 +17,10 @@ use ::parquet::schema::types::ColumnDescriptor;
 use ddp_kernels::dtype::f16;
 use ddp_kernels::panics;
 
-use super::super::conversion::{Columns, RowWriter, TableRequest, text_help};
-use super::super::flat;
+use super::super::cell::{Cell, CellSink};
+use super::super::conversion::Columns;
 use super::super::gzip::RATIO_MAX;
 use super::super::io::{reading, refuse};
-use super::super::shown::shown_number;
 use crate::error::{Error, Result};
 
 /// Values of all columns together that are in memory.
@@ -34,26 +33,18 @@ pub(in super::super) fn columns(path: &Path) -> Result<Vec<String>> {
     guarded(path, || Ok(names(&open(path)?)))
 }
 
-/// Writes the table's rows to `out`.
-pub(in super::super) fn convert(
-    path: &Path,
-    request: &TableRequest<'_>,
-    to: &Path,
-    out: &mut flat::Writer,
-) -> Result<flat::About> {
-    guarded(path, || {
-        let file = open(path)?;
-        let columns = Columns::choose(path, request, names(&file))?;
-        let wanted = wanted(&columns, &file)?;
-        let has_text_labels = wanted.iter().any(|(_, kind)| *kind == ColumnKind::Text);
-        let mut rows = RowWriter::new(&columns, to, out, has_text_labels)?;
+/// Gives all cells of the wanted columns to `sink`.
+pub(in super::super) fn read(columns: &Columns<'_>, sink: &mut impl CellSink) -> Result<()> {
+    guarded(columns.path, || {
+        let file = open(columns.path)?;
+        let wanted = wanted(columns, &file)?;
         let mut first_row = 0;
         for group in 0..file.num_row_groups() {
             let group = file.get_row_group(group);
-            let group = group.map_err(|error| damaged(path, &error))?;
-            first_row = convert_group(&columns, &wanted, &*group, first_row, &mut rows)?;
+            let group = group.map_err(|error| damaged(columns.path, &error))?;
+            first_row = read_group(columns, &wanted, &*group, first_row, sink)?;
         }
-        rows.finish(&columns)
+        Ok(())
     })
 }
 
@@ -124,42 +115,37 @@ fn wanted(
     file: &SerializedFileReader<File>,
 ) -> Result<Vec<(usize, ColumnKind)>> {
     let schema = file.metadata().file_metadata().schema_descr();
-    let features = columns.features.iter().map(|&column| (column, false));
-    let label = columns.label.iter().map(|&column| (column, true));
-    let kind = |(column, is_label): (usize, bool)| {
-        let kind = kind_of(&schema.column(column), is_label);
+    let features = columns.features.iter().map(|feature| feature.column);
+    let kind = |column: usize| {
+        let kind = kind_of(&schema.column(column));
         let name = &columns.names[column];
         let kind = kind.map_err(|what| columns.bad(format!("column \"{name}\" {what}")))?;
         Ok((column, kind))
     };
-    features.chain(label).map(kind).collect()
+    features
+        .chain(columns.labels.iter().copied())
+        .map(kind)
+        .collect()
 }
 
 /// The kind of a column, or why it is not read.
-fn kind_of(column: &ColumnDescriptor, is_label: bool) -> Result<ColumnKind, String> {
+fn kind_of(column: &ColumnDescriptor) -> Result<ColumnKind, String> {
     use ConvertedType as C;
     if column.max_rep_level() > 0 || column.path().parts().len() > 1 {
         return Err(
-            "is nested: expected one value a row; help: give each value its own column".into(),
+            "is nested: expected one value a row; help: give each value its own column, or leave it out: `drop`".into(),
         );
     }
     if column.name() == "__index_level_0__" {
-        return Err("is an index that pandas wrote; help: to_parquet(path, index=False)".into());
+        return Err("is an index that pandas wrote; help: leave it out: `drop` __index_level_0__, or save without it: \
+             to_parquet(path, index=False)".into());
     }
     let (logical, converted) = (column.logical_type_ref(), column.converted_type());
     let is_plain = logical.is_none() && converted == C::NONE;
     match (column.physical_type(), logical, converted) {
         (Type::BYTE_ARRAY, Some(LogicalType::String | LogicalType::Enum), _)
-        | (Type::BYTE_ARRAY, _, C::UTF8 | C::ENUM)
-            if is_label =>
-        {
-            Ok(ColumnKind::Text)
-        }
-        (Type::BYTE_ARRAY, _, _) if is_plain && is_label => Ok(ColumnKind::Text),
-        (Type::BYTE_ARRAY, Some(LogicalType::String | LogicalType::Enum) | None, _) => {
-            let help = text_help(column.name());
-            Err(format!("holds texts: expected numbers; {help}"))
-        }
+        | (Type::BYTE_ARRAY, _, C::UTF8 | C::ENUM) => Ok(ColumnKind::Text),
+        (Type::BYTE_ARRAY, _, _) if is_plain => Ok(ColumnKind::Text),
         (Type::FIXED_LEN_BYTE_ARRAY, Some(LogicalType::Float16), _) => Ok(ColumnKind::Half),
         (Type::BOOLEAN | Type::FLOAT | Type::DOUBLE, _, _) => Ok(ColumnKind::Signed),
         (Type::INT32 | Type::INT64, Some(LogicalType::Integer(kind)), _) => match kind.is_signed {
@@ -174,23 +160,24 @@ fn kind_of(column: &ColumnDescriptor, is_label: bool) -> Result<ColumnKind, Stri
         (Type::INT32 | Type::INT64, None, C::UINT_8 | C::UINT_16 | C::UINT_32 | C::UINT_64) => {
             Ok(ColumnKind::Unsigned)
         }
-        (Type::INT32 | Type::INT64, _, _) => {
-            Err("holds dates, times or decimals; help: turn them into numbers".into())
-        }
+        (Type::INT32 | Type::INT64, _, _) => Err(
+            "holds dates, times or decimals; help: turn them into numbers, or leave it out: `drop`"
+                .into(),
+        ),
         (other, _, _) => Err(format!(
-            "holds {other}: expected integers, floats, bools, or texts as the label"
+            "holds {other}: expected integers, floats, bools or texts; help: leave it out: `drop`"
         )),
     }
 }
 
-/// Converts a row group whose first row is number `first_row` of the file. Returns the number of
-/// the row after it.
-fn convert_group(
+/// Reads a row group whose first row is number `first_row` of the file. Returns the number of the
+/// row after it.
+fn read_group(
     columns: &Columns<'_>,
     wanted: &[(usize, ColumnKind)],
     group: &dyn RowGroupReader,
     first_row: u64,
-    rows: &mut RowWriter<'_>,
+    sink: &mut impl CellSink,
 ) -> Result<u64> {
     let failed = |error| damaged(columns.path, &error);
     let row_count = u64::try_from(group.metadata().num_rows());
@@ -206,76 +193,95 @@ fn convert_group(
         let count = (end - row).min(rows_at_once) as usize;
         let mut values = Vec::new();
         for (reader, &(column, kind)) in readers.iter_mut().zip(wanted) {
-            let place = |index: usize| {
-                let name = &columns.names[column];
-                format!("row {}, column \"{name}\"", row + index as u64)
-            };
-            values.push(read(reader, kind, count).map_err(|problem| match problem {
-                ReadProblem::Null(index) => columns.bad(format!(
-                    "{}: expected a value, got null; help: fill it in (pandas: fillna) or remove the row (dropna)",
-                    place(index)
-                )),
-                ReadProblem::Short => columns.bad(format!("{} is missing: the file is damaged", place(0))),
-                ReadProblem::Reader(error) => failed(error),
-            })?);
+            let name = &columns.names[column];
+            values.push(
+                read_values(reader, kind, count).map_err(|problem| match problem {
+                    ReadProblem::Short => columns.bad(format!(
+                        "row {row}, column \"{name}\" is missing: the file is damaged"
+                    )),
+                    ReadProblem::Reader(error) => failed(error),
+                })?,
+            );
         }
         for index in 0..count {
-            write_row(columns, &values, index, row, rows)?;
+            read_row(columns, &values, index, row, sink)?;
             row += 1;
         }
     }
     Ok(end)
 }
 
-/// Values of one column.
+/// Values of one column. A null is NaN or `None`.
 enum Values {
     Numbers(Vec<f64>),
-    Texts(Vec<ByteArray>),
+    Texts(Vec<Option<ByteArray>>),
 }
 
-fn write_row(
+fn read_row(
     columns: &Columns<'_>,
     values: &[Values],
     index: usize,
     row: u64,
-    rows: &mut RowWriter<'_>,
+    sink: &mut impl CellSink,
 ) -> Result<()> {
-    let (features, label) = values.split_at(columns.features.len());
-    for (feature, (&column, values)) in columns.features.iter().zip(features).enumerate() {
-        let Values::Numbers(numbers) = values else {
-            return Err(Error::Internal(
-                "texts as features of a Parquet table".into(),
-            ));
+    let place = || format!("row {row}");
+    let (features, labels) = values.split_at(columns.features.len());
+    for (feature, values) in features.iter().enumerate() {
+        let text;
+        let cell = match values {
+            Values::Numbers(numbers) if numbers[index].is_nan() => Cell::Missing,
+            Values::Numbers(numbers) => {
+                text = match sink.wants_text(feature) {
+                    true => numbers[index].to_string(),
+                    false => String::new(),
+                };
+                Cell::Number(numbers[index], text.as_bytes())
+            }
+            Values::Texts(texts) => match &texts[index] {
+                Some(text) => as_text(text.data()),
+                None => Cell::Missing,
+            },
         };
-        let number = numbers[index];
-        if !(number as f32).is_finite() {
-            let (place, cell) = (format!("row {row}"), shown_number(number));
-            return Err(columns.bad_feature(&place, column, cell.as_bytes(), Some(number)));
-        }
-        rows.feature(feature, number);
+        sink.feature(feature, cell, &place)?;
     }
-    if let (Some(column), Some(values)) = (columns.label, label.first()) {
-        let name = &columns.names[column];
-        let bad = |what| columns.bad(format!("row {row}, column \"{name}\": {what}"));
+    for (label, values) in labels.iter().enumerate() {
         match values {
-            Values::Numbers(numbers) => rows.label(numbers[index].to_string().as_bytes(), bad)?,
-            Values::Texts(texts) => rows.label(texts[index].data(), bad)?,
+            Values::Numbers(numbers) if numbers[index].is_nan() => {
+                sink.label(label, b"", false, &place)?;
+            }
+            Values::Numbers(numbers) => {
+                sink.label(label, numbers[index].to_string().as_bytes(), false, &place)?;
+            }
+            Values::Texts(texts) => {
+                let text = texts[index].as_ref().map_or(&b""[..], ByteArray::data);
+                sink.label(label, text, true, &place)?;
+            }
         }
     }
-    rows.end_row()
+    sink.end_row()
+}
+
+/// A text as a cell: it stays one if it looks like a number.
+fn as_text(text: &[u8]) -> Cell<'_> {
+    match Cell::of(text) {
+        Cell::Number(_, text) => Cell::Text(text),
+        cell => cell,
+    }
 }
 
 /// What can be wrong with values.
 enum ReadProblem {
-    /// The value at this index is missing.
-    Null(usize),
     /// The column has fewer values than the others.
     Short,
     Reader(ParquetError),
 }
 
 /// The next `count` values of a column.
-fn read(reader: &mut ColumnReader, kind: ColumnKind, count: usize) -> Result<Values, ReadProblem> {
+fn read_values(
+    reader: &mut ColumnReader,
+    kind: ColumnKind,
+    count: usize,
+) -> Result<Values, ReadProblem> {
     let is_unsigned = kind == ColumnKind::Unsigned;
     let half = |bytes: &[u8]| {
         bytes
@@ -312,32 +318,36 @@ fn numbers<T: DataType>(
     count: usize,
     number: impl Fn(T::T) -> f64,
 ) -> Result<Vec<f64>, ReadProblem> {
+    let number = |value: Option<T::T>| value.map_or(f64::NAN, &number);
     Ok(raw(reader, count)?.into_iter().map(number).collect())
 }
 
-/// The next `count` values; a null is an error.
+/// The next `count` values.
 fn raw<T: DataType>(
     reader: &mut ColumnReaderImpl<T>,
     count: usize,
-) -> Result<Vec<T::T>, ReadProblem> {
+) -> Result<Vec<Option<T::T>>, ReadProblem> {
     let (mut values, mut levels) = (Vec::new(), Vec::new());
     let mut rows = 0;
     while rows < count {
         let read = reader.read_records(count - rows, Some(&mut levels), None, &mut values);
         let (records, _, _) = read.map_err(ReadProblem::Reader)?;
-        // Columns without nulls have no levels; in others level 0 is a null.
-        if let Some(index) = levels.iter().position(|&level| level == 0) {
-            return Err(ReadProblem::Null(index));
-        }
         if records == 0 {
             return Err(ReadProblem::Short);
         }
         rows += records;
     }
-    match values.len() == count {
-        true => Ok(values),
-        false => Err(ReadProblem::Short),
+    // Columns without nulls have no levels; in others level 0 is a null.
+    let nulls = levels.iter().filter(|&&level| level == 0).count();
+    if values.len() + nulls != count || !(levels.is_empty() || levels.len() == count) {
+        return Err(ReadProblem::Short);
     }
+    let mut values = values.into_iter();
+    let value = |row: usize| match levels.get(row) {
+        Some(0) => None,
+        _ => values.next(),
+    };
+    Ok((0..count).map(value).collect())
 }
 
 #[cfg(test)]

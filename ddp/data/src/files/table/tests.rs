@@ -1,3 +1,4 @@
+mod columns;
 mod limits;
 
 use std::fs;
@@ -9,8 +10,8 @@ use flate2::write::GzEncoder;
 
 use super::*;
 use crate::disk::testing::Scratch;
-use crate::files::Element;
 use crate::files::conversion::PIECE_COUNT;
+use crate::files::{Element, OddCells};
 
 /// A folder with one table.
 struct Table {
@@ -31,8 +32,8 @@ impl Table {
     }
 
     fn with(&self, label: Option<&str>, features: Option<&[&str]>) -> Result<Contents> {
-        let features: Option<Vec<String>> =
-            features.map(|names| names.iter().map(|name| name.to_string()).collect());
+        let numbers = |names: &[&str]| names.iter().map(|name| ColumnPlan::number(name)).collect();
+        let features: Option<Vec<ColumnPlan>> = features.map(numbers);
         open(
             &self.path,
             &TableRequest {
@@ -197,31 +198,31 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
     for (content, parts) in [
         (
             "x,y\n1,0\n,1\n",
-            &["line 3, column \"x\"", "got an empty cell", "dropna"][..],
+            &[
+                "missing cells in 1 column: \"x\" (1, the first in line 3)",
+                "`missing` mean or zero",
+            ][..],
         ),
         (
             "x,y\n1,0\n  ,1\n",
-            &["line 3, column \"x\"", "got an empty cell"],
+            &["missing cells in 1 column: \"x\" (1, the first in line 3)"],
         ),
         (
             "x,y\n1,0\nabc,1\n",
             &[
-                "line 3, column \"x\"",
-                "expected a number, got \"abc\"",
-                "`labels` to \"x\"",
+                "expected numbers, got texts in 1 column: \"x\" (1 of 2 cells, the first in line 3: \"abc\")",
+                "`categorical` x",
+                "name it in `labels`",
             ],
         ),
         (
             "x,y\n\"1\n\",0\n\n\"2\n3\",1\n",
-            &["line 5, column \"x\"", "got \"2\\n3\""],
+            &["the first in line 5: \"2\\n3\""],
         ),
-        (
-            "x,y\r\n1,0\r\n1_0,1\r\n",
-            &["line 3, column \"x\"", "got \"1_0\""],
-        ),
+        ("x,y\r\n1,0\r\n1_0,1\r\n", &["the first in line 3: \"1_0\""]),
         (
             "x,y\n1,0\nNaN,1\n",
-            &["line 3, column \"x\"", "expected a finite number, got NaN"],
+            &["missing cells in 1 column: \"x\" (1, the first in line 3)"],
         ),
         (
             "x,y\n-inf,0\n",
@@ -237,7 +238,10 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
         ("x,y\n1e400,0\n", &["line 2, column \"x\"", "1e400"]),
         (
             "x,y\n1,0\n2,\n",
-            &["line 3, column \"y\"", "as label, got an empty cell"],
+            &[
+                "line 3, column \"y\"",
+                "as label, got an empty cell; in all, 1 labels of 2 rows are missing",
+            ],
         ),
         (
             "x,y\n1,nan\n",
@@ -512,7 +516,7 @@ fn what_is_wrong_with_a_text_is_named() {
         (
             "t.csv",
             "a;y\n1,5;0\n",
-            "got \"1,5\"; help: write decimals with a point",
+            "line 2: \"1,5\"); help: write decimals with a point",
         ),
         (
             "t.csv.gz",

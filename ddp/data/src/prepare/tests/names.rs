@@ -50,6 +50,7 @@ fn trained_on(data: &Data) -> Trained {
     Trained {
         task: data.train.task().clone(),
         row_shape: data.train.row_shape().to_vec(),
+        plan: data.plan.clone(),
         normalization: data.normalization.clone(),
         columns: data.columns.clone(),
         label: data.label.clone(),
@@ -241,7 +242,7 @@ fn the_label_is_no_feature() {
     let twice = alone(&labelled(&table, &format!("{path}#a"))).unwrap();
     assert_eq!(
         all(&*twice.train),
-        [(vec![2.0, 0.0], 1), (vec![4.0, 1.0], 3)]
+        [(vec![2.0, 0.0], 0), (vec![4.0, 1.0], 1)]
     );
     assert_eq!(
         classes(&*alone(&labelled(&table, &path.to_string())).unwrap().train),

@@ -239,6 +239,10 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
             labels_setting: "labels",
             labels: LabelSource::Default,
             columns: None,
+            table: &crate::plan::PLAIN,
+            plan: None,
+            allows_missing: false,
+            is_for_model: false,
             width: None,
             label: None,
             labels_are_texts: false,
@@ -256,7 +260,7 @@ fn ranks_with_different_files_of_the_same_shape_are_refused() {
     let found = |second: &OpenFiles| {
         ranks(3, |world| {
             let source = if world.rank() == 1 { second } else { &one };
-            let found = look(source, None, None, Normalize::None, world);
+            let found = look(source, None, None, None, Normalize::None, world);
             let found = found.map(|found| found.content.unwrap());
             found.map_err(|error| (error.exit_code(), error.to_string()))
         })
@@ -282,6 +286,7 @@ fn a_model_without_names_does_not_take_a_label_as_a_feature() {
         task: TaskSpec::numbered_classes(2),
         row_shape: vec![2],
         normalization: None,
+        plan: FeaturePlan::default(),
         columns: None,
         label: None,
         needs_labels,

@@ -1,7 +1,6 @@
 //! Claims about the options of a run.
 
 use ddp_comm::World;
-use ddp_data::Normalize;
 use ddp_nn::models::ModelSpec;
 use ddp_nn::params::Precision;
 
@@ -19,18 +18,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         },
         freeze: vec![],
         init_from: None,
-        data: RunData::Request(Box::new(DataRequest {
-            data: data.parse().unwrap(),
-            labels: None,
-            val_data: None,
-            val_labels: None,
-            val_split: 0.0,
-            seed: 0,
-            task: None,
-            normalize: Normalize::None,
-            cache_dir: None,
-            trained: None,
-        })),
+        data: RunData::Request(Box::new(DataRequest::new(data.parse().unwrap()))),
         data_on_device: Resident::Auto,
         batch_size: 128,
         micro_batch: None,

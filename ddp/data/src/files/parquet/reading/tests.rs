@@ -12,8 +12,9 @@ use ::parquet::file::writer::SerializedFileWriter;
 use ::parquet::schema::parser::parse_message_type;
 
 use crate::disk::testing::Scratch;
-use crate::files::table::{columns as columns_of, open as open_table};
-use crate::files::{Contents, Element};
+use crate::files::table::{TableRequest, columns as columns_of, open as open_table};
+use crate::files::{Contents, Element, OddCells};
+use crate::plan::ColumnPlan;
 
 use super::*;
 
@@ -259,19 +260,31 @@ fn what_is_wrong_is_named_with_row_and_column() {
             &[number(), Column::Sparse(&[1.0], &[1, 0])],
         ],
     );
-    table.assert_refused(None, &["row 3, column \"b\"", "null", "fillna"]);
+    table.assert_refused(
+        None,
+        &["missing cells in 1 column: \"b\" (1, the first in row 3)"],
+    );
     let table = Table::new(
         "REQUIRED DOUBLE a",
         &[&[number()], &[Column::F64(&[1.0, f64::NAN])]],
     );
-    table.assert_refused(None, &["row 3, column \"a\"", "finite number, got NaN"]);
+    table.assert_refused(
+        None,
+        &["missing cells in 1 column: \"a\" (1, the first in row 3)"],
+    );
     Table::new("REQUIRED DOUBLE a", &[&[Column::F64(&[1e39])]])
         .assert_refused(None, &["row 0", "the largest f32"]);
     let texts = Table::new(
         "REQUIRED DOUBLE a; REQUIRED BYTE_ARRAY y (UTF8)",
         &[&[number(), Column::Texts(&["x", ""])]],
     );
-    texts.assert_refused(None, &["column \"y\" holds texts", "`labels` to \"y\""]);
+    texts.assert_refused(
+        None,
+        &[
+            "texts in 1 column: \"y\" (1 different, the first in row 0: \"x\")",
+            "`labels`",
+        ],
+    );
     texts.assert_refused(
         Some("y"),
         &["row 1, column \"y\"", "as label, got an empty cell"],
@@ -288,6 +301,63 @@ fn what_is_wrong_is_named_with_row_and_column() {
     ] {
         Table::new(schema, &[]).assert_refused(None, &[part]);
     }
+}
+
+#[test]
+fn texts_and_nulls_become_features_as_in_other_tables() {
+    let table = Table::new(
+        "REQUIRED BYTE_ARRAY town (UTF8); OPTIONAL DOUBLE a; REQUIRED INT64 month",
+        &[
+            &[
+                Column::Texts(&["Rom", "NA"]),
+                Column::Sparse(&[1.5], &[0, 1]),
+                Column::Whole64(&[12, 1]),
+            ],
+            &[
+                Column::Texts(&["Ulm"]),
+                Column::Sparse(&[], &[0]),
+                Column::Whole64(&[3]),
+            ],
+        ],
+    );
+    let plan = |name: &str, values: &[&str]| ColumnPlan {
+        name: name.to_string(),
+        values: (!values.is_empty()).then(|| values.iter().map(|text| text.to_string()).collect()),
+    };
+    let request = TableRequest {
+        features: Some(&[
+            plan("a", &[]),
+            plan("town", &["Rom"]),
+            plan("month", &["1", "12"]),
+        ]),
+        allows_missing: true,
+        ..TableRequest::default()
+    };
+    let contents = open_table(&table.path, &request).unwrap();
+    let (shape, x) = features(&contents);
+    assert_eq!(shape, [3, 4]);
+    assert!(x[0].is_nan() && x[8].is_nan());
+    assert_eq!(
+        (&x[1..8], &x[9..]),
+        (
+            &[1.0, 0.0, 1.0, 1.5, 0.0, 1.0, 0.0][..],
+            &[0.0, 0.0, 0.0][..]
+        )
+    );
+    let odd = |odd: &OddCells| {
+        (
+            odd.column.clone(),
+            odd.missing,
+            odd.unseen,
+            odd.examples.concat(),
+        )
+    };
+    let odd: Vec<_> = contents.odd_cells.iter().map(odd).collect();
+    let expected = [("a", 2, 0, ""), ("town", 1, 1, "Ulm"), ("month", 0, 1, "3")];
+    assert_eq!(
+        odd,
+        expected.map(|(name, a, b, text)| (name.to_string(), a, b, text.to_string()))
+    );
 }
 
 #[test]

@@ -1,0 +1,99 @@
+//! Missing numbers: NaN in files, replaced when rows are read by numbers that were fitted on the
+//! rows that are trained on.
+
+use crate::error::{Error, Result};
+use crate::plan::Missing;
+use crate::ranks::Ranks;
+use crate::scan::{self, RowReader};
+use crate::stack::Stack;
+
+/// Puts the numbers of `fill` (F) where rows of F features have NaN.
+pub(crate) fn apply(fill: &[f32], x: &mut [f32]) {
+    for row in x.chunks_exact_mut(fill.len()) {
+        for (x, &fill) in row.iter_mut().zip(fill) {
+            *x = if x.is_nan() { fill } else { *x };
+        }
+    }
+}
+
+/// Rows whose missing numbers are filled in.
+pub(crate) struct Filled<'a> {
+    pub(crate) rows: &'a Stack,
+    /// One for each feature.
+    pub(crate) fill: &'a [f32],
+}
+
+impl RowReader for Filled<'_> {
+    fn rows(&self) -> u64 {
+        self.rows.rows()
+    }
+
+    fn width(&self) -> usize {
+        self.rows.width()
+    }
+
+    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
+        self.rows.read_f32(first, into)?;
+        apply(self.fill, into);
+        Ok(())
+    }
+}
+
+/// Of F features, rows of 2F numbers: each number, 0 where it is missing, then 1 where it is there.
+struct Present<'a>(&'a Stack);
+
+impl RowReader for Present<'_> {
+    fn rows(&self) -> u64 {
+        self.0.rows()
+    }
+
+    fn width(&self) -> usize {
+        2 * self.0.width()
+    }
+
+    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
+        let width = self.0.width();
+        for (row, into) in (first..).zip(into.chunks_exact_mut(2 * width)) {
+            let (x, is_there) = into.split_at_mut(width);
+            self.0.read_f32(row, x)?;
+            for (x, is_there) in x.iter_mut().zip(is_there) {
+                *is_there = if x.is_nan() { 0.0 } else { 1.0 };
+                *x = if x.is_nan() { 0.0 } else { *x };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What stands for missing numbers; `None` if none may be missing. All ranks share the work.
+pub(crate) fn fit(
+    how: Missing,
+    features: &Stack,
+    columns: Option<&[String]>,
+    is_trained_on: &(dyn Fn(u64) -> bool + Sync),
+    ranks: &dyn Ranks,
+) -> Result<Option<Vec<f32>>> {
+    let width = features.width();
+    match how {
+        Missing::Error => return Ok(None),
+        Missing::Zero => return Ok(Some(vec![0.0; width])),
+        Missing::Mean => {}
+    }
+    let found = scan::features(&Present(features), is_trained_on, ranks, scan::BYTES_MAX)?;
+    let (sums, parts) = found.moments.mean.split_at(width);
+    // An infinite number ends the scan early; the scan that follows names it.
+    let is_empty = |part: &f64| *part == 0.0 && found.bad.is_none();
+    if let Some(column) = parts.iter().position(is_empty) {
+        let name = columns.and_then(|columns| columns.get(column));
+        let name = name.map_or(format!("feature {column}"), |name| {
+            format!("column \"{name}\"")
+        });
+        return Err(Error::Data(format!(
+            "{}: {name}: `missing` mean: expected a number in some row that is trained on, got none; help: leave the column out \
+             with `drop`",
+            features.arrays()[0].name()
+        )));
+    }
+    let mean = |(sum, part): (&f64, &f64)| (sum / part) as f32;
+    Ok(Some(sums.iter().zip(parts).map(mean).collect()))
+}

@@ -1,0 +1,379 @@
+//! Tables as people have them: columns of texts, missing cells, columns to leave out.
+
+use super::*;
+use crate::plan::{ColumnPlan, TableSettings};
+
+const TRAIN: &str = "id,town,age,rooms,price\n\
+    a,Rom,10,,100.5\nb,Ulm,?,2,110.5\nc,Rom,30,3,120.5\nd,Ulm,40,4,130.5\ne,Rom,50,NA,140.5\nf,Ulm,60,6,150.5\n";
+
+fn put(scratch: &Scratch, name: &str, text: &str) -> PathBuf {
+    let path = scratch.path().join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn settings(drop: &str, categorical: &str, missing: Missing) -> TableSettings {
+    let names = |text: &str| text.split_terminator(',').map(String::from).collect();
+    TableSettings {
+        drop: names(drop),
+        categorical: names(categorical),
+        missing,
+    }
+}
+
+fn asked(data: &Path, table: &TableSettings) -> DataRequest {
+    DataRequest {
+        table: table.clone(),
+        ..request(data, None)
+    }
+}
+
+fn alone(request: &DataRequest) -> Data {
+    prepare(request, &crate::Alone).unwrap()
+}
+
+fn error(request: &DataRequest) -> (u8, String) {
+    let error = prepare(request, &crate::Alone).unwrap_err();
+    (error.exit_code(), error.to_string())
+}
+
+fn inputs(data: &dyn Dataset) -> Vec<Vec<f32>> {
+    let rows = (0..data.rows()).map(|row| read_rows(data, &[row]).unwrap());
+    rows.map(|[x, _]| x.to_vec().unwrap()).collect()
+}
+
+/// Rows for a model that was trained on these data, without labels.
+fn later(data: &Data, path: &Path) -> DataRequest {
+    let trained = Trained {
+        task: data.train.task().clone(),
+        row_shape: data.train.row_shape().to_vec(),
+        normalization: data.normalization.clone(),
+        plan: data.plan.clone(),
+        columns: data.columns.clone(),
+        label: data.label.clone(),
+        needs_labels: false,
+    };
+    DataRequest {
+        trained: Some(trained),
+        ..request(path, None)
+    }
+}
+
+#[test]
+fn a_model_reads_a_raw_table_as_it_was_trained_on() {
+    let scratch = Scratch::new();
+    let train = put(&scratch, "train.csv", TRAIN);
+    let mut request = asked(&train, &settings("id", "auto", Missing::Mean));
+    request.normalize = Normalize::Standard;
+    let data = alone(&request);
+    assert_eq!(data.train.task().to_string(), "regression of 1 number");
+    let names = ["town=Rom", "town=Ulm", "age", "rooms"];
+    assert_eq!(data.columns.as_ref().unwrap(), &names);
+    assert_eq!(data.plan.fill.as_ref().unwrap(), &[0.5, 0.5, 38.0, 3.75]);
+    let rows = inputs(&*data.train);
+    // Moments are those of the rows as they are trained on, with missing numbers filled in.
+    let mean = |feature: usize| rows.iter().map(|row| row[feature]).sum::<f32>() / 6.0;
+    assert!((0..4).all(|feature| mean(feature).abs() < 1e-6), "{rows:?}");
+
+    // Columns elsewhere, more of them, none of the labels, an unknown town.
+    let text = "rooms,note,age,town\n,x,10,Rom\n2,y,,Ulm\n3,z,30,Oslo\n";
+    let used = alone(&later(&data, &put(&scratch, "new.csv", text)));
+    let used = inputs(&*used.train);
+    assert_eq!(used[..2], rows[..2]);
+    assert_eq!(used[2][2..], rows[2][2..]);
+    let zero = |feature: usize| {
+        let normalization = data.normalization.as_ref().unwrap();
+        -normalization.shift[feature] * normalization.scale[feature]
+    };
+    assert_eq!(used[2][..2], [zero(0), zero(1)]);
+}
+
+#[test]
+fn what_stands_for_missing_numbers_is_fitted_on_training_rows_only() {
+    let scratch = Scratch::new();
+    let rows: String = (0..1000)
+        .map(|row| match row % 3 {
+            0 => format!(",{row}.5\n"),
+            _ => format!("{row},{row}.5\n"),
+        })
+        .collect();
+    let path = put(&scratch, "t.csv", &format!("a,y\n{rows}"));
+    let mut request = asked(&path, &settings("", "", Missing::Mean));
+    request.val_split = 0.3;
+    let data = alone(&request);
+    let fill = data.plan.fill.as_ref().unwrap()[0];
+    // A number that is there is the label without its half.
+    let number = |row| {
+        let [x, y] = read_rows(&*data.train, &[row]).unwrap();
+        let (x, y) = (x.to_vec::<f32>().unwrap()[0], y.to_vec::<f32>().unwrap()[0]);
+        (x == y - 0.5).then_some(f64::from(x))
+    };
+    let there: Vec<f64> = (0..data.train.rows()).filter_map(number).collect();
+    let mean = there.iter().sum::<f64>() / there.len() as f64;
+    assert!((f64::from(fill) - mean).abs() < 1e-4, "{fill} {mean}");
+    assert!(inputs(&*data.held_out).contains(&vec![fill]));
+    // The same bits on any number of ranks.
+    for size in [2, 4] {
+        let fills = ranks(size, |world| prepare(&request, world).unwrap().plan.fill);
+        assert!(fills.iter().all(|other| *other == data.plan.fill));
+    }
+    request.table.missing = Missing::Zero;
+    assert_eq!(alone(&request).plan.fill, Some(vec![0.0]));
+}
+
+#[test]
+fn values_of_all_files_are_categories() {
+    let scratch = Scratch::new();
+    put(&scratch, "d/a.csv", "town,y\nRom,0\nUlm,1\n");
+    put(&scratch, "d/b.csv", "town,y\nBonn,1\nRom,0\n");
+    let folder = scratch.path().join("d");
+    let request = asked(&folder, &settings("", "town", Missing::Error));
+    let all_ranks = ranks(2, |world| {
+        let data = prepare(&request, world).unwrap();
+        (data.columns.clone().unwrap(), all(&*data.train))
+    });
+    assert!(all_ranks[0] == all_ranks[1]);
+    let (columns, rows) = &all_ranks[0];
+    assert_eq!(columns, &["town=Bonn", "town=Rom", "town=Ulm"]);
+    assert_eq!(rows[2], (vec![1.0, 0.0, 0.0], 1));
+    // Held-out rows are read in the same way; a new value has none of the features.
+    let val = put(&scratch, "val.csv", "y,town\n1,Ulm\n0,Oslo\n");
+    let data = alone(&DataRequest {
+        val_data: Some(val.to_str().unwrap().parse().unwrap()),
+        ..request
+    });
+    assert_eq!(
+        all(&*data.held_out),
+        [(vec![0.0, 0.0, 1.0], 1), (vec![0.0; 3], 0)]
+    );
+}
+
+#[test]
+fn numbers_are_categories_where_they_are_named() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", "month,x,y\n12,1,0\n1,2,1\n12,3,0\n");
+    let data = alone(&asked(&path, &settings("", "month", Missing::Error)));
+    assert_eq!(
+        data.columns.as_ref().unwrap(),
+        &["month=1", "month=12", "x"]
+    );
+    assert_eq!(all(&*data.train)[0].0, [0.0, 1.0, 1.0]);
+    let plain = alone(&asked(&path, &settings("", "auto", Missing::Error)));
+    assert_eq!(plain.plan, FeaturePlan::default());
+    assert_eq!(plain.plan.columns, None::<Vec<ColumnPlan>>);
+}
+
+#[test]
+fn settings_of_tables_that_make_no_sense_are_refused() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", TRAIN);
+    let x = floats(&scratch, "x.npy", &[&[1.0]]);
+    let ids: String = (0..300).map(|row| format!("no {row},{row}\n")).collect();
+    let ids = put(&scratch, "ids.csv", &format!("id,y\n{ids}"));
+    let few: String = (0..30)
+        .map(|row| format!("{},{row}\n", if row == 7 { "12O.5" } else { "1" }))
+        .collect();
+    let few = put(&scratch, "few.csv", &format!("x,y\n{few}"));
+    let empty = put(&scratch, "empty.csv", "a,b,y\n1,,0\n2,,1\n");
+    let (error_, mean) = (Missing::Error, Missing::Mean);
+    for (path, table, code, parts) in [
+        (
+            &path,
+            settings("nope", "", error_),
+            2,
+            &["`drop` nope: expected a column of", "\"town\""][..],
+        ),
+        (
+            &path,
+            settings("", "nope", error_),
+            2,
+            &["`categorical` nope: expected a feature of", "\"town\""],
+        ),
+        (
+            &path,
+            settings("price", "", error_),
+            65,
+            &["texts in 2 columns"],
+        ),
+        (
+            &path,
+            settings("id", "town", error_),
+            65,
+            &["missing cells in 2 columns: \"age\" (1, the first in line 3)"],
+        ),
+        (
+            &x,
+            settings("a", "", error_),
+            2,
+            &["`drop` a: expected tables"],
+        ),
+        (
+            &ids,
+            settings("", "auto", error_),
+            65,
+            &["\"id\" (more than 256 different", "`drop` id"],
+        ),
+        (
+            &few,
+            settings("", "auto", error_),
+            65,
+            &["\"x\" (1 of 30 cells, the first in line 9: \"12O.5\")"],
+        ),
+        (
+            &empty,
+            settings("", "", mean),
+            65,
+            &["column \"b\": `missing` mean: expected a number"],
+        ),
+    ] {
+        let (got, text) = error(&asked(path, &table));
+        assert_eq!(got, code, "{text}");
+        parts
+            .iter()
+            .for_each(|part| assert!(text.contains(part), "{text} lacks {part}"));
+    }
+    let labelled = DataRequest {
+        labels: Some("town".into()),
+        ..asked(&path, &settings("town", "", error_))
+    };
+    assert!(
+        error(&labelled)
+            .1
+            .contains("`drop` town: expected columns of features, got the label")
+    );
+    let built_in = DataRequest {
+        table: settings("", "", Missing::Zero),
+        ..DataRequest::new("glyphs".parse().unwrap())
+    };
+    assert!(
+        error(&built_in)
+            .1
+            .contains("`missing`: expected files as `data`")
+    );
+}
+
+#[test]
+fn missing_numbers_in_arrays_are_filled_in_as_well() {
+    let scratch = Scratch::new();
+    let x = floats(
+        &scratch,
+        "x.npy",
+        &[&[1.0, f32::NAN], &[f32::NAN, 4.0], &[3.0, 8.0]],
+    );
+    let y = whole(&scratch, "y.npy", &[0, 1, 0]);
+    let request = DataRequest {
+        table: settings("", "", Missing::Mean),
+        ..request(&x, Some(&y))
+    };
+    let data = alone(&request);
+    assert_eq!(inputs(&*data.train), [[1.0, 6.0], [2.0, 4.0], [3.0, 8.0]]);
+    assert_eq!(
+        inputs(&*alone(&later(&data, &x)).train),
+        inputs(&*data.train)
+    );
+}
+
+#[test]
+fn several_labels_are_learned_together() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", "a,x,b\n1,10,5\n2,20,6\n3,30,7.5\n");
+    let labelled = DataRequest {
+        labels: Some("b,a".into()),
+        ..request(&path, None)
+    };
+    let data = alone(&labelled);
+    assert_eq!(data.train.task().to_string(), "regression of 2 numbers");
+    assert_eq!(data.columns.as_ref().unwrap(), &["x"]);
+    let targets = |data: &Data| {
+        let rows = (0..data.train.rows()).map(|row| read_rows(&*data.train, &[row]).unwrap());
+        rows.flat_map(|[_, y]| y.to_vec::<f32>().unwrap())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(targets(&data), [5.0, 1.0, 6.0, 2.0, 7.5, 3.0]);
+    // By their names, wherever they are.
+    let other = put(&scratch, "other.csv", "b,a,x\n7,8,9\n");
+    let mut with_labels = later(&data, &other);
+    with_labels.trained.as_mut().unwrap().needs_labels = true;
+    assert_eq!(targets(&alone(&with_labels)), [7.0, 8.0]);
+    assert_eq!(inputs(&*alone(&later(&data, &other)).train), [[9.0]]);
+    for (text, part) in [
+        (
+            "a,x,b\n1,10,Rom\n",
+            "line 2, column \"b\": expected a number, as each of several labels is, got \"Rom\"",
+        ),
+        (
+            "a,x,b\n,10,1\n1,1,1\n",
+            "line 2, column \"a\": expected a number or a text as label, got an empty cell; in all, 1",
+        ),
+        ("a,x\n1,2\n", "expected a column \"b\""),
+    ] {
+        put(&scratch, "t.csv", text);
+        let (code, text) = error(&labelled);
+        assert!(code == 65 && text.contains(part), "{text}");
+    }
+    put(&scratch, "t.csv", "a,x,b\n1,2,3\n");
+    let feature = DataRequest {
+        labels: Some("b,a".into()),
+        ..DataRequest::new(format!("{}#a,x", path.display()).parse().unwrap())
+    };
+    assert!(
+        error(&feature)
+            .1
+            .contains("`labels` a: the label must not be a feature")
+    );
+}
+
+#[test]
+fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
+    let scratch = Scratch::new();
+    let names = |data: &Data| data.train.task().classes().unwrap().names();
+    let table = |labels: &[i64]| {
+        let rows: String = labels.iter().map(|label| format!("1,{label}\n")).collect();
+        put(&scratch, "t.csv", &format!("x,y\n{rows}"))
+    };
+    for (labels, expected) in [
+        (&[1, -1, 1][..], &["-1", "1"][..]),
+        (&[3, 1, 2], &["1", "2", "3"]),
+        (&[70_000, 5], &["5", "70000"]),
+        (&[0, -1, 1], &["-1", "0", "1"]),
+        (&[0, 1, 3], &["0", "1", "2", "3"]),
+    ] {
+        let classes = |label: &i64| expected.iter().position(|name| *name == label.to_string());
+        let classes: Vec<i64> = labels
+            .iter()
+            .map(|label| classes(label).unwrap() as i64)
+            .collect();
+        let x = vec![&[1.0][..]; labels.len()];
+        let (x, y) = (
+            floats(&scratch, "x.npy", &x),
+            whole(&scratch, "y.npy", labels),
+        );
+        for request in [request(&table(labels), None), request(&x, Some(&y))] {
+            let data = alone(&request);
+            assert_eq!(names(&data), expected);
+            let targets: Vec<i64> = all(&*data.train).into_iter().map(|row| row.1).collect();
+            assert_eq!(targets, classes);
+            // The same classes where the model is used, whatever rows there are.
+            let mut again = later(&data, Path::new(&request.data.to_string()));
+            again.labels = request.labels.clone();
+            again.trained.as_mut().unwrap().needs_labels = true;
+            assert_eq!(all(&*alone(&again).train), all(&*data.train));
+        }
+    }
+    // They stay numbers where the task says so, and many of them are refused.
+    let regression = DataRequest {
+        task: Some(TaskKind::Regression),
+        ..request(&table(&[1, -1]), None)
+    };
+    assert_eq!(
+        alone(&regression).train.task().to_string(),
+        "regression of 1 number"
+    );
+    let many: Vec<i64> = (1..=300).map(|label| 1000 * label).collect();
+    let (code, text) = error(&request(&table(&many), None));
+    assert!(
+        code == 65 && text.contains("300 in 300 rows; help: set `task` to regression"),
+        "{text}"
+    );
+}
