@@ -142,12 +142,14 @@ impl<'a> Call<'a> {
         tensor.with_bytes_mut(self.operation.name(), self.site, body)?
     }
 
-    /// The error of ranks that did not arrive in time.
-    pub(crate) fn timed_out(&self, missing: Vec<usize>) -> Error {
+    /// The error of ranks that did not arrive, and showed no progress for the call's timeout, in a
+    /// wait that lasted `total`.
+    pub(crate) fn timed_out(&self, missing: Vec<usize>, total: Duration) -> Error {
         Error::Timeout {
             call: self.to_string(),
             missing,
             waited: self.timeout,
+            total,
         }
     }
 

@@ -48,14 +48,16 @@ pub enum Remedy {
 #[non_exhaustive]
 pub enum Error {
     /// Some ranks did not arrive at a collective in time.
-    #[error("{call}: {} did not arrive within {}; help: {CHECK_RANKS}", Ranks(missing), Seconds(*waited))]
+    #[error("{call}: {} {}; help: {CHECK_RANKS}", Ranks(missing), late(*waited, *total))]
     Timeout {
         /// The call that waited.
         call: String,
         /// The ranks that did not arrive.
         missing: Vec<usize>,
-        /// For how long it waited.
+        /// For how long they showed no progress.
         waited: Duration,
+        /// For how long the call waited.
+        total: Duration,
     },
     /// Ranks made different calls: the program took different branches on different ranks.
     #[error("{call}: rank {peer} is at {theirs}; help: {SAME_CALLS}")]
@@ -79,6 +81,9 @@ pub enum Error {
     /// The ranks or their groups could not be set up.
     #[error("cannot {0}")]
     Setup(Box<Problem>),
+    /// A limit on memory, files or threads is too small.
+    #[error("cannot {0}")]
+    Limit(Box<Problem>),
     /// What was set up gives wrong results, or failed before.
     #[error("cannot {0}")]
     Broken(Box<Problem>),
@@ -196,8 +201,18 @@ impl Error {
             Error::Timeout { .. } | Error::Setup(_) | Error::Hang(_) => 77,
             Error::OutOfStep { .. } | Error::Disagree(_) => 78,
             Error::PeerFailed(cause) => cause.exit_code,
+            Error::Limit(_) => 71,
             Error::Nccl(failure) => failure.exit_code,
             Error::Argument(_) | Error::Tensor(_) | Error::Broken(_) => 70,
+        }
+    }
+
+    /// The rank that reports this error, if all ranks have it or it happened on another rank.
+    pub fn reporter(&self) -> Option<usize> {
+        match self {
+            Error::Disagree(disagreement) => Some(disagreement.rank),
+            Error::PeerFailed(cause) => Some(cause.rank),
+            _ => None,
         }
     }
 
@@ -220,9 +235,29 @@ impl Error {
         Error::Setup(Problem::new(action, reason, help))
     }
 
-    /// The [`Error::Setup`] of a thread that could not be started.
+    /// The [`Error::Limit`] of a thread that could not be started.
     pub(crate) fn no_thread(action: impl Into<String>, error: &std::io::Error) -> Error {
-        Error::setup(action, error, "raise the limit on threads (ulimit -u)")
+        let help = "raise the limits on threads (ulimit -u) and on virtual memory (ulimit -v)";
+        Error::Limit(Problem::new(action, error, help))
+    }
+
+    /// The error of shared memory that the system refuses: names the limit that is too small.
+    pub(crate) fn no_memory(action: String, error: &std::io::Error) -> Error {
+        let limit = match error.raw_os_error() {
+            Some(libc::EFBIG) => "the size of files, which counts shared memory (ulimit -f)",
+            Some(libc::ENOMEM) => "virtual memory (ulimit -v)",
+            Some(libc::EMFILE) => "open files (ulimit -n)",
+            _ => {
+                let help = "allow memfd_create (Linux 3.17 or later; seccomp), and raise the memory \
+                            limit";
+                return Error::setup(action, error, help);
+            }
+        };
+        Error::Limit(Problem::new(
+            action,
+            error,
+            format!("raise the limit on {limit}"),
+        ))
     }
 
     /// An [`Error::PeerFailed`] of this cause.
@@ -307,6 +342,18 @@ impl fmt::Display for Ranks<'_> {
     }
 }
 
+/// What ranks did that showed no progress for `waited` of `total`.
+fn late(waited: Duration, total: Duration) -> String {
+    match total > waited + Duration::from_secs(10) {
+        false => format!("did not arrive within {}", Seconds(waited)),
+        true => format!(
+            "did not arrive within {} s, and showed no progress for {}",
+            total.as_secs(),
+            Seconds(waited)
+        ),
+    }
+}
+
 /// `2 s`, `0.5 s`: to the millisecond.
 pub(crate) struct Seconds(pub(crate) Duration);
 
@@ -340,6 +387,7 @@ mod tests {
             call: "x".into(),
             missing: vec![1, 4],
             waited: Duration::from_millis(500),
+            total: Duration::from_millis(510),
         };
         let expected = "x: ranks 1 and 4 did not arrive within 0.5 s; help: ";
         assert!(timeout.to_string().starts_with(expected), "{timeout}");

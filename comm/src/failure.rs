@@ -18,12 +18,17 @@ use std::time::{Duration, Instant};
 use crate::error::{Cause, Error, Remedy, RemoteError};
 use crate::identity::Identity;
 use crate::process::{Peer, Process};
+use crate::say::print_line;
 use crate::shared::Board;
 
 /// The exit code of a panic.
 pub(crate) const EXIT_PANIC: u8 = 70;
 /// How long a rank has to end by itself once the job has failed.
 pub(crate) const GRACE: Duration = Duration::from_millis(300);
+/// How long a rank may take to report its error: it closes its files first.
+const REPORT_MAX: Duration = Duration::from_secs(11);
+/// How long the other ranks leave rank 0 to report what they all find.
+const FIRST_RANK_GRACE: Duration = Duration::from_millis(50);
 /// How long the end of a process may wait for anything else.
 const BOUND: Duration = Duration::from_millis(500);
 
@@ -173,7 +178,30 @@ impl Failure {
             // If all hosts find the same error at the same time, the first host reports it.
             _ = self.board.wait_for_abort(GRACE);
         }
+        if self.identity.rank > 0 {
+            _ = self.board.wait_for_abort(FIRST_RANK_GRACE);
+        }
         self.report(&self.own_cause(text, exit_code));
+        self.end(self.cause().map_or(exit_code, |cause| cause.exit_code))
+    }
+
+    /// Ends the process because of an error of `rank`, which reports it itself. If it does not,
+    /// this rank does.
+    pub(crate) fn fail_for(&self, rank: usize, text: String, exit_code: u8) -> ! {
+        if self.board.wait_for_abort(REPORT_MAX).is_none() {
+            let is_here = self.local_ranks().contains(&rank);
+            let host = if is_here {
+                &*self.identity.host
+            } else {
+                "another host"
+            };
+            self.report(&Cause {
+                rank,
+                host: host.into(),
+                exit_code,
+                text,
+            });
+        }
         self.end(self.cause().map_or(exit_code, |cause| cause.exit_code))
     }
 
@@ -263,24 +291,6 @@ pub(crate) fn leave_at_once(exit_code: u8) -> ! {
     within(BOUND, || _ = std::io::stdout().flush());
     // SAFETY: as in `Failure::end`.
     unsafe { libc::_exit(i32::from(exit_code)) }
-}
-
-/// Writes `line` to standard error in one call, so that lines of ranks do not mix, and without its
-/// lock, which a stuck thread may hold.
-pub(crate) fn print_line(line: &str) {
-    let mut left = line.as_bytes();
-    while !left.is_empty() {
-        // SAFETY: the call reads at most the length of the slice it is given.
-        let written = unsafe { libc::write(libc::STDERR_FILENO, left.as_ptr().cast(), left.len()) };
-        match usize::try_from(written) {
-            Ok(0) => return,
-            Ok(written) => left = &left[written..],
-            Err(_) if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {
-            }
-            // The other end is closed.
-            Err(_) => return,
-        }
-    }
 }
 
 #[cfg(test)]

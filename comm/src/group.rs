@@ -82,18 +82,6 @@ impl Group {
         )
     }
 
-    /// The same group with another deadline, for calls to which one rank is known to come late.
-    ///
-    /// # Panics
-    /// On a GPU group, whose deadline is that of its world.
-    pub fn with_timeout(&self, timeout: Duration) -> Group {
-        assert!(self.device().is_none(), "a GPU group keeps its deadline");
-        Group {
-            timeout,
-            ..self.clone()
-        }
-    }
-
     /// This rank, from 0.
     pub fn rank(&self) -> usize {
         self.ranks.rank()

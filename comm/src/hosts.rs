@@ -50,6 +50,20 @@ impl Placement {
         &self.hosts[self.host]
     }
 
+    /// The host of each rank.
+    pub(crate) fn of_ranks(&self) -> Arc<[usize]> {
+        let hosts = self.hosts.iter().enumerate();
+        let all = hosts.flat_map(|(host, ranks)| vec![host; ranks.len()]);
+        all.collect()
+    }
+
+    /// The first ranks of the other hosts, on the first rank of a host; none on others.
+    pub(crate) fn other_leaders(&self) -> Vec<usize> {
+        let hosts = self.hosts.iter().enumerate();
+        let others = hosts.filter(|(host, _)| *host != self.host && self.local_rank == 0);
+        others.map(|(_, ranks)| ranks[0]).collect()
+    }
+
     /// The ranks of all other hosts.
     pub(crate) fn elsewhere(&self) -> Vec<usize> {
         let all = self.hosts.iter().flatten().copied();

@@ -8,10 +8,12 @@
     allow(dead_code, reason = "only MPI connects processes")
 )]
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use crate::error::Ranks;
 
 /// A lookup of environment variables.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -39,9 +41,49 @@ pub(crate) struct Launch {
 /// The rank by the launcher's variables, 0 without any: for what happens before `World::connect`,
 /// such as logging. `World::rank` is the reliable one.
 pub fn likely_rank() -> usize {
-    let number = |name: &str| std::env::var(name).ok()?.trim().parse::<usize>().ok();
-    let variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
-    variables.into_iter().find_map(number).unwrap_or(0)
+    rank_by(&|name| std::env::var(name).ok()).unwrap_or(0)
+}
+
+/// The rank by the launcher's variables.
+pub(crate) fn rank_by(lookup: Lookup<'_>) -> Option<usize> {
+    let number = |name: &str| lookup(name)?.trim().parse::<usize>().ok();
+    let mut variables = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].into_iter();
+    variables.find_map(number)
+}
+
+/// `; rank 1 is stopped`, if some ranks of this host are: for waits that cannot tell which ranks
+/// are missing. The launcher started them, as it did this process.
+pub(crate) fn stopped_note() -> String {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut ranks: Vec<usize> = entries.filter_map(|entry| stopped(&entry.path())).collect();
+    ranks.sort_unstable();
+    match ranks.len() {
+        0 => String::new(),
+        1 => format!("; {} is stopped", Ranks(&ranks)),
+        _ => format!("; {} are stopped", Ranks(&ranks)),
+    }
+}
+
+/// The rank of a process if it is stopped, and a rank that this process's launcher has started.
+fn stopped(process: &Path) -> Option<usize> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    // The name, in brackets, may hold anything. Then come the state and the parent.
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_ascii_whitespace();
+    let (state, parent) = (fields.next()?, fields.next()?);
+    let is_sibling = parent.parse() == Ok(std::os::unix::process::parent_id());
+    if !matches!(state, "T" | "t") || !is_sibling {
+        return None;
+    }
+    let variables = fs::read(process.join("environ")).ok()?;
+    let variables = String::from_utf8_lossy(&variables).into_owned();
+    let value = |name: &str| {
+        let mut all = variables.split('\0');
+        let (_, value) =
+            all.find_map(|it| it.split_once('=').filter(|(known, _)| *known == name))?;
+        Some(value.to_string())
+    };
+    rank_by(&value)
 }
 
 impl Launch {

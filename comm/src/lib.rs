@@ -18,10 +18,13 @@ mod handshake;
 mod hosts;
 mod identity;
 mod launcher;
+mod limits;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod nccl;
+mod patience;
 mod process;
+mod say;
 mod shared;
 mod single;
 mod stop;

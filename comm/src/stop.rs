@@ -164,6 +164,15 @@ fn handlers() -> MutexGuard<'static, ()> {
     HANDLERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// From now on a file that would grow beyond the limit on its size (ulimit -f) is an error of the
+/// call that writes to it, and not the end of this process.
+pub(crate) fn ignore_file_limit() {
+    let _handlers = handlers();
+    if current(libc::SIGXFSZ) == Some(libc::SIG_DFL) {
+        set(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 extern "C" fn on_signal(signal: c_int) {
     if signal == libc::SIGTERM {
         TERMINATED.store(true, SeqCst);
@@ -207,7 +216,7 @@ fn current(signal: c_int) -> Option<libc::sighandler_t> {
 
 fn set(signal: c_int, handler: libc::sighandler_t) {
     // SAFETY: all zeros is a value of this plain struct, with an empty mask. The handler is the
-    // default or `on_signal`, which only does what is safe in a handler.
+    // default, none, or `on_signal`, which only does what is safe in a handler.
     unsafe {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
         action.sa_sigaction = handler;

@@ -31,6 +31,12 @@ impl Waited {
         self.count(passed, slept)
     }
 
+    /// As if this long had passed: for tests.
+    #[cfg(test)]
+    pub(crate) fn pretend(&mut self, passed: Duration) {
+        self.total += passed;
+    }
+
     fn count(&mut self, passed: Duration, slept: Duration) -> Duration {
         self.total += passed.min(slept.saturating_mul(2).saturating_add(LOOK_MAX));
         self.total

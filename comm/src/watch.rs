@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use crate::background::{Background, Cancelled};
 use crate::error::{Cause, Result};
+#[cfg(feature = "mpi")]
+use crate::failure::lifeline::Told;
 use crate::failure::{Failure, GRACE};
 use crate::process::{Peer, Process, wait_for_end};
 use crate::stop::Termination;
@@ -33,10 +35,16 @@ pub(crate) fn start(failure: Arc<Failure>) -> Result<Background> {
 fn watch(failure: &Failure, cancelled: &Cancelled) {
     let mut sigterm = Termination::catch();
     let mut peers: Vec<&Peer> = failure.peers.iter().collect();
+    #[cfg(feature = "mpi")]
+    let mut told = Told::default();
     while !cancelled.within(Duration::ZERO) {
         let processes = peers.iter().map(|peer| &peer.process);
         let processes: Vec<&Process> = processes.chain(&failure.launcher).collect();
         let ended = wait_for_end(&processes, PERIOD);
+        #[cfg(feature = "mpi")]
+        if let Some(lifeline) = &failure.lifeline {
+            lifeline.tell_of_work(&mut told, &failure.board);
+        }
         if let Some(cause) = news(failure) {
             // Leaves this rank a moment to end by itself.
             if !cancelled.within(GRACE) {

@@ -33,6 +33,7 @@ use crate::nccl::environment::{self, RankKind};
 use crate::nccl::{self, Join};
 use crate::shared::{Board, CHANNELS, Segment};
 use crate::single::Single;
+use crate::stop;
 use crate::threads;
 
 /// The channel of the world's own group.
@@ -68,11 +69,13 @@ impl World {
     /// started alone, is a world of one, and is warned if a scheduler started several like it.
     ///
     /// Call it first in `main`, before there are other threads: only then may it change the
-    /// environment, with which Open MPI on one host avoids the network and /dev/shm.
+    /// environment, with which Open MPI on one host avoids the network and /dev/shm. From then on
+    /// SIGXFSZ is ignored: a file beyond its limit is an error of the call that writes.
     ///
     /// If all ranks find an error, rank 0 returns it, and the others [`Error::PeerFailed`], which
     /// need not be printed.
     pub fn connect(options: &Options) -> Result<World> {
+        stop::ignore_file_limit();
         let lookup = |name: &str| std::env::var(name).ok();
         let launch = Launch::detect(&lookup);
         #[cfg(feature = "mpi")]
@@ -186,7 +189,7 @@ impl World {
         self.host_count
     }
 
-    /// How long its groups wait for a rank.
+    /// How long its groups wait for a rank that shows no progress (`ddp_kernels::heartbeat`).
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -304,14 +307,6 @@ impl World {
         self.control.barrier(&Stream::default_of(Device::Cpu)?)
     }
 
-    /// As `barrier`, but ranks have until `limit` to arrive: while one rank does something long,
-    /// such as saving. The end of a rank is still noticed at once if ranks `watch`.
-    #[track_caller]
-    pub fn barrier_within(&self, limit: Duration) -> Result<()> {
-        let control = self.control.with_timeout(limit);
-        control.barrier(&Stream::default_of(Device::Cpu)?)
-    }
-
     /// The bytes of every rank, in rank order, on every rank. Lengths may differ.
     #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -324,15 +319,12 @@ impl World {
         self.control.broadcast_bytes(bytes, root)
     }
 
-    /// One outcome for all ranks, as in [`Group::share_outcome`]. Ranks have until `limit` to
-    /// arrive.
+    /// One outcome for all ranks, as in [`Group::share_outcome`].
     #[track_caller]
     pub fn share_outcome(
         &self,
-        limit: Duration,
         outcome: Result<&[u8], (u8, String)>,
     ) -> Result<Result<Vec<Vec<u8>>, RemoteError>> {
-        self.barrier_within(limit)?;
         self.control.share_outcome(outcome)
     }
 

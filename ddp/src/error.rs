@@ -68,4 +68,8 @@ impl ddp_comm::HasExitCode for ShownError {
     fn exit_code(&self) -> u8 {
         self.0.exit_code()
     }
+
+    fn reporter(&self) -> Option<usize> {
+        self.0.reporter()
+    }
 }

@@ -19,6 +19,7 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod foreign;
+pub mod heartbeat;
 pub mod mapped;
 mod math;
 pub mod memory;

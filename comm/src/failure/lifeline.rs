@@ -1,9 +1,11 @@
-//! News of a failure between hosts: a communicator on which a rank that fails tells every rank of
-//! the other hosts why, and on which every rank's watch listens.
+//! News between hosts: a communicator on which a rank that fails tells every rank of the other
+//! hosts why, and on which every rank's watch listens. The first rank of each host also tells those
+//! of the other hosts that ranks of its host work.
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -13,6 +15,9 @@ use crate::shared::Board;
 use crate::waited::wait_until;
 
 const TAG: c_int = 1;
+const TAG_WORKS: c_int = 2;
+/// How often a host tells that it works.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The connection to the ranks of other hosts.
 #[derive(Debug)]
@@ -21,6 +26,28 @@ pub(crate) struct Lifeline {
     pub(crate) others: Vec<usize>,
     /// This host reports if all hosts fail at the same time.
     pub(crate) is_on_first_host: bool,
+    /// This host's number.
+    pub(crate) host: usize,
+    /// The first ranks of the other hosts, if this is the first of its own.
+    pub(crate) leaders: Vec<usize>,
+}
+
+/// What was told of this host's work.
+pub(crate) struct Told {
+    beats: u64,
+    at: Instant,
+    /// Messages under way, each with its receiver.
+    under_way: Vec<(usize, Request)>,
+}
+
+impl Default for Told {
+    fn default() -> Told {
+        Told {
+            beats: 0,
+            at: Instant::now(),
+            under_way: Vec::new(),
+        }
+    }
 }
 
 impl Lifeline {
@@ -36,8 +63,42 @@ impl Lifeline {
         });
     }
 
-    /// Puts a cause from another host on the board. One thread a rank listens.
+    /// Tells the other hosts if ranks of this host have worked.
+    pub(crate) fn tell_of_work(&self, told: &mut Told, board: &Board) {
+        if self.leaders.is_empty() || told.at.elapsed() < TOLD_EVERY {
+            return;
+        }
+        told.at = Instant::now();
+        let before = std::mem::replace(&mut told.beats, board.all_beats());
+        let under_way = &mut told.under_way;
+        under_way.retain_mut(|(_, request)| matches!(request.is_done(), Ok(false)));
+        if before == told.beats {
+            return;
+        }
+        for &leader in &self.leaders {
+            if under_way.iter().all(|(receiver, _)| *receiver != leader) {
+                let bytes: Arc<[u8]> = Arc::from(self.host.to_le_bytes());
+                let sent = self.comm.send(bytes, leader, TAG_WORKS).ok();
+                under_way.extend(sent.map(|request| (leader, request)));
+            }
+        }
+    }
+
+    /// Puts on the board which other hosts work, and a cause from another host. One thread a rank
+    /// listens.
     pub(crate) fn listen(&self, board: &Board) {
+        while let Ok(Some((from, length))) = self.comm.arrived(TAG_WORKS) {
+            let received = self
+                .comm
+                .receive(length.min(MESSAGE_BYTES_MAX), from, TAG_WORKS);
+            let Ok(mut request) = received else { break };
+            if let Ok(true) = request.is_done_within(Duration::from_secs(1))
+                && let Ok(host) = request.into_bytes().try_into()
+            {
+                let host = usize::from_le_bytes(host);
+                board.host_beats(host).fetch_add(1, Ordering::Relaxed);
+            }
+        }
         let Ok(Some((from, length))) = self.comm.arrived(TAG) else {
             return;
         };

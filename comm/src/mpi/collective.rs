@@ -6,6 +6,7 @@
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ddp_kernels::Tensor;
@@ -14,8 +15,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::library::{Comm, MESSAGE_BYTES_MAX, Request};
 use crate::collective::{Call, Operation};
 use crate::error::{Error, Result};
+use crate::patience::{Awaited, Patience};
 use crate::shared::Board;
-use crate::waited::{Pause, Waited};
+use crate::waited::Pause;
 
 /// Below this a broadcast sends everything to everyone at once.
 const SMALL_BYTES: usize = 64 << 10;
@@ -44,6 +46,8 @@ const TAGS: c_int = 4;
 pub(crate) struct Mpi {
     comm: Arc<Comm>,
     board: Board,
+    /// The host of each rank in the communicator.
+    hosts: Arc<[usize]>,
     /// Ranks in the communicator, ascending.
     members: Vec<usize>,
     /// This rank's index in `members`.
@@ -52,12 +56,14 @@ pub(crate) struct Mpi {
 }
 
 impl Mpi {
-    /// All ranks of `comm`, which has no other user. A failure on `board` ends every wait.
-    pub(crate) fn new(comm: Comm, board: Board) -> Mpi {
+    /// All ranks of `comm`, which has no other user, each with its host. A failure on `board` ends
+    /// every wait.
+    pub(crate) fn new(comm: Comm, board: Board, hosts: Arc<[usize]>) -> Mpi {
         let (me, members) = (comm.rank(), (0..comm.size()).collect());
         Mpi {
             comm: Arc::new(comm),
             board,
+            hosts,
             members,
             me,
             first_tag: 0,
@@ -71,6 +77,7 @@ impl Mpi {
         Some(Mpi {
             comm,
             board,
+            hosts: Arc::clone(&self.hosts),
             members,
             me,
             first_tag: TAGS,
@@ -101,9 +108,9 @@ impl Mpi {
         })
     }
 
-    /// Waits until all are done, up to the call's timeout.
-    fn finish(&self, call: &Call<'_>, flights: &mut [Flight], patience: Patience) -> Result<()> {
-        let (mut waited, mut pause) = (Waited::new(), Pause::default());
+    /// Waits until all are done, as long as their hosts show progress.
+    fn finish(&self, call: &Call<'_>, flights: &mut [Flight], limit: Limit) -> Result<()> {
+        let (mut patience, mut pause) = (Patience::new(), Pause::default());
         let (mut slept, mut left) = (Duration::ZERO, flights.len());
         loop {
             let mut under_way = Vec::with_capacity(left);
@@ -117,17 +124,36 @@ impl Mpi {
             }
             if under_way.len() < left {
                 (pause, left) = (Pause::default(), under_way.len());
-                if patience == Patience::WhileMoving {
-                    (waited, slept) = (Waited::new(), Duration::ZERO);
+                if limit == Limit::WhileMoving {
+                    (patience, slept) = (Patience::new(), Duration::ZERO);
                 }
             }
             self.check_abort()?;
-            if waited.after(slept) >= call.timeout {
-                under_way.sort_unstable();
-                under_way.dedup();
-                return Err(call.timed_out(under_way));
+            under_way.sort_unstable();
+            under_way.dedup();
+            let awaited = || under_way.iter().map(|&rank| self.awaited(rank)).collect();
+            let silent = patience.silent(slept, call.timeout, awaited);
+            if !silent.is_empty() {
+                return Err(call.timed_out(silent, patience.total));
+            }
+            let me = self.comm.rank();
+            if patience.is_time_to_tell() && (me == 0 || under_way.contains(&0)) {
+                patience.tell(me, |rank| rank);
             }
             slept = pause.sleep();
+        }
+    }
+
+    /// A rank that is waited for. Its host is known to work, or not.
+    fn awaited(&self, rank: usize) -> Awaited {
+        let beats = self.board.host_beats(self.hosts[rank]);
+        let beats = beats.load(Ordering::Relaxed);
+        Awaited {
+            rank,
+            own: beats,
+            total: beats,
+            is_waiting: false,
+            work: None,
         }
     }
 
@@ -149,8 +175,8 @@ impl Mpi {
         for peer in self.others() {
             flights.push(self.post(Arc::clone(&mine), peer, MessageKind::Header)?);
         }
-        self.finish(call, &mut flights[..receives], Patience::Once)?;
-        self.finish(call, &mut flights[receives..], Patience::Once)?;
+        self.finish(call, &mut flights[..receives], Limit::Once)?;
+        self.finish(call, &mut flights[receives..], Limit::Once)?;
         flights.truncate(receives);
         flights.sort_by_key(|flight| flight.peer);
         flights
@@ -183,7 +209,7 @@ impl Mpi {
         for (peer, bytes) in sends {
             flights.push(self.post(Arc::clone(bytes), *peer, MessageKind::Data)?);
         }
-        self.finish(call, &mut flights, Patience::WhileMoving)?;
+        self.finish(call, &mut flights, Limit::WhileMoving)?;
         flights.truncate(receives.len());
         Ok(flights
             .into_iter()
@@ -271,23 +297,23 @@ impl Mpi {
         match call.operation {
             Operation::Send { to } => {
                 let own = self.post(header(call), to, MessageKind::PairHeader)?;
-                self.finish(call, &mut [own], Patience::WhileMoving)?;
+                self.finish(call, &mut [own], Limit::WhileMoving)?;
                 call.with_bytes(tensor, |bytes| {
                     bytes.chunks(MESSAGE_BYTES_MAX).try_for_each(|chunk| {
                         let chunk = self.post(Arc::from(chunk), to, MessageKind::PairData)?;
-                        self.finish(call, &mut [chunk], Patience::WhileMoving)
+                        self.finish(call, &mut [chunk], Limit::WhileMoving)
                     })
                 })
             }
             Operation::Receive { from } => {
                 let mut theirs = [self.expect(HEADER_BYTES, from, MessageKind::PairHeader)?];
-                self.finish(call, &mut theirs, Patience::WhileMoving)?;
+                self.finish(call, &mut theirs, Limit::WhileMoving)?;
                 let [theirs] = theirs;
                 self.compare(call, &header(call), theirs)?;
                 call.with_bytes_mut(tensor, |bytes| {
                     bytes.chunks_mut(MESSAGE_BYTES_MAX).try_for_each(|into| {
                         let mut chunk = [self.expect(into.len(), from, MessageKind::PairData)?];
-                        self.finish(call, &mut chunk, Patience::WhileMoving)?;
+                        self.finish(call, &mut chunk, Limit::WhileMoving)?;
                         let [chunk] = chunk;
                         into.copy_from_slice(&chunk.request.into_bytes());
                         Ok(())
@@ -306,7 +332,7 @@ impl Mpi {
 
 /// When a wait ends without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
+enum Limit {
     /// The timeout has passed.
     Once,
     /// Nothing has moved during the timeout: there may be much data.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::library::{Comm, Request};
 use crate::error::{Cause, Error, Problem, Ranks, Remedy, Result, Seconds};
-use crate::launcher::{is_first_of_host, launcher_folder, patience};
+use crate::launcher::{is_first_of_host, launcher_folder, patience, stopped_note};
 use crate::waited::wait_until;
 
 const TAG_HERE: c_int = 101;
@@ -86,10 +86,12 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
     let missing: Vec<usize> = arriving.iter().map(|(rank, _)| *rank).collect();
     let text = match missing.is_empty() {
         true => String::new(),
+        // Ranks that wait in a call of MPI for a stopped one do not come either.
         false => format!(
-            "{} did not come within {}",
+            "{} did not come within {}{}",
             Ranks(&missing),
-            Seconds(timeout)
+            Seconds(timeout),
+            stopped_note()
         ),
     };
     let mut bytes = text.as_bytes()[..text.floor_char_boundary(ANSWER_BYTES)].to_vec();
@@ -106,7 +108,7 @@ fn call(comm: &Comm, timeout: Duration, action: &str) -> Result<()> {
         under_way.retain_mut(|request| matches!(request.is_done(), Ok(false)));
         Ok(false)
     })?;
-    Err(too_late(action, text))
+    Err(reported_once(too_late(action, text)))
 }
 
 /// The part of the other ranks.
@@ -136,7 +138,8 @@ fn finish(mut request: Request, timeout: Duration, action: &str) -> Result<()> {
     if request.is_done_within(timeout)? {
         return Ok(());
     }
-    let reason = format!("not all ranks came within {}", Seconds(timeout));
+    let (within, note) = (Seconds(timeout), stopped_note());
+    let reason = format!("not all ranks came within {within}{note}");
     Err(reported_once(too_late(action, reason)))
 }
 

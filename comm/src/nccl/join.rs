@@ -201,6 +201,7 @@ impl Join<'_> {
                 call: self.action(),
                 missing,
                 waited: self.timeout,
+                total: self.timeout,
             };
         }
         let present = if common.knows_all() {

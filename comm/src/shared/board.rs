@@ -4,12 +4,19 @@
 //! The first cause wins. A rank with a cause writes it into a free slot and then tries to publish
 //! the slot: a process that dies while it writes leaves a slot unused, and delays no other rank.
 
+#![cfg_attr(
+    not(feature = "mpi"),
+    allow(dead_code, reason = "only MPI connects processes")
+)]
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use ddp_kernels::heartbeat::{self, Beats};
+
 use super::activity::{Activity, RECORD_BYTES, Record, cut};
 use super::futex;
-use super::layout::{CAUSE_BYTES, CAUSES, CHANNELS, GPU_PAGE_BYTES, LINE_BYTES};
+use super::layout::{CAUSE_BYTES, CAUSES, CHANNELS, GPU_PAGE_BYTES, LINE_BYTES, PAGE_BYTES};
 use super::segment::Segment;
 use crate::collective::Call;
 use crate::error::Cause;
@@ -25,11 +32,17 @@ const TEXT_BYTES_MAX: usize = 4096;
 const CAUSE_HEADER_BYTES: usize = 32;
 const _: () = assert!(CAUSE_HEADER_BYTES + HOST_BYTES_MAX + TEXT_BYTES_MAX <= CAUSE_BYTES);
 
-/// A rank's page: whether it has left, where its threads sleep, and its calls.
+/// Signs of progress of other hosts, by host; far hosts share words.
+const HOSTS_AT: usize = CAUSES_TAKEN_AT + LINE_BYTES;
+const HOST_WORDS: usize = 256;
+const _: () = assert!(HOSTS_AT + 8 * HOST_WORDS <= PAGE_BYTES);
+
+/// A rank's page: whether it has left, where its threads sleep, its signs of progress, its calls.
 const LEFT_AT: usize = 4;
 const ASLEEP_AT: usize = 256;
+const BEATS_AT: usize = ASLEEP_AT + 8 * CHANNELS;
 const RECORDS_AT: usize = 1024;
-const _: () = assert!(ASLEEP_AT + 8 * CHANNELS <= RECORDS_AT);
+const _: () = assert!(BEATS_AT + 16 <= RECORDS_AT);
 const _: () = assert!(RECORDS_AT + CHANNELS * RECORD_BYTES <= 4096);
 
 /// How long to wait for a slot if all are being written by ranks that fail at the same time.
@@ -184,6 +197,40 @@ impl Board {
         assert!(channel < CHANNELS);
         self.segment
             .u64_at(self.page(local_rank) + ASLEEP_AT + 8 * channel)
+    }
+
+    /// Whether a thread of a rank sleeps in a call, waiting for another rank.
+    pub(super) fn is_asleep(&self, local_rank: usize) -> bool {
+        let mut channels = 0..CHANNELS;
+        channels.any(|channel| self.asleep(local_rank, channel).load(Ordering::Relaxed) != 0)
+    }
+
+    /// The signs of progress of a rank.
+    pub(crate) fn beats(&self, local_rank: usize) -> Beats<'_> {
+        let at = self.page(local_rank) + BEATS_AT;
+        Beats {
+            own: self.segment.u64_at(at),
+            seen: self.segment.u64_at(at + 8),
+        }
+    }
+
+    /// From now on this process, which is `local_rank`, shows its signs of progress here.
+    pub(crate) fn show_beats(&self, local_rank: usize) {
+        // Leaked: any thread may beat until the process ends.
+        let board: &'static Board = Box::leak(Box::new(self.clone()));
+        heartbeat::share(board.beats(local_rank));
+    }
+
+    /// Signs of progress of another host.
+    pub(crate) fn host_beats(&self, host: usize) -> &AtomicU64 {
+        self.segment.u64_at(HOSTS_AT + 8 * (host % HOST_WORDS))
+    }
+
+    /// A number that changes with each beat of a rank of this host.
+    pub(crate) fn all_beats(&self) -> u64 {
+        let ranks = 0..self.segment.local_size();
+        let own = ranks.map(|rank| self.beats(rank).own.load(Ordering::Relaxed) >> 8);
+        own.fold(0, u64::wrapping_add)
     }
 
     /// Records that a rank ends in order: it makes no more calls, and its end is no failure.

@@ -18,10 +18,12 @@ use super::layout::{CHANNELS, DEPTH, LINE_BYTES};
 use super::segment::Segment;
 use crate::collective::Call;
 use crate::error::{Cause, Error, Result};
-use crate::waited::Waited;
+use crate::patience::{Awaited, Patience};
 
 /// How long to spin before sleeping: about what a sleep and a wake-up cost.
 const SPIN: Duration = Duration::from_micros(20);
+/// The shortest sleep while time runs out.
+const SLEEP_MIN: Duration = Duration::from_millis(1);
 /// How often one call spins without success. After that the other ranks are busy elsewhere.
 const FAILED_SPINS_MAX: u8 = 3;
 
@@ -215,7 +217,7 @@ impl Channel {
             }
             self.failed_spins.store(failed_spins + 1, Ordering::Relaxed);
         }
-        let (mut waited, mut slept) = (Waited::new(), Duration::ZERO);
+        let (mut patience, mut slept) = (Patience::new(), Duration::ZERO);
         loop {
             if counter.reached(target) {
                 return Ok(());
@@ -226,16 +228,48 @@ impl Channel {
                 let theirs = self.board.whereabouts(rank);
                 return Err(call.out_of_step(self.ranks[rank], theirs));
             }
-            let left = call.timeout.saturating_sub(waited.after(slept));
-            if left.is_zero() {
-                let missing = missing().into_iter().map(|rank| self.ranks[rank]).collect();
-                return Err(call.timed_out(missing));
+            let awaited = || {
+                missing()
+                    .into_iter()
+                    .map(|rank| self.awaited(rank))
+                    .collect()
+            };
+            let silent = patience.silent(slept, call.timeout, awaited);
+            if !silent.is_empty() {
+                let missing = silent.into_iter().map(|rank| self.ranks[rank]).collect();
+                return Err(call.timed_out(missing, patience.total));
             }
+            self.tell(&mut patience, &missing);
             let asleep = self.board.asleep(self.me, self.index);
             asleep.store(at as u64, Ordering::SeqCst);
-            slept = left.min(SLEEP_MAX);
+            let left = call.timeout.checked_sub(patience.total);
+            slept = left.map_or(SLEEP_MAX, |left| left.clamp(SLEEP_MIN, SLEEP_MAX));
             counter.sleep(target, slept);
             asleep.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A local rank that is waited for.
+    fn awaited(&self, rank: usize) -> Awaited {
+        let beats = self.board.beats(rank);
+        Awaited {
+            rank,
+            own: beats.own.load(Ordering::Relaxed) >> 8,
+            total: beats.total(),
+            is_waiting: self.board.is_asleep(rank),
+            work: beats.work(),
+        }
+    }
+
+    /// Tells what is waited for: rank 0 does, or if it is missing the first that is not.
+    fn tell(&self, patience: &mut Patience, missing: &dyn Fn() -> Vec<usize>) {
+        let is_first = || {
+            let missing = missing();
+            (0..self.size()).find(|rank| !missing.contains(rank)) == Some(self.me)
+        };
+        let me = self.ranks[self.me];
+        if patience.is_time_to_tell() && is_first() && (me == 0 || self.ranks[0] == 0) {
+            patience.tell(me, |rank| self.ranks[rank]);
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) const LINE_BYTES: usize = 128;
 /// Slices and pieces begin at multiples of this: whole elements of every dtype.
 pub(super) const GRAIN_BYTES: usize = 64;
 
-const PAGE_BYTES: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
 
 /// How many causes may be written at the same time, before the first is published.
 pub(super) const CAUSES: usize = 16;

@@ -20,7 +20,7 @@ use super::layout::Layout;
 use crate::error::{Error, Result};
 
 /// The first word of a segment, written last. Its last byte is the version of the layout.
-const MAGIC: u64 = u64::from_be_bytes(*b"ddpseg\0\x03");
+const MAGIC: u64 = u64::from_be_bytes(*b"ddpseg\0\x04");
 const MAGIC_AT: usize = 0;
 /// Then the layout, so that builds with different layouts are detected.
 const LAYOUT_AT: usize = 8;
@@ -60,13 +60,16 @@ impl Segment {
         let layout = Layout::new(local_size)?;
         let failed = |error: io::Error| {
             let action = format!("make {} MiB of memory to share", layout.bytes() >> 20);
-            let help =
-                "allow memfd_create (Linux 3.17 or later; seccomp), and raise the memory limit";
-            Error::setup(action, error, help)
+            Error::no_memory(action, &error)
         };
         let file = memfd(layout.bytes()).map_err(failed)?;
         let mapping = map(layout.bytes(), Some(file)).map_err(failed)?;
         Ok(Segment::describe(mapping, layout))
+    }
+
+    /// The bytes of a segment for `local_size` ranks.
+    pub(crate) fn bytes_for(local_size: usize) -> Result<usize> {
+        Ok(Layout::new(local_size)?.bytes())
     }
 
     /// The segment that process `pid` of this host made and has open as `fd`.
@@ -78,6 +81,9 @@ impl Segment {
             Error::setup(action, reason, help)
         };
         let refused = |error: io::Error| {
+            if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EMFILE)) {
+                return Error::no_memory(format!("open {path}"), &error);
+            }
             let help = "run the ranks of a host as the same user, in one PID namespace, with /proc \
                 mounted (in containers: all ranks of a host in one container, or --pid=host)";
             failed(error.to_string(), help)
@@ -120,11 +126,7 @@ impl Segment {
     pub(super) fn in_process_as(layout: Layout) -> Result<Segment> {
         let mapping = map(layout.bytes(), None).map_err(|error| {
             let action = format!("map {} MiB to share between threads", layout.bytes() >> 20);
-            Error::setup(
-                action,
-                error,
-                "raise the limit on virtual memory (ulimit -v)",
-            )
+            Error::no_memory(action, &error)
         })?;
         Ok(Segment::describe(mapping, layout))
     }

@@ -12,17 +12,20 @@ use super::links::{Links, Start};
 use super::options::Options;
 use crate::background::Background;
 use crate::cores::{self, Cores};
-use crate::error::{Error, Remedy, Result, Seconds};
+use crate::error::{Error, Problem, Remedy, Result, Seconds};
 use crate::failure::lifeline::Lifeline;
 use crate::failure::{self, Failure};
 use crate::hosts::Placement;
 use crate::identity::{Identity, host_name};
 use crate::launcher::{
     Launch, Launcher, Lookup, is_first_of_host, launcher_folder, likely_rank, patience,
+    stopped_note,
 };
+use crate::limits;
 use crate::mpi::{Comm, Job, reported_by_rank_0};
 use crate::nccl::environment::{self, RankKind};
 use crate::process::{Peer, Process};
+use crate::say::print_line;
 use crate::shared::{Board, Segment};
 
 /// Makes this rank claim a host of this name, so that one machine can stand in for several hosts.
@@ -38,6 +41,7 @@ const GUARD_MARGIN: Duration = Duration::from_secs(5);
 /// What the world of the ranks of `launch` starts with; None if MPI finds this rank alone.
 pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start>> {
     let lookup = |name: &str| std::env::var(name).ok();
+    check_limits(options, launch)?;
     apply_settings(options, launch, &lookup);
     let job = start_mpi(options)?;
     let (rank, size) = (job.world().rank(), job.world().size());
@@ -73,9 +77,12 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
             comm: meeting.duplicate()?,
             others,
             is_on_first_host: placement.host == 0,
+            host: placement.host,
+            leaders: placement.other_leaders(),
         }),
     };
-    let here = placement.here();
+    let (here, board) = (placement.here(), Board::new(&segment));
+    board.show_beats(placement.local_rank);
     let failure = Failure {
         identity: Identity {
             program: options.program.clone(),
@@ -85,7 +92,7 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
             local_size: here.len(),
             host: cards[rank].host.clone(),
         },
-        board: Board::new(&segment),
+        board,
         remedy_text: options.remedy_text,
         peers: peers(&placement, &cards),
         launcher: Process::parent(),
@@ -111,6 +118,23 @@ pub(super) fn connect(options: &Options, launch: &Launch) -> Result<Option<Start
         unbind: launch.unbind(&lookup),
         job: Some(job),
     }))
+}
+
+/// Refuses limits that are too small for this rank, before MPI fails on them: an error of the first
+/// rank of the host that has them.
+fn check_limits(options: &Options, launch: &Launch) -> Result<()> {
+    let checked = limits::check(launch.local_size.unwrap_or(1).max(1));
+    checked.map_err(|error| {
+        if !is_first_of_host(launcher_folder().as_deref()) {
+            return reported_by_rank_0(error);
+        }
+        let (program, rank) = (&options.program, likely_rank());
+        print_line(&format!(
+            "{program}: rank {rank} on {}: {error}\n",
+            host_name()
+        ));
+        reported_by_rank_0(error)
+    })
 }
 
 fn check_threads(placement: &Placement, job: &Job) -> Result<()> {
@@ -183,18 +207,25 @@ fn share_memory(
         let fd = fds[leader][0].as_i64().unwrap_or(-1) as i32;
         Segment::open(cards[leader].pid, fd, local_size)
     });
-    let problem = segment.as_ref().err().map(ToString::to_string);
-    let problems = meeting.exchange(&json!([problem]))?;
+    let problem = segment.as_ref().err();
+    let is_limit = matches!(problem, Some(Error::Limit(_)));
+    let problems = meeting.exchange(&json!([problem.map(ToString::to_string), is_limit]))?;
     let mut problems = problems.iter().enumerate();
     Ok(
-        match problems.find_map(|(rank, problem)| Some((rank, problem[0].as_str()?))) {
+        match problems.find_map(|(rank, problem)| Some((rank, problem[0].as_str()?, &problem[1]))) {
             None => segment,
-            Some((rank, problem)) => {
+            Some((rank, problem, is_limit)) => {
                 let action = format!("share memory between the ranks of {}", cards[rank].host);
                 let reason = format!("rank {rank}: {problem}");
                 let help =
                     "run the ranks of a host as one user in one PID namespace, with /proc mounted";
-                Err(Error::setup(action, reason, help))
+                Err(match is_limit.as_bool() {
+                    Some(true) => {
+                        let help = "give all ranks the same limits";
+                        Error::Limit(Problem::new(action, reason, help))
+                    }
+                    _ => Error::setup(action, reason, help),
+                })
             }
         },
     )
@@ -205,26 +236,32 @@ fn share_memory(
 fn start_mpi(options: &Options) -> Result<Job> {
     let rank = likely_rank();
     let text = format!(
-        "not all ranks started MPI within {}; help: check whether one has ended, is stopped or is \
-         still starting",
+        "not all ranks started MPI within {}",
         Seconds(options.timeout)
     );
-    let action = report_and_leave(options, rank, &text);
+    let help = "check whether one has ended, is stopped or is still starting";
+    let action = report_and_leave(options, rank, text, help);
     let limit = options.timeout.saturating_add(patience(rank));
     let _guard = Background::deadline(limit, action)?;
     Job::start()
 }
 
 /// The end of a process that cannot reach the other ranks.
-fn report_and_leave(options: &Options, rank: usize, text: &str) -> impl FnOnce() + Send + 'static {
+fn report_and_leave(
+    options: &Options,
+    rank: usize,
+    text: String,
+    help: &'static str,
+) -> impl FnOnce() + Send + 'static {
     let (program, host) = (&options.program, host_name());
     let remedy = (options.remedy_text)(Remedy::LongerTimeout);
-    let line = format!("{program}: rank {rank} on {host}: {text}; {remedy}");
+    let start = format!("{program}: rank {rank} on {host}: {text}");
     // Read now: MPI changes the environment when it starts.
     let folder = launcher_folder();
     move || {
         if is_first_of_host(folder.as_deref()) {
-            failure::print_line(&format!("{}\n", line.trim_end_matches("; ")));
+            let line = format!("{start}{}; help: {help}; {remedy}", stopped_note());
+            print_line(&format!("{}\n", line.trim_end_matches("; ")));
         }
         failure::leave_at_once(EXIT_LATE)
     }
@@ -238,9 +275,10 @@ pub(super) fn end(job: Job, failure: &Arc<Failure>, timeout: Duration) {
          finished their work)",
         Seconds(bound)
     );
+    let text = move || text + &stopped_note();
     let limit = bound.saturating_add(patience(failure.identity.rank));
     // Without a thread there is no guard.
-    let _guard = Background::deadline(limit, move || failure.give_up(text, EXIT_LATE));
+    let _guard = Background::deadline(limit, move || failure.give_up(text(), EXIT_LATE));
     job.finalize();
 }
 
@@ -258,10 +296,11 @@ impl Meeting<'_> {
         let limit = self.options.timeout.saturating_mul(2);
         let limit = limit.saturating_add(GUARD_MARGIN + patience(self.rank));
         let text = format!(
-            "MPI did not bring the ranks together within {}; help: check whether they are stopped",
+            "MPI did not bring the ranks together within {}",
             Seconds(limit)
         );
-        Background::deadline(limit, report_and_leave(self.options, self.rank, &text))
+        let help = "check whether they are stopped";
+        Background::deadline(limit, report_and_leave(self.options, self.rank, text, help))
     }
 
     /// The same ranks, numbered host by host, and this rank's number: sums add in this order,

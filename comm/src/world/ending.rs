@@ -12,6 +12,7 @@ use super::options::Options;
 use crate::background::{Background, Cancelled};
 use crate::error::{Error, Result};
 use crate::failure::{self, EXIT_PANIC};
+use crate::say::print_line;
 use crate::stop::{self, Signal, StopSignals};
 use crate::watch;
 
@@ -22,11 +23,20 @@ const PERIOD: Duration = Duration::from_millis(50);
 pub trait HasExitCode: Display {
     /// The exit code.
     fn exit_code(&self) -> u8;
+
+    /// The rank that reports the error, if all ranks have it or it happened on another rank.
+    fn reporter(&self) -> Option<usize> {
+        None
+    }
 }
 
 impl HasExitCode for Error {
     fn exit_code(&self) -> u8 {
         Error::exit_code(self)
+    }
+
+    fn reporter(&self) -> Option<usize> {
+        Error::reporter(self)
     }
 }
 
@@ -41,21 +51,31 @@ impl World {
         options: &Options,
         body: impl FnOnce(&World) -> Result<(), E>,
     ) -> ExitCode {
+        // Ranks that a signal ended while they connect would leave the others without a reason.
+        let early = options.catches_stop.then(StopSignals::catch);
         let world = match World::connect(options) {
             Ok(world) => world,
             Err(error) => {
                 // The rank that failed first has printed why.
                 if !matches!(error, Error::PeerFailed(_)) {
                     let text = failure::text_with_remedy(&error, options.remedy_text);
-                    failure::print_line(&format!("{}: {text}\n", options.program));
+                    print_line(&format!("{}: {text}\n", options.program));
                 }
                 return ExitCode::from(error.exit_code());
             }
         };
         world.install_panic_hook();
-        match world.watch().map_err(E::from).and_then(|()| body(&world)) {
+        let outcome = world.watch().map_err(E::from).and_then(|()| body(&world));
+        drop(early);
+        match outcome {
             Ok(()) => ExitCode::SUCCESS,
-            Err(error) => world.fail(&error, error.exit_code()),
+            Err(error) => match error.reporter().filter(|&rank| rank != world.rank()) {
+                None => world.fail(&error, error.exit_code()),
+                Some(rank) => {
+                    let (text, exit_code) = (error.to_string(), error.exit_code());
+                    world.failure.fail_for(rank, text, exit_code)
+                }
+            },
         }
     }
 

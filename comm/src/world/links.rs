@@ -101,7 +101,7 @@ pub(super) mod processes {
                 return Ok(Arc::new(shared));
             }
             let comm = self.base.duplicate(self.timeout)?;
-            let mpi = Mpi::new(comm, Board::new(&self.segment));
+            let mpi = Mpi::new(comm, Board::new(&self.segment), placement.of_ranks());
             Ok(Arc::new(Hosts::new(shared, mpi, placement.clone())))
         }
     }

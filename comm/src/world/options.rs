@@ -8,13 +8,17 @@ use crate::identity::program_name;
 /// How to connect.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long a rank waits for the others before it reports which are missing.
+    /// How long a rank waits for others that show no progress (`ddp_kernels::heartbeat`) before it
+    /// reports which are missing.
     pub timeout: Duration,
     /// The name that begins the line which says why a job ended. By default the name of the
     /// program's file.
     pub program: String,
     /// Whether several ranks may have the same GPU: for tests, never for speed.
     pub share_gpus: bool,
+    /// Whether the program calls [`crate::World::catch_stop`]: a request to stop that comes earlier
+    /// then waits for it, and does not end the process.
+    pub catches_stop: bool,
     /// A sentence on what the program's users type to change a setting, added to errors; empty for
     /// none.
     pub remedy_text: fn(Remedy) -> &'static str,
@@ -26,6 +30,7 @@ impl Default for Options {
             timeout: Duration::from_secs(600),
             program: program_name(),
             share_gpus: false,
+            catches_stop: false,
             remedy_text: |_| "",
         }
     }

@@ -6,8 +6,6 @@ use super::*;
 use crate::Reduce;
 use crate::tests::on_ranks;
 
-const TIMEOUT: Duration = Duration::from_secs(10);
-
 #[test]
 fn a_world_of_one_works_alone() {
     let world = World::single().unwrap();
@@ -150,33 +148,6 @@ fn ranks_that_share_the_cores_divide_them() {
     });
     let threads = (cores / 2).max(1);
     assert_eq!(shares, [(threads, 0), (threads, threads % cores)]);
-}
-
-#[test]
-fn a_rank_that_is_known_to_be_late_is_waited_for() {
-    let mut worlds = World::threads(2, None, Duration::from_millis(50)).unwrap();
-    let late = worlds.remove(1);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(300));
-            late.barrier_within(TIMEOUT).unwrap();
-            late.barrier().unwrap();
-        });
-        worlds[0].barrier_within(TIMEOUT).unwrap();
-        worlds[0].barrier().unwrap();
-    });
-    let error = worlds[0]
-        .barrier_within(Duration::from_millis(1500))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("rank 1 did not arrive within 1.5 s") && error.contains("world/tests.rs"),
-        "{error}"
-    );
-    assert!(
-        error.contains("call 2 of group control"),
-        "one numbering for both deadlines: {error}"
-    );
 }
 
 #[test]

@@ -263,15 +263,38 @@ fn a_job_that_is_suspended_longer_than_its_timeout_goes_on() {
     }
 }
 
+/// Ranks on one host, and on two, where another rank of the slow one's host waits as well.
+fn slow(kind: &str) -> [Job; 2] {
+    let role = format!("slow {kind}");
+    let hosts = [("left", 2), ("right", 2)];
+    [Job::new(2, &role), Job::on_hosts(&hosts, &role)].map(|job| job.timeout_ms(2000))
+}
+
 #[test]
-fn a_rank_known_to_be_slow_is_waited_for_and_noticed_when_it_dies() {
-    Job::new(2, "slow none")
-        .timeout_ms(1000)
-        .run()
-        .assert_well();
-    let ended = Job::new(2, "slow kill").timeout_ms(1000).run();
-    assert!(
-        ended.assert_ended_with(137).contains("rank 0 on "),
-        "{ended}"
-    );
+fn a_rank_that_shows_progress_is_waited_for_beyond_the_timeout() {
+    slow("none")
+        .into_iter()
+        .for_each(|job| job.run().assert_well());
+}
+
+#[test]
+fn a_rank_that_showed_progress_is_named_when_it_dies_or_stops() {
+    for job in slow("kill") {
+        let ended = job.run();
+        let cause = ended.assert_ended_with(137);
+        assert!(
+            cause.contains("ended without reporting an error"),
+            "{ended}"
+        );
+    }
+    for (job, rank) in slow("stop").into_iter().zip([1, 3]) {
+        let ended = job.run();
+        let cause = ended.assert_ended_with(77);
+        let named = "barrier (call 1 of group control, at ";
+        assert!(cause.contains(named), "{ended}");
+        assert!(
+            cause.contains(&format!("rank {rank} did not arrive within 2 s")),
+            "{ended}"
+        );
+    }
 }

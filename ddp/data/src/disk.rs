@@ -7,6 +7,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use ddp_kernels::heartbeat::{self, Work};
+
 use crate::error::{Error, Result};
 
 #[cfg(any(test, debug_assertions, feature = "faults"))]
@@ -28,8 +30,21 @@ pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Er
     move |source| Error::Io {
         action,
         path,
+        help: limit_help(&source).unwrap_or(HELP).into(),
         source,
-        help: HELP.into(),
+    }
+}
+
+/// What helps if a limit of this process is too small.
+pub(crate) fn limit_help(error: &io::Error) -> Option<&'static str> {
+    // EMFILE, which has no kind of its own.
+    const TOO_MANY_OPEN: i32 = 24;
+    match error.kind() {
+        ErrorKind::FileTooLarge => Some("raise the limit on the size of files (ulimit -f)"),
+        _ if error.raw_os_error() == Some(TOO_MANY_OPEN) => {
+            Some("raise the limit on open files (ulimit -n)")
+        }
+        _ => None,
     }
 }
 
@@ -121,6 +136,10 @@ pub struct Output<'a> {
     bytes: u64,
 }
 
+/// How often a long file is made durable while it is written: one sync of all of it could take
+/// longer than other ranks wait for a sign of progress.
+const SYNC_EVERY_BYTES: u64 = 256 << 20;
+
 /// What a file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
@@ -133,6 +152,7 @@ pub struct Contents {
 impl Output<'_> {
     /// Adds `bytes` at the end.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        heartbeat::beat(Work::Writes);
         let written = match may("write", self.path) {
             Ok(()) => self.file.write_all(bytes),
             // A disk that fills up takes a part.
@@ -143,7 +163,12 @@ impl Output<'_> {
         };
         written.map_err(failed("write", self.path))?;
         self.hash.update(bytes);
+        let before = self.bytes / SYNC_EVERY_BYTES;
         self.bytes += bytes.len() as u64;
+        if self.bytes / SYNC_EVERY_BYTES > before {
+            let synced = self.file.sync_data();
+            synced.map_err(failed("make durable", self.path))?;
+        }
         Ok(())
     }
 }

@@ -55,6 +55,8 @@ pub enum Error {
     /// An error that happened on another rank.
     #[error("{text}")]
     Remote {
+        /// That rank.
+        rank: usize,
         /// Its text.
         text: String,
         /// Its exit code.
@@ -74,15 +76,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error that another rank ended with.
-    pub fn remote(exit_code: u8, text: String) -> Error {
-        match exit_code {
-            2 => Error::Usage(text),
-            65 => Error::Data(text),
-            _ => Error::Remote { text, exit_code },
-        }
-    }
-
     /// The exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {

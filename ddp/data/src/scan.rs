@@ -18,6 +18,7 @@ mod segments;
 use std::ops::Range;
 use std::panic::Location;
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::{DType, Device, Tensor};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -174,6 +175,7 @@ fn read_segment(
     // A tensor, because it lends its bytes.
     let x = Tensor::zeros(&[plan.block_rows as usize * width], DType::F32, Device::Cpu)?;
     for block in plan.blocks_of(segment) {
+        heartbeat::beat(Work::ReadsData);
         let count = (block.end - block.start) as usize * width;
         x.with_slice_mut(|x: &mut [f32]| rows.read(block.start, &mut x[..count]))??;
         let hash = |bytes: &[u8]| xxh3_64_with_seed(&bytes[..4 * count], block.start);

@@ -30,16 +30,17 @@ mod writer;
 
 use std::path::Path;
 
-pub use self::errors::damaged;
+pub(crate) use self::errors::unreadable;
+pub use self::errors::{damaged, with_help};
 pub use self::find::{Chosen, Skipped, best, is_gone, newest};
 pub use self::layout::{MANIFEST_FILE, MODEL_FILE, STATE_FILE, folder};
 pub use self::manifest::{FileEntry, Opened, open};
 pub use self::model::{load_first, load_model, load_opened, write_model};
 pub use self::prune::{put_aside, put_aside_after};
 pub use self::restore::{restore, restore_if_fits, restore_values};
-pub use self::saver::{SAVING_MAX, Saver};
+pub use self::saver::Saver;
 pub use self::state::{Best, Position, ScheduleState, State, WorldState};
-pub use self::together::{open_together, wait_for_all};
+pub use self::together::open_together;
 use crate::error::Result;
 use ddp_data::safetensors;
 

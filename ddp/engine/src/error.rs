@@ -54,6 +54,8 @@ pub enum Error {
     /// An error that happened on another rank.
     #[error("{text}")]
     Remote {
+        /// That rank.
+        rank: usize,
         /// Its text.
         text: String,
         /// Its exit code.
@@ -108,7 +110,15 @@ impl From<ddp_data::Error> for Error {
                 source,
                 help,
             },
-            ddp_data::Error::Remote { text, exit_code } => Error::Remote { text, exit_code },
+            ddp_data::Error::Remote {
+                rank,
+                text,
+                exit_code,
+            } => Error::Remote {
+                rank,
+                text,
+                exit_code,
+            },
             ddp_data::Error::Internal(text) => Error::Internal(text),
             ddp_data::Error::Outside { source, .. } => from_outside(source),
             ddp_data::Error::Tensor(error) => Error::Tensor(error),
@@ -169,6 +179,19 @@ impl Error {
     }
 }
 
+impl Error {
+    /// The rank that reports this error, if all ranks have it or it happened on another rank.
+    pub fn reporter(&self) -> Option<usize> {
+        match self {
+            Error::Remote { rank, .. } => Some(*rank),
+            // All ranks stop after the same step.
+            Error::Stopped(_) => Some(0),
+            Error::Comm(error) => error.reporter(),
+            _ => None,
+        }
+    }
+}
+
 fn is_out_of_memory(error: &ddp_kernels::Error) -> bool {
     matches!(error, ddp_kernels::Error::OutOfMemory(_))
 }
@@ -176,6 +199,10 @@ fn is_out_of_memory(error: &ddp_kernels::Error) -> bool {
 impl ddp_comm::HasExitCode for Error {
     fn exit_code(&self) -> u8 {
         Error::exit_code(self)
+    }
+
+    fn reporter(&self) -> Option<usize> {
+        Error::reporter(self)
     }
 }
 

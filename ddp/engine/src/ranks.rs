@@ -1,12 +1,7 @@
 //! The ranks of a world, for preparing data.
 
-use std::time::Duration;
-
 use ddp_comm::{Field, World};
 use ddp_data::{Error, Ranks, Result};
-
-/// How long ranks wait for one that converts or scans data. A rank that fails is noticed at once.
-const PATIENCE: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The ranks of a world.
 pub struct WorldRanks<'a>(pub &'a World);
@@ -27,11 +22,15 @@ impl Ranks for WorldRanks<'_> {
     fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let mine = outcome.as_ref().map(Vec::as_slice);
         let mine = mine.map_err(|error| (error.exit_code(), error.to_string()));
-        match self.0.share_outcome(PATIENCE, mine).map_err(wrapped)? {
+        match self.0.share_outcome(mine).map_err(wrapped)? {
             Ok(all) => Ok(all),
             Err(remote) => Err(match outcome {
                 Err(own) if remote.rank == self.rank() => own,
-                _ => Error::remote(remote.exit_code, remote.text),
+                _ => Error::Remote {
+                    rank: remote.rank,
+                    text: remote.text,
+                    exit_code: remote.exit_code,
+                },
             }),
         }
     }

@@ -8,7 +8,7 @@
 
 mod cut;
 
-pub(crate) use self::cut::LockedRecord;
+pub(crate) use self::cut::{LockedRecord, checkpoints};
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};

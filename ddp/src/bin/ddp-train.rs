@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     let options = Options {
         timeout: Duration::from_secs_f64(timeout_s),
         share_gpus,
+        catches_stop: matches!(command, Ok(Command::Train(_))),
         remedy_text,
         ..Default::default()
     };

@@ -301,7 +301,8 @@ settings! {
     Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
     /// Reduce gradients while the backward pass still runs; auto: with several ranks
     Job overlap "WHEN": Overlap = Overlap::Auto;
-    /// Seconds that a rank waits for the others before the job ends with exit code 77
+    /// Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
+    /// code 77
     Rank timeout_s "S": f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());
 
     ["Checkpoints and resuming"]

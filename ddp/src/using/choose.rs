@@ -23,10 +23,7 @@ pub(crate) fn choose(path: &Path) -> Result<Chosen> {
         return of_file(path);
     }
     if is_checkpoint(path) {
-        return Ok(Chosen {
-            opened: checkpoint::open(path)?,
-            why: "as named".into(),
-        });
+        return named(path);
     }
     let name = path.file_name().unwrap_or_default();
     match path.parent() {
@@ -47,16 +44,23 @@ pub(crate) fn is_checkpoint(folder: &Path) -> bool {
         .any(|name| folder.join(name).exists())
 }
 
+/// The checkpoint in `folder`.
+fn named(folder: &Path) -> Result<Chosen> {
+    let help = "give --checkpoint the folder of the run, whose best intact checkpoint is used";
+    let opened = checkpoint::open(folder);
+    Ok(Chosen {
+        opened: opened.map_err(|error| checkpoint::with_help(error, help))?,
+        why: "as named".into(),
+    })
+}
+
 /// The checkpoint that a file of it belongs to.
 fn of_file(path: &Path) -> Result<Chosen> {
     let folder = path
         .parent()
         .filter(|folder| folder.join(STATE_FILE).exists());
     match folder {
-        Some(folder) => Ok(Chosen {
-            opened: checkpoint::open(folder)?,
-            why: "as named".into(),
-        }),
+        Some(folder) => named(folder),
         None => Err(Error::Usage(format!(
             "--checkpoint {}: expected the folder of a checkpoint, got a file without {STATE_FILE} \
              next to it, which has the layers, classes and normalization; help: give the folder \

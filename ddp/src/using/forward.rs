@@ -1,5 +1,6 @@
 //! Runs batches through a model without training it. Outputs are copied to host memory.
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{DType, Device, Tensor, ops};
 
@@ -42,6 +43,7 @@ impl Forward {
 
     /// The model's output for the rows `x`: f32 (B, O) in host memory.
     pub(super) fn run(&mut self, x: &Tensor) -> Result<Tensor> {
+        heartbeat::beat(Work::Computes);
         let mut ignored = |_: ParamId| Ok(());
         let options = options(&self.position);
         let mut pass = Pass::new(

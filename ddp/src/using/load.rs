@@ -49,7 +49,7 @@ pub(super) fn ready(asked: &Asked<'_>, world: &World) -> Result<Ready> {
     let trained = Config::of_checkpoint(&opened)?;
     let rows = rows(asked, world, &opened.state, trained.seed)?;
     let forward = Forward::new(model(&opened, trained, rows.spec(), device, world)?)?;
-    checkpoint::wait_for_all(world)?;
+    world.barrier()?;
     agree(asked, world, &opened, &*rows)?;
     let batch = using
         .batch_size

@@ -12,7 +12,6 @@ use ddp_kernels::{DType, Device, Tensor};
 
 use super::load::{self, Asked, Ready};
 use super::outputs::check_finite;
-use crate::checkpoint;
 use crate::cli::PredictFlags;
 use crate::config::check::refuse;
 use crate::data::{DataSpec, choose};
@@ -61,7 +60,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         };
         written.map_err(|error| is_taken(error.into(), out))
     })?;
-    checkpoint::wait_for_all(world)?;
+    world.barrier()?;
     if world.rank() == 0 {
         let path = |path: &Path| shown(&path.to_string_lossy());
         let (rows, out, model) = (

@@ -31,6 +31,8 @@ mod using;
 mod faults;
 #[cfg(feature = "mpi")]
 mod handshake;
+#[cfg(feature = "mpi")]
+mod waits;
 
 #[cfg(not(feature = "mpi"))]
 #[test]

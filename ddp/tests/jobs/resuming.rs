@@ -298,7 +298,7 @@ fn rows_of(folder: &Folder, ranks: usize, name: &str) -> std::collections::BTree
 fn on_other_numbers_of_ranks_every_row_still_comes_once_an_epoch() {
     let folder = Folder::new("rows");
     // Epochs of 11 steps, the last of 3 rows. Runs end in the middle of an epoch.
-    let words = "--data synthetic:row-number,rows=103,held-out=0 --hidden none --batch-size 10 --lr 1e-9 --schedule constant --out OUT --resume auto";
+    let words = "--data synthetic:row-number,rows=103,held-out=0 --hidden none --batch-size 10 --lr 1e-9 --schedule constant --warmup-steps 0 --out OUT --resume auto";
     let mut seen = std::collections::BTreeMap::new();
     for (ranks, steps, flags) in [(4, 8, "--zero 1"), (2, 19, ""), (3, 33, "--zero 1")] {
         let name = format!("rows-{ranks}");
@@ -618,6 +618,63 @@ fn a_run_without_an_intact_checkpoint_is_left_alone() {
         "{ended}"
     );
     assert!(folder.tree() == before, "{ended}");
+}
+
+#[test]
+fn a_run_whose_checkpoints_are_gone_is_left_alone() {
+    let folder = seven_steps("gone");
+    std::fs::remove_dir_all(folder.out().join("checkpoints")).unwrap();
+    let before = folder.tree();
+    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
+    let cause = ended.assert_fails(65);
+    assert!(
+        cause.contains("knows 3 of them, the last of step 7") && cause.contains("another --out"),
+        "{ended}"
+    );
+    assert!(folder.tree() == before, "{ended}");
+}
+
+/// The flags of the run that README.md shows, and of the longer one that resumes it.
+fn readme_example() -> [String; 2] {
+    let text = include_str!("../../../README.md").replace("\\\n", "");
+    let flags = |line: &str| {
+        let (_, flags) = line.split_once("ddp-train ")?;
+        flags
+            .contains("--out long")
+            .then(|| flags.replace("--out long", "--out OUT"))
+    };
+    let lines: Vec<String> = text.lines().filter_map(flags).collect();
+    lines
+        .try_into()
+        .expect("README.md shows two commands with --out long")
+}
+
+#[test]
+fn readmes_example_has_the_bytes_of_a_run_that_never_stopped() {
+    let [first, longer] = readme_example();
+    let folder = Folder::new("readme");
+    folder.alone(&first).run().assert_well();
+    folder.alone(&longer).run().assert_well();
+    let whole = Folder::new("whole");
+    whole.alone(&longer).run().assert_well();
+    assert!(model_bytes(&folder.out(), 100) == model_bytes(&whole.out(), 100));
+}
+
+#[test]
+fn a_warm_up_that_follows_from_the_steps_is_refused_by_name_when_they_change() {
+    let words = |flags: &str| SHORT.replace("--steps 20", &format!("--schedule constant {flags}"));
+    let folder = Folder::new("warm-up");
+    folder.alone(&words("--steps 60")).run().assert_well();
+    let before = folder.tree();
+    let ended = folder.alone(&words("--steps 100 --resume auto")).run();
+    let cause = ended.assert_fails(2);
+    let named = "--warmup-steps 10, by default a tenth of all steps (was 6)";
+    assert!(cause.contains(named), "{ended}");
+    assert!(folder.tree() == before, "{ended}");
+    let ended = folder
+        .alone(&words("--steps 100 --warmup-steps 6 --resume auto"))
+        .run();
+    ended.assert_well();
 }
 
 #[test]

@@ -385,8 +385,10 @@ fn a_runs_folder_means_its_best_checkpoint_and_a_damaged_one_is_passed_over() {
             "eval --checkpoint OUT/checkpoints/step-00000048 {data}"
         ))
         .run();
+    let cause = ended.assert_fails(65);
+    let help = "; help: give --checkpoint the folder of the run, ";
     assert!(
-        ended.assert_fails(65).contains("model.safetensors"),
+        cause.contains("model.safetensors") && cause.contains(help),
         "{ended}"
     );
 }

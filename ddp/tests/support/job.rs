@@ -28,7 +28,7 @@ const LOCKED_MAX: Duration = Duration::from_secs(5);
 pub(crate) const QUICK: &str = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 1 --out OUT";
 
 /// The program: where it was built, unless it is said to be elsewhere now.
-fn program() -> String {
+pub(crate) fn program() -> String {
     std::env::var("DDP_TRAIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_ddp-train").to_string())
 }
 
@@ -130,6 +130,32 @@ impl Folder {
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         self.job(command, "", true)
+    }
+
+    /// Ranks under `mpirun`, each a program of its own, with these words.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn programs(&self, programs: &[&Path], words: &str) -> Job {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "--bind-to", "none"]);
+        for program in programs {
+            command.args(["-n", "1"]).arg(program);
+            command.args(self.words(words)).arg(":");
+        }
+        command
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        self.job(command, "", true)
+    }
+
+    /// A program in this folder that does `before` and then becomes `ddp-train`.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn program_after(&self, name: &str, before: &str) -> PathBuf {
+        let path = self.0.join(name);
+        let text = format!("#!/bin/sh\n{before}\nexec {} \"$@\"\n", program());
+        std::fs::write(&path, text).expect("the temporary folder can be written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).expect("it is ours");
+        path
     }
 
     #[cfg(feature = "mpi")]
@@ -399,6 +425,19 @@ impl Running {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+    }
+
+    /// The processes of its ranks, by rank.
+    #[cfg(feature = "mpi")]
+    pub(crate) fn ranks(&self) -> Vec<(usize, u32)> {
+        let rank_of = |pid: u32| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+            let mut variables = environment.split(|&byte| byte == 0);
+            let rank = variables.find_map(|it| it.strip_prefix(b"OMPI_COMM_WORLD_RANK="))?;
+            Some((std::str::from_utf8(rank).ok()?.parse().ok()?, pid))
+        };
+        let all = processes_of(&self.folder).into_iter();
+        all.filter_map(rank_of).collect()
     }
 
     /// Waits until all its ranks, so many, listen to signals that ask to stop.

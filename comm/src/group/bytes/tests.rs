@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use super::*;
 use crate::tests::on_ranks;
 
@@ -25,7 +23,7 @@ fn all_ranks_get_the_error_of_the_lowest_rank_that_failed() {
             0 => Ok(&b"fine"[..]),
             rank => Err((60 + rank as u8, format!("disk {rank} is full"))),
         };
-        world.share_outcome(Duration::from_secs(60), outcome)
+        world.share_outcome(outcome)
     });
     for outcome in outcomes {
         let error = outcome.unwrap().unwrap_err();

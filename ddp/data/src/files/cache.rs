@@ -22,6 +22,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Identity;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -359,7 +360,10 @@ fn hash_of(path: &Path) -> io::Result<u128> {
     loop {
         match file.read(&mut buffer) {
             Ok(0) => return Ok(hash.digest128()),
-            Ok(count) => hash.update(&buffer[..count]),
+            Ok(count) => {
+                hash.update(&buffer[..count]);
+                heartbeat::beat(Work::ReadsData);
+            }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }

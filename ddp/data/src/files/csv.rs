@@ -10,6 +10,7 @@
 use std::io::{self, BufRead, BufReader, Chain, Cursor, ErrorKind, Read};
 
 use csv_core::ReadRecordResult;
+use ddp_kernels::heartbeat::{self, Work};
 
 /// The longest record. A row of a million numbers has about 20 MB.
 const RECORD_BYTES_MAX: usize = 64 << 20;
@@ -163,6 +164,7 @@ impl<R: Read> Records<R> {
 
 /// The next bytes of `input`, none at the end.
 fn fill(input: &mut impl BufRead) -> Result<&[u8], CsvProblem> {
+    heartbeat::beat(Work::ConvertsData);
     loop {
         match input.fill_buf() {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}

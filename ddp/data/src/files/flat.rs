@@ -30,6 +30,7 @@ use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 use flate2::Crc;
 use serde::{Deserialize, Serialize};
@@ -330,6 +331,7 @@ impl Writer {
 
     /// Appends bytes, little-endian, to the current array.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        heartbeat::beat(Work::ConvertsData);
         self.hash.update(bytes);
         self.put(bytes)
     }

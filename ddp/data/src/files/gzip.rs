@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
+use ddp_kernels::heartbeat::{self, Work};
 use flate2::read::MultiGzDecoder;
 
 use super::cache::{self, WantedCopy};
@@ -48,6 +49,7 @@ struct Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(into)?;
+        heartbeat::beat(Work::ConvertsData);
         self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
             let text = format!(
                 "it unpacks to more than {USUAL_RATIO_MAX} times its size, like a gzip bomb; \

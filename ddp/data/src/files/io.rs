@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Mapped;
 
+use crate::disk::limit_help;
 use crate::error::{Error, Result};
 
 /// Maps a file for reading.
@@ -38,8 +40,8 @@ fn failed(action: &'static str, path: &Path, source: io::Error, help: &str) -> E
     Error::Io {
         action,
         path: path.to_path_buf(),
+        help: limit_help(&source).unwrap_or(help).into(),
         source,
-        help: help.into(),
     }
 }
 
@@ -72,6 +74,7 @@ impl Read for MappedReader<'_> {
         let count = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         self.mapped.read(self.position, &mut into[..count])?;
         self.position += count as u64;
+        heartbeat::beat(Work::ConvertsData);
         Ok(count)
     }
 }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use ddp_kernels::Tensor;
+use ddp_kernels::heartbeat::{self, Work};
 
 use super::memory::first_rows;
 use crate::dataset::Dataset;
@@ -111,6 +112,7 @@ impl Thread {
         let work = move || {
             for Order { rows, host } in to_do {
                 let result = dataset.gather(&rows, &host[0], &host[1]);
+                heartbeat::beat(Work::ReadsData);
                 // Before the answer, after which the loader may write there.
                 drop(host);
                 if done.send(Answer { rows, result }).is_err() {

@@ -25,11 +25,15 @@ impl Ranks for Threads<'_> {
     fn share(&self, outcome: Result<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let told = outcome.as_ref().map(Vec::as_slice);
         let told = told.map_err(|error| (error.exit_code(), error.to_string()));
-        match self.0.share_outcome(Duration::from_secs(60), told).unwrap() {
+        match self.0.share_outcome(told).unwrap() {
             Ok(all) => Ok(all),
             Err(remote) => Err(match outcome {
                 Err(own) if remote.rank == self.rank() => own,
-                _ => Error::remote(remote.exit_code, remote.text),
+                _ => Error::Remote {
+                    rank: remote.rank,
+                    text: remote.text,
+                    exit_code: remote.exit_code,
+                },
             }),
         }
     }
@@ -38,7 +42,11 @@ impl Ranks for Threads<'_> {
         let field = |(name, value): &(String, String)| Field::must_match(name, value, help);
         let fields: Vec<Field> = values.iter().map(field).collect();
         let outcome = self.0.handshake(&fields);
-        outcome.map_err(|error| Error::remote(error.exit_code(), error.to_string()))
+        outcome.map_err(|error| Error::Remote {
+            rank: 0,
+            text: error.to_string(),
+            exit_code: error.exit_code(),
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use ddp_kernels::heartbeat::{self, Work};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -87,6 +88,7 @@ pub(crate) fn labels(
         while first < rows.end && found.bad.is_none() {
             let block = first..(first + block_rows).min(rows.end);
             first = block.end;
+            heartbeat::beat(Work::ReadsData);
             match labels.are_classes() {
                 true => read_classes(labels, block, known, &mut found)?,
                 false => read_values(labels, block, &mut found)?,

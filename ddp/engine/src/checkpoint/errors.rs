@@ -16,6 +16,18 @@ pub fn damaged(folder: &Path, why: impl Into<String>) -> Error {
     ))
 }
 
+/// The error of a checkpoint that cannot be used, with another help: using a model and resuming a
+/// run need different ones.
+pub fn with_help(error: Error, help: &str) -> Error {
+    match error {
+        Error::Data(text) => Error::Data(match text.strip_suffix(HELP) {
+            Some(text) => format!("{text}; help: {help}"),
+            None => text,
+        }),
+        other => other,
+    }
+}
+
 /// The reason in the text of an error that `damaged` made.
 pub(super) fn reason<'a>(folder: &Path, text: &'a str) -> &'a str {
     let start = format!("cannot use the checkpoint {}: ", folder.display());
@@ -24,7 +36,7 @@ pub(super) fn reason<'a>(folder: &Path, text: &'a str) -> &'a str {
 }
 
 /// A file that cannot be read.
-pub(super) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+pub(crate) fn unreadable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_path_buf();
     let help = "check that it exists and can be read".to_string();
     move |source| Error::Io {

@@ -17,14 +17,7 @@ pub(super) fn all<T: Serialize + DeserializeOwned>(
     }
     let outcome = match mine {
         Ok(mine) => Ok(serde_json::to_vec(&mine).map_err(unreadable)?),
-        // Paths are the same on all ranks, but disks may differ.
-        Err(error) => Err((
-            error.exit_code(),
-            match group.rank() {
-                0 => error.to_string(),
-                rank => format!("{error} (on rank {rank})"),
-            },
-        )),
+        Err(error) => Err((error.exit_code(), error.to_string())),
     };
     let outcome = outcome.as_ref().map(Vec::as_slice).map_err(Clone::clone);
     match group.share_outcome(outcome)? {
@@ -33,6 +26,7 @@ pub(super) fn all<T: Serialize + DeserializeOwned>(
             .map(|bytes| serde_json::from_slice(bytes).map_err(unreadable))
             .collect(),
         Err(remote) => Err(Error::Remote {
+            rank: remote.rank,
             text: remote.text,
             exit_code: remote.exit_code,
         }),

@@ -5,6 +5,8 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use ddp_kernels::heartbeat::{self, Work};
+
 use super::errors::{damaged, unreadable};
 use crate::error::Result;
 
@@ -28,6 +30,7 @@ impl ReadFrom<'_> {
 impl Read for ReadFrom<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read_at(into, self.at)?;
+        heartbeat::beat(Work::ReadsCheckpoint);
         self.at += read as u64;
         Ok(read)
     }

@@ -122,12 +122,13 @@ pub fn best(out: &Path) -> Result<Chosen> {
             tracing::warn!("skipped the checkpoint {}: {why}", folder.display());
         }
         let newest = newest.ok_or_else(|| {
-            let got = skipped.first().map_or("none".to_string(), |(_, why)| {
-                format!("none that is intact: {why}")
-            });
+            let (got, help) = match skipped.first() {
+                None => ("none".to_string(), "train first"),
+                Some((_, why)) => (format!("none that is intact: {why}"), "train again"),
+            };
             Error::Data(format!(
-                "{}: expected an intact checkpoint in it, got {got}; help: train first, or give \
-                 another folder",
+                "{}: expected an intact checkpoint in it, got {got}; help: {help}, or give another \
+                 folder",
                 out.display()
             ))
         })?;

@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ddp_comm::World;
+use ddp_kernels::heartbeat;
 use ddp_kernels::transfer::{Phase, in_phase};
 
 use super::exchange;
@@ -21,8 +23,8 @@ use crate::error::{Error, Result};
 use crate::step::Step;
 use ddp_data::disk as files;
 
-/// How long ranks wait for a checkpoint: a large model on a slow disk takes long.
-pub const SAVING_MAX: Duration = Duration::from_secs(6 * 3600);
+/// How often a wait looks for progress.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How often a long wait is logged.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
@@ -36,15 +38,16 @@ pub struct Saver {
     jobs: Option<mpsc::Sender<Job>>,
     done: mpsc::Receiver<Done>,
     thread: Option<JoinHandle<()>>,
+    /// Whether the thread works, and does not wait for other ranks.
+    is_at_work: Arc<AtomicBool>,
     /// Allocated for the first checkpoint; the thread owns it while it writes.
     snapshot: Option<Snapshot>,
     /// The step that is being written, and when that began.
     writing: Option<(u64, Instant)>,
     /// The file that must be durable before a checkpoint is, and its path.
     record: Option<(Arc<File>, PathBuf)>,
-    /// How long dropping it waits, and how long anything else waits.
+    /// How long it waits without progress.
     patience: Duration,
-    patience_max: Duration,
     checkpoints: PathBuf,
     last: Option<PathBuf>,
     /// Durable checkpoints that `written` has not returned yet.
@@ -64,9 +67,7 @@ impl Saver {
     /// call it together.
     pub fn new(world: &World, out: &Path, keep: u64) -> Result<Saver> {
         let (rank, ranks) = (world.rank(), world.size());
-        let group = world
-            .group("saving")?
-            .with_timeout(SAVING_MAX.max(world.timeout()));
+        let group = world.group("saving")?;
         let checkpoints = layout::checkpoints(out);
         exchange::all(
             &group,
@@ -76,10 +77,12 @@ impl Saver {
                 Ok(())
             },
         )?;
+        let is_at_work = Arc::default();
         let writer = Writer {
             checkpoints: checkpoints.clone(),
             keep,
             group,
+            is_at_work: Arc::clone(&is_at_work),
         };
         let (jobs, to_write) = mpsc::channel();
         let (written, done) = mpsc::channel();
@@ -93,11 +96,11 @@ impl Saver {
             jobs: Some(jobs),
             done,
             thread: Some(thread),
+            is_at_work,
             snapshot: None,
             writing: None,
             record: None,
             patience: world.timeout(),
-            patience_max: SAVING_MAX.max(world.timeout()),
             checkpoints,
             last: None,
             written: Vec::new(),
@@ -172,15 +175,27 @@ impl Saver {
         let Some((step, began)) = self.writing else {
             return Ok(());
         };
-        let waits_since = Instant::now();
+        // Other ranks wait a little longer for this one, so that it can say what is stuck.
+        let limit = self.patience.mul_f64(0.75);
+        let (mut beats, mut quiet, mut logged) = (0, Duration::ZERO, Instant::now());
         let done = loop {
-            match self.done.recv_timeout(LOGGED_EVERY.min(self.patience_max)) {
+            match self.done.recv_timeout(LOOK_EVERY.min(limit)) {
                 Ok(done) => break done,
                 Err(RecvTimeoutError::Disconnected) => return Err(ended()),
-                Err(RecvTimeoutError::Timeout) if waits_since.elapsed() >= self.patience_max => {
-                    return Err(self.stuck(step));
-                }
-                Err(RecvTimeoutError::Timeout) => self.log_wait(step, began),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // While the thread waits for other ranks, that wait has its own limit.
+            let before = std::mem::replace(&mut beats, heartbeat::total());
+            quiet = match beats == before && self.is_at_work.load(Ordering::Relaxed) {
+                true => quiet + LOOK_EVERY.min(limit),
+                false => Duration::ZERO,
+            };
+            if quiet >= limit {
+                return Err(self.stuck(step));
+            }
+            if logged.elapsed() >= LOGGED_EVERY {
+                logged = Instant::now();
+                self.log_wait(step, began);
             }
         };
         self.take(done)
@@ -200,7 +215,7 @@ impl Saver {
     }
 
     fn stuck(&self, step: u64) -> Error {
-        let waited = format!("not done after {} s", self.patience_max.as_secs());
+        let waited = format!("no progress for {} s", self.patience.as_secs());
         files::failed("write", &self.checkpoints.join(layout::name(step)))(std::io::Error::new(
             ErrorKind::TimedOut,
             waited,

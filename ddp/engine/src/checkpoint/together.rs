@@ -12,16 +12,10 @@ use ddp_comm::{Field, World};
 
 use super::find::{LISTED_MAX, is_gone};
 use super::manifest::{Opened, open_reading};
-use super::saver::SAVING_MAX;
 use crate::error::{Error, Result};
 
 /// The help if hosts have different folders.
 const SHARED: &str = "the folder must be shared by all hosts, or copied to every host";
-
-/// Waits until all ranks have finished reading or writing.
-pub fn wait_for_all(world: &World) -> Result<()> {
-    Ok(world.barrier_within(SAVING_MAX.max(world.timeout()))?)
-}
 
 /// The checkpoint that `find` finds on rank 0, on all ranks. If a running job removes it before all
 /// ranks have opened it, `find` is called again.
@@ -34,7 +28,7 @@ pub fn open_together(
     }
     for listed in 1.. {
         let found = if world.rank() == 0 { find()? } else { None };
-        wait_for_all(world)?;
+        world.barrier()?;
         let mut folder = found.as_ref().map_or(Vec::new(), |opened| {
             opened.folder.as_os_str().as_bytes().to_vec()
         });
@@ -44,7 +38,7 @@ pub fn open_together(
         }
         let folder = PathBuf::from(OsString::from_vec(folder));
         let opened = found.map_or_else(|| open_here(world, &folder), Ok);
-        wait_for_all(world)?;
+        world.barrier()?;
         if listed < LISTED_MAX && is_removed(world, &folder, opened.is_err())? {
             continue;
         }

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ddp_comm::Group;
@@ -41,6 +42,8 @@ pub(super) struct Writer {
     pub(super) keep: u64,
     /// All ranks; used by this thread only.
     pub(super) group: Group,
+    /// Whether it works, and does not wait for other ranks.
+    pub(super) is_at_work: Arc<AtomicBool>,
 }
 
 impl Writer {
@@ -64,8 +67,11 @@ impl Writer {
     }
 
     fn attempt(&self, job: &Job, aside: &Path, folder: &Path) -> Result<()> {
-        faults::at_step(FaultPoint::Save, job.state.step)?;
-        let first = |work: &dyn Fn() -> Result<()>| if self.is_first() { work() } else { Ok(()) };
+        self.at_work(|| faults::at_step(FaultPoint::Save, job.state.step))?;
+        let first = |work: &dyn Fn() -> Result<()>| match self.is_first() {
+            true => self.at_work(work),
+            false => Ok(()),
+        };
         if job.state.world.optimizer_parts == 1 {
             let all = || {
                 self.begin(aside)?;
@@ -74,12 +80,20 @@ impl Writer {
             return exchange::all(&self.group, first(&all)).map(drop);
         }
         exchange::all(&self.group, first(&|| self.begin(aside)))?;
-        let files = exchange::all(&self.group, self.write_mine(job, aside))?.concat();
+        let files =
+            exchange::all(&self.group, self.at_work(|| self.write_mine(job, aside)))?.concat();
         exchange::all(
             &self.group,
             first(&|| self.complete(job, aside, folder, files.clone())),
         )
         .map(drop)
+    }
+
+    fn at_work<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.is_at_work.store(true, Ordering::Relaxed);
+        let done = work();
+        self.is_at_work.store(false, Ordering::Relaxed);
+        done
     }
 
     /// Makes the folder that all ranks write to, on rank 0.

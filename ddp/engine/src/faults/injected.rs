@@ -14,6 +14,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use ddp_comm::Field;
+use ddp_kernels::heartbeat::{self, Work};
 
 use super::point::FaultPoint;
 use crate::error::{Error, Result};
@@ -33,6 +34,8 @@ enum FaultKind {
     Error,
     /// The call never returns.
     Hang,
+    /// It takes eight seconds, in which it shows progress.
+    Work,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,7 @@ fn parse(text: &str) -> Option<Fault> {
         "panic" => FaultKind::Panic,
         "error" => FaultKind::Error,
         "hang" => FaultKind::Hang,
+        "work" => FaultKind::Work,
         _ => return None,
     };
     part().is_none().then_some(Fault {
@@ -131,6 +135,10 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         FaultKind::Hang => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
+        FaultKind::Work => (0..80).for_each(|_| {
+            heartbeat::beat(Work::ReadsData);
+            std::thread::sleep(Duration::from_millis(100));
+        }),
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ddp_data::disk;
+use ddp_kernels::heartbeat::{self, Work};
 use serde::Deserialize;
 
 use super::{EVENTS_FILE, Record, write_settings};
@@ -107,6 +108,15 @@ struct Line {
     step: Option<u64>,
 }
 
+/// The steps of the checkpoints that the record in `out` knows.
+pub(crate) fn checkpoints(out: &Path) -> Vec<u64> {
+    let file = File::open(out.join(EVENTS_FILE)).map(BufReader::new);
+    let lines = file.into_iter().flat_map(BufRead::lines);
+    let lines = lines.map_while(|line| serde_json::from_str::<Line>(&line.ok()?).ok());
+    let saved = lines.filter(|line| line.event == "checkpoint");
+    saved.filter_map(|line| line.step).collect()
+}
+
 /// Copies the lines that belong to the run up to step `step`. How it ended before is not one of
 /// them. Returns their length, and whether the first line is one of them.
 fn copy_lines(from: &mut File, to: &mut File, step: u64) -> std::io::Result<(u64, bool)> {
@@ -114,6 +124,7 @@ fn copy_lines(from: &mut File, to: &mut File, step: u64) -> std::io::Result<(u64
     let (mut reader, mut writer) = (BufReader::new(from), BufWriter::new(to));
     let (mut text, mut length, mut has_start) = (Vec::new(), 0, false);
     while reader.read_until(b'\n', &mut text)? > 0 {
+        heartbeat::beat(Work::Writes);
         let line = text.strip_suffix(b"\n");
         let Some(line) = line.and_then(|line| serde_json::from_slice::<Line>(line).ok()) else {
             break;

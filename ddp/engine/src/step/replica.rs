@@ -7,6 +7,7 @@
 use ddp_comm::Group;
 use ddp_data::Batch;
 use ddp_kernels::Tensor;
+use ddp_kernels::heartbeat::{self, Work};
 use ddp_nn::Pass;
 
 use super::scalars::StepScalars;
@@ -77,6 +78,7 @@ impl Replica {
 
     /// The output, on the last device, for `x` on the first.
     pub(super) fn forward(&mut self, how: &StagePass, x: &Tensor) -> Result<Tensor> {
+        heartbeat::beat(Work::Computes);
         let (first, others) = self.0.split_first_mut().expect("a model has a stage");
         let mut output = first.forward(how, x)?;
         for stage in others {

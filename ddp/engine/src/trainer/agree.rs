@@ -1,19 +1,72 @@
-//! What the ranks compare before they train: program, settings, model and data.
+//! What the ranks compare before they train: first program and settings, then model and data.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
 
 use ddp_comm::{Field, World};
 use ddp_data::Data;
+use ddp_kernels::heartbeat::{self, Work};
+use ddp_kernels::mapped::Identity;
 use ddp_kernels::simd;
 use ddp_nn::params::{Parameter, Params};
 
 use super::places::versions;
+use crate::checkpoint::unreadable;
 use crate::devices::{is_simulated, name_of};
 use crate::error::Result;
+use crate::faults;
 use crate::step::{Stage, Step};
 
+/// Help for ranks of different programs, and of different settings.
+const SAME_PROGRAM: &str = "start every rank with the same build of the program";
+const SAME_SETTINGS: &str = "start every rank with the same settings";
+
+/// Compares program and settings, before anything that depends on them. Ranks with different ones
+/// would wait for each other in different places.
+pub(super) fn compare_programs(settings: &str, world: &World) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let mut fields = vec![
+        Field::must_match("the program's version", version, SAME_PROGRAM),
+        Field::must_match("the configuration", settings, SAME_SETTINGS),
+    ];
+    faults::disagree(&mut fields);
+    world.handshake(&fields)?;
+    let bytes = program_bytes(world)?;
+    let mut fields = [Field::must_match(
+        "the program's bytes",
+        bytes,
+        SAME_PROGRAM,
+    )];
+    faults::disagree(&mut fields);
+    Ok(world.handshake(&fields)?)
+}
+
+/// The hash of this program's file, unless all ranks run the very same file.
+fn program_bytes(world: &World) -> Result<String> {
+    const FILE: &str = "/proc/self/exe";
+    let Ok(about) = fs::metadata(FILE) else {
+        return Ok("unknown".into());
+    };
+    let (host, identity) = (world.host(), Identity::of(&about));
+    let places = world.all_gather_bytes(format!("{host} {identity:?}").as_bytes())?;
+    if places.iter().all(|place| *place == places[0]) {
+        return Ok("one file".into());
+    }
+    let (mut hash, mut piece) = (blake3::Hasher::new(), vec![0; 1 << 20]);
+    let mut file = File::open(FILE).map_err(unreadable(Path::new(FILE)))?;
+    loop {
+        heartbeat::beat(Work::ReadsCheckpoint);
+        match file.read(&mut piece).map_err(unreadable(Path::new(FILE)))? {
+            0 => return Ok(hash.finalize().to_hex().to_string()),
+            count => hash.update(&piece[..count]),
+        };
+    }
+}
+
 /// The fields of the handshake. A field that must match ends all ranks if it differs.
-pub(super) fn fields(settings: &str, data: &Data, step: &Step) -> Result<Vec<Field>> {
-    let program = "start every rank with the same build of the program";
-    let flags = "start every rank with the same settings";
+pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
+    let (program, flags) = (SAME_PROGRAM, SAME_SETTINGS);
     let same_data = "give every rank the same data: compare the files on the hosts";
     let bits = "products of matrices may differ in their last bits between these ranks";
     let device = step.stages()[0].device();
@@ -39,8 +92,6 @@ pub(super) fn fields(settings: &str, data: &Data, step: &Step) -> Result<Vec<Fie
         .collect();
     let vectors = format!("{:?}", simd::level());
     Ok(vec![
-        Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), program),
-        Field::must_match("the configuration", settings, flags),
         Field::must_match("the parameters' names and shapes", shapes, program),
         Field::must_match("the model's first values", values, program),
         Field::must_match("the plan of buckets", buckets, flags),
@@ -104,7 +155,7 @@ mod tests {
         let world = World::single().unwrap();
         let data = options.data.open(&world).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu]).unwrap();
-        let fields = fields("lr = 0.001\n", &data, &step).unwrap();
+        let fields = fields(&data, &step).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));
         fields.collect()
     }

@@ -50,13 +50,25 @@ fn newest(out: &Path) -> Result<Option<Opened>> {
         return Ok(newest);
     }
     let has_run = record::check_free(out).is_err();
-    let out = out.display();
     if let Some((_, why)) = damaged.first() {
         return Err(Error::Data(format!(
-            "`resume` auto: expected an intact checkpoint in {out}, got none: {why}; help: repair \
-             it, or start over with another `out`"
+            "`resume` auto: expected an intact checkpoint in {}, got none: {why}; help: repair it, \
+             or start over with another `out`",
+            out.display()
         )));
     }
+    let known = record::checkpoints(out);
+    if let Some(last) = known.last() {
+        return Err(Error::Data(format!(
+            "`resume` auto: expected a checkpoint in {}, because {} there knows {} of them, the \
+             last of step {last}, got none; help: put the folder checkpoints back, or start over \
+             with another `out`",
+            out.display(),
+            record::EVENTS_FILE,
+            known.len()
+        )));
+    }
+    let out = out.display();
     match has_run {
         true => tracing::warn!("the run in {out} ended before anything was saved: it starts over"),
         false => tracing::info!("{out} holds no run to resume: a new one starts"),
@@ -89,23 +101,16 @@ fn at(path: &Path, out: &Path) -> Result<Opened> {
     Ok(opened)
 }
 
-/// The plan of a resumed run: its warm-up is what it was, unless another one is given. Refuses a
-/// plan with fewer steps than were taken.
-pub(super) fn plan(options: &RunOptions, plan: Plan, state: &State) -> Result<Plan> {
-    if state.step > plan.steps {
-        return Err(Error::Usage(format!(
-            "`resume`: the checkpoint has taken {} steps: expected a run of as many or more, got \
-             {}; help: give a larger number of `steps` or `epochs`, which count from the start of \
-             the run",
-            state.step, plan.steps
-        )));
+/// Refuses a plan with fewer steps than were taken.
+pub(super) fn check_length(plan: &Plan, state: &State) -> Result<()> {
+    if state.step <= plan.steps {
+        return Ok(());
     }
-    let warmup_steps = options.learning_rate.warmup_steps;
-    let warmup_steps = warmup_steps.unwrap_or(state.schedule.warmup_steps);
-    Ok(Plan {
-        warmup_steps: warmup_steps.min(plan.steps),
-        ..plan
-    })
+    Err(Error::Usage(format!(
+        "`resume`: the checkpoint has taken {} steps: expected a run of as many or more, got {}; \
+         help: give a larger number of `steps` or `epochs`, which count from the start of the run",
+        state.step, plan.steps
+    )))
 }
 
 /// What else than settings has changed and alters the results.
@@ -182,7 +187,7 @@ fn is_same_data(now: &str, then: &str) -> bool {
 const CONTENT: &str = ", content ";
 
 /// The schedule decided the learning rate of the steps that were taken. It may only change where
-/// these would have been the same.
+/// these would have been the same: so the result is that of a run that never stopped.
 fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<String> {
     let mut changes = Vec::new();
     let shape = options.learning_rate.shape;
@@ -197,11 +202,13 @@ fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<Str
             "{setting} {steps_now} (was {steps}; `schedule` {shape} depends on it)"
         ));
     }
-    let warmups_are_over = plan.warmup_steps.max(warmup_steps) <= state.step;
-    let is_same = shape == Shape::Constant && warmups_are_over;
-    if plan.warmup_steps != warmup_steps && !is_same {
+    if plan.warmup_steps != warmup_steps {
+        let why = match options.learning_rate.warmup_steps {
+            Some(_) => "",
+            None => ", by default a tenth of all steps",
+        };
         changes.push(format!(
-            "`warmup-steps` {} (was {warmup_steps})",
+            "`warmup-steps` {}{why} (was {warmup_steps})",
             plan.warmup_steps
         ));
     }

@@ -85,10 +85,10 @@ pub(super) fn assemble(
     let devices = program.devices(world)?;
     let device = devices[0];
     let data = options.data.open(world)?;
-    let mut plan = options.plan(&data)?;
+    let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {
-        plan = resume::plan(options, plan, &opened.state)?;
+        resume::check_length(&plan, &opened.state)?;
         overridden = program.changed_settings(opened)?;
         overridden.extend(resume::changes(
             options,
@@ -123,8 +123,8 @@ pub(super) fn assemble(
         Some(opened) => resume::restore(options, opened, &mut step, &mut overridden)?,
         None => load_first_values(options, world, &step)?,
     }
-    checkpoint::wait_for_all(world)?;
-    let mut fields = agree::fields(&program.shared_settings(), &data, &step)?;
+    world.barrier()?;
+    let mut fields = agree::fields(&data, &step)?;
     faults::disagree(&mut fields);
     world.handshake(&fields)?;
 

@@ -16,7 +16,7 @@ use super::stop_poll::StopPoll;
 use super::totals::{Rates, Totals};
 use super::{agree, nonfinite, opening, resume};
 use crate::audit::{self, Workload};
-use crate::checkpoint::{self, Best, MODEL_FILE, SAVING_MAX, Saver, State};
+use crate::checkpoint::{self, Best, MODEL_FILE, Saver, State};
 use crate::devices::is_simulated;
 use crate::error::{Error, Result};
 use crate::evidence::{Evidence, HeldOut};
@@ -70,6 +70,7 @@ impl<'a> Trainer<'a> {
         let exit_code = stopped_early(Signal::User1).exit_code();
         let text = |signal| stopped_early(signal).to_string();
         let ending = world.fail_when_asked(&stops, exit_code, text)?;
+        agree::compare_programs(&program.shared_settings(), world)?;
         let locked = resume::lock(options, world)?;
         let prepared = setup::assemble(options, program, world, u64::MAX)?;
         drop(ending);
@@ -181,7 +182,14 @@ impl<'a> Trainer<'a> {
         let result = trained.and_then(|saved| self.audit().map(|()| saved));
         let (reason, exit_code) = match &result {
             Ok(_) => ("done".to_string(), 0),
-            Err(error) => (self.program.named(&error.to_string()), error.exit_code()),
+            Err(error) => {
+                let text = self.program.named(&error.to_string());
+                let text = match error {
+                    Error::Remote { rank, .. } if *rank > 0 => format!("rank {rank}: {text}"),
+                    _ => text,
+                };
+                (text, error.exit_code())
+            }
         };
         let all_know = matches!(result, Err(Error::Stopped(_) | Error::NonFinite(_)));
         let has_failed = result.is_err() && !all_know;
@@ -454,13 +462,12 @@ impl<'a> Trainer<'a> {
     }
 
     /// Saves after the last step, and waits until the files are durable. All ranks wait, because
-    /// the first to end ends the job, and longer than usual, because a model may be large.
+    /// the first to end ends the job.
     fn save_last(&mut self, number: u64) -> Result<Option<PathBuf>> {
         self.save(number)?;
         let folder = self.saver.finish()?;
         self.record_saved()?;
-        let timeout = SAVING_MAX.max(self.world.timeout());
-        self.world.barrier_within(timeout)?;
+        self.world.barrier()?;
         Ok(folder)
     }
 

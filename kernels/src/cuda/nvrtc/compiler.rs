@@ -8,6 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use crate::cuda::library::{self, Library};
 use crate::device::discover;
+use crate::heartbeat::{self, Work};
 
 library::functions! {
     /// NVRTC's functions that we call.
@@ -159,6 +160,7 @@ impl Compiler {
                 options.as_ptr(),
             )
         };
+        heartbeat::beat(Work::Computes);
         if code != 0 {
             let log = program
                 .read(

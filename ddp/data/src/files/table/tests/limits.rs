@@ -115,7 +115,7 @@ fn assert_full<T>(converted: Result<T>, cache: &Path) {
     assert_eq!(error.exit_code(), 74, "{error}");
     let text = error.to_string();
     assert!(
-        text.contains("cannot write") && text.contains("`cache-dir`"),
+        text.contains("cannot write") && text.contains("(ulimit -f)"),
         "{text}"
     );
     assert_eq!(fs::read_dir(cache).unwrap().count(), 0, "{text}");

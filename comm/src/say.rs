@@ -1,0 +1,19 @@
+//! Lines on standard error, whatever state this process is in.
+
+/// Writes `line` to standard error in one call, so that lines of ranks do not mix, and without its
+/// lock, which a stuck thread may hold.
+pub(crate) fn print_line(line: &str) {
+    let mut left = line.as_bytes();
+    while !left.is_empty() {
+        // SAFETY: the call reads at most the length of the slice it is given.
+        let written = unsafe { libc::write(libc::STDERR_FILENO, left.as_ptr().cast(), left.len()) };
+        match usize::try_from(written) {
+            Ok(0) => return,
+            Ok(written) => left = &left[written..],
+            Err(_) if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {
+            }
+            // The other end is closed.
+            Err(_) => return,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! No wait without end: a rank that is stopped at any moment ends the job and is named, a rank that
+//! works is waited for, and an error names the rank that it happened on.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::support::job::{Ended, Folder, QUICK, all_at_once, host, program};
+
+/// How long ranks wait for one that shows no progress.
+const TIMEOUT_S: u64 = 3;
+/// How much later the job may be over: `mpirun` takes up to two seconds to end a stopped rank.
+const LATER: Duration = Duration::from_secs(9);
+
+/// Stops rank `rank` of three so long after it was started, and waits for the end. Returns it, and
+/// whether the job was over before the rank was.
+fn stopped_after(delay: Duration, rank: usize) -> (Ended, bool) {
+    let folder = Folder::new("stopped");
+    let words = format!("{QUICK} --checkpoint-every 2 --timeout-s {TIMEOUT_S}");
+    let mut running = folder.ranks(3, &words).start();
+    let is_there = |ranks: Vec<(usize, u32)>| ranks.iter().any(|(number, _)| *number == rank);
+    while !is_there(running.ranks()) && running.goes_on() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(delay);
+    running.signal_rank(rank, "STOP");
+    let (stopped_at, mut was_late) = (Instant::now(), false);
+    while running.goes_on() {
+        // The others have ended in good order: it was stopped at its very end.
+        let ranks = running.ranks();
+        if ranks.iter().all(|(number, _)| *number == rank) && !was_late {
+            std::thread::sleep(Duration::from_secs(1));
+            let record = std::fs::read_to_string(folder.out().join("metrics.jsonl"));
+            let is_done = record.is_ok_and(|record| record.contains(r#""exit_code":0"#));
+            was_late = running.goes_on() && is_done;
+            running.signal_rank(rank, if was_late { "CONT" } else { "STOP" });
+        }
+        let limit = Duration::from_secs(TIMEOUT_S) + LATER;
+        assert!(stopped_at.elapsed() < limit, "it goes on: {ranks:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    (running.wait(), was_late)
+}
+
+#[test]
+fn a_rank_that_is_stopped_at_any_moment_ends_the_job_with_77_and_is_named() {
+    // About as long as a run takes.
+    let moments = ddp_slice::of("ranks stopped at random moments", 200, 8);
+    let cases = moments
+        .into_iter()
+        .map(|number| (number % 3, Duration::from_millis(3 * number as u64)));
+    all_at_once(cases, |(rank, delay)| {
+        let (ended, was_late) = stopped_after(delay, rank);
+        if ended.exit_code() == Some(0) || was_late {
+            println!("the job was over before rank {rank} was stopped after {delay:?}");
+            return;
+        }
+        assert_eq!(ended.exit_code(), Some(77), "after {delay:?}: {ended}");
+        let [cause] = ended.causes()[..] else {
+            panic!("one line says why, after {delay:?}: {ended}")
+        };
+        let named = [
+            format!("rank {rank} is stopped"),
+            format!("rank {rank} did not arrive"),
+            format!("rank {rank} did not come"),
+        ];
+        assert!(
+            named.iter().any(|named| cause.contains(named)),
+            "after {delay:?}: {ended}"
+        );
+    });
+}
+
+#[test]
+fn a_rank_that_works_longer_than_the_timeout_is_waited_for_and_the_user_is_told() {
+    all_at_once([0, 1], |rank| {
+        let folder = Folder::new("works");
+        let words = format!("{QUICK} --timeout-s {TIMEOUT_S}");
+        let job = folder
+            .ranks(2, &words)
+            .env("DDP_TEST_FAULT", &format!("{rank}:setup:0:work"));
+        let ended = job.run();
+        ended.assert_well();
+        let told = format!("waiting for rank {rank}, which reads data: ");
+        assert_eq!(ended.stderr.matches(&told).count(), 1, "{ended}");
+    });
+}
+
+#[test]
+fn an_error_names_the_rank_that_it_happened_on() {
+    // A file that one rank misses.
+    let cases = [0, 1, 2]
+        .into_iter()
+        .flat_map(|rank| [(rank, 0), (rank, 1)]);
+    all_at_once(cases, |(rank, _)| {
+        let folder = Folder::new("missing");
+        let names = ["zero", "one", "two"];
+        for (number, name) in names.iter().enumerate() {
+            let place = folder.path().join(name);
+            std::fs::create_dir(&place).unwrap();
+            if number != rank {
+                std::fs::write(place.join("a.csv"), "x,y\n1,0\n2,1\n3,0\n4,1\n").unwrap();
+            }
+        }
+        let words = format!(
+            "--data a.csv --cache-dir {} --steps 2 --out OUT",
+            folder.path().display()
+        );
+        let ended = folder.in_folders(&names, &words).run();
+        let cause = ended.assert_fails(74);
+        let named = format!("ddp-train: rank {rank} on {}: cannot open a.csv: ", host());
+        assert!(cause.starts_with(&named), "{ended}");
+    });
+}
+
+/// Two ranks, of which rank `rank` has this limit.
+fn limited(rank: usize, limit: &str, words: &str) -> Ended {
+    let folder = Folder::new("limited");
+    let free = folder.program_after("free", "");
+    let limited = folder.program_after("limited", limit);
+    let programs: [&Path; 2] = if rank == 0 {
+        [&limited, &free]
+    } else {
+        [&free, &limited]
+    };
+    folder.programs(&programs, words).run()
+}
+
+#[test]
+fn a_limit_that_is_too_small_is_named_with_its_rank() {
+    let cases = [
+        (0, "ulimit -f 1000", "(ulimit -f)"),
+        (1, "ulimit -v 300000", "(ulimit -v)"),
+        (1, "ulimit -n 12", "(ulimit -n)"),
+    ];
+    all_at_once(cases, |(rank, limit, help)| {
+        let ended = limited(rank, limit, QUICK);
+        let cause = ended.assert_fails(71);
+        assert!(
+            cause.contains(help) && cause.contains(&format!("rank {rank} on ")),
+            "{ended}"
+        );
+    });
+}
+
+#[test]
+fn ranks_that_resume_differently_or_run_other_bytes_are_refused_before_they_wait() {
+    let folder = Folder::new("resume");
+    let auto = format!("{QUICK} --resume auto");
+    for parts in [
+        [(1, QUICK), (1, auto.as_str())],
+        [(1, auto.as_str()), (1, QUICK)],
+    ] {
+        let ended = folder.each(&parts).run();
+        let cause = ended.assert_fails(78);
+        let named = "ranks disagree on the configuration: rank 1 has resume = ";
+        assert!(cause.contains(named), "{ended}");
+    }
+    // One byte more at its end changes nothing but the file.
+    let other = folder.path().join("ddp-train");
+    let mut bytes = std::fs::read(program()).unwrap();
+    bytes.push(0);
+    std::fs::write(&other, bytes).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&other, mode).unwrap();
+    let ended = folder
+        .programs(&[Path::new(&program()), &other], QUICK)
+        .run();
+    let cause = ended.assert_fails(78);
+    assert!(
+        cause.contains("ranks disagree on the program's bytes: rank 1 has "),
+        "{ended}"
+    );
+    assert!(!folder.out().exists(), "nothing was begun: {ended}");
+}

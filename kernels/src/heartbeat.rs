@@ -1,0 +1,125 @@
+//! Signs of progress of this process. Work that may take long beats, so that other ranks, which
+//! wait for this one, can tell a slow rank from one that is stuck.
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What work is being done, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Reading rows or labels.
+    ReadsData,
+    /// Converting files into the cache.
+    ConvertsData,
+    /// Reading a checkpoint.
+    ReadsCheckpoint,
+    /// Writing files.
+    Writes,
+    /// Steps and evaluations.
+    Computes,
+}
+
+impl Work {
+    const ALL: [Work; 5] = [
+        Work::ReadsData,
+        Work::ConvertsData,
+        Work::ReadsCheckpoint,
+        Work::Writes,
+        Work::Computes,
+    ];
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Work::ReadsData => "reads data",
+            Work::ConvertsData => "converts data",
+            Work::ReadsCheckpoint => "reads a checkpoint",
+            Work::Writes => "writes files",
+            Work::Computes => "computes",
+        })
+    }
+}
+
+/// Two counters of a process. Each is in the upper 56 bits of its word; the kind of the last work
+/// is in the lower ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Beats<'a> {
+    /// Work of the process.
+    pub own: &'a AtomicU64,
+    /// Progress of other ranks that it has seen while it waited for them.
+    pub seen: &'a AtomicU64,
+}
+
+static OWN: AtomicU64 = AtomicU64::new(0);
+static SEEN: AtomicU64 = AtomicU64::new(0);
+static SHARED: OnceLock<Beats<'static>> = OnceLock::new();
+
+/// The counters of this process.
+fn beats() -> Beats<'static> {
+    let (own, seen) = (&OWN, &SEEN);
+    SHARED.get().copied().unwrap_or(Beats { own, seen })
+}
+
+/// Counts in `beats` from now on, where other processes can read. Only the first call counts.
+pub fn share(beats: Beats<'static>) {
+    _ = SHARED.set(beats);
+}
+
+/// Some work is done.
+#[inline]
+pub fn beat(work: Work) {
+    count(beats().own, work as u64);
+}
+
+/// Another rank, for which this one waits, has made progress.
+pub fn see() {
+    count(beats().seen, 0);
+}
+
+fn count(word: &AtomicU64, kind: u64) {
+    // Threads that count at the same time may lose a beat: any change is progress.
+    let beats = (word.load(Ordering::Relaxed) >> 8).wrapping_add(1);
+    word.store(beats << 8 | kind, Ordering::Relaxed);
+}
+
+/// A number that changes with each beat of this process and each progress that it has seen.
+pub fn total() -> u64 {
+    beats().total()
+}
+
+impl Beats<'_> {
+    /// A number that changes with each beat, whether own or seen.
+    pub fn total(&self) -> u64 {
+        let [own, seen] = [self.own, self.seen].map(|word| word.load(Ordering::Relaxed) >> 8);
+        own.wrapping_add(seen)
+    }
+
+    /// The last work; None before the first.
+    pub fn work(&self) -> Option<Work> {
+        let word = self.own.load(Ordering::Relaxed);
+        let work = Work::ALL.get((word & 0xff) as usize).copied();
+        work.filter(|_| word >> 8 > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_beat_changes_the_total_and_the_last_work_is_known() {
+        let [own, seen] = [AtomicU64::new(0), AtomicU64::new(0)];
+        let (own, seen) = (&own, &seen);
+        let beats = Beats { own, seen };
+        assert_eq!((beats.total(), beats.work()), (0, None));
+        count(own, Work::ConvertsData as u64);
+        assert_eq!((beats.total(), beats.work()), (1, Some(Work::ConvertsData)));
+        count(seen, 0);
+        assert_eq!((beats.total(), beats.work()), (2, Some(Work::ConvertsData)));
+        for (index, work) in Work::ALL.into_iter().enumerate() {
+            assert_eq!(work as usize, index);
+        }
+    }
+}
