@@ -16,11 +16,12 @@ pub(crate) fn apply(fill: &[f32], x: &mut [f32]) {
     }
 }
 
-/// Rows whose missing numbers are filled in.
+/// Rows of F features whose missing numbers are filled in. Without a fill they are rows of 2F
+/// numbers: each number, 0 where it is missing, then 1 where it is there.
 pub(crate) struct Filled<'a> {
     pub(crate) rows: &'a Stack,
     /// One for each feature.
-    pub(crate) fill: &'a [f32],
+    pub(crate) fill: Option<&'a [f32]>,
 }
 
 impl RowReader for Filled<'_> {
@@ -29,35 +30,21 @@ impl RowReader for Filled<'_> {
     }
 
     fn width(&self) -> usize {
-        self.rows.width()
+        self.rows.width() * if self.fill.is_some() { 1 } else { 2 }
     }
 
     fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        self.rows.read_f32(first, into)?;
-        apply(self.fill, into);
-        Ok(())
-    }
-}
-
-/// Of F features, rows of 2F numbers: each number, 0 where it is missing, then 1 where it is there.
-struct Present<'a>(&'a Stack);
-
-impl RowReader for Present<'_> {
-    fn rows(&self) -> u64 {
-        self.0.rows()
-    }
-
-    fn width(&self) -> usize {
-        2 * self.0.width()
-    }
-
-    fn read(&self, first: u64, into: &mut [f32]) -> Result<()> {
-        let width = self.0.width();
+        let width = self.rows.width();
+        if let Some(fill) = self.fill {
+            self.rows.read_f32(first, into)?;
+            apply(fill, into);
+            return Ok(());
+        }
         for (row, into) in (first..).zip(into.chunks_exact_mut(2 * width)) {
             let (x, is_there) = into.split_at_mut(width);
-            self.0.read_f32(row, x)?;
+            self.rows.read_f32(row, x)?;
             for (x, is_there) in x.iter_mut().zip(is_there) {
-                *is_there = if x.is_nan() { 0.0 } else { 1.0 };
+                *is_there = f32::from(u8::from(!x.is_nan()));
                 *x = if x.is_nan() { 0.0 } else { *x };
             }
         }
@@ -79,7 +66,11 @@ pub(crate) fn fit(
         Missing::Zero => return Ok(Some(vec![0.0; width])),
         Missing::Mean => {}
     }
-    let found = scan::features(&Present(features), is_trained_on, ranks, scan::BYTES_MAX)?;
+    let present = Filled {
+        rows: features,
+        fill: None,
+    };
+    let found = scan::features(&present, is_trained_on, ranks, scan::BYTES_MAX)?;
     let (sums, parts) = found.moments.mean.split_at(width);
     // An infinite number ends the scan early; the scan that follows names it.
     let is_empty = |part: &f64| *part == 0.0 && found.bad.is_none();

@@ -103,6 +103,16 @@ impl FeaturePlan {
         if width != features {
             return Err(format!("columns for {width} of {features} features"));
         }
+        let values = columns
+            .into_iter()
+            .flatten()
+            .filter_map(|column| column.values.as_ref());
+        if !values
+            .into_iter()
+            .all(|values| values.is_sorted_by(|a, b| a < b))
+        {
+            return Err("the values of a column twice, or not in their order".into());
+        }
         match &self.fill {
             Some(fill) if fill.len() != features || !fill.iter().all(|x| x.is_finite()) => {
                 let count = fill.len();

@@ -89,12 +89,6 @@ fn features(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Vec<Colum
         .iter()
         .filter(is_kept)
         .collect();
-    if features.is_empty() {
-        return Err(Error::Usage(format!(
-            "`drop` {}: expected a column of features that is left, got none",
-            drop.join(",")
-        )));
-    }
     Ok(features
         .into_iter()
         .map(|name| ColumnPlan::number(name))

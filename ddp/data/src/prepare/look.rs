@@ -65,14 +65,9 @@ pub(super) fn look(
         true => scan::BYTES_MAX,
         false => scan::HASHED_BYTES_MAX,
     };
-    let (rows, filled) = (
-        source.features(),
-        fill.map(|fill| Filled {
-            rows: source.features(),
-            fill,
-        }),
-    );
-    let rows: &dyn RowReader = filled.as_ref().map_or(rows, |filled| filled);
+    let rows = source.features();
+    let filled = Filled { rows, fill };
+    let rows: &dyn RowReader = if fill.is_some() { &filled } else { rows };
     let found = scan::features(rows, &is_trained_on, &ranks, bytes_max)?;
     // From a rank that sees it, should files differ between hosts.
     let bad = found

@@ -3,9 +3,9 @@
 use super::look::Findings;
 use super::source::OpenFiles;
 use crate::error::Result;
-use crate::files::Element;
+use crate::files::table::listed;
+use crate::files::{Element, OddCells};
 use crate::normalize::Normalize;
-use crate::plan::ColumnPlan;
 use crate::request::DataRequest;
 use crate::rounding::{self, Ends, STEPS_MIN};
 use crate::scan::{self, Moments};
@@ -16,57 +16,39 @@ use crate::task::TaskSpec;
 const ROWS: u64 = 1024;
 const NUMBERS: usize = 1 << 22;
 
-/// Logs how columns of tables became features, and which cells had no number or category.
+/// Logs which columns of tables are categorical, and which cells had no number or category.
 pub(super) fn log_table(source: &OpenFiles, path: &str) {
     let (setting, opened) = (source.setting, &source.opened);
-    let values = |plan: &ColumnPlan| {
-        let values = plan.values.as_ref()?;
-        Some(format!("\"{}\" ({} values)", plan.name, values.len()))
-    };
-    let categorical: Vec<_> = opened.plan.iter().flatten().filter_map(values).collect();
+    let plans = opened
+        .plan
+        .iter()
+        .flatten()
+        .filter(|plan| plan.is_categorical());
+    let categorical: Vec<_> = plans.map(|plan| plan.name.clone()).collect();
     if !categorical.is_empty() {
         tracing::info!(
             "`{setting}` {path}: categorical columns: {}",
-            some_of(&categorical)
+            listed(&categorical)
         );
     }
-    let odd = opened.odd_cells.iter();
-    let missing = odd.clone().filter(|odd| odd.missing > 0);
-    let missing: Vec<_> = missing
-        .map(|odd| format!("\"{}\" {}", odd.column, odd.missing))
-        .collect();
-    if !missing.is_empty() {
-        tracing::info!(
-            "`{setting}` {path}: missing cells, which are filled in: {}",
-            some_of(&missing)
-        );
+    let of_columns = |describe: &dyn Fn(&OddCells) -> Option<String>| {
+        let all: Vec<_> = opened.odd_cells.iter().filter_map(describe).collect();
+        let more = if all.len() > 20 { ", …" } else { "" };
+        (!all.is_empty()).then(|| all[..all.len().min(20)].join(", ") + more)
+    };
+    let missing =
+        |odd: &OddCells| (odd.missing > 0).then(|| format!("\"{}\" {}", odd.column, odd.missing));
+    if let Some(missing) = of_columns(&missing) {
+        tracing::info!("`{setting}` {path}: missing cells, which are filled in: {missing}");
     }
-    let unseen = odd.filter(|odd| odd.unseen > 0).map(|odd| {
-        let examples = odd.examples.iter().map(|example| format!("\"{example}\""));
-        let examples = examples.collect::<Vec<_>>().join(", ");
-        format!("\"{}\" {} ({examples})", odd.column, odd.unseen)
-    });
-    let unseen: Vec<_> = unseen.collect();
-    if !unseen.is_empty() {
+    let unseen = |odd: &OddCells| {
+        let (column, count, examples) = (&odd.column, odd.unseen, listed(&odd.examples));
+        (count > 0).then(|| format!("\"{column}\" {count} ({examples})"))
+    };
+    if let Some(unseen) = of_columns(&unseen) {
         tracing::warn!(
-            "`{setting}` {path}: cells with values that were not trained on, which count as none of the categories: {}",
-            some_of(&unseen)
+            "`{setting}` {path}: cells with values that were not trained on, which count as none of the categories: {unseen}"
         );
-    }
-}
-
-/// The first texts, and how many more there are.
-fn some_of(texts: &[String]) -> String {
-    const SHOWN: usize = 20;
-    let some = texts
-        .iter()
-        .take(SHOWN)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
-    match texts.len().saturating_sub(SHOWN) {
-        0 => some,
-        more => format!("{some} and {more} more"),
     }
 }
 
@@ -127,16 +109,15 @@ fn warn_of_constants(request: &DataRequest, source: &OpenFiles, moments: &Moment
     let ends = moments.least.iter().zip(&moments.greatest).enumerate();
     let constant = ends.filter(|(_, (least, greatest))| least == greatest);
     let columns = source.opened.columns.as_ref();
-    let name = |(index, _): (usize, _)| match columns {
-        Some(columns) => format!("\"{}\"", columns[index]),
-        None => index.to_string(),
+    let name = |(index, _): (usize, _)| {
+        columns.map_or_else(|| format!("{index}"), |names| names[index].clone())
     };
-    let constant: Vec<_> = constant.map(name).collect();
+    let constant: Vec<String> = constant.map(name).collect();
     if !constant.is_empty() {
         tracing::warn!(
             "`data` {}: features that are the same in all rows that are trained on, and say nothing: {}",
             request.data,
-            some_of(&constant)
+            listed(&constant)
         );
     }
 }

@@ -165,6 +165,49 @@ fn numbers_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
+fn the_plan_of_features_comes_back_and_has_to_fit() {
+    let plain = state(1);
+    let text = String::from_utf8(plain.to_bytes()).unwrap();
+    // As versions up to 0.6 wrote it.
+    assert!(!text.contains("\"plan\""), "{text}");
+    let column = |name: &str, values: Option<&[&str]>| ddp_data::ColumnPlan {
+        name: name.into(),
+        values: values.map(|values| values.iter().map(|value| value.to_string()).collect()),
+    };
+    let columns = vec![
+        column("town", Some(&["Oslo", "Rome", "Ulm"])),
+        column("a", None),
+        column("b", None),
+    ];
+    let plan = ddp_data::FeaturePlan {
+        columns: Some(columns),
+        fill: Some(vec![0.1; 5]),
+    };
+    let told = State { plan, ..plain };
+    assert_eq!(State::parse(&told.to_bytes()).unwrap(), told);
+    for (path, value, part) in [
+        (
+            "/plan/fill",
+            json!([1.0]),
+            "1 numbers for what is missing in 5 features",
+        ),
+        ("/plan/columns", json!([]), "columns for 0 of 5 features"),
+        (
+            "/plan/columns/0/values",
+            json!(["a", "b", "a"]),
+            "a column twice",
+        ),
+        ("/plan/columns/0/more", json!(1), "has plan.columns.more"),
+    ] {
+        let mut json = serde_json::to_value(&told).unwrap();
+        let (parent, name) = path.rsplit_once('/').unwrap();
+        json.pointer_mut(parent).unwrap()[name] = value;
+        let why = State::parse(json.to_string().as_bytes()).unwrap_err();
+        assert!(why.contains(part), "{path}: {why}");
+    }
+}
+
+#[test]
 fn a_manifest_has_one_form_only() {
     let entry = FileEntry {
         name: "a".into(),
