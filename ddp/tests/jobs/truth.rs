@@ -24,7 +24,7 @@ fn a_run_says_what_it_understood_at_its_start_and_in_its_record() {
     let ended = folder.alone(&format!("{TRAIN} t.csv#a --steps 2")).run();
     ended.assert_well();
     let said = "t.csv#a: 1000 rows to train on, 0 held out, label column \"price\", regression of 1 number (0.25 to 62.6875), \
-                1 features: \"a\" (1 left out: \"b\")";
+                1 feature: \"a\" (1 left out: \"b\")";
     assert!(ended.stderr.contains(said), "{ended}");
     assert_eq!(folder.record().start()["data"], said);
     let inspected = folder.alone("inspect t.csv#a").run();

@@ -24,10 +24,13 @@ pub(super) fn text(source: &OpenFiles, task: &TaskSpec, findings: &Findings) -> 
         (None, Some((least, greatest))) => format!(" ({least:?} to {greatest:?})"),
         (None, None) => String::new(),
     };
-    let width = source.features().width();
+    let width = match source.features().width() {
+        1 => "1 feature".to_string(),
+        width => format!("{width} features"),
+    };
     let features = match &opened.columns {
-        Some(columns) => format!("{width} features: {}", listed_up_to(SHOWN, columns)),
-        None => format!("{width} features a row"),
+        Some(columns) => format!("{width}: {}", listed_up_to(SHOWN, columns)),
+        None => format!("{width} a row"),
     };
     let left_out = match opened.left_out.len() {
         0 => String::new(),

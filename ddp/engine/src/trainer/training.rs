@@ -80,7 +80,7 @@ impl<'a> Trainer<'a> {
             Prepared::Ready(run) => *run,
             Prepared::TooLarge(_) => {
                 return Err(Error::Internal(
-                    "a model without an end is too large".into(),
+                    "training sets no limit to the size of the model".into(),
                 ));
             }
             Prepared::Finished(opened) => {

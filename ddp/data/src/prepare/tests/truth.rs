@@ -159,7 +159,7 @@ fn what_was_understood_is_said() {
     let kinds = put(&scratch, "k.csv", "a,kind\n1,ant\n4,bee\n");
     let text = said(request(&kinds, None));
     assert!(
-        text.contains("classification into 2 classes (\"ant\", \"bee\"), 1 features"),
+        text.contains("classification into 2 classes (\"ant\", \"bee\"), 1 feature"),
         "{text}"
     );
 }
