@@ -11,6 +11,7 @@
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::error::Ranks;
@@ -218,8 +219,19 @@ pub(crate) fn patience(rank: usize) -> Duration {
 }
 
 /// The folder that the launcher shares with the ranks it started on this host, if it speaks PMIx.
+/// Read at the first call: MPI changes the environment when it starts.
 pub(crate) fn launcher_folder() -> Option<PathBuf> {
-    std::env::var_os("PMIX_SERVER_TMPDIR").map(PathBuf::from)
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let folder = || std::env::var_os("PMIX_SERVER_TMPDIR").map(PathBuf::from);
+    FOLDER.get_or_init(folder).clone()
+}
+
+/// The file in that folder which says that a rank has reported why the job ends.
+const REPORTED: &str = "ddp-late";
+
+/// Whether a rank of this host has reported why ranks could not meet.
+pub(crate) fn is_reported() -> bool {
+    launcher_folder().is_some_and(|folder| folder.join(REPORTED).exists())
 }
 
 /// Whether this rank is the first of its host to ask, by a file in the launcher's folder, which
@@ -228,7 +240,7 @@ pub(crate) fn is_first_of_host(launcher_folder: Option<&Path>) -> bool {
     let Some(folder) = launcher_folder else {
         return true;
     };
-    let path = folder.join("ddp-late");
+    let path = folder.join(REPORTED);
     let created = OpenOptions::new().write(true).create_new(true).open(path);
     !created.is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
 }

@@ -19,6 +19,7 @@ use crate::error::{Cause, Result};
 #[cfg(feature = "mpi")]
 use crate::failure::lifeline::Told;
 use crate::failure::{Failure, GRACE};
+use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
 use crate::stop::Termination;
 
@@ -95,6 +96,10 @@ fn lost(failure: &Failure, peers: &mut Vec<&Peer>, index: usize) -> Option<Cause
         // It has ended: whether it left in order does not change any more.
         if failure.board.has_left(peer.local_rank) {
             return None;
+        }
+        // It ended while ranks met, which this rank has done: the reason is known.
+        if launcher::is_reported() {
+            failure.end(EXIT_PEER_LOST);
         }
         let text = format!(
             "process {} ended without reporting an error: it was killed (kill -9, out of memory), \
