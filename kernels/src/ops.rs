@@ -1,8 +1,10 @@
 //! Operations, one per file; its `.cu` file has the CUDA kernels.
 //!
 //! Operations write into tensors that the caller passes, and backward is a separate call: there is
-//! no autograd and no broadcasting (except linear's bias). Where `foo_into` has a short form `foo`,
-//! that makes the output on the operands' device.
+//! no autograd. Where `foo_into` has a short form `foo`, that makes the output on the operands'
+//! device. Shapes are not broadcast, except linear's bias and the second operand of `add`, `sub`
+//! and `mul`, which may be a vector along the rows or columns of the first. The gradient of such a
+//! vector is the sum along the other dimension: `column_sum_into` or `row_sum_into`.
 //!
 //! `call.rs` has what all operations do before their math, `loops.rs` the elementwise loops.
 
@@ -15,6 +17,7 @@ mod axpy;
 mod call;
 mod cast;
 mod chunks;
+mod column_sum;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -31,8 +34,11 @@ mod mul;
 mod nonfinite;
 mod random;
 mod relu;
+mod rows;
+mod rsqrt;
 mod scale;
 mod sgd;
+mod sub;
 mod sum;
 mod targets;
 #[cfg(test)]
@@ -52,6 +58,7 @@ pub use addmm::{addmm, addmm_into};
 pub use axpy::axpy;
 pub use cast::{cast, cast_into};
 pub use chunks::{Chunk, ChunkTable, QUANTUM};
+pub use column_sum::column_sum_into;
 pub use cross_entropy::{CrossEntropyOptions, CrossEntropyOut, cross_entropy};
 pub use dropout::{DropoutKey, dropout, dropout_into};
 pub use fill::{fill_into, zero};
@@ -63,6 +70,9 @@ pub use mse::mse_into;
 pub use mul::{mul, mul_into};
 pub use nonfinite::mark_nonfinite;
 pub use relu::{relu, relu_backward_into, relu_into};
+pub use rows::{row_max_into, row_mean_into, row_sum_into};
+pub use rsqrt::{rsqrt_backward_into, rsqrt_into};
 pub use scale::{scale, scale_into};
 pub use sgd::{SgdConstants, SgdScalars, sgd};
+pub use sub::{sub, sub_into};
 pub use sum::{mean, mean_into, sum, sum_into};

@@ -1,10 +1,10 @@
-//! add: `out = a + b`, element by element.
+//! add: `out = a + b`, element by element; `b` may be a vector along the rows or columns of `a`.
 
 use std::panic::Location;
 
 use crate::cuda::Source;
-use crate::error::{Error, Result};
-use crate::ops::elementwise::binary_op;
+use crate::error::Result;
+use crate::ops::elementwise::broadcast_op;
 use crate::ops::loops::Binary;
 use crate::{Tensor, transfer};
 
@@ -29,31 +29,17 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `out = a + b`, all of one shape; `out` may be `a`.
+/// `out = a + b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), which is
+/// added to each row, or (…, 1), a number for each row.
 #[track_caller]
 pub fn add_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let operands = [("out", out), ("a", a), ("b", b)];
-    binary_op("add", operands, Add, (&SOURCE, "add"))
+    broadcast_op("add", [out, a, b], Add, (&SOURCE, "add"), "add_vector")
 }
 
 /// An output for an elementwise operation on two tensors, on the device where they meet.
 #[track_caller]
 pub(super) fn empty_where_they_meet(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let at = Location::caller();
-    let device = transfer::meeting_place(op, &[("a", a), ("b", b)], at)?;
-    let refuse = |expected: String, help: &str| {
-        let operand = b.as_operand("b");
-        Err(Error::operand(op, operand, expected, help, at))
-    };
-    if a.shape() != b.shape() {
-        let help = "shapes are not broadcast: slice or reshape one of them; to add a row to all \
-                    rows, use linear";
-        return refuse(format!("shape {}, as a has", a.shape()), help);
-    }
-    if a.dtype() != b.dtype() {
-        let expected = format!("dtype {}, as a has", a.dtype());
-        return refuse(expected, "cast one of them with .to_dtype(…)");
-    }
+    let device = transfer::meeting_place(op, &[("a", a), ("b", b)], Location::caller())?;
     Tensor::empty(a.shape(), a.dtype(), device)
 }
 

@@ -255,15 +255,28 @@ template <class T, class F> INLINE void map(T* out, const T* a, const T* b, u64 
     }
 }
 
-/// f(i, its column) for each element i of a row-major matrix.
+/// f(i, its row, its column) for each element i of a row-major matrix.
 template <class F> INLINE void over_matrix(u64 count, u64 columns, F f) {
-    const u64 stride = grid_threads(), step = stride % columns;
-    u64 column = first_index() % columns;
+    const u64 stride = grid_threads(), down = stride / columns, across = stride % columns;
+    u64 row = first_index() / columns, column = first_index() % columns;
     for (u64 i = first_index(); i < count; i += stride) {
-        f(i, column);
-        column += step;
-        if (column >= columns) column -= columns;
+        f(i, row, column);
+        row += down;
+        column += across;
+        if (column >= columns) {
+            row++;
+            column -= columns;
+        }
     }
+}
+
+/// out[i] = f(a[i], b[j]) in f32, rounded once, for a row-major matrix a, which may be out; j is
+/// the row of element i with `by_row`, else its column.
+template <class T, class F>
+INLINE void map_vector(T* out, const T* a, const T* b, u64 count, u64 columns, u32 by_row, F f) {
+    over_matrix(count, columns, [=](u64 i, u64 row, u64 column) {
+        out[i] = narrow<T>(f(wide(a[i]), wide(b[by_row != 0 ? row : column])));
+    });
 }
 
 // ---- reductions in a fixed order ----
@@ -305,6 +318,25 @@ template <class T, class F> INLINE T block_reduce(T x, T identity, F f) {
     // The next call overwrites the partials.
     __syncthreads();
     return x;
+}
+
+/// Elements that a warp sums in its lanes: lane i has the elements i, i + 32 …; BLOCK of sum.rs.
+constexpr u32 SUM_BLOCK = 1024;
+
+/// The sum of one block of at most SUM_BLOCK elements, in all lanes of a warp.
+template <class T> INLINE double warp_sum_of(const T* __restrict__ x, u64 length) {
+    const u32 lane = threadIdx.x % WARP;
+    double sum = 0.0;
+    if (length >= SUM_BLOCK) {
+        T elements[SUM_BLOCK / WARP];
+#pragma unroll
+        for (u32 i = 0; i < SUM_BLOCK / WARP; i++) elements[i] = x[i * WARP + lane];
+#pragma unroll
+        for (u32 i = 0; i < SUM_BLOCK / WARP; i++) sum = sum + (double)wide(elements[i]);
+    } else {
+        for (u32 i = lane; i < length; i += WARP) sum = sum + (double)wide(x[i]);
+    }
+    return warp_sum(sum);
 }
 
 template <class T> INLINE T block_sum(T x) { return block_reduce(x, T(0), Sum()); }

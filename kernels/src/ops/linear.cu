@@ -40,7 +40,7 @@ FOR_F32_AND_BF16(ACTIVATE)
 /// y = activation(y + bias), and y + bias itself to `pre`; bias and pre may be null. The activation
 /// applies to the stored, rounded value.
 template <class F, class T> INLINE void bias_activate(T* y, T* pre, const T* bias, u64 count, u64 columns) {
-    over_matrix(count, columns, [=](u64 i, u64 column) {
+    over_matrix(count, columns, [=](u64 i, u64, u64 column) {
         const float sum = bias == nullptr ? wide(y[i]) : wide(y[i]) + wide(bias[column]);
         const T z = narrow<T>(sum);
         if (pre != nullptr) pre[i] = z;

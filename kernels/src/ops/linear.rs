@@ -10,7 +10,7 @@
 //! On a GPU operands may also be bf16, with sums in f32; f32 is strict unless `with_f32_math` says
 //! otherwise.
 
-mod gpu;
+pub(super) mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -229,7 +229,7 @@ fn check_same(call: &Call<'_>, first: Slot, others: &[Option<Slot>]) -> Result<(
 const COLUMN_BLOCK: usize = 64;
 
 /// `db = Σ rows of dy`, added to what is there with `accumulate`.
-fn add_rows<T: Real>(db: &mut [T], dy: &[T], accumulate: bool) {
+pub(super) fn add_rows<T: Real>(db: &mut [T], dy: &[T], accumulate: bool) {
     let outputs = db.len();
     let pieces = if dy.len() < threads::PARALLEL_MIN {
         1

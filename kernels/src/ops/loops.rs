@@ -104,6 +104,46 @@ pub(crate) fn binary<T: Element, F: Binary<T>>(
     }
 }
 
+/// `out[i] = f(a[i], b[j])` for rows of `columns` elements, where j is the row of element i with
+/// `by_row`, else its column; `a` may be in place.
+pub(crate) fn broadcast<T: Element, F: Binary<T>>(
+    out: &mut Buffer<'_>,
+    a: &Buffer<'_>,
+    b: &Buffer<'_>,
+    f: F,
+    columns: usize,
+    by_row: bool,
+) {
+    let (a, b) = (a.unless_in_place::<T>(), b.elements::<T>());
+    threads::split_mut(out.elements_mut::<T>(), GRAIN, |mut first, mut out| {
+        while !out.is_empty() {
+            let (row, column) = (first / columns, first % columns);
+            let length = out.len().min(columns - column);
+            let (part, rest) = out.split_at_mut(length);
+            if let Some(a) = a {
+                part.copy_from_slice(&a[first..first + length]);
+            }
+            if by_row {
+                unary_in_place(part, With(f, b[row]));
+            } else {
+                binary_onto_a(part, &b[column..column + length], f);
+            }
+            (first, out) = (first + length, rest);
+        }
+    });
+}
+
+/// A binary operation with this second operand.
+#[derive(Clone, Copy)]
+struct With<T, F>(F, T);
+
+impl<T: Element, F: Binary<T>> Unary<T> for With<T, F> {
+    #[inline(always)]
+    fn apply(self, x: T) -> T {
+        self.0.apply(x, self.1)
+    }
+}
+
 /// Writes `out` with streaming stores, which bypass the caches.
 pub(crate) fn write_past_caches<T: Element>(out: &mut [T], make: impl Make<T>) {
     threads::split_mut(out, GRAIN, |first, out| {

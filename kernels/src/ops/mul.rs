@@ -1,10 +1,10 @@
-//! mul: `out = a b`, element by element.
+//! mul: `out = a b`, element by element; `b` may be a vector along the rows or columns of `a`.
 
 use crate::Tensor;
 use crate::cuda::Source;
 use crate::error::Result;
 use crate::ops::add::empty_where_they_meet;
-use crate::ops::elementwise::binary_op;
+use crate::ops::elementwise::broadcast_op;
 use crate::ops::loops::Binary;
 
 static SOURCE: Source = Source::new("mul.cu", include_str!("mul.cu"));
@@ -28,11 +28,11 @@ pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `out = a b`, all of one shape; `out` may be `a`.
+/// `out = a b`, all of one shape; `out` may be `a`. For `a` (…, C), `b` may also be (C), by which
+/// each row is multiplied, or (…, 1), a number for each row.
 #[track_caller]
 pub fn mul_into(out: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
-    let operands = [("out", out), ("a", a), ("b", b)];
-    binary_op("mul", operands, Mul, (&SOURCE, "mul"))
+    broadcast_op("mul", [out, a, b], Mul, (&SOURCE, "mul"), "mul_vector")
 }
 
 #[cfg(test)]

@@ -1,27 +1,9 @@
 // sum and mean: see sum.rs, whose order this follows to get the CPU's bits.
 #include "common.cuh"
 
-/// Elements that a warp sums in its lanes: lane i has the elements i, i + 32 …
-constexpr u32 BLOCK = 1024;
 constexpr u32 RUNS_MAX = 256;
 constexpr int RUN_THREADS = 512;
 constexpr int ONE_RUN_THREADS = 1024;
-
-/// The sum of one block of elements, in all lanes of a warp.
-INLINE double block_of(const float* __restrict__ x, u64 len) {
-    const u32 lane = threadIdx.x % WARP;
-    double sum = 0.0;
-    if (len >= BLOCK) {
-        float elements[BLOCK / WARP];
-#pragma unroll
-        for (u32 i = 0; i < BLOCK / WARP; i++) elements[i] = x[i * WARP + lane];
-#pragma unroll
-        for (u32 i = 0; i < BLOCK / WARP; i++) sum = sum + (double)elements[i];
-    } else {
-        for (u32 i = lane; i < len; i += WARP) sum = sum + (double)x[i];
-    }
-    return warp_sum(sum);
-}
 
 /// The sum of x[0..len] by one thread block: a warp per block of elements, added in order; valid in
 /// thread 0.
@@ -31,15 +13,15 @@ INLINE double run_total(const float* __restrict__ x, u64 len) {
     const u32 warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
     double total = 0.0;
     u32 half = 0;
-    for (u64 start = 0; start < len; start += (u64)warps * BLOCK, half ^= 1) {
-        const u64 own = start + (u64)warp * BLOCK;
+    for (u64 start = 0; start < len; start += (u64)warps * SUM_BLOCK, half ^= 1) {
+        const u64 own = start + (u64)warp * SUM_BLOCK;
         if (own < len) {
-            const double sum = block_of(x + own, len - own);
+            const double sum = warp_sum_of(x + own, len - own);
             if (threadIdx.x % WARP == 0) sums[half][warp] = sum;
         }
         __syncthreads();
         if (threadIdx.x == 0) {
-            const u64 blocks = (len - start + BLOCK - 1) / BLOCK;
+            const u64 blocks = (len - start + SUM_BLOCK - 1) / SUM_BLOCK;
             const u32 count = blocks < warps ? (u32)blocks : warps;
             for (u32 i = 0; i < count; i++) total = total + sums[half][i];
         }

@@ -141,7 +141,7 @@ fn total<T: Float>(x: &[T]) -> f64 {
 }
 
 multiversion! {
-    fn run_total[T: Float](x: &[T]) -> f64 {
+    pub(super) fn run_total[T: Float](x: &[T]) -> f64 {
         let mut sum = 0.0;
         for block in x.chunks(BLOCK) {
             let mut lanes = [0f64; LANES];

@@ -15,6 +15,7 @@ mod losses;
 mod optimizers;
 mod products;
 mod reductions;
+mod rows;
 mod streams;
 
 use std::io::Write as _;

@@ -197,7 +197,7 @@ pub(super) fn backward_weight(
 }
 
 /// `db` (O) `= Σ rows of dy` (B, O), or added to what is there.
-fn sum_rows(
+pub(in crate::ops) fn sum_rows(
     gpu: &Launcher,
     db: &Buffer<'_>,
     dy: &Buffer<'_>,

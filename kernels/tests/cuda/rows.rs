@@ -1,0 +1,149 @@
+//! What layers of one's own are made of, reductions of rows and columns and vectors that are
+//! broadcast along them, has the CPU's bits. bf16, in which the CPU does not compute, is the f32
+//! result of the widened operands, rounded once.
+
+use ddp_kernels::ops;
+use ddp_kernels::{DType, Result, Tensor};
+
+use crate::reductions::{cpu, finite, upload};
+use crate::{assert_same_bits, devices, random_f32};
+
+/// No rows, single ones, and rows around a warp, a block of a sum and a thread block.
+const SHAPES: [[usize; 2]; 10] = [
+    [0, 3],
+    [1, 1],
+    [3, 0],
+    [7, 1],
+    [1, 31],
+    [9, 33],
+    [5, 1023],
+    [4, 1025],
+    [300, 260],
+    [20_001, 7],
+];
+
+/// What is computed from two operands, into the first argument.
+type Operation = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
+
+/// Compares `operation` of `a` and `b` on every device with the CPU.
+fn check(what: &str, operation: Operation, out_shape: &[usize], [a, b]: [&Tensor; 2]) {
+    for dtype in [DType::F32, DType::BF16] {
+        let [a, b] = [a, b].map(|x| x.to_dtype(dtype).unwrap());
+        let [wide_a, wide_b] = [&a, &b].map(|x| x.to_dtype(DType::F32).unwrap());
+        let expected = wide_a.new_zeros(out_shape).unwrap();
+        operation(&expected, &wide_a, &wide_b).unwrap();
+        let expected = expected.to_dtype(dtype).unwrap();
+        for (device, skipped) in devices()
+            .into_iter()
+            .flat_map(|device| [(device, 0), (device, 1)])
+        {
+            let out = Tensor::full(out_shape, 9.0, dtype, device).unwrap();
+            operation(
+                &out,
+                &upload(&a, device, skipped),
+                &upload(&b, device, skipped),
+            )
+            .unwrap();
+            let what = format!("{what} of {a} and {b} from element {skipped} on");
+            assert_same_bits(&out, &expected, &what);
+        }
+    }
+}
+
+#[test]
+fn sums_means_and_maxima_of_rows_have_the_cpu_s_bits() {
+    let operations: [(&str, Operation); 3] = [
+        ("row_sum", |out, x, _| ops::row_sum_into(out, x)),
+        ("row_mean", |out, x, _| ops::row_mean_into(out, x)),
+        ("row_max", |out, x, _| ops::row_max_into(out, x)),
+    ];
+    for [rows, columns] in SHAPES {
+        let x = cpu(&finite(rows * columns, 31), &[rows, columns]);
+        for (name, operation) in operations {
+            check(name, operation, &[rows, 1], [&x, &x]);
+        }
+        // NaN, infinities and both zeros among them.
+        let special = cpu(&random_f32(rows * columns, 32), &[rows, columns]);
+        check(
+            "row_max",
+            |out, x, _| ops::row_max_into(out, x),
+            &[rows, 1],
+            [&special, &special],
+        );
+    }
+}
+
+#[test]
+fn a_vector_is_broadcast_with_the_cpu_s_bits() {
+    let operations: [(&str, Operation); 3] = [
+        ("add", ops::add_into),
+        ("sub", ops::sub_into),
+        ("mul", ops::mul_into),
+    ];
+    for [rows, columns] in SHAPES {
+        let matrix = cpu(&random_f32(rows * columns, 33), &[rows, columns]);
+        for shape in [vec![columns], vec![rows, 1]] {
+            let vector = cpu(&finite(shape[0], 34), &shape);
+            for (name, operation) in operations {
+                check(name, operation, &[rows, columns], [&matrix, &vector]);
+                let in_place: Operation = match name {
+                    "add" => |out, a, b| out.copy_from(a).and_then(|()| ops::add_into(out, out, b)),
+                    "sub" => |out, a, b| out.copy_from(a).and_then(|()| ops::sub_into(out, out, b)),
+                    _ => |out, a, b| out.copy_from(a).and_then(|()| ops::mul_into(out, out, b)),
+                };
+                check(name, in_place, &[rows, columns], [&matrix, &vector]);
+            }
+        }
+    }
+}
+
+#[test]
+fn rsqrt_and_its_derivative_have_the_cpu_s_bits() {
+    for count in [0, 1, 33, 4099] {
+        let x = cpu(&random_f32(count, 35), &[count]);
+        let y = cpu(&finite(count, 36), &[count]);
+        check(
+            "rsqrt",
+            |out, x, _| ops::rsqrt_into(out, x, 1e-5),
+            &[count],
+            [&x, &x],
+        );
+        check(
+            "rsqrt_backward",
+            ops::rsqrt_backward_into,
+            &[count],
+            [&y, &y],
+        );
+    }
+}
+
+#[test]
+fn column_sums_have_the_cpu_s_bits_and_sum_bf16_in_f32() {
+    for [rows, columns] in SHAPES {
+        let x = cpu(&finite(rows * columns, 37), &[rows, columns]);
+        check(
+            "column_sum",
+            |out, x, _| ops::column_sum_into(out, x, false),
+            &[columns],
+            [&x, &x],
+        );
+        let narrow = x.to_dtype(DType::BF16).unwrap();
+        let expected = x.new_full(&[columns], 3.0).unwrap();
+        ops::column_sum_into(&expected, &narrow.to_dtype(DType::F32).unwrap(), true).unwrap();
+        for device in devices() {
+            let got = Tensor::full(&[columns], 3.0, DType::F32, device).unwrap();
+            ops::column_sum_into(&got, &narrow.to(device).unwrap(), true).unwrap();
+            assert_same_bits(&got, &expected, "bf16 added to f32");
+        }
+    }
+}
+
+#[test]
+fn a_shape_that_does_not_fit_is_refused_before_anything_is_launched() {
+    for device in devices() {
+        let [matrix, vector] =
+            [&[2, 3][..], &[2]].map(|shape| Tensor::zeros(shape, DType::F32, device).unwrap());
+        let error = ops::add(&matrix, &vector).unwrap_err().to_string();
+        assert!(error.contains("only b is broadcast"), "{error}");
+    }
+}
