@@ -77,6 +77,15 @@ pub(crate) fn handshake(group: &Group, fields: &[Field]) -> Result<()> {
     Ok(())
 }
 
+impl Group {
+    /// Compares `fields` on all ranks, as [`World::handshake`](crate::World::handshake) does: the
+    /// host waits for all ranks, whatever the group is for.
+    #[track_caller]
+    pub fn handshake(&self, fields: &[Field]) -> Result<()> {
+        handshake(self, fields)
+    }
+}
+
 /// Names and values of one rank's fields, in its order.
 type Values = Vec<(String, String)>;
 

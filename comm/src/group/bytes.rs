@@ -8,6 +8,7 @@ use ddp_kernels::stream::Stream;
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::Group;
+use crate::collective::Operation;
 use crate::error::{Argument, RemoteError, Result};
 
 /// The most bytes that one call brings to a rank: these calls are for messages, not for tensors.
@@ -18,16 +19,15 @@ const SUCCEEDED: u8 = 0;
 const FAILED: u8 = 1;
 
 impl Group {
-    /// The bytes of every rank, in rank order, on every rank. Lengths may differ. For groups in
-    /// host memory.
+    /// The bytes of every rank, in rank order, on every rank. Lengths may differ. The host waits
+    /// for all ranks, whatever the group is for.
     #[track_caller]
     pub fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (size, rank, at) = (self.size(), self.rank(), Location::caller());
-        let stream = Stream::default_of(Device::Cpu)?;
         let mut lengths = vec![0i64; size];
         lengths[rank] = bytes.len() as i64;
         let lengths = Tensor::from_slice(&lengths, &[size], Device::Cpu)?.named("lengths");
-        self.all_gather(&lengths, &stream)?;
+        self.gather_on_host(&lengths, at)?;
         let lengths = lengths.to_vec::<i64>()?;
         let lengths = checked_lengths("all_gather_bytes", &lengths, BYTES_MAX / size, at)?;
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -38,12 +38,21 @@ impl Group {
         all.with_slice_mut::<u8, _>(|all| {
             all[rank * longest..][..bytes.len()].copy_from_slice(bytes)
         })?;
-        self.all_gather(&all, &stream)?;
+        self.gather_on_host(&all, at)?;
         let all = all.to_vec::<u8>()?;
         let slices = all.chunks(longest).zip(lengths);
         Ok(slices
             .map(|(slice, length)| slice[..length].to_vec())
             .collect())
+    }
+
+    /// As `all_gather`, of a tensor in host memory, also if the group is for GPUs.
+    fn gather_on_host(&self, tensor: &Tensor, at: Site) -> Result<()> {
+        let stream = Stream::default_of(Device::Cpu)?;
+        if self.device().is_none() {
+            return self.run(Operation::AllGather, tensor, &stream, at);
+        }
+        self.run_on_host(&self.number(Operation::AllGather, Some(tensor), &stream, at))
     }
 
     /// `bytes` becomes that of rank `root`, on every rank. For groups in host memory.

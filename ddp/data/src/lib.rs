@@ -16,6 +16,7 @@ mod file_rows;
 pub mod files;
 mod fill;
 pub mod glyphs;
+mod in_memory;
 mod labels;
 pub mod loader;
 mod mix;
@@ -38,7 +39,8 @@ mod tensor_spec;
 
 pub use dataset::{Dataset, RowSpec, read_rows, sampled_hash};
 pub use error::{Error, Result};
-pub use loader::{Batch, InOrder, Loader, Micro, Resident, SlotId, Source};
+pub use in_memory::InMemory;
+pub use loader::{Batch, InOrder, Loader, Micro, Origin, Resident, SlotId, Source};
 pub use normalize::{Normalization, Normalize};
 pub use plan::{AUTO, ColumnPlan, FeaturePlan, Missing, TableSettings};
 pub use prepare::{open, prepare};

@@ -15,7 +15,9 @@ mod resident;
 mod slots;
 mod source;
 
-pub use self::batch::{Batch, Micro, SlotId};
+use std::sync::Arc;
+
+pub use self::batch::{Batch, Micro, Origin, SlotId};
 pub use self::resident::Resident;
 use self::slots::Slots;
 pub use self::source::Source;
@@ -64,7 +66,8 @@ impl Loader {
             "the sampler is for another dataset"
         );
         // No rank's share of a batch is larger than a full batch divided by the ranks, rounded up.
-        let slots = Slots::new(source, sampler.batch().div_ceil(size as u64), micro)?;
+        let rows_max = sampler.batch().div_ceil(size as u64);
+        let slots = Slots::new(source, Some(sampler), rows_max, micro)?;
         Ok(Loader {
             slots,
             sampler,
@@ -131,10 +134,15 @@ impl InOrder {
         let share = sampler::share(&(0..source.dataset.rows()), rank, size);
         let rows_max = (batch as u64).min(share.end - share.start);
         Ok(InOrder {
-            slots: Slots::new(source, rows_max, None)?,
+            slots: Slots::new(source, None, rows_max, None)?,
             share,
             batch: batch as u64,
         })
+    }
+
+    /// Where the rows are from.
+    pub fn origin(&self) -> &Arc<Origin> {
+        &self.slots.origin
     }
 
     /// The number of this rank's batches. Ranks may differ by one.
@@ -145,7 +153,7 @@ impl InOrder {
     /// Batch `index`. Its `first` is its first row, its `rows` are all rows of the dataset.
     pub fn load(&mut self, index: u64) -> Result<&Batch> {
         assert!(index < self.count(), "batch {index} of {}", self.count());
-        let (rows, all) = (self.rows(index), self.slots.dataset.rows());
+        let (rows, all) = (self.rows(index), self.slots.origin.dataset.rows());
         self.slots.load([index, 0], all, rows.start, rows, false)?;
         if index + 1 < self.count() {
             let rows = self.rows(index + 1);

@@ -132,9 +132,11 @@ pub struct Reducer {
     is_shared: bool,
     /// Whether layers read bf16 copies of the values.
     reads_copies: bool,
+    /// The job that gives all ranks the buffers of rank 0, if there are any.
+    buffers: Option<usize>,
     /// By bucket, under ZeRO-1: whether layers have waited for its values in this step.
     waited: Vec<Cell<bool>>,
-    /// Whether this rank's values may be outdated outside its slices.
+    /// Whether this rank's values may be outdated outside its slices, or its buffers its own.
     is_stale: bool,
     /// How long layers have waited in this step.
     wait: Cell<Duration>,
@@ -174,7 +176,12 @@ impl Reducer {
             .enumerate()
             .map(part)
             .collect::<Result<Vec<_>>>()?;
-        let jobs = jobs(params, &buckets, &parts, &group, options)?;
+        let mut jobs = jobs(params, &buckets, &parts, &group, options)?;
+        let shared_buffers = params.buffers()?.filter(|_| group.size() > 1);
+        let buffers = shared_buffers.map(|buffers| {
+            jobs.push(Job::Broadcast(buffers));
+            jobs.len() - 1
+        });
         let (device, now) = (gradients.device(), Instant::now());
         let (queue_group, overlap) = (group.clone(), options.overlap);
         let queue: Box<dyn CommQueue> = match device {
@@ -188,6 +195,7 @@ impl Reducer {
             owned: owned(params, &group, options),
             is_shared: shares > 1,
             reads_copies: params.dtype() != params.master_dtype(),
+            buffers,
             waited: vec![Cell::new(true); buckets.len()],
             is_stale: false,
             wait: Cell::new(Duration::ZERO),
@@ -252,8 +260,8 @@ impl Reducer {
         self.buckets.iter().map(line).chain(slices).collect()
     }
 
-    /// Begins a step: no gradient is complete. Under ZeRO-1 starts gathering the values, in every
-    /// step alike, so that a captured step contains it too.
+    /// Begins a step: no gradient is complete, and buffers are those of rank 0. Under ZeRO-1 starts
+    /// gathering the values, in every step alike, so that a captured step contains it too.
     pub fn begin(&mut self) -> Result<()> {
         self.queue.begin();
         self.next = 0;
@@ -262,8 +270,12 @@ impl Reducer {
             *waiting = bucket.parameters.len();
         }
         self.wait.set(Duration::ZERO);
+        self.is_stale = self.is_shared || self.buffers.is_some();
+        if let Some(job) = self.buffers {
+            self.queue.start(job)?;
+            self.queue.wait_for(job)?;
+        }
         if self.is_shared {
-            self.is_stale = true;
             for bucket in (0..self.buckets.len()).rev() {
                 self.waited[bucket].set(false);
                 self.queue.start(self.read_gather(bucket))?;
@@ -287,16 +299,27 @@ impl Reducer {
         self.read_gather(bucket) + copies
     }
 
-    /// Makes the values current on this rank, for evaluation, hashes and saving. All ranks call it
-    /// together. Does nothing if they are current. Steps gather by themselves.
+    /// Makes the values current on this rank and buffers those of rank 0, for evaluation, hashes
+    /// and saving. All ranks call it together. Does nothing if they are current. Steps gather by
+    /// themselves.
     pub fn gather_all(&mut self, params: &Params) -> Result<()> {
         if !std::mem::take(&mut self.is_stale) {
             return Ok(());
         }
-        (0..self.buckets.len())
-            .try_for_each(|bucket| self.queue.start(self.value_gather(bucket)))?;
+        let gathered = if self.is_shared {
+            self.buckets.len()
+        } else {
+            0
+        };
+        let gathers = (0..gathered).map(|bucket| self.value_gather(bucket));
+        gathers
+            .chain(self.buffers)
+            .try_for_each(|job| self.queue.start(job))?;
         self.queue.join()?;
-        Ok(params.refresh(0..params.gradients().count())?)
+        match self.is_shared {
+            true => Ok(params.refresh(0..params.gradients().count())?),
+            false => Ok(()),
+        }
     }
 
     /// Starts the sum of a small tensor over the ranks, such as losses and counts. Calls keep their
@@ -319,7 +342,7 @@ impl Reducer {
     pub fn begin_launch(&mut self) {
         self.last = ReduceTime::default();
         self.began = Instant::now();
-        self.is_stale = self.is_shared;
+        self.is_stale = self.is_shared || self.buffers.is_some();
     }
 
     /// Completes all gradients with zeros, for a rank without rows.

@@ -15,8 +15,10 @@ mod scalars;
 mod stage;
 mod stats;
 
-use ddp_comm::{Group, Reduce};
-use ddp_data::{Batch, InOrder};
+use std::sync::Arc;
+
+use ddp_comm::{Field, Group, Reduce};
+use ddp_data::{Batch, InOrder, Origin};
 use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
@@ -74,10 +76,15 @@ pub struct Step {
     own_bad_step: Tensor,
     outcome: StepOutcome,
     graphs: StepGraphs,
+    /// Origins of batches that all ranks have alike. None if the ranks compare their data
+    /// elsewhere.
+    compared: Option<Vec<Arc<Origin>>>,
 }
 
 impl Step {
-    /// Steps of `model` with the ranks of `group`.
+    /// Steps of `model` with the ranks of `group`, which all call this together. Models of other
+    /// shapes are an error that names the first parameter that differs; all ranks get the values
+    /// and buffers of rank 0.
     pub fn new(
         model: Model,
         loss: Box<dyn Loss>,
@@ -95,8 +102,20 @@ impl Step {
 
     /// Steps of a model whose layers are split over several devices. `parts` are in the order of
     /// the layers, as [`Model::split`](ddp_nn::models::Model::split) returns them. Inputs are on
-    /// the first device, targets on the last.
+    /// the first device, targets on the last. Ranks are compared as in `new`.
     pub fn over(parts: Vec<Part>, loss: Box<dyn Loss>, options: &StepOptions) -> Result<Step> {
+        let mut step = Step::of_agreeing(parts, loss, options)?;
+        step.replica.0.iter().try_for_each(Stage::begin_alike)?;
+        step.compared = Some(Vec::new());
+        Ok(step)
+    }
+
+    /// As `over`, for ranks that compare models and data themselves.
+    pub(crate) fn of_agreeing(
+        parts: Vec<Part>,
+        loss: Box<dyn Loss>,
+        options: &StepOptions,
+    ) -> Result<Step> {
         let stages = parts
             .into_iter()
             .map(|part| Stage::new(part, options.reducer))
@@ -123,12 +142,31 @@ impl Step {
             outcome: StepOutcome::new(&stages, options.clip_norm)?,
             graphs: StepGraphs::new(options.graph, device, stages.len(), ranks)?,
             replica: Replica(stages),
+            compared: None,
         })
     }
 
+    /// Ends all ranks of `group` if they load batches from different data: compared at the first
+    /// batch of a loader.
+    fn compare_data(&mut self, origin: &Arc<Origin>, group: &Group) -> Result<()> {
+        let Some(known) = &mut self.compared else {
+            return Ok(());
+        };
+        if group.size() == 1 || known.iter().any(|known| Arc::ptr_eq(known, origin)) {
+            return Ok(());
+        }
+        let help = "give every rank the same rows in the same order";
+        group.handshake(&[Field::must_match("the data", origin.text()?, help)])?;
+        known.push(origin.clone());
+        Ok(())
+    }
+
     /// Takes one step on this rank's part of a global batch. `measure_norm` asks for the norm of
-    /// the gradients even without clipping.
+    /// the gradients even without clipping. At the first batch of a loader, ranks compare its data.
     pub fn run(&mut self, batch: &Batch, learning_rate: f64, measure_norm: bool) -> Result<()> {
+        if let Some(origin) = batch.origin() {
+            self.compare_data(origin, &self.replica.group().clone())?;
+        }
         in_phase(Phase::Step, || {
             forbid_transfers(|| self.run_planned(batch, learning_rate, measure_norm))
         })
@@ -231,6 +269,7 @@ impl Step {
         group: &Group,
         each: &mut dyn FnMut(&Batch, &Tensor) -> Result<()>,
     ) -> Result<Stats> {
+        self.compare_data(batches.origin(), group)?;
         self.gather()?;
         let stats = self.held_out_stats.clone();
         ops::zero(&stats)?;

@@ -127,7 +127,10 @@ impl<'a> Build<'a> {
         Ok(id)
     }
 
-    /// Declares a buffer: saved and moved with the model, never trained.
+    /// Declares a buffer: saved and moved with the model, never trained. Its dtype is that of the
+    /// masters, also where layers compute in bf16. A layer may write to `pass.value` of it in
+    /// forward. Each rank writes its own; every training step, evaluation and checkpoint begins
+    /// with those of rank 0.
     pub fn buffer(&mut self, name: &str, shape: &[usize], init: Init) -> Result<ParamId> {
         self.declare(name, shape, init, true)
     }

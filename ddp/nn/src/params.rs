@@ -132,12 +132,16 @@ impl Params {
             Ok(view.named(&format!("{}{ending}", p.name)))
         };
         let by_id = || index.iter().map(|&at| &list[at]);
-        let views = |arena: &Tensor| by_id().map(|p| view(arena, p, "")).collect::<Result<_>>();
+        let views = |arena: &Tensor| -> Result<Vec<Tensor>> {
+            by_id()
+                .map(|p| view(if p.is_buffer { &values } else { arena }, p, ""))
+                .collect()
+        };
         let gradient_view = |p: &Parameter| match p.is_trained() {
             true => view(&gradients, p, ".grad").map(Some),
             false => Ok(None),
         };
-        let master_views: Vec<Tensor> = views(&values)?;
+        let master_views = views(&values)?;
         let value_views = match &working {
             Some(working) => views(working)?,
             None => master_views.clone(),
@@ -255,7 +259,15 @@ impl Params {
         &self.gradients
     }
 
-    /// One parameter's values as layers read them, in its shape and in `dtype`.
+    /// The masters of all buffers, which come last; None if there are none.
+    pub fn buffers(&self) -> Result<Option<Tensor>> {
+        let first = self.list.iter().find(|parameter| parameter.is_buffer);
+        let all = first.map(|first| self.values.slice(first.range.start..self.values.count()));
+        Ok(all.transpose()?.map(|all| all.named("buffers")))
+    }
+
+    /// One parameter's values as layers read them, in its shape and in `dtype`. A buffer is its
+    /// master, so that a layer may write to it.
     pub fn value(&self, id: ParamId) -> &Tensor {
         &self.value_views[id.0]
     }

@@ -5,6 +5,9 @@
 //! in bf16), and the only division, by the global count, is the same everywhere. One step only: a
 //! second one would start from values that are not whole.
 
+#[path = "alike.rs"]
+mod alike;
+
 use crate::support::random::{mixed, uniform, whole};
 use crate::support::training::{self, Case, Outcome, worlds};
 use crate::{turn, ways};

@@ -1,10 +1,13 @@
 //! The rows of one step.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ddp_kernels::Tensor;
 
+use crate::dataset::Dataset;
 use crate::error::Result;
+use crate::sampler::Sampler;
 
 /// This rank's rows of one global batch. Tensors are views of a slot: on the CPU they hold these
 /// rows until the next batch is loaded, on a GPU for all work that is given to the device's current
@@ -29,6 +32,26 @@ pub struct Batch {
     micro: usize,
     /// The memory it is in, if batches of this size use it again.
     slot: Option<SlotId>,
+    /// Where its rows are from, if a loader filled it.
+    origin: Option<Arc<Origin>>,
+}
+
+/// Where the rows of batches are from: equal on all ranks that share batches.
+#[derive(Debug)]
+pub struct Origin {
+    pub(super) dataset: Arc<dyn Dataset>,
+    /// The order of rows; None for rows in order.
+    pub(super) order: Option<Sampler>,
+}
+
+impl Origin {
+    /// The dataset and the order of its rows, a line each.
+    pub fn text(&self) -> Result<String> {
+        let order = self
+            .order
+            .map_or("rows in order".into(), |order| format!("order {order:?}"));
+        Ok(format!("{}\n{order}", self.dataset.fingerprint()?))
+    }
 }
 
 /// Identifies one piece of memory for batches in this process.
@@ -81,7 +104,21 @@ impl Batch {
             targets,
             micro,
             slot: None,
+            origin: None,
         }
+    }
+
+    /// The same batch, with rows from there.
+    pub(super) fn with_origin(self, origin: Arc<Origin>) -> Batch {
+        Batch {
+            origin: Some(origin),
+            ..self
+        }
+    }
+
+    /// Where its rows are from; None for a batch of given tensors.
+    pub fn origin(&self) -> Option<&Arc<Origin>> {
+        self.origin.as_ref()
     }
 
     /// The same batch in memory that batches of this size use again.

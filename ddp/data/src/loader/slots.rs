@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use ddp_kernels::{DType, Tensor};
 
-use super::batch::{Batch, SlotId};
+use super::batch::{Batch, Origin, SlotId};
 use super::ferry::BatchCopier;
 use super::fetch::Prefetcher;
 use super::memory::{first_rows, made};
 use super::resident::DeviceGatherer;
 use super::source::Source;
-use crate::dataset::Dataset;
 use crate::error::{Error, Result};
+use crate::sampler::Sampler;
 
 /// Memory for one batch of this rank.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ enum FillPath {
 /// nothing is allocated later; one may be filled while the other is read.
 #[derive(Debug)]
 pub(super) struct Slots {
-    pub(super) dataset: Arc<dyn Dataset>,
+    pub(super) origin: Arc<Origin>,
     slots: [Slot; 2],
     next: usize,
     /// The rows loaded last, in their order.
@@ -48,7 +48,13 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(source: Source, rows_max: u64, micro: Option<usize>) -> Result<Slots> {
+    /// Room for batches of at most `rows_max` rows, in this order.
+    pub(super) fn new(
+        source: Source,
+        order: Option<Sampler>,
+        rows_max: u64,
+        micro: Option<usize>,
+    ) -> Result<Slots> {
         let Source {
             dataset,
             devices,
@@ -80,7 +86,7 @@ impl Slots {
         let micro = micro.unwrap_or(rows_max).max(1);
         let prefetcher = Prefetcher::new(dataset.clone(), rows_max);
         Ok(Slots {
-            dataset,
+            origin: Arc::new(Origin { dataset, order }),
             slots,
             next: 0,
             rows: Vec::with_capacity(rows_max),
@@ -113,7 +119,8 @@ impl Slots {
             true => Ok(()),
             false => {
                 let [inputs, targets] = first_rows(host, self.rows.len())?;
-                self.dataset.gather(&self.rows, &inputs, &targets)
+                let dataset = &self.origin.dataset;
+                dataset.gather(&self.rows, &inputs, &targets)
             }
         };
         match &mut self.path {
@@ -126,7 +133,8 @@ impl Slots {
             FillPath::Resident(gatherer) => gatherer.fill(turn, &self.rows, &views)?,
         }
         let [x, targets] = views;
-        let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro);
+        let batch = Batch::new(step, epoch, rows, first, x, targets, self.micro)
+            .with_origin(self.origin.clone());
         Ok(slot.batch.insert(match recurs {
             true => batch.in_slot(slot.id),
             false => batch,

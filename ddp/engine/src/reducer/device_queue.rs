@@ -25,7 +25,7 @@ pub(super) struct DeviceQueue {
     group: Group,
     /// None if jobs go to the compute stream.
     own: Option<Stream>,
-    /// By job: the point after it, if it is a gather that was started since the last join.
+    /// By job: the point after it, if it moves values and was started since the last join.
     after: RefCell<Vec<Option<Event>>>,
     /// Small tensors that are being summed: their memory may not be reused before the join.
     held: RefCell<Vec<Tensor>>,
@@ -87,7 +87,7 @@ impl CommQueue for DeviceQueue {
     fn start(&self, job: usize) -> Result<()> {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
         job.run(&self.group, &stream)?;
-        if let (Job::Gather(_), Some(own)) = (job, &self.own) {
+        if let (Job::Gather(_) | Job::Broadcast(_), Some(own)) = (job, &self.own) {
             self.after.borrow_mut()[index] = Some(own.record()?);
         }
         Ok(())

@@ -18,6 +18,8 @@ pub(super) enum Job {
     SumSlice(Reduced),
     /// Each rank gives its slice and gets the others.
     Gather(Tensor),
+    /// Each rank gets those of rank 0.
+    Broadcast(Tensor),
 }
 
 /// A bucket of gradients. Letters: E elements of the bucket, O that this rank gets the sums of.
@@ -82,6 +84,7 @@ impl Job {
                 bucket.unpack(stream)
             }
             Job::Gather(values) => Ok(group.all_gather(values, stream)?),
+            Job::Broadcast(values) => Ok(group.broadcast(values, 0, stream)?),
         }
     }
 }

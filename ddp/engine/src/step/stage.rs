@@ -1,11 +1,13 @@
 //! A stage: the layers of a model that are on one device, and everything a step needs there.
 //! Usually there is one, the whole model.
 
-use ddp_comm::Group;
+use ddp_comm::{Field, Group};
+use ddp_kernels::stream::Stream;
 use ddp_kernels::transfer::announced;
 use ddp_kernels::{Device, Tensor};
 use ddp_nn::models::Model;
 use ddp_nn::optim::Optimizer;
+use ddp_nn::params::Parameter;
 use ddp_nn::{Fold, Pass, PassOptions, Saved, Scratch};
 
 use super::scalars::StepScalars;
@@ -60,6 +62,42 @@ impl Stage {
             scratch: Scratch::new(device),
             saved: Saved::default(),
         })
+    }
+
+    /// Compares with the other ranks what all must have alike, and gives all of them the values of
+    /// rank 0.
+    pub(super) fn begin_alike(&self) -> Result<()> {
+        let (params, group) = (&self.model.params, self.reducer.group());
+        if group.size() == 1 {
+            return Ok(());
+        }
+        let help = "build the same model, with the same options, on every rank";
+        let rule = format!("{:?}", self.optimizer.rule());
+        group.handshake(&[
+            Field::must_match("the parameters' names and shapes", self.shapes(), help),
+            Field::must_match("the plan of buckets", self.reducer.plan_text(), help),
+            Field::must_match("the optimizer", rule, help),
+        ])?;
+        let values = params.values();
+        if values.count() > 0 {
+            group.broadcast(values, 0, &Stream::current(self.device())?)?;
+        }
+        Ok(params.refresh(0..values.count())?)
+    }
+
+    /// A line for each parameter and buffer, in the order of the layers.
+    pub(crate) fn shapes(&self) -> String {
+        let params = &self.model.params;
+        let line = |parameter: &Parameter| {
+            let kind = match (parameter.is_buffer, parameter.is_trained()) {
+                (true, _) => ", a buffer",
+                (_, true) => "",
+                (_, false) => ", not trained",
+            };
+            let (name, dtype, shape) = (&parameter.name, params.dtype(), &parameter.shape);
+            format!("{name} {dtype}{shape:?}{kind}\n")
+        };
+        params.in_order().into_iter().map(line).collect()
     }
 
     /// The layers and their parameters.

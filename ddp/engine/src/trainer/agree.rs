@@ -9,7 +9,6 @@ use ddp_data::Data;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::mapped::Identity;
 use ddp_kernels::simd;
-use ddp_nn::params::{Parameter, Params};
 
 use super::places::versions;
 use crate::checkpoint::unreadable;
@@ -73,7 +72,7 @@ pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
     let of_stages = |text: &dyn Fn(&Stage) -> Result<String>| -> Result<String> {
         step.stages().iter().map(text).collect()
     };
-    let shapes = of_stages(&|stage| Ok(shapes(&stage.model().params)))?;
+    let shapes = of_stages(&|stage| Ok(stage.shapes()))?;
     let values = of_stages(&|stage| Ok(format!("{:016x}", stage.model().params.values_hash()?)))?;
     let buckets = of_stages(&|stage| Ok(stage.reducer().plan_text()))?;
     // Names of simulated GPUs are numbered.
@@ -101,19 +100,6 @@ pub(super) fn fields(data: &Data, step: &Step) -> Result<Vec<Field>> {
         Field::warn("the model of GPU", gpus.join(", "), bits),
         Field::warn("the versions of CUDA's parts", cuda.join(", "), bits),
     ])
-}
-
-/// A line for each parameter.
-fn shapes(params: &Params) -> String {
-    let line = |parameter: &Parameter| {
-        let trained = if parameter.is_trained() {
-            ""
-        } else {
-            ", not trained"
-        };
-        format!("{} {:?}{trained}\n", parameter.name, parameter.shape)
-    };
-    params.list().iter().map(line).collect()
 }
 
 /// Ends the run if ranks have different models after step `number`. They add the same gradients, so

@@ -250,7 +250,8 @@ pub(super) fn step(
     };
     let last = devices[devices.len() - 1];
     let loss = tasks::of(task).loss(&options.model.loss, last)?;
-    Step::over(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
+    // The handshake compares the ranks, after values are loaded.
+    Step::of_agreeing(parts.collect::<Result<Vec<_>>>()?, loss, &step_options)
 }
 
 /// Rows that pass through the model at a time in evaluation: fewer if rows are large.
