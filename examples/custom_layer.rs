@@ -1,171 +1,163 @@
-//! Your own layer: swish with a learned slope, y = x·σ(βx). Checks its derivatives, then trains it
-//! for a moment. `cargo run --release --example custom_layer`. B is the number of rows of a batch.
+//! Your own layer, on the CPU and on GPUs: layer normalization over a row, with a learned gain and
+//! bias. Checks its derivatives, then trains it for a moment.
+//! `cargo run --release --example custom_layer`. Letters: B rows of a batch, C columns.
 
+use std::sync::Arc;
+
+use ddp::data::{InMemory, Loader, Sampler, Source, TaskSpec};
 use ddp::models::Model;
 use ddp::nn::check::{Objective, worst_derivative};
 use ddp::nn::{
-    Build, Fold, Folded, Init, Layer, Linear, Loss, Mse, Pass, PassOptions, Saved, Scratch,
-    Sequential,
+    Activate, Build, Fold, Folded, Init, Layer, Linear, Mse, Pass, PassOptions, Result, Saved,
+    Scratch, Sequential,
 };
-use ddp::optim::{Clip, Optimizer, Rule, Schedule, Shape};
+use ddp::optim::{Optimizer, Rule, Schedule, Shape};
 use ddp::params::ParamId;
-use ddp_kernels::{DType, Device, Element, Random, Tensor, ops};
+use ddp::step::{Step, StepOptions};
+use ddp_comm::Group;
+use ddp_kernels::{DType, Device, Random, Tensor, ops};
 
-/// Swish with one slope for all elements.
+/// y = n · gain + bias with n = (x − mean) / √(variance + 1e-5), for each row (C).
 #[derive(Debug, Default)]
-struct Swish {
-    slope: Option<ParamId>,
+struct LayerNorm {
+    /// Gain and bias, (C) each.
+    parameters: Option<[ParamId; 2]>,
 }
 
-impl Swish {
-    fn slope(&self) -> ParamId {
-        self.slope.expect("built before it runs")
+impl LayerNorm {
+    fn parameters(&self) -> [ParamId; 2] {
+        self.parameters.expect("built before it runs")
     }
 }
 
-fn sigmoid(z: f64) -> f64 {
-    1.0 / (1.0 + (-z).exp())
-}
-
-/// `out = f(a, b)` elementwise in host memory, in f32 or (for the derivative check) f64.
-fn map(out: &Tensor, a: &Tensor, b: &Tensor, f: impl Fn(f64, f64) -> f64) -> ddp::Result<()> {
-    fn of<T: Element>(
-        out: &Tensor,
-        a: &Tensor,
-        b: &Tensor,
-        f: impl Fn(f64, f64) -> f64,
-    ) -> ddp::Result<()> {
-        let all = |out: &mut [T], a: &[T], b: &[T]| {
-            let pairs = a
-                .iter()
-                .zip(b)
-                .map(|(a, b)| T::from_f64(f(a.to_f64(), b.to_f64())));
-            out.iter_mut()
-                .zip(pairs)
-                .for_each(|(out, value)| *out = value);
-        };
-        Ok(a.with_slice(|a| b.with_slice(|b| out.with_slice_mut(|out| all(out, a, b))))???)
-    }
-    if out.dtype() == DType::F64 {
-        of::<f64>(out, a, b, f)
-    } else {
-        of::<f32>(out, a, b, f)
-    }
-}
-
-impl Layer for Swish {
-    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> ddp::nn::Result<Vec<usize>> {
-        self.slope = Some(build.parameter("slope", &[1], Init::Constant(1.0))?);
+impl Layer for LayerNorm {
+    fn build(&mut self, build: &mut Build<'_>, shape: &[usize]) -> Result<Vec<usize>> {
+        let gain = build.parameter("weight", shape, Init::Constant(1.0))?;
+        let bias = build.parameter("bias", shape, Init::Constant(0.0))?;
+        self.parameters = Some([gain, bias]);
         Ok(shape.to_vec())
     }
 
-    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> ddp::nn::Result<Tensor> {
-        // Reading a number is free on the CPU. On a GPU it would wait; write a kernel there.
-        let slope = pass.value(self.slope())?.index(0)?.item()?;
-        let y = pass.take(x.shape())?;
-        map(&y, x, x, |x, _| x * sigmoid(slope * x))?;
+    fn forward(&self, pass: &mut Pass<'_>, x: &Tensor) -> Result<Tensor> {
+        let [gain, bias] = self.parameters();
+        let [n, y] = [pass.take(x.shape())?, pass.take(x.shape())?]; // (B, C)
+        let [mean, scale] = [
+            pass.take(&[x.shape()[0], 1])?,
+            pass.take(&[x.shape()[0], 1])?,
+        ];
+        ops::row_mean_into(&mean, x)?;
+        ops::sub_into(&n, x, &mean)?;
+        ops::mul_into(&y, &n, &n)?;
+        ops::row_mean_into(&mean, &y)?; // the variance
+        ops::rsqrt_into(&scale, &mean, 1e-5)?;
+        ops::mul_into(&n, &n, &scale)?;
+        ops::mul_into(&y, &n, pass.value(gain)?)?;
+        ops::add_into(&y, &y, pass.value(bias)?)?;
         if pass.is_training() {
-            pass.save(x);
+            pass.save(&n);
+            pass.save(&scale);
         }
         Ok(y)
     }
 
-    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> ddp::nn::Result<Folded> {
-        let slope = pass.value(self.slope())?.index(0)?.item()?;
-        let x = pass.restore();
-        let dx = pass.take(x.shape())?;
-        if let Some(gradient) = pass.gradient(self.slope()) {
-            // First use dx for each element's part of the slope's gradient: x²·σ(1 − σ)·dy.
-            map(&dx, &x, dy, |x, dy| {
-                let s = sigmoid(slope * x);
-                x * x * s * (1.0 - s) * dy
-            })?;
-            let sum = pass.take(&[])?;
-            ops::sum_into(&sum, &dx)?;
-            gradient.write(&sum.reshape(&[1])?)?;
+    fn backward(&self, pass: &mut Pass<'_>, dy: &Tensor, fold: Fold) -> Result<Folded> {
+        let [gain, bias] = self.parameters();
+        let (scale, n) = (pass.restore(), pass.restore());
+        let [dx, part] = [pass.take(n.shape())?, pass.take(n.shape())?];
+        if let Some(gradient) = pass.gradient(bias) {
+            ops::column_sum_into(gradient.tensor, dy, gradient.accumulate)?;
         }
-        pass.finished(self.slope())?;
-        map(&dx, &x, dy, |x, dy| {
-            let s = sigmoid(slope * x);
-            (s + slope * x * s * (1.0 - s)) * dy
-        })?;
+        pass.finished(bias)?;
+        if let Some(gradient) = pass.gradient(gain) {
+            ops::mul_into(&part, dy, &n)?;
+            ops::column_sum_into(gradient.tensor, &part, gradient.accumulate)?;
+        }
+        pass.finished(gain)?;
+        // dx = scale · (dn − mean of dn − n · mean of (dn · n)) with dn = dy · gain.
+        let mean = pass.take(scale.shape())?;
+        ops::mul_into(&dx, dy, pass.value(gain)?)?;
+        ops::mul_into(&part, &dx, &n)?;
+        ops::row_mean_into(&mean, &part)?;
+        ops::mul_into(&part, &n, &mean)?;
+        ops::row_mean_into(&mean, &dx)?;
+        ops::sub_into(&dx, &dx, &mean)?;
+        ops::sub_into(&dx, &dx, &part)?;
+        ops::mul_into(&dx, &dx, &scale)?;
         pass.fold(dx, fold)
     }
 }
 
+/// The gradients of the input and of the parameters on `device`, for random numbers.
+fn gradients(device: Device) -> Result<[Vec<f32>; 2]> {
+    let layer = Box::new(LayerNorm::default());
+    let model = Model::new(layer, &[40], DType::F32, device, 1, &|_| false)?;
+    let mut random = Random::new(3);
+    let x = Tensor::randn(&[9, 40], DType::F32, device, &mut random)?;
+    let dy = x.randn_like(&mut random)?;
+    let position = Tensor::from_slice(&[1i64, 0], &[2], device)?;
+    let options = PassOptions {
+        training: true,
+        accumulate: false,
+        last: true,
+        seed: 1,
+        position: &position,
+    };
+    let (mut scratch, mut saved) = (Scratch::new(device), Saved::default());
+    let mut ready = |_| Ok(()); // A reducer would start to all-reduce this gradient here.
+    let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
+    model.forward(&mut pass, &x)?;
+    let dx = model.backward_to(&mut pass, &dy, Fold::Input)?.gradient;
+    let dx = dx.expect("it was asked for");
+    Ok([dx.to_vec()?, model.params.gradients().to_vec()?])
+}
+
 const ROWS: usize = 256;
-const STEPS: u64 = 300;
+const STEPS: u64 = 150;
 
 fn main() -> ddp::Result<()> {
-    let device = Device::Cpu;
-    let worst = worst_derivative(
-        &mut Swish::default(),
-        &[8],
-        4,
-        1,
-        Objective::Projection,
-        &|_| false,
-    )?;
+    let device = Device::best();
+    let mut layer = LayerNorm::default();
+    let worst = worst_derivative(&mut layer, &[8], 4, 1, Objective::Projection, &|_| false)?;
     println!(
-        "derivatives of swish: within {:.0e} of finite differences (furthest by {})",
+        "derivatives of layer normalization: within {:.0e} of finite differences (furthest by {})",
         worst.error(),
         worst.by
     );
     assert!(worst.error() < 1e-8);
+    assert_eq!(
+        gradients(device)?,
+        gradients(Device::Cpu)?,
+        "the same bits on {device}"
+    );
+
+    // y = sin 3x on [-1, 1).
+    let x = Tensor::rand(&[ROWS, 1], DType::F32, Device::Cpu, &mut Random::new(2))?;
+    x.with_slice_mut(|x: &mut [f32]| x.iter_mut().for_each(|x| *x = 2.0 * *x - 1.0))?;
+    let y: Vec<f32> = x.to_vec()?.iter().map(|x: &f32| (3.0 * x).sin()).collect();
+    let y = Tensor::from_slice(&y, &[ROWS, 1], Device::Cpu)?;
+    let data = Arc::new(InMemory::new(x, y, TaskSpec::Regression { outputs: 1 })?);
 
     let layers = Sequential::new()
         .then(Linear::new(32))
-        .then(Swish::default())
+        .then(LayerNorm::default())
+        .then(Activate::relu())
         .then(Linear::new(1));
     let model = Model::new(Box::new(layers), &[1], DType::F32, device, 1, &|_| false)?;
-    let mut optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
-    let clip = Clip::new(0.0, &model.params)?;
-    let schedule = Schedule::new(Shape::Cosine, 0.1, 0.0, 10, STEPS)?;
-    let (mut scratch, mut saved) = (Scratch::new(device), Saved::default());
-    let stats = Tensor::zeros(&[4], DType::F32, device)?;
-
-    // y = sin 3x on [-1, 1).
-    let x = Tensor::rand(&[ROWS, 1], DType::F32, device, &mut Random::new(2))?;
-    x.with_slice_mut(|x: &mut [f32]| x.iter_mut().for_each(|x| *x = 2.0 * *x - 1.0))?;
-    let y = x.empty_like()?;
-    map(&y, &x, &x, |x, _| (3.0 * x).sin())?;
-
+    let optimizer = Optimizer::new(Rule::adamw(), &model.params)?;
+    let options = StepOptions::default();
+    let mut step = Step::new(model, Box::new(Mse), optimizer, Group::alone(), &options)?;
+    let sampler = Sampler::new(ROWS as u64, 64, 1, false)?;
+    let mut loader = Loader::new(Source::new(data, [device; 2]), sampler, 0, 1, None)?;
+    let schedule = Schedule::new(Shape::Cosine, 0.05, 0.0, 10, STEPS)?;
     let (mut first_loss, mut loss) = (None, 0.0);
-    for step in 1..=STEPS {
-        ops::zero(&stats)?;
-        let position = Tensor::from_slice(&[step as i64, 0], &[2], device)?;
-        let options = PassOptions {
-            training: true,
-            accumulate: false,
-            last: true,
-            seed: 1,
-            position: &position,
-        };
-        let mut ready = |_| Ok(()); // A reducer would start to all-reduce this gradient here.
-        let mut pass = Pass::new(&model.params, &mut scratch, &mut saved, options, &mut ready);
-        let output = model.forward(&mut pass, &x)?; // (B, 1)
-        let gradient = Mse.gradient(&mut pass, &output, &y, &stats)?;
-        model.backward(&mut pass, &gradient)?;
-        clip.compute(&model.params, Some(&stats.slice(1..2)?), false)?;
-        optimizer.update(
-            &model.params,
-            step,
-            schedule.learning_rate(step),
-            Some(clip.out()),
-            None,
-        )?;
-        loss = stats.index(0)?.item()? / ROWS as f64;
-        first_loss.get_or_insert(loss);
-        if step == 1 || step % 100 == 0 {
-            println!("step {step:3}: loss {loss:.6}");
+    for step0 in 0..STEPS {
+        step.run(loader.load(step0)?, schedule.learning_rate(step0), false)?;
+        if step0 == 0 || (step0 + 1) % 50 == 0 {
+            loss = step.report(false)?.stats.loss();
+            first_loss.get_or_insert(loss);
+            println!("step {:3}: loss {loss:.6}", step0 + 1);
         }
     }
-    let slope = model
-        .params
-        .value(model.params.find("1.slope")?.id)
-        .index(0)?
-        .item()?;
-    println!("the slope went from 1 to {slope:.3}");
     assert!(loss < 0.05 * first_loss.unwrap_or(0.0), "it learns");
     Ok(())
 }

@@ -104,12 +104,7 @@ fn train(world: &World) -> ddp::Result<()> {
     let mut held_out = InOrder::new(Source::new(held_out, [device; 2]), rank, size, 256)?;
     let schedule = Schedule::new(Shape::Cosine, 0.02, 0.0, 20, STEPS)?;
     for step0 in 0..STEPS {
-        // Batches are numbered from 0, steps from 1.
-        step.run(
-            loader.load(step0)?,
-            schedule.learning_rate(step0 + 1),
-            false,
-        )?;
+        step.run(loader.load(step0)?, schedule.learning_rate(step0), false)?;
         if (step0 + 1) % 200 == 0 {
             let report = step.report(false)?;
             let tried = step.evaluate(&mut held_out, &evaluation)?;

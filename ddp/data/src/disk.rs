@@ -22,7 +22,7 @@ fn may(_: &'static str, _: &Path) -> io::Result<()> {
 
 /// What helps against most failures to write.
 const HELP: &str =
-    "check the folder's permissions and the space left on its disk, or set `out` to another folder";
+    "check the folder's permissions and the space left on its disk, or write to another folder";
 
 /// The error of a file that the system does not let us change.
 pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -465,7 +465,8 @@ mod tests {
         assert_eq!(error.exit_code(), 74);
         let text = error.to_string();
         assert!(
-            text.contains("cannot make the folder /proc/nothing/here:") && text.contains("`out`"),
+            text.contains("cannot make the folder /proc/nothing/here:")
+                && text.contains("or write to another folder"),
             "{text}"
         );
     }

@@ -12,6 +12,8 @@ const COMMENT_COLUMNS_MAX: usize = 100;
 pub(crate) struct Line {
     /// The line without comments, and without what is inside its strings.
     pub(crate) code: String,
+    /// What is inside its strings, each after a space.
+    pub(crate) text: String,
     pub(crate) comment: bool,
     pub(crate) columns: usize,
 }
@@ -58,6 +60,7 @@ fn read(line: &str, state: &mut State) -> Line {
                     _ => (at + 1, *state),
                 };
                 found.code.push('"');
+                found.text.push(rest[0]);
             }
             State::Text(Some(marks)) => {
                 let ends =
@@ -68,6 +71,7 @@ fn read(line: &str, state: &mut State) -> Line {
                     (at + 1, *state)
                 };
                 found.code.push('"');
+                found.text.push(rest[0]);
             }
             State::Code => at += read_code(rest, found.code.chars().last(), &mut found, state),
         }
@@ -93,12 +97,14 @@ fn read_code(rest: &[char], before: Option<char>, found: &mut Line, state: &mut 
             if tail.get(marks) == Some(&'"') {
                 *state = State::Text(Some(marks));
                 found.code.push('"');
+                found.text.push(' ');
                 return marks + 2;
             }
         }
         ['"', ..] => {
             *state = State::Text(None);
             found.code.push('"');
+            found.text.push(' ');
             return 1;
         }
         // A character such as '"'; a lifetime has no second quote there.
@@ -122,8 +128,14 @@ fn read_code(rest: &[char], before: Option<char>, found: &mut Line, state: &mut 
 
 /// How many lines have code, outside `#[cfg(test)]` modules at the top of a file.
 pub(crate) fn code_lines(text: &str) -> usize {
-    let (mut count, mut in_tests, mut after_cfg_test) = (0, false, false);
-    for line in lines(text) {
+    product_lines(text).len()
+}
+
+/// The lines that have code, outside `#[cfg(test)]` modules at the top of a file, with their
+/// numbers.
+pub(crate) fn product_lines(text: &str) -> Vec<(Line, usize)> {
+    let (mut found, mut in_tests, mut after_cfg_test) = (Vec::new(), false, false);
+    for (line, number) in lines(text).into_iter().zip(1..) {
         let code = line.code.trim();
         if in_tests {
             in_tests = !line.code.starts_with('}');
@@ -135,12 +147,12 @@ pub(crate) fn code_lines(text: &str) -> usize {
             if after_cfg_test && is_module {
                 in_tests = code.ends_with('{');
             } else {
-                count += 1;
+                found.push((line, number));
             }
             after_cfg_test = false;
         }
     }
-    count
+    found
 }
 
 /// The lines with comments that are too long, of one file's text.
@@ -174,6 +186,12 @@ pub(crate) fn sources(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {
     found
 }
 
+/// Whether a file of a crate's `src/` is for tests alone.
+pub(crate) fn is_test(path: &Path) -> bool {
+    path.iter()
+        .any(|part| part == "tests" || part == "tests.rs")
+}
+
 /// Code lines of each crate's product: everything under its `src/` but tests.
 pub(crate) fn by_crate(folders: &[(String, PathBuf)]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
@@ -183,10 +201,7 @@ pub(crate) fn by_crate(folders: &[(String, PathBuf)]) -> BTreeMap<String, usize>
             &folder.join("src"),
             &["rs", "cu", "cuh", "js", "css", "html"],
         ) {
-            let is_test = path
-                .iter()
-                .any(|part| part == "tests" || part == "tests.rs");
-            if !is_test {
+            if !is_test(&path) {
                 count += fs::read_to_string(&path).map_or(0, |text| code_lines(&text));
             }
         }

@@ -1,8 +1,9 @@
-//! Which crate may use which, and where `unsafe` and bindings to C libraries may appear.
+//! Which crate may use which, where `unsafe` and bindings to C libraries may appear, and that
+//! libraries name no command-line flag.
 
 use std::fs;
 
-use crate::lines::{lines, sources};
+use crate::lines::{is_test, lines, product_lines, sources};
 use crate::packages::Package;
 
 /// For each package under these rules: the packages of this workspace that it may depend on, tests
@@ -55,6 +56,26 @@ const WORDS: [(&str, &[&str]); 3] = [
     ),
 ];
 
+/// The libraries, whose texts name no flags: those are the program's.
+const LIBRARIES: [&str; 5] = ["kernels/", "comm/", "ddp/nn/", "ddp/data/", "ddp/engine/"];
+
+/// Flags of other programs that libraries may name.
+const OTHERS_FLAGS: [&str; 13] = [
+    "--bind-to",
+    "--cpu-bind",
+    "--cpus-per-task",
+    "--features",
+    "--fmad",
+    "--gpu-architecture",
+    "--gpus",
+    "--ipc",
+    "--mpi",
+    "--pid",
+    "--release",
+    "--shm-size",
+    "--std",
+];
+
 /// What breaks a rule, one line each.
 pub(crate) fn violations(packages: &[Package]) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
@@ -79,9 +100,35 @@ pub(crate) fn violations(packages: &[Package]) -> Result<Vec<String>, String> {
                     .into_iter()
                     .map(|(line, word)| format!("{shown}:{line}: `{word}` is not allowed here")),
             );
+            let in_library = LIBRARIES.iter().any(|library| shown.starts_with(library));
+            if in_library && shown.contains("/src/") && !is_test(&path) {
+                let flags = flags(&text).into_iter();
+                found.extend(flags.map(|(line, flag)| {
+                    format!("{shown}:{line}: a library names no flag, and here is {flag}")
+                }));
+            }
         }
     }
     Ok(found)
+}
+
+/// The flags of our program in the strings of a file's product code, with their lines.
+fn flags(text: &str) -> Vec<(usize, String)> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '-';
+    let mut found = Vec::new();
+    for (line, number) in product_lines(text) {
+        for (at, _) in line.text.match_indices("--") {
+            let flag: String = line.text[at..]
+                .chars()
+                .take_while(|&c| is_part(c))
+                .collect();
+            let is_flag = flag.len() > 2 && !line.text[..at].ends_with('-');
+            if is_flag && !OTHERS_FLAGS.contains(&flag.as_str()) {
+                found.push((number, flag));
+            }
+        }
+    }
+    found
 }
 
 fn wrong_dependencies(package: &Package) -> Vec<String> {
@@ -148,7 +195,19 @@ fn has_word(code: &str, word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::wrong_words;
+    use super::{flags, wrong_words};
+
+    #[test]
+    fn a_flag_counts_in_the_strings_of_product_code_unless_another_program_has_it() {
+        let text = "// --out\nlet help = \"give another --out, or \\\n    --data-on-device off\";\n\
+                    let help = \"--gpus all, a --- b -- c\"; let x = --y;\n\
+                    #[cfg(test)]\nmod tests {\n    let x = \"--out\";\n}\n";
+        let found = [
+            (2, "--out".to_string()),
+            (3, "--data-on-device".to_string()),
+        ];
+        assert_eq!(flags(text), found);
+    }
 
     #[test]
     fn a_word_counts_in_code_only_and_only_outside_its_places() {

@@ -253,7 +253,7 @@ impl<'a> Trainer<'a> {
     /// One step, from its rows to its line in the record.
     fn take_step(&mut self, step0: u64, logs: bool) -> Result<()> {
         let number = step0 + 1;
-        let learning_rate = self.schedule.learning_rate(number);
+        let learning_rate = self.schedule.learning_rate(step0);
         let began = Instant::now();
         let batch = in_phase(Phase::Step, || self.loader.load(step0))?;
         self.totals.waits.data += began.elapsed();
@@ -440,7 +440,7 @@ impl<'a> Trainer<'a> {
         state.samples = self.totals.samples;
         state.position.epoch = next.epoch;
         state.position.in_epoch = next.in_epoch;
-        state.schedule.learning_rate = self.schedule.learning_rate(number + 1);
+        state.schedule.learning_rate = self.schedule.learning_rate(number);
         state.best = self.totals.best;
         state.last = self.totals.last;
         state

@@ -1,6 +1,7 @@
-//! Learning-rate schedules: pure functions of the step, which counts from 1 to `total_steps`.
+//! Learning-rate schedules: pure functions of the step.
 //!
-//! With W warm-up steps, T steps in total, peak p and minimum m, the learning rate of step k is
+//! With W warm-up steps, T steps in total, peak p and minimum m, the learning rate of the k-th
+//! step, from 1 to T, is
 //!
 //! ```text
 //! k <= W            p · k/W                                  reaches the peak in step W
@@ -93,8 +94,8 @@ impl Schedule {
         })
     }
 
-    /// The learning rate of step `step`, which counts from 1.
-    pub fn learning_rate(&self, step: u64) -> f64 {
+    /// The learning rate of step `step0`, counted from 0 as in `Loader::load`.
+    pub fn learning_rate(&self, step0: u64) -> f64 {
         let Schedule {
             shape,
             peak,
@@ -102,7 +103,7 @@ impl Schedule {
             warmup_steps: warmup,
             total_steps: total,
         } = *self;
-        assert!(step > 0, "steps count from 1");
+        let step = step0.saturating_add(1);
         if step <= warmup {
             return peak * (step as f64 / warmup as f64);
         }
@@ -167,7 +168,7 @@ mod tests {
             let Schedule { peak, minimum, warmup_steps, total_steps, .. } = schedule;
             // Not even one unit in the last place above the peak.
             for step in 1..=total_steps + 3 {
-                let rate = schedule.learning_rate(step);
+                let rate = schedule.learning_rate(step - 1);
                 prop_assert!(rate > 0.0 || minimum == 0.0);
                 prop_assert!(rate <= peak, "{rate} in step {step}");
                 prop_assert!(step <= warmup_steps || rate >= minimum, "{rate} in step {step}");
@@ -180,17 +181,17 @@ mod tests {
             for step in 1..=warmup_steps {
                 let expected = peak * step as f64 / warmup_steps as f64;
                 // Two roundings on either side.
-                prop_assert!((schedule.learning_rate(step) - expected).abs() <= 4.0 * f64::EPSILON * peak);
+                prop_assert!((schedule.learning_rate(step - 1) - expected).abs() <= 4.0 * f64::EPSILON * peak);
             }
-            prop_assert!(warmup_steps == 0 || schedule.learning_rate(warmup_steps) == peak);
+            prop_assert!(warmup_steps == 0 || schedule.learning_rate(warmup_steps - 1) == peak);
         }
 
         #[test]
         fn every_step_learns_and_only_the_step_after_the_last_would_have_the_minimum(schedule in any_schedule()) {
             let Schedule { shape, peak, minimum, total_steps, .. } = schedule;
-            prop_assert!(schedule.learning_rate(total_steps) > minimum || peak == minimum);
+            prop_assert!(schedule.learning_rate(total_steps - 1) > minimum || peak == minimum);
             let after = if shape == Shape::Constant { peak } else { minimum };
-            prop_assert_eq!(schedule.learning_rate(total_steps + 1), after);
+            prop_assert_eq!(schedule.learning_rate(total_steps), after);
             prop_assert_eq!(schedule.learning_rate(u64::MAX), after);
         }
 
@@ -205,7 +206,7 @@ mod tests {
             // times that.
             let most = (peak - minimum) * (PI / 2.0) / steps.max(1) as f64 + 4.0 * f64::EPSILON * peak;
             for step in warmup_steps.max(1)..total_steps {
-                let fall = schedule.learning_rate(step) - schedule.learning_rate(step + 1);
+                let fall = schedule.learning_rate(step - 1) - schedule.learning_rate(step);
                 prop_assert!((0.0..=most).contains(&fall), "{fall} after step {step}, at most {most}");
             }
         }
@@ -217,7 +218,7 @@ mod tests {
             let schedule = Schedule::new(shape, 1.0, 0.2, 10, 110).unwrap();
             steps
                 .iter()
-                .map(|&step| schedule.learning_rate(step))
+                .map(|&step| schedule.learning_rate(step - 1))
                 .collect::<Vec<_>>()
         };
         let close = |got: Vec<f64>, expected: &[f64]| {
