@@ -43,5 +43,6 @@ pub use gpus::{GpuTable, Shortage};
 pub use group::Group;
 pub use handshake::{Field, Severity};
 pub use launcher::likely_rank;
+pub use nccl::environment::NcclChoice;
 pub use stop::{Signal, StopSignals};
 pub use world::{HasExitCode, Options, World};

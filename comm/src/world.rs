@@ -97,7 +97,11 @@ impl World {
         if let Some(warning) = launcher::alone_warning(&lookup, with_mpi, mpi_started) {
             tracing::warn!("{warning}");
         }
-        environment::apply(environment::settings(RankKind::Alone, &lookup));
+        environment::apply(environment::settings(
+            RankKind::Alone,
+            options.nccl,
+            &lookup,
+        ));
         let mut world = World::alone(options)?;
         if let Some(launch) = launch {
             world.cores = CoreShare::new(&[cores::own_cores()], 0, cores::launcher_cores());
@@ -133,7 +137,11 @@ impl World {
             World::new(Start::in_process(Links::Threads(rank), failure), &options)
         };
         let lookup = |name: &str| std::env::var(name).ok();
-        environment::apply(environment::settings(RankKind::Threads, &lookup));
+        environment::apply(environment::settings(
+            RankKind::Threads,
+            options.nccl,
+            &lookup,
+        ));
         let ranks = threads::ranks(&Segment::in_process(size)?, seed);
         ranks.into_iter().map(world).collect()
     }

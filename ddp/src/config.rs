@@ -18,8 +18,8 @@ pub use defaults::Optimizer;
 pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice};
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
-    DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, Normalize, OptimizerKind,
-    Overlap, Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,
+    DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice, Normalize,
+    OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,
 };
 
 pub(crate) use device::find_devices;

@@ -2,9 +2,26 @@
 
 use std::sync::Once;
 
+use ddp_kernels::choices;
+
 use crate::launcher::Lookup;
 
-const REGISTER: &str = "NCCL_GRAPH_REGISTER";
+/// Settings without which equal calls may have different bits. Buffers registered by a graph change
+/// NCCL's channels, so that a captured step adds in another order than the same eager one; NVLink
+/// switches add in the order of arrival (NCCL issues 1497 and 2360).
+const OF_BITS: [&str; 2] = ["NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE"];
+
+choices! {
+    /// How NCCL adds up gradients.
+    #[derive(Default)]
+    pub enum NcclChoice {
+        /// The same bits in every run, captured or not
+        #[default]
+        Fixed = "fixed",
+        /// Whatever NCCL finds fastest: bits may differ from run to run
+        Fast = "fast",
+    }
+}
 
 /// The ranks of this process, or whose part it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +42,15 @@ pub(crate) enum RankKind {
 }
 
 /// The settings to make. What the user has set stays.
-pub(crate) fn settings(ranks: RankKind, lookup: Lookup<'_>) -> Vec<(&'static str, String)> {
-    // Registered buffers of a graph change NCCL's channels: other bits than the same eager step.
-    let mut all = vec![(REGISTER, "0".to_string())];
+pub(crate) fn settings(
+    ranks: RankKind,
+    choice: NcclChoice,
+    lookup: Lookup<'_>,
+) -> Vec<(&'static str, String)> {
+    let mut all = match choice {
+        NcclChoice::Fixed => OF_BITS.map(|name| (name, "0".to_string())).to_vec(),
+        NcclChoice::Fast => Vec::new(),
+    };
     let are_on_one_host = match ranks {
         RankKind::Alone => false,
         RankKind::Threads => true,
@@ -53,7 +76,9 @@ pub(crate) fn settings(ranks: RankKind, lookup: Lookup<'_>) -> Vec<(&'static str
         // Ranks that seem to be on several hosts would look for NVLink between them, and for
         // networks besides loopback.
         all.push(("NCCL_MNNVL_ENABLE", "0".to_string()));
-        all.push(("NCCL_NVLS_ENABLE", "0".to_string()));
+        if choice == NcclChoice::Fast {
+            all.push(("NCCL_NVLS_ENABLE", "0".to_string()));
+        }
         if are_on_one_host {
             all.push(("NCCL_NET", "Socket".to_string()));
         }
@@ -89,14 +114,17 @@ pub(crate) fn apply(settings: impl IntoIterator<Item = (&'static str, String)>) 
     }
 }
 
-/// Warns once if graphs may have other bits than the same eager calls.
-pub(super) fn warn_of_registration() {
+/// Says once if equal calls may have different bits.
+pub(super) fn warn_of_bits() {
     static SAID: Once = Once::new();
-    if std::env::var(REGISTER).as_deref() != Ok("0") {
+    let is_free = |name: &&str| std::env::var(name).as_deref() != Ok("0");
+    let free: Vec<&str> = OF_BITS.into_iter().filter(is_free).collect();
+    if !free.is_empty() {
         SAID.call_once(|| {
             tracing::warn!(
-                "{REGISTER} is not 0: a captured step may have other bits than the same eager step. \
-                 help: Set it to 0, or connect before starting other threads"
+                "{} not 0: the same step may have other bits in the next run, or captured. help: Set \
+                 them to 0, or connect before starting other threads",
+                free.join(", ")
             );
         });
     }

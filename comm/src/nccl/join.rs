@@ -57,7 +57,7 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     foreign::bind(device, "gpu_group", join.site)?;
     // Compiles kernels if necessary: not while others wait in a call.
     let progress = Progress::new(device, LANES)?;
-    environment::warn_of_registration();
+    environment::warn_of_bits();
     let (library, id) = join.agree()?;
     let common = Arc::new(Common {
         pages: GpuPages::new(&join.failure.board, join.channel),

@@ -348,7 +348,7 @@ fn apply_settings(options: &Options, launch: &Launch, lookup: Lookup<'_>) {
         are_on_one_host: launch.is_on_one_host(),
     };
     let of_mpi = mpi_settings(launch, lookup, &|folder| Path::new(folder).is_dir());
-    let of_nccl = environment::settings(ranks, lookup);
+    let of_nccl = environment::settings(ranks, options.nccl, lookup);
     environment::apply(of_mpi.into_iter().chain(of_nccl));
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::Remedy;
 use crate::identity::program_name;
+use crate::nccl::environment::NcclChoice;
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Options {
     /// Whether the program calls [`crate::World::catch_stop`]: a request to stop that comes earlier
     /// then waits for it, and does not end the process.
     pub catches_stop: bool,
+    /// How NCCL adds up gradients.
+    pub nccl: NcclChoice,
     /// A sentence on what the program's users type to change a setting, added to errors; empty for
     /// none.
     pub remedy_text: fn(Remedy) -> &'static str,
@@ -31,6 +34,7 @@ impl Default for Options {
             program: program_name(),
             share_gpus: false,
             catches_stop: false,
+            nccl: NcclChoice::default(),
             remedy_text: |_| "",
         }
     }

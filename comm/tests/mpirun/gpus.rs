@@ -11,7 +11,7 @@ use ddp_kernels::Device;
 use ddp_kernels::device::discover;
 
 use crate::job::{Ended, Job};
-use crate::rank::SHARE_GPUS;
+use crate::rank::{FAST, SHARE_GPUS};
 
 /// Prints a message past the harness, which hides the output of passing tests. Once a test: each
 /// has its thread.
@@ -82,6 +82,17 @@ fn a_graph_of_collectives_has_the_bits_of_the_same_calls_made_eagerly() {
         ended.assert_well();
         assert_eq!(ended.told("graphs").len(), size, "{ended}");
     }
+}
+
+#[test]
+fn sums_keep_their_bits_where_nvlink_switches_would_add_in_any_order() {
+    if !has_simulated_gpus(4) {
+        return;
+    }
+    let job = || gpu_job(4, "graphs").env("SIMCUDA_NVLS", "1");
+    job().run().assert_well();
+    let fast = job().env(FAST, "1").run();
+    assert!(fast.stderr.contains("other bits"), "{fast}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ddp_comm::{Error, Field, Group, Options, Reduce, Remedy, Result, World};
+use ddp_comm::{Error, Field, Group, NcclChoice, Options, Reduce, Remedy, Result, World};
 use ddp_kernels::dtype::bf16;
 use ddp_kernels::heartbeat::{self, Work};
 use ddp_kernels::stream::Stream;
@@ -19,6 +19,8 @@ pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
 pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
 /// Set where there are fewer GPUs than ranks, as `launch/gpu-check` does: ranks may share them.
 pub(crate) const SHARE_GPUS: &str = "DDP_TEST_SHARE_GPUS";
+/// Set to leave the order of sums to NCCL.
+pub(crate) const FAST: &str = "DDP_TEST_NCCL_FAST";
 
 // Constructors of a program run on its only thread, before `main`. This one returns if there is no
 // role.
@@ -50,6 +52,10 @@ extern "C" fn start() {
         program: "ddp-train".into(),
         share_gpus,
         catches_stop: false,
+        nccl: match std::env::var_os(FAST) {
+            Some(_) => NcclChoice::Fast,
+            None => NcclChoice::Fixed,
+        },
         remedy_text: |remedy| match remedy {
             Remedy::LongerTimeout => "--timeout-s sets how long to wait",
             Remedy::ShareGpus => "--share-gpus lets several ranks use one",

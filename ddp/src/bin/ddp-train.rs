@@ -12,7 +12,7 @@ use ddp::cli::{self, Command, EvalFlags, PredictFlags, RankFlags};
 use ddp::config::LogLevel;
 use ddp::error::remedy_text;
 use ddp::{Error, ShownError, doctor, dry_run, inspect, progress, report, train, using};
-use ddp_comm::{Options, World};
+use ddp_comm::{NcclChoice, Options, World};
 
 /// The timeout of commands whose ranks hardly wait, and of wrong flags.
 const SHORT_S: f64 = 60.0;
@@ -23,10 +23,15 @@ fn main() -> ExitCode {
         Ok(command) => of_ranks(command),
         Err(_) => (LogLevel::default(), SHORT_S, false),
     };
+    let nccl = match &command {
+        Ok(Command::Train(config)) => config.nccl,
+        _ => NcclChoice::Fixed,
+    };
     let options = Options {
         timeout: Duration::from_secs_f64(timeout_s),
         share_gpus,
         catches_stop: matches!(command, Ok(Command::Train(_))),
+        nccl,
         remedy_text,
         ..Default::default()
     };

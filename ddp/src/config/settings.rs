@@ -14,8 +14,8 @@ use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Vis
 use serde_json::{Map, Value};
 
 use super::values::{
-    DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, Normalize, Number,
-    OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S,
+    DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice, Normalize,
+    Number, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S,
     TaskKind, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
@@ -301,6 +301,9 @@ settings! {
     Job zero "STAGE": u64 = 0, Limits::Whole(0, 1);
     /// Reduce gradients while the backward pass still runs; auto: with several ranks
     Job overlap "WHEN": Overlap = Overlap::Auto;
+    /// How NCCL adds up gradients: fixed has the same bits in every run; fast leaves the choice to
+    /// NCCL, and bits may differ
+    Job nccl "HOW": NcclChoice = NcclChoice::Fixed;
     /// Seconds without a sign of progress after which a rank counts as lost: the job ends with exit
     /// code 77
     Rank timeout_s "S": f64 = 600.0, Limits::Real(*TIMEOUT_S.start(), *TIMEOUT_S.end());

@@ -19,6 +19,7 @@ pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
 pub use crate::trainer::Resume;
+pub use ddp_comm::NcclChoice;
 
 /// Seconds that `--timeout-s` takes.
 pub(crate) const TIMEOUT_S: RangeInclusive<f64> = 0.1..=1e9;
@@ -147,6 +148,7 @@ read_by_name!(
     GraphChoice,
     LogLevel,
     Missing,
+    NcclChoice,
     Normalize,
     Resident,
     TaskKind,

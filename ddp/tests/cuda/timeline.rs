@@ -8,6 +8,7 @@ use crate::support::job::Folder;
 #[derive(Debug, serde::Deserialize)]
 struct Piece {
     part: String,
+    priority: i32,
     start_ns: u64,
     end_ns: u64,
     bytes: u64,
@@ -108,6 +109,10 @@ fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_s
                 reductions >= STEPS,
                 "--graph {graph}: {reductions} reductions beside the backward"
             );
+            // In a graph, too, buckets have the priority of their stream.
+            let is_bucket = |piece: &&Piece| piece.part == "nccl" && piece.bytes >= BUCKET_BYTES;
+            let mut buckets = timeline.iter().filter(is_bucket);
+            assert!(buckets.all(|piece| piece.priority < 0), "--graph {graph}");
             // The first has no step before it, and the host waits for the first step's log.
             assert!(
                 copies >= STEPS - 4,
@@ -122,4 +127,23 @@ fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_s
             "reductions are a part of the compute stream's work"
         );
     }
+}
+
+#[test]
+fn a_driver_without_priorities_in_graphs_runs_them_all_the_same() {
+    let Some(_gpu) = gpu() else { return };
+    if !ddp_kernels::device::discover().gpus[0]
+        .name
+        .contains("Simulated")
+    {
+        return;
+    }
+    let folder = Folder::new("priorities");
+    let job = folder.ranks(1, &format!("{WORDS} --graph on")).on_gpus();
+    job.env(
+        "SIMCUDA_FAULTS",
+        "cuGraphInstantiateWithFlags@1=invalid_value",
+    )
+    .run()
+    .assert_well();
 }

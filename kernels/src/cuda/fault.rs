@@ -51,6 +51,9 @@ impl Fault {
                 | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
                 | Code::CUDA_ERROR_ASSERT
                 | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+                | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
+                | Code::CUDA_ERROR_CONTAINED
+                | Code::CUDA_ERROR_TENSOR_MEMORY_LEAK
                 | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
                 | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
                 | Code::CUDA_ERROR_DEINITIALIZED
@@ -86,7 +89,10 @@ impl Fault {
             | CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION => {
                 "only streams of the same capture, on the same thread, can wait for this event"
             }
-            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTAINED
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR => {
                 "the GPU is faulty: check `nvidia-smi -q` and the kernel log, and take it out of use"
             }
             CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
@@ -114,4 +120,27 @@ pub(crate) fn describe(code: CUresult) -> (String, String) {
     };
     let name = text(calls::cuGetErrorName).unwrap_or_else(|| format!("error {}", code as u32));
     (name, text(calls::cuGetErrorString).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_sticky_error_a_device_is_lost() {
+        // CUDA's documentation says of these that the process must be ended.
+        for code in [
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_CONTAINED,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+        ] {
+            let fault = Fault {
+                function: "cuStreamSynchronize",
+                code,
+            };
+            assert!(fault.is_of_a_lost_device(), "{code:?}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUresult};
 
 use super::Stream;
 use crate::Device;
@@ -151,12 +151,22 @@ impl Drop for Ending<'_> {
     }
 }
 
+const NODE_PRIORITY: u64 =
+    CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0 as u64;
+
 /// An executable of `graph`, or null if it is not `wanted`.
 fn instantiate(graph: CUgraph, wanted: bool) -> Outcome<CUgraphExec> {
     let mut exec = ptr::null_mut();
     let made = if wanted {
         // SAFETY: the caller owns the graph; the executable is an independent copy.
-        unsafe { driver!(cuGraphInstantiateWithFlags(&mut exec, graph, 0)) }
+        let mut with =
+            |flags: u64| unsafe { driver!(cuGraphInstantiateWithFlags(&mut exec, graph, flags)) };
+        // Without this flag nodes lose the priorities of their streams. Drivers before CUDA 11.7
+        // lack it.
+        match with(NODE_PRIORITY) {
+            Err(fault) if fault.code == CUresult::CUDA_ERROR_INVALID_VALUE => with(0),
+            made => made,
+        }
     } else {
         Ok(())
     };

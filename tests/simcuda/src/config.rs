@@ -55,6 +55,8 @@ pub struct Config {
     pub timeline: Option<std::path::PathBuf>,
     /// Whether mismatched calls of ranks are a finding, in addition to a hang.
     pub nccl_check: bool,
+    /// GPUs are connected by NVLink switches, which add in the order of arrival.
+    pub nvls: bool,
 }
 
 impl Default for Config {
@@ -75,6 +77,7 @@ impl Default for Config {
             leaks: false,
             timeline: None,
             nccl_check: false,
+            nvls: false,
         }
     }
 }
@@ -154,6 +157,7 @@ impl Config {
             leaks: is_set("SIMCUDA_LEAKS"),
             timeline: get("SIMCUDA_TIMELINE").map(Into::into),
             nccl_check: is_set("SIMCUDA_NCCL_CHECK"),
+            nvls: is_set("SIMCUDA_NVLS"),
             faults,
         })
     }
@@ -189,7 +193,7 @@ mod tests {
                 && !config.no_peer
                 && !config.trace
         );
-        assert!(config.drain && !config.leaks && !config.nccl_check);
+        assert!(config.drain && !config.leaks && !config.nccl_check && !config.nvls);
     }
 
     #[test]
@@ -207,6 +211,7 @@ mod tests {
             ("SIMCUDA_DRAIN", "0"),
             ("SIMCUDA_LEAKS", "1"),
             ("SIMCUDA_NCCL_CHECK", "1"),
+            ("SIMCUDA_NVLS", "1"),
             ("SIMCUDA_TIMELINE", "timeline"),
         ])
         .unwrap();

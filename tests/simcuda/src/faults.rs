@@ -293,6 +293,8 @@ pub fn is_sticky(code: CUresult) -> bool {
             | C::CUDA_ERROR_LAUNCH_FAILED
             | C::CUDA_ERROR_ECC_UNCORRECTABLE
             | C::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | C::CUDA_ERROR_CONTAINED
+            | C::CUDA_ERROR_TENSOR_MEMORY_LEAK
             | C::CUDA_ERROR_DEVICE_UNAVAILABLE
             | C::CUDA_ERROR_EXTERNAL_DEVICE
             | C::CUDA_ERROR_UNKNOWN

@@ -103,6 +103,8 @@ pub(crate) struct Plan {
 pub(crate) struct Executable {
     /// Pending launches keep the plan they were launched with.
     pub(crate) plan: Arc<Plan>,
+    /// Whether nodes keep the priorities of the streams that they were captured in.
+    pub(crate) keeps_priorities: bool,
     /// The actor of each chain.
     pub(crate) actors: Vec<Actor>,
     /// The end of the latest launch: the next one starts after it.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult;
 
+pub(crate) use self::policy::Random;
 pub use self::policy::Scheduler;
 use self::policy::{Candidate, Policy};
 use self::run::HostCall;

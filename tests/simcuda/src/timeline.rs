@@ -165,12 +165,13 @@ impl Timeline {
             None
         };
         let line = format!(
-            "{{\"device\":{},\"stream\":{},\"launched_on\":{},\"part\":\"{}\",\"start_ns\":{start_ns},\"end_ns\":{end_ns},\"bytes\":{bytes},\
+            "{{\"device\":{},\"stream\":{},\"launched_on\":{},\"part\":\"{}\",\"priority\":{},\"start_ns\":{start_ns},\"end_ns\":{end_ns},\"bytes\":{bytes},\
              \"what\":\"{}\"}}\n",
             operation.device,
             number(of),
             number(launched_on),
             part.name(),
+            operation.priority,
             operation
                 .describe
                 .replace('\\', "\\\\")

@@ -1,11 +1,28 @@
 use super::*;
 
 fn names(ranks: RankKind, set: &str) -> Vec<&'static str> {
+    names_of(NcclChoice::Fixed, ranks, set)
+}
+
+fn names_of(choice: NcclChoice, ranks: RankKind, set: &str) -> Vec<&'static str> {
     let lookup = |name: &str| (name == set).then(|| "of the user's".to_string());
-    settings(ranks, &lookup)
+    settings(ranks, choice, &lookup)
         .into_iter()
         .map(|(name, _)| name)
         .collect()
+}
+
+const REGISTER: &str = OF_BITS[0];
+const NVLS: &str = OF_BITS[1];
+
+#[test]
+fn sums_have_fixed_bits_unless_the_user_or_the_choice_says_otherwise() {
+    for ranks in [RankKind::Alone, RankKind::Threads] {
+        assert_eq!(names(ranks, "")[..2], [REGISTER, NVLS]);
+    }
+    assert_eq!(names(RankKind::Alone, REGISTER), [NVLS]);
+    assert_eq!(names(RankKind::Alone, NVLS), [REGISTER]);
+    assert!(names_of(NcclChoice::Fast, RankKind::Alone, "").is_empty());
 }
 
 #[test]
@@ -14,33 +31,30 @@ fn ranks_of_one_host_avoid_the_network_and_user_settings_stay() {
         share_gpus,
         are_on_one_host,
     };
-    assert_eq!(names(RankKind::Alone, ""), [REGISTER]);
+    let besides_bits = |ranks, set| names_of(NcclChoice::Fast, ranks, set);
     assert_eq!(
-        names(processes(false, true), ""),
-        [REGISTER, "NCCL_SOCKET_IFNAME"]
+        besides_bits(processes(false, true), ""),
+        ["NCCL_SOCKET_IFNAME"]
+    );
+    assert!(besides_bits(processes(false, true), "NCCL_SOCKET_IFNAME").is_empty());
+    assert!(besides_bits(processes(false, false), "").is_empty());
+    assert_eq!(
+        besides_bits(RankKind::Threads, ""),
+        ["NCCL_SOCKET_IFNAME", "NCCL_P2P_DIRECT_DISABLE"]
     );
     assert_eq!(
-        names(processes(false, true), "NCCL_SOCKET_IFNAME"),
-        [REGISTER]
+        besides_bits(processes(true, true), ""),
+        [
+            "NCCL_SOCKET_IFNAME",
+            "NCCL_HOSTID",
+            "NCCL_MNNVL_ENABLE",
+            NVLS,
+            "NCCL_NET"
+        ]
     );
-    assert_eq!(names(processes(false, false), ""), [REGISTER]);
-    assert!(names(processes(false, false), REGISTER).is_empty());
     assert_eq!(
-        names(RankKind::Threads, ""),
-        [REGISTER, "NCCL_SOCKET_IFNAME", "NCCL_P2P_DIRECT_DISABLE"]
-    );
-    let all = [
-        REGISTER,
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_HOSTID",
-        "NCCL_MNNVL_ENABLE",
-        "NCCL_NVLS_ENABLE",
-        "NCCL_NET",
-    ];
-    assert_eq!(names(processes(true, true), ""), all);
-    assert_eq!(
-        names(processes(true, false), "NCCL_HOSTID"),
-        [all[0], all[3], all[4]]
+        besides_bits(processes(true, false), "NCCL_HOSTID"),
+        ["NCCL_MNNVL_ENABLE", NVLS]
     );
 }
 

@@ -19,6 +19,7 @@ use crate::stream;
 /// simulated.
 const FLAGS_KNOWN: u64 = 1 | 2 | 4 | 8;
 const FLAG_DEVICE_LAUNCH: u64 = 4;
+const FLAG_NODE_PRIORITY: u64 = 8;
 
 fn checked_instantiate(
     machine: &mut Machine,
@@ -32,15 +33,17 @@ fn checked_instantiate(
     if flags & FLAG_DEVICE_LAUNCH != 0 {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
-    Ok(instantiate(machine, graph))
+    let keeps_priorities = flags & FLAG_NODE_PRIORITY != 0;
+    Ok(instantiate(machine, graph, keeps_priorities))
 }
 
 /// Makes a graph executable.
-fn instantiate(machine: &mut Machine, graph: GraphId) -> CUgraphExec {
+fn instantiate(machine: &mut Machine, graph: GraphId, keeps_priorities: bool) -> CUgraphExec {
     let plan = Plan::new(machine.graphs.graphs[graph].nodes.clone());
     let actors = (0..plan.chains()).map(|_| machine.race.actor()).collect();
     let executable = Executable {
         plan: Arc::new(plan),
+        keeps_priorities,
         actors,
         latest: None,
         pending: 0,

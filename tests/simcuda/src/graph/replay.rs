@@ -24,6 +24,7 @@ pub(crate) fn launch(
     stream: StreamId,
 ) -> Result<(), CUresult> {
     let plan = machine.graphs.executables[executable].plan.clone();
+    let keeps_priorities = machine.graphs.executables[executable].keeps_priorities;
     let device = stream::device_of(machine, stream);
     let lost = plan
         .nodes
@@ -46,6 +47,7 @@ pub(crate) fn launch(
             node.device,
             stack,
             Some(captured),
+            keeps_priorities,
         );
         match step(machine, &node.what, &operation) {
             Ok(step) => steps.push(step),

@@ -23,6 +23,8 @@ pub struct Comm {
     pub(super) rank: usize,
     pub(super) device: usize,
     pub(super) segment: Segment,
+    /// The seed of the order of sums, if NVLink switches add.
+    pub(super) nvls: Option<u64>,
     /// Ranks of this process.
     pub(super) siblings: Vec<usize>,
     pub(super) is_aborted: AtomicBool,
@@ -314,6 +316,7 @@ impl Flight {
         Endpoint {
             segment: &self.comm().segment,
             rank: self.comm().rank,
+            nvls: self.comm().nvls,
         }
     }
 

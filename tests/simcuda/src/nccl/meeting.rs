@@ -85,6 +85,11 @@ pub(super) fn meet(come: &Come) {
     }
 }
 
+/// Whether NCCL may let NVLink switches add: its default.
+fn nvls_is_allowed() -> bool {
+    std::env::var_os("NCCL_NVLS_ENABLE").is_none_or(|value| value != "0")
+}
+
 /// All arrived: creates the communicator.
 pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refusal> {
     let Come {
@@ -119,6 +124,7 @@ pub(super) fn found(machine: &mut Machine, come: Come) -> Result<*mut Comm, Refu
         rank,
         device,
         siblings,
+        nvls: (machine.config.nvls && nvls_is_allowed()).then_some(machine.config.seed),
         is_aborted: AtomicBool::new(false),
         is_finalized: AtomicBool::new(false),
         is_closed: AtomicBool::new(false),

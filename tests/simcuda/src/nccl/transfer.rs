@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::element::{self, Reduction, Type};
 use super::segment::{self, PAIR_BYTES, RING_BYTES, Segment, Words};
+use crate::scheduler::Random;
 use crate::work::{Address, Memory, Touched};
 
 /// How much is taken from the rings at once.
@@ -44,6 +45,8 @@ pub(super) struct Call {
 pub(super) struct Endpoint<'a> {
     pub(super) segment: &'a Segment,
     pub(super) rank: usize,
+    /// As in [`super::comm::Comm`].
+    pub(super) nvls: Option<u64>,
 }
 
 /// What can be done now.
@@ -323,7 +326,11 @@ impl Collective {
                     bytes
                 };
                 let parts: Vec<Vec<u8>> = contributing.iter().map(fetch).collect();
-                store(place, call, memory, &parts, stretch.start);
+                let number = self.number.expect("it has come to it");
+                let turn = place
+                    .nvls
+                    .map_or(0, |seed| Random::new(seed ^ number).below(ranks));
+                store(place, call, memory, &parts, (stretch.start, turn));
             }
             for rank in contributing {
                 own.consumed[rank].fetch_add(window, Release);
@@ -366,8 +373,15 @@ fn meeting(place: Endpoint<'_>, call: &Call, number: u64) -> Next {
         .map_or(Next::Go, Next::Mismatch)
 }
 
-/// Stores what came from the ranks: `parts` are bytes from `at` on of each part.
-fn store(place: Endpoint<'_>, call: &Call, memory: &dyn Memory, parts: &[Vec<u8>], at: u64) {
+/// Stores what came from the ranks: `parts` are bytes from `at` on of each part. Sums begin `turn`
+/// ranks later than in a ring.
+fn store(
+    place: Endpoint<'_>,
+    call: &Call,
+    memory: &dyn Memory,
+    parts: &[Vec<u8>],
+    (at, turn): (u64, usize),
+) {
     let bytes = parts[0].len();
     let sources: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
     let (to, how, index_bytes, first) = match call.kind {
@@ -392,7 +406,7 @@ fn store(place: Endpoint<'_>, call: &Call, memory: &dyn Memory, parts: &[Vec<u8>
         &sources,
         &mut folded,
         (index_bytes / call.element.bytes()) as usize,
-        first,
+        first + turn,
     );
     write(memory, to, &folded);
 }

@@ -19,6 +19,9 @@ pub struct Operation {
     pub stream: Option<StreamId>,
     /// The device that it is for.
     pub device: usize,
+    /// Of its stream; a node of a graph has that of the stream it was captured in only if the graph
+    /// was instantiated with USE_NODE_PRIORITY.
+    pub priority: i32,
     /// The host call that queued it: for a graph node, the launch.
     pub stack: Stack,
     /// For a node of a graph, the operation that was captured.
@@ -74,7 +77,7 @@ impl Operations {
         &mut self,
         describe: &str,
         stream: Option<StreamId>,
-        device: usize,
+        (device, priority): (usize, i32),
         stack: Stack,
         captured: Option<Arc<Operation>>,
     ) -> Arc<Operation> {
@@ -84,6 +87,7 @@ impl Operations {
             describe,
             stream,
             device,
+            priority,
             stack,
             captured,
         });

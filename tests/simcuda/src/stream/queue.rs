@@ -50,6 +50,7 @@ pub(crate) fn new_operation(
         device,
         Stack::capture(),
         captured,
+        false,
     )
 }
 
@@ -60,11 +61,18 @@ pub(crate) fn new_operation_at(
     device: usize,
     stack: Stack,
     captured: Option<Arc<Operation>>,
+    keeps_priority: bool,
 ) -> Arc<Operation> {
+    let kept = captured.as_ref().filter(|_| keeps_priority);
+    let priority = match (kept, stream) {
+        (Some(captured), _) => captured.priority,
+        (None, Some(stream)) => machine.streams.all[stream].priority,
+        (None, None) => 0,
+    };
     machine
         .streams
         .operations
-        .make(describe, stream, device, stack, captured)
+        .make(describe, stream, (device, priority), stack, captured)
 }
 
 pub(super) fn push(machine: &mut Machine, stream: StreamId, mut entry: Entry) {
