@@ -4,7 +4,8 @@
 usage: check.py CHROMIUM SCREENSHOTS PAGE...
 
 Each page is opened at desktop and phone width, light and dark, without scripts, and for print. Checked: nothing is said on the console, no request
-leaves the page, nothing scrolls sideways, curves are there, all text has contrast AA, values show under the pointer and by keys. Exits 0 when all is well, 1 with a line for each thing that is not.
+leaves the page, nothing scrolls sideways, curves are there, all text has contrast AA, values show under the pointer and by keys, dots lie where the axes say
+(also after the page is zoomed), and tables that are wider than a phone show that there is more. Exits 0 when all is well, 1 with a line for each thing that is not.
 """
 
 import base64
@@ -53,6 +54,27 @@ CONTRAST = """
   return poor.slice(0, 5);
 })()
 """
+
+
+# A chart's visible dots, and its axes as pairs of a label's number and its position.
+POSITIONS = """
+((chart) => {
+  const middle = (element) => { const box = element.getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; };
+  const number = (text) => {
+    const [, digits, unit] = text.replace(/,/g, "").replace("\u2212", "-").match(/^([-+0-9.e]+)([%kMG]?)$/);
+    return Number(digits) * {"": 1, "%": 0.01, k: 1e3, M: 1e6, G: 1e9}[unit];
+  };
+  const axis = (name, side) => [...chart.querySelectorAll(name + " span")].map((e) => [number(e.textContent), middle(e)[side]]);
+  const dots = [...chart.querySelectorAll(".dot:not([hidden])")].map((dot) => [Number(dot.className.slice(-1)), ...middle(dot)]);
+  return {dots, xs: axis(".xs", 0), ys: axis(".ys", 1)};
+})
+"""
+
+
+def on_axis(axis, value):
+    """Where a value lies between the labels of an axis, in pixels; None if there are not two labels."""
+    (low, start), (high, end) = min(axis), max(axis)
+    return None if low == high else start + (value / 2 - low / 2) / (high / 2 - low / 2) * (end - start)
 
 
 class Browser:
@@ -123,8 +145,8 @@ class Browser:
             raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", "the script failed"))
         return answer["result"].get("value")
 
-    def size(self, width, height, is_phone):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=is_phone)
+    def size(self, width, height, is_phone, zoom=1):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=zoom, mobile=is_phone)
 
     def media(self, scheme, medium=""):
         self.call("Emulation.setEmulatedMedia", media=medium, features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -216,6 +238,49 @@ class Checks:
         self.expect(self.browser.value("getComputedStyle(document.querySelector('nav')).display") == "none", "links are printed")
         self.browser.media("light")
 
+    def tables(self):
+        """At a phone's width: a matrix of ten classes fits, and a wider table says that there is more."""
+        self.way = "390 px, tables"
+        self.browser.size(390, 800, True)
+        self.browser.open(self.url)
+        for width, shown, is_marked, columns, is_marked_at_end in self.browser.value(
+                "[...document.querySelectorAll('.scroll')].map(s => { const was = s.classList.contains('more'), columns = s.querySelectorAll('.heat thead th').length;"
+                " s.scrollLeft = 1e6; s.dispatchEvent(new Event('scroll')); return [s.scrollWidth, s.clientWidth, was, columns, s.classList.contains('more')] })"):
+            self.expect(not 0 < columns <= 12 or width <= shown, f"the confusion matrix has {width} px in {shown}")
+            self.expect(is_marked == (width > shown + 1) and not is_marked_at_end, f"a table of {width} px in {shown}: marked {is_marked}, at its end {is_marked_at_end}")
+
+    def dots(self, chart, series, step):
+        """The dots of a step lie where the chart's axes say."""
+        seen = self.browser.value(f"{POSITIONS}(document.querySelector('#{chart}'))")
+        found = {color: (x, y) for color, x, y in seen["dots"]}
+        for one in series:
+            at = min(range(len(one["x"])), key=lambda index: abs(one["x"][index] - step))
+            value, dot = one["y"][at], found.get(one["color"])
+            self.expect((dot is None) == (value is None), f"{chart}, {one['name']} in step {step}: the value is {value}, the dot at {dot}")
+            for axis, where, wanted in ((seen["xs"], 0, one["x"][at]), (seen["ys"], 1, value)) if dot and value is not None else ():
+                expected = on_axis(axis, wanted)
+                self.expect(expected is None or abs(dot[where] - expected) < 2, f"{chart}, {one['name']}: the dot of {wanted} is at {dot[where]} px, expected {expected} px")
+
+    def dots_of(self, chart):
+        """Right after the page is loaded, and when it is zoomed while they are shown."""
+        numbers = self.browser.value("JSON.parse(document.getElementById('numbers').textContent)")
+        low, high = numbers["low"], numbers["high"]
+        series = next(c["series"] for c in numbers["charts"] if "chart-" + c["id"] == chart)
+        steps = series[0]["x"]
+        step = steps[len(steps) * 2 // 3]
+        left, top, width, height = self.browser.value(
+            f"(() => {{ const b = document.querySelector('#{chart} .plot').getBoundingClientRect(); return [b.left, b.top, b.width, b.height] }})()")
+        self.browser.mouse("mouseMoved", left + min(width - 1, width * (step / 2 - low / 2) / (high / 2 - low / 2)), top + height / 2)
+        self.dots(chart, series, step)
+        # By keys: the page moves under the pointer when it is zoomed.
+        self.browser.mouse("mouseMoved", 2, 2)
+        self.browser.value(f"document.querySelector('#{chart} .plot').focus()")
+        self.browser.key("End")
+        for zoom in (1.5, 0.8, 1):
+            self.browser.size(int(1280 / zoom), int(900 / zoom), False, zoom)
+            self.dots(chart, series, steps[-1])
+        self.browser.key("Escape")
+
     def without_scripts(self):
         self.way = "without scripts"
         self.browser.call("Emulation.setScriptExecutionDisabled", value=True)
@@ -233,6 +298,7 @@ class Checks:
         self.way = "values"
         self.browser.open(self.url)
         for chart in self.curves():
+            self.dots_of(chart)
             box = self.browser.value(
                 f"(() => {{ const p = document.querySelector('#{chart} .plot'); p.scrollIntoView({{block: 'center', behavior: 'instant'}});"
                 " const b = p.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()")
@@ -266,6 +332,7 @@ def main():
                 checks = Checks(browser, page, screenshots)
                 checks.looks()
                 checks.narrow()
+                checks.tables()
                 checks.without_scripts()
                 if checks.has_curves():
                     checks.live()

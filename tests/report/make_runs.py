@@ -20,7 +20,7 @@ def start(**changes):
 def step(number, **changes):
     noise = random.Random(number).random
     loss = 2.3 * math.exp(-number / 300) + 0.05 + 0.1 * noise()
-    return {"event": "step", "step": number, "epoch": 1, "loss": loss, "lr": 1e-3 * math.cos(number / 700) ** 2, "grad_norm": 0.5 + noise(),
+    return {"event": "step", "step": number, "epoch": 1, "loss": loss, "accuracy": 1 - loss / 2.5, "lr": 1e-3 * math.cos(number / 700) ** 2, "grad_norm": 0.5 + noise(),
             "samples_per_s": 10_000 + 3000 * noise(), "step_ms": 10 + noise(), "data_ms": 0.2 * noise(), "reduce_ms": 0.8 * noise(),
             "save_ms": 0.0, **changes}
 

@@ -148,12 +148,12 @@ impl Charts {
         ticks.iter().map(label).collect()
     }
 
-    /// Resumes over the whole height, checkpoints as short lines at the bottom.
+    /// Resumes over the whole height, checkpoints as half discs on the axis.
     fn marks(&self) -> String {
         let across = |step: u64| self.steps.at(step as f64) * 1000.0;
         let (mut saved, mut resumes) = (String::new(), String::new());
         for step in &self.checkpoints {
-            saved += &format!("M{:.1} 970V1000", across(*step));
+            saved += &format!("M{:.1} 1000h0", across(*step));
         }
         for (step, _) in &self.resumes {
             resumes += &format!("M{:.1} 0V1000", across(*step));
@@ -188,7 +188,9 @@ impl Charts {
         };
         let chart = |chart: &Chart| {
             let series: Vec<Value> = chart.series.iter().map(series).collect();
-            json!({"id": chart.id, "percent": chart.form == Form::Percent, "series": series})
+            let (percent, heights) = (chart.form == Form::Percent, chart.heights());
+            let (bottom, top) = (heights.low(), heights.high());
+            json!({"id": chart.id, "percent": percent, "bottom": bottom, "top": top, "series": series})
         };
         let charts: Vec<Value> = self.charts.iter().map(chart).collect();
         json!({"low": self.steps.low(), "high": self.steps.high(), "charts": charts})
@@ -256,7 +258,10 @@ fn charts(run: &Run) -> Vec<Chart> {
         steps("training", 0, &|line| line.loss),
         held_out(&|line| line.loss),
     ];
-    let accuracy = vec![held_out(&|line| line.accuracy)];
+    let accuracy = vec![
+        steps("training", 0, &|line| line.accuracy),
+        held_out(&|line| line.accuracy),
+    ];
     let rate = vec![steps("samples a second", 0, &|line| line.samples_per_s)];
     let time = vec![
         steps("whole step", 0, &|line| line.step_ms),
@@ -268,13 +273,7 @@ fn charts(run: &Run) -> Vec<Chart> {
     let norm = vec![steps("gradient norm", 3, &|line| line.grad_norm)];
     vec![
         chart("loss", "Loss", "", Form::Plain, loss),
-        chart(
-            "accuracy",
-            "Accuracy",
-            "held-out rows",
-            Form::Percent,
-            accuracy,
-        ),
+        chart("accuracy", "Accuracy", "", Form::Percent, accuracy),
         chart("lr", "Learning rate", "", Form::Plain, lr),
         chart(
             "norm",

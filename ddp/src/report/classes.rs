@@ -43,6 +43,7 @@ fn heat(confusion: &Confusion, counts: &[Vec<u64>]) -> String {
     let classes = 0..counts.len();
     let name = |class: usize| named(&confusion.name(class));
     let percentage = |of: u64, whole: u64| match part(of, whole) {
+        Some(1.0) => "<td class=\"sum\">100</td>".to_string(),
         Some(part) => format!("<td class=\"sum\">{:.1}</td>", part * 100.0),
         None => "<td class=\"sum\">–</td>".to_string(),
     };

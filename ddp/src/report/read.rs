@@ -73,6 +73,7 @@ pub(crate) struct WorldLine {
 pub(crate) struct StepLine {
     pub(crate) step: u64,
     pub(crate) loss: Option<f64>,
+    pub(crate) accuracy: Option<f64>,
     pub(crate) lr: Option<f64>,
     pub(crate) grad_norm: Option<f64>,
     pub(crate) samples_per_s: Option<f64>,

@@ -20,9 +20,15 @@ function add(parent, name, className, content = "") {
   return parent.appendChild(element);
 }
 
-for (const { id, percent, series } of charts) {
+// Positions are in percent of the plot, so that they hold at any size. Halves avoid overflow.
+function across(value, from, to) {
+  return ((value / 2 - from / 2) / (to / 2 - from / 2)) * 100 + "%";
+}
+
+for (const { id, percent, bottom, top, series } of charts) {
   const plot = document.querySelector("#chart-" + id + " .plot");
   const cursor = add(plot, "div", "cursor"), tip = add(plot, "div", "tip");
+  const dots = series.map(({ color }) => add(plot, "div", "dot s" + color));
   const steps = series[0].x;
   let at = null;
   tip.setAttribute("role", "status");
@@ -31,16 +37,20 @@ for (const { id, percent, series } of charts) {
   function show(index) {
     at = index;
     cursor.hidden = tip.hidden = index === null;
+    for (const dot of dots) dot.hidden = true;
     if (index === null) return;
     const step = steps[index], x = ((step - low) / (high - low)) * plot.clientWidth;
     tip.replaceChildren();
     add(tip, "b", "", "step " + step.toLocaleString("en"));
-    for (const { name, color, x: own, y } of series) {
-      const place = nearest(own, step), row = add(tip, "span", "s" + color);
+    series.forEach(({ name, color, x: own, y }, index) => {
+      const place = nearest(own, step), row = add(tip, "span", "s" + color), dot = dots[index];
       add(row, "i", "", name + (own[place] === step ? "" : ", step " + own[place].toLocaleString("en")));
       add(row, "em", "", text(y[place], percent));
-    }
-    cursor.style.left = x + "px";
+      dot.hidden = y[place] === null;
+      dot.style.left = across(own[place], low, high);
+      dot.style.bottom = across(y[place], bottom, top);
+    });
+    cursor.style.left = across(step, low, high);
     // Beside the line, on the side with more room.
     const width = tip.offsetWidth, left = x < plot.clientWidth / 2 ? x + 12 : x - width - 12;
     tip.style.left = Math.max(0, Math.min(plot.clientWidth - width, left)) + "px";
@@ -67,4 +77,12 @@ for (const { id, percent, series } of charts) {
     show(next);
   });
   show(null);
+}
+
+// A table that is wider than the screen fades out at the side where more of it is.
+for (const table of document.querySelectorAll(".scroll")) {
+  const fade = () => table.classList.toggle("more", table.scrollLeft + table.clientWidth < table.scrollWidth - 1);
+  table.addEventListener("scroll", fade);
+  addEventListener("resize", fade);
+  fade();
 }
