@@ -164,8 +164,12 @@ impl<'a> Columns<'a> {
         let position = self.names.iter().position(|has| has == name);
         position.ok_or_else(|| {
             let has = listed(&self.names);
+            let help = match nearest(name, &self.names) {
+                Some(near) => format!("\"{near}\" was probably meant"),
+                None => "name one of these".to_string(),
+            };
             self.bad(format!(
-                "expected a column \"{name}\", got the columns {has}; help: name one of these"
+                "expected a column \"{name}\", got the columns {has}; help: {help}"
             ))
         })
     }
@@ -206,6 +210,15 @@ impl<'a> Columns<'a> {
         };
         self.bad(format!("{place}, column \"{name}\": {what}"))
     }
+}
+
+/// The name that is most like `wanted`, if at least half of its letters agree.
+fn nearest<'a>(wanted: &str, names: &'a [String]) -> Option<&'a String> {
+    let likeness = |name: &String| {
+        strsim::normalized_damerau_levenshtein(&wanted.to_lowercase(), &name.to_lowercase())
+    };
+    let near = names.iter().filter(|name| likeness(name) > 0.5);
+    near.max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
 }
 
 /// Writes rows: features at once, labels aside until all are known.

@@ -258,7 +258,19 @@ fn every_kind_of_bad_cell_is_named_with_line_and_column() {
         ),
         ("x,y\n1,\"0\n", &["line 2", "never closed"]),
         ("x,x\n1,0\n", &["columns 1 and 2 are both called \"x\""]),
-        ("x,z\n1,0\n", &["expected a column \"y\"", "\"x\", \"z\""]),
+        (
+            "x,z\n1,0\n",
+            &[
+                "expected a column \"y\"",
+                "\"x\", \"z\"",
+                "name one of these",
+            ],
+        ),
+        ("x,Y \n1,0\n", &["expected a column \"y\""]),
+        (
+            "x,Y\n1,0\n",
+            &["expected a column \"y\"", "\"Y\" was probably meant"],
+        ),
         (
             ",x,y\n0,1,0\n",
             &["column 1 of 3 has no name", "index=False"],
