@@ -21,6 +21,9 @@ use crate::units;
 /// How often a line is shown without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
+/// Narrower terminals show loss and accuracy only, without a bar.
+const WIDE_COLUMNS: u16 = 72;
+
 /// How often a bar is drawn.
 const REDRAWS_PER_S: u8 = 20;
 
@@ -34,9 +37,9 @@ pub struct Figures {
     pub step: u64,
     /// The epoch, from 1.
     pub epoch: u64,
-    /// The mean loss.
+    /// The mean loss in training.
     pub loss: f64,
-    /// The accuracy, if answers are counted.
+    /// The accuracy in training, if answers are counted.
     pub accuracy: Option<f64>,
     /// Rows a second over all ranks.
     pub samples_per_s: f64,
@@ -47,6 +50,7 @@ pub struct Figures {
 pub struct Progress {
     shown: Shown,
     steps: u64,
+    is_wide: bool,
 }
 
 #[derive(Debug)]
@@ -65,6 +69,8 @@ impl Progress {
     /// Progress of a run of `steps` steps, for rank 0.
     pub fn new(when: When, steps: u64) -> Progress {
         let terminal = io::stderr().is_terminal();
+        let (_, columns) = Term::stderr().size();
+        let is_wide = columns >= WIDE_COLUMNS;
         let shown = match when {
             When::Never => Shown::Nothing,
             When::Auto if !terminal => Shown::Lines {
@@ -75,13 +81,17 @@ impl Progress {
                 // indicatif's own target draws nothing without a terminal.
                 let target = Box::new(Term::stderr());
                 let target = ProgressDrawTarget::term_like_with_hz(target, REDRAWS_PER_S);
-                Shown::Bar(bar(steps, target))
+                Shown::Bar(bar(steps, target, is_wide))
             }
         };
         if let Shown::Bar(bar) = &shown {
             *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
         }
-        Progress { shown, steps }
+        Progress {
+            shown,
+            steps,
+            is_wide,
+        }
     }
 
     /// Called after every step: it is cheap.
@@ -96,7 +106,8 @@ impl Progress {
         let steps = self.steps;
         match &mut self.shown {
             Shown::Nothing => {}
-            Shown::Bar(bar) => bar.set_message(describe(figures)),
+            Shown::Bar(bar) if self.is_wide => bar.set_message(describe(figures)),
+            Shown::Bar(bar) => bar.set_message(describe_shortly(figures)),
             Shown::Lines { first, last } => {
                 let (began, first_step) =
                     *first.get_or_insert_with(|| (Instant::now(), figures.step));
@@ -156,17 +167,22 @@ impl Drop for Progress {
     }
 }
 
-fn bar(steps: u64, target: ProgressDrawTarget) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:20} {pos}/{len}  {wide_msg}  {eta} left")
+fn bar(steps: u64, target: ProgressDrawTarget, is_wide: bool) -> ProgressBar {
+    let template = match is_wide {
+        true => "{bar:10} {pos}/{len}  {wide_msg}  {eta} left",
+        false => "{pos}/{len}  {wide_msg}  {eta}",
+    };
+    let style = ProgressStyle::with_template(template)
         .expect("the template is right")
         .progress_chars("━╸─");
     ProgressBar::with_draw_target(Some(steps), target).with_style(style)
 }
 
-/// `epoch 1  loss 0.3124  accuracy 93.1%  41,200 samples/s`; without a rate the GPU is simulated.
+/// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`; without a rate the GPU is
+/// simulated.
 fn describe(figures: &Figures) -> String {
     let accuracy = figures.accuracy.map_or(String::new(), |accuracy| {
-        format!("  accuracy {:.1}%", accuracy * 100.0)
+        format!(", accuracy {:.1}%", accuracy * 100.0)
     });
     let Figures {
         epoch,
@@ -179,7 +195,14 @@ fn describe(figures: &Figures) -> String {
     } else {
         format!("{} samples/s", units::count(samples_per_s.round() as u64))
     };
-    format!("epoch {epoch}  loss {loss:.4}{accuracy}  {rate}")
+    format!("training loss {loss:.4}{accuracy}  epoch {epoch}  {rate}")
+}
+
+/// `loss 0.3124  93.1%`
+fn describe_shortly(figures: &Figures) -> String {
+    let accuracy = figures.accuracy;
+    let accuracy = accuracy.map_or(String::new(), |part| format!("  {:.1}%", part * 100.0));
+    format!("loss {:.4}{accuracy}", figures.loss)
 }
 
 /// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.
@@ -292,7 +315,7 @@ mod tests {
     fn figures_read_as_people_write_them() {
         assert_eq!(
             describe(&FIGURES),
-            "epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s"
+            "training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
         );
         let without = Figures {
             accuracy: None,
@@ -300,7 +323,10 @@ mod tests {
             samples_per_s: 999.4,
             ..FIGURES
         };
-        assert_eq!(describe(&without), "epoch 1  loss NaN  999 samples/s");
+        assert_eq!(
+            describe(&without),
+            "training loss NaN  epoch 1  999 samples/s"
+        );
     }
 
     #[test]
@@ -314,9 +340,9 @@ mod tests {
         assert_eq!(time_left(Duration::MAX, 1, u64::MAX), None);
     }
 
-    /// Keeps what is drawn.
-    #[derive(Clone, Debug, Default)]
-    struct Paper(Arc<Mutex<String>>);
+    /// Keeps what is drawn on so many columns.
+    #[derive(Clone, Debug)]
+    struct Paper(Arc<Mutex<String>>, u16);
 
     impl Paper {
         fn add(&self, text: &str) -> io::Result<()> {
@@ -327,7 +353,7 @@ mod tests {
 
     impl TermLike for Paper {
         fn width(&self) -> u16 {
-            120
+            self.1
         }
         fn move_cursor_up(&self, _: usize) -> io::Result<()> {
             Ok(())
@@ -356,27 +382,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_bar_shows_step_figures_and_time_left() {
-        let paper = Paper::default();
-        let bar = bar(785, ProgressDrawTarget::term_like(Box::new(paper.clone())));
+    /// The last line that a run of 785 steps draws on so many columns.
+    fn drawn(columns: u16) -> String {
+        let paper = Paper(Arc::default(), columns);
+        let is_wide = columns >= WIDE_COLUMNS;
+        let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
+        let bar = bar(785, target, is_wide);
         *BAR.lock().unwrap() = Some(bar.downgrade());
         let mut progress = Progress {
             shown: Shown::Bar(bar.clone()),
             steps: 785,
+            is_wide,
         };
         progress.step(120);
         progress.figures(&FIGURES);
         bar.tick();
         let drawn = paper.0.lock().unwrap().clone();
         let last = drawn.lines().rfind(|line| line.contains('/')).unwrap();
-        assert!(
-            last.contains("120/785  epoch 1  loss 0.3124  accuracy 93.1%  41,235 samples/s")
-                && last.contains("left"),
-            "{last}"
-        );
         progress.finish();
         assert!(bar.is_finished());
+        last.to_string()
+    }
+
+    #[test]
+    fn the_bar_shows_step_loss_and_accuracy_on_every_terminal() {
+        let line = drawn(120);
+        assert!(
+            line.contains(
+                "120/785  training loss 0.3124, accuracy 93.1%  epoch 1  41,235 samples/s"
+            ) && line.contains("left"),
+            "{line}"
+        );
+        for columns in [40, 60, 71, 72, 80, 200] {
+            let line = drawn(columns);
+            let parts = ["120/785", "loss 0.3124", "93.1%"];
+            let has_all = parts.iter().all(|part| line.contains(part));
+            let width = line.trim_end().chars().count();
+            assert!(has_all && width <= columns.into(), "{columns}: {line}");
+        }
     }
 
     #[test]
@@ -395,6 +438,7 @@ mod tests {
                 last: None,
             },
             steps: 200,
+            is_wide: true,
         };
         progress.figures(&FIGURES);
         let last = |progress: &Progress| match progress.shown {
