@@ -105,6 +105,14 @@ fn sheet(
             tensors.table()
         ),
     );
+    let (frozen, count) = frozen(config, tensors);
+    if count > 0 {
+        let names = some_of(&frozen);
+        sheet.add(
+            "frozen",
+            format!("{names}: {count} parameters were not trained"),
+        );
+    }
     if let Some(torch) = torch(state, config) {
         sheet.add("torch", torch);
     }
@@ -166,7 +174,14 @@ fn optimizer(state: &State, config: &Config) -> String {
         Optimizer::Adamw { beta1, beta2, eps } => {
             format!("adamw (beta1 {beta1}, beta2 {beta2}, eps {eps:?})")
         }
-        Optimizer::Sgd { momentum } => format!("sgd (momentum {momentum})"),
+        Optimizer::Sgd { momentum, nesterov } => {
+            let kind = if nesterov {
+                "Nesterov's momentum"
+            } else {
+                "momentum"
+            };
+            format!("sgd ({kind} {momentum})")
+        }
     };
     let parts = match state.world.optimizer_parts {
         1 => "moments in 1 file".to_string(),
@@ -177,6 +192,12 @@ fn optimizer(state: &State, config: &Config) -> String {
         state.schedule.learning_rate,
         config.peak_lr()
     )
+}
+
+/// The tensors that were not trained, and their elements.
+fn frozen(config: &Config, tensors: &Tensors) -> (Vec<String>, usize) {
+    let run = config.run();
+    tensors.those(|name| run.is_frozen(name))
 }
 
 /// The model in PyTorch.
@@ -192,6 +213,7 @@ fn model_json(state: &State, config: &Config, tensors: &Tensors) -> Value {
         "dtype": config.dtype,
         "parameters": tensors.elements(),
         "tensors": tensors.to_json(),
+        "frozen": frozen(config, tensors).0,
         "torch": torch(state, config),
     });
     let settings = json!(config.model);

@@ -41,6 +41,14 @@ impl Tensors {
             .sum()
     }
 
+    /// The names of the tensors that `is_wanted` accepts, and their elements.
+    pub(super) fn those(&self, is_wanted: impl Fn(&str) -> bool) -> (Vec<String>, usize) {
+        let entries = self.header.entries.iter();
+        let wanted: Vec<&Entry> = entries.filter(|entry| is_wanted(&entry.name)).collect();
+        let names = wanted.iter().map(|entry| entry.name.clone()).collect();
+        (names, wanted.iter().map(|entry| entry.count()).sum())
+    }
+
     /// A line for each tensor.
     pub(super) fn table(&self) -> String {
         let row = |entry: &Entry| {

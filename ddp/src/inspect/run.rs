@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::checkpoint::{evaluation, sizes, task};
-use super::sheet::{Inspected, Sheet};
+use super::sheet::{Inspected, Sheet, some_of};
 use crate::checkpoint::{self, Best, Opened};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -35,6 +35,9 @@ pub(super) fn found(out: &Path) -> Result<Inspected> {
         sheet.add("task", task(&last.state.task));
         let config = Config::of_checkpoint(last)?;
         sheet.add("data", shown(&config.data.to_string()));
+        if !config.freeze.is_empty() {
+            sheet.add("frozen", some_of(&config.freeze));
+        }
     }
     let line = |(folder, opened): &(PathBuf, Result<Opened>)| {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();

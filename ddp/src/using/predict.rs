@@ -87,8 +87,27 @@ fn check_free(flags: &PredictFlags) -> Result<()> {
             "it is a folder: give a name in it",
         )),
         Ok(_) if !flags.overwrite => Err(taken(out)),
-        _ => Ok(()),
+        Ok(_) => Ok(()),
+        Err(_) => check_folder(out),
     }
+}
+
+/// Refuses a file in a folder that does not exist, before anything is computed.
+fn check_folder(out: &Path) -> Result<()> {
+    let folder = out.parent().unwrap_or(Path::new(""));
+    if folder.as_os_str().is_empty() || folder.is_dir() {
+        return Ok(());
+    }
+    let help = match folder.exists() {
+        true => format!("{} is a file: give another name", folder.display()),
+        false => format!("make the folder: mkdir -p {}", folder.display()),
+    };
+    Err(refuse(
+        "--out",
+        out.display(),
+        "a file in a folder that exists",
+        &help,
+    ))
 }
 
 /// Refuses to replace a file that the rows are read from, also by another name.

@@ -71,7 +71,7 @@ fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
     );
     assert_eq!(
         model["torch"],
-        "nn.Sequential(nn.Linear(784, 16), nn.GELU(approximate=\"tanh\"), nn.Dropout(0.25), nn.Linear(16, 10))"
+        "nn.Sequential(nn.Linear(784, 16), nn.Sequential(nn.GELU(approximate=\"tanh\"), nn.Dropout(0.25)), nn.Linear(16, 10))"
     );
     assert_eq!(
         model["tensors"][0],
@@ -112,6 +112,24 @@ fn a_checkpoint_tells_what_it_is_and_how_to_build_it() {
             "model.safetensors",
         ],
     );
+}
+
+#[test]
+fn what_was_not_trained_is_named() {
+    let folder = Folder::new("inspect-frozen");
+    let words = format!("{QUICK} --freeze 0 --optimizer sgd --nesterov --device cpu");
+    folder.alone(&words).run().assert_well();
+    let text = told(&folder, &format!("OUT/{LAST}"));
+    assert_has(
+        &text,
+        &[
+            "0.weight, 0.bias: 12560 parameters were not trained",
+            "sgd (Nesterov's momentum 0.9)",
+        ],
+    );
+    assert_has(&told(&folder, "OUT"), &["\nfrozen      0\n"]);
+    let (json, _) = seen(&folder, &format!("OUT/{LAST}"));
+    assert_eq!(json["model"]["frozen"], json!(["0.weight", "0.bias"]));
 }
 
 #[test]
