@@ -23,11 +23,17 @@ pub use self::inspect::InspectFlags;
 pub use self::layers::{LayerFlags, SettingFlags};
 pub use self::using::{EvalFlags, PredictFlags, PredictionsFile, UsingFlags};
 use crate::bench::Bench;
+use crate::config::meant;
 use crate::error::{Error, Result};
 
 /// Reads a command line, the program's name first. Mistakes in it are an `Error::Usage`.
 pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command> {
-    let words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let mut words: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    // `help bench` is `bench --help`.
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.push("--help".into());
+    }
     let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
         Err(error) => return shown_by_clap(&error, &words),
@@ -55,12 +61,31 @@ fn shown_by_clap(error: &clap::Error, words: &[OsString]) -> Result<Command> {
             Ok(Command::Show(format!("{}\n", text.trim_end())))
         }
         _ => {
+            if let Some(text) = of_another_program(error, words) {
+                return Err(Error::Usage(text));
+            }
             // The caller adds "error: ".
             let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
             let variable = of_variable(error, words);
             Err(Error::Usage(format!("{variable}{text}")))
         }
     }
+}
+
+/// The refusal of a flag of training whose name here is known.
+fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String> {
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let command = words.get(1)?.to_string_lossy();
+    let is_training = command == "train" || command.starts_with('-');
+    let flag = flag.split(['=', ' ']).next()?;
+    let here = meant(flag).filter(|_| is_training)?;
+    Some(format!(
+        "{flag}: expected a flag of ddp-train; help: write {here}"
+    ))
 }
 
 /// `DDP_DEVICE in the environment: ` if the wrong value comes from there and not from `words`.
@@ -116,7 +141,7 @@ struct Cli {
     flags: SettingFlags,
     #[command(flatten)]
     layers: LayerFlags,
-    /// Print help
+    /// Print help, as does: ddp-train help COMMAND
     // The short form for -h and --help: one table.
     #[arg(short, long, global = true, action = ArgAction::HelpShort)]
     help: Option<bool>,

@@ -7,6 +7,7 @@
 pub(crate) mod check;
 mod defaults;
 pub(crate) mod device;
+mod meant;
 mod run;
 mod settings;
 pub mod values;
@@ -15,10 +16,11 @@ use serde_json::{Map, Value};
 
 pub use crate::trainer::Length;
 pub use defaults::Optimizer;
+pub(crate) use settings::meant;
 pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice};
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
-    DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice, Normalize,
+    Decayed, DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice, Normalize,
     OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,
 };
 

@@ -91,6 +91,7 @@ impl EventFile {
             event.step,
             &[
                 ("train/loss", event.loss),
+                ("train/accuracy", event.accuracy.unwrap_or(f64::NAN)),
                 ("train/lr", event.lr),
                 ("train/grad_norm", event.grad_norm.unwrap_or(f64::NAN)),
                 ("speed/samples_per_s", event.samples_per_s),

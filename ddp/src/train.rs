@@ -124,13 +124,13 @@ impl Program for TrainProgram<'_> {
         }
     }
 
-    fn logged(&mut self, event: &StepEvent, accuracy: Option<f64>) -> Result<()> {
+    fn logged(&mut self, event: &StepEvent) -> Result<()> {
         if let Some(progress) = &mut self.progress {
             progress.figures(&Figures {
                 step: event.step,
                 epoch: event.epoch,
                 loss: event.loss,
-                accuracy,
+                accuracy: event.accuracy,
                 samples_per_s: event.samples_per_s,
             });
         }

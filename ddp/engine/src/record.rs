@@ -109,6 +109,8 @@ pub struct StepEvent {
     pub epoch: u64,
     /// The mean over the whole global batch.
     pub loss: f64,
+    /// The fraction of it that is classified correctly; None for regression.
+    pub accuracy: Option<f64>,
     /// The learning rate it used.
     pub lr: f64,
     /// The norm of all gradients before clipping.

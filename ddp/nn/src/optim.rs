@@ -13,14 +13,28 @@ pub use schedule::{Schedule, Shape};
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{self, AdamwConstants, AdamwScalars, ChunkTable, SgdConstants, SgdScalars};
+use ddp_kernels::ops::{
+    self, AdamwConstants, AdamwScalars, Chunk, ChunkTable, SgdConstants, SgdScalars,
+};
 use ddp_kernels::transfer::Scalars;
-use ddp_kernels::{DType, Tensor};
+use ddp_kernels::{DType, Tensor, choices};
 
 use crate::error::{Error, Result};
 use crate::params::{ParamId, Parameter, Params};
 
-/// An update rule and its constants. Weight decay applies only to matrices.
+choices! {
+    /// What weight decay applies to.
+    #[derive(Default)]
+    pub enum Decayed {
+        /// Matrices, but not biases and other vectors
+        #[default]
+        Matrices = "matrices",
+        /// All parameters, as in PyTorch's optimizers
+        All = "all",
+    }
+}
+
+/// An update rule and its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// `torch.optim.AdamW`.
@@ -29,6 +43,8 @@ pub enum Rule {
         constants: AdamwConstants,
         /// The decay, which is multiplied by the learning rate.
         weight_decay: f64,
+        /// What decays.
+        decayed: Decayed,
     },
     /// `torch.optim.SGD`, with dampening 0.
     Sgd {
@@ -36,15 +52,18 @@ pub enum Rule {
         constants: SgdConstants,
         /// The part of each value that is added to its gradient.
         weight_decay: f64,
+        /// What decays.
+        decayed: Decayed,
     },
 }
 
 impl Rule {
-    /// AdamW with PyTorch's defaults.
+    /// AdamW with PyTorch's defaults, but only matrices decay.
     pub fn adamw() -> Rule {
         Rule::AdamW {
             constants: AdamwConstants::default(),
             weight_decay: 0.01,
+            decayed: Decayed::Matrices,
         }
     }
 
@@ -56,6 +75,7 @@ impl Rule {
                 nesterov: false,
             },
             weight_decay: 0.0,
+            decayed: Decayed::Matrices,
         }
     }
 
@@ -65,6 +85,23 @@ impl Rule {
             Rule::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
             Rule::Sgd { constants, .. } if constants.momentum > 0.0 => &["momentum_buffer"],
             Rule::Sgd { .. } => &[],
+        }
+    }
+
+    /// These chunks, where the rule decays all, with decay.
+    fn decaying(&self, chunks: ChunkTable) -> Result<ChunkTable> {
+        let (Rule::AdamW { decayed, .. } | Rule::Sgd { decayed, .. }) = self;
+        match decayed {
+            Decayed::Matrices => Ok(chunks),
+            Decayed::All => {
+                let decaying = |chunk: &Chunk| Chunk {
+                    decay: true,
+                    ..*chunk
+                };
+                Ok(ChunkTable::new(
+                    chunks.chunks().iter().map(decaying).collect(),
+                )?)
+            }
         }
     }
 
@@ -79,6 +116,7 @@ impl Rule {
                         epsilon,
                     },
                 weight_decay,
+                ..
             } => (
                 &[
                     ("beta1", beta1, 1.0),
@@ -90,6 +128,7 @@ impl Rule {
             Rule::Sgd {
                 constants,
                 weight_decay,
+                ..
             } => {
                 if constants.nesterov && constants.momentum == 0.0 {
                     return Err(Error::Usage(
@@ -177,7 +216,7 @@ impl Optimizer {
         let (mut slices, mut pieces, mut at) = (Vec::new(), Vec::new(), 0);
         for range in ranges {
             pieces.extend(pieces_of(params, range, at));
-            let chunks = params.chunks_of(range.clone())?;
+            let chunks = rule.decaying(params.chunks_of(range.clone())?)?;
             chunks.bring_to(params.device())?;
             slices.push(Slice {
                 range: range.clone(),
@@ -271,6 +310,7 @@ impl Optimizer {
             Rule::AdamW {
                 constants,
                 weight_decay,
+                ..
             } => {
                 let step = step.saturating_sub(self.since);
                 let scalars = AdamwScalars {

@@ -23,8 +23,9 @@ pub struct Sequential {
     /// (L + 1), once built: how many layers that draw random numbers come before each.
     random_before: Vec<u32>,
     fuses: bool,
-    /// The number of the first layer: not 0 in the upper parts of a split model.
-    first: usize,
+    /// (L), the number of each layer, which is its name. The upper parts of a split model do not
+    /// start at 0.
+    numbers: Vec<usize>,
     /// How many layers that draw random numbers the parts below this one have.
     random_below: u32,
 }
@@ -43,19 +44,28 @@ impl Sequential {
             begins: Vec::new(),
             random_before: Vec::new(),
             fuses: true,
-            first: 0,
+            numbers: Vec::new(),
             random_below: 0,
         }
     }
 
     /// Adds a layer at the end.
     pub fn then(mut self, layer: impl Layer + 'static) -> Sequential {
-        self.layers.push(Box::new(layer));
+        self.push(Box::new(layer));
         self
     }
 
     /// Adds a boxed layer at the end.
     pub fn push(&mut self, layer: Box<dyn Layer>) {
+        self.numbers
+            .push(self.numbers.last().map_or(0, |last| last + 1));
+        self.layers.push(layer);
+    }
+
+    /// Adds a layer under the number of the one below it: the names of the layers above are those
+    /// that they have without it.
+    pub fn push_unnumbered(&mut self, layer: Box<dyn Layer>) {
+        self.numbers.push(self.numbers.last().copied().unwrap_or(0));
         self.layers.push(layer);
     }
 
@@ -84,7 +94,7 @@ impl Sequential {
         for part in parts.iter().rev() {
             all.push(Sequential {
                 layers: self.layers.split_off(part.start),
-                first: self.first + part.start,
+                numbers: self.numbers.split_off(part.start),
                 random_below: self.random_before[part.start],
                 fuses: self.fuses,
                 ..Sequential::new()
@@ -127,7 +137,7 @@ impl Layer for Sequential {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             self.begins.push(build.use_index());
             self.random_before.push(build.random_layers());
-            shape = build.scope(&(self.first + index).to_string(), |build| {
+            shape = build.scope(&self.numbers[index].to_string(), |build| {
                 layer.build(build, &shape)
             })?;
         }

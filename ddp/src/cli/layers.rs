@@ -76,10 +76,7 @@ fn flag(setting: &'static Setting) -> Arg {
     match setting.form {
         Form::One => flag,
         Form::List => flag.allow_hyphen_values(true),
-        Form::Switch => flag
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true"),
+        Form::Switch => flag.num_args(0..=1).default_missing_value("true"),
     }
 }
 
@@ -203,6 +200,7 @@ impl Layers {
                 .to_string()
                 .replace("expected f64", "expected a number");
             let error = error.replace("expected u64", "expected a whole number");
+            let error = error.replace("expected usize", "expected a whole number");
             let path = path.display();
             Error::Usage(format!("--config {path}: {}", error.trim_end()))
         };

@@ -44,7 +44,7 @@ fn train_is_what_happens_without_a_command() {
 fn every_flag_of_training_arrives() {
     let line = "--model mlp --hidden 32,16 --activation gelu-tanh --dropout 0.1 --data glyphs,rows=100 --batch-size 64 \
                 --micro-batch 8 --steps 0 --drop-last --optimizer sgd --lr 0.5 --min-lr 0.25 --weight-decay 0.001 \
-                --momentum 0.5 --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
+                --momentum 0.5 --nesterov --decay all --schedule wsd --warmup-steps 0 --grad-clip 1 --label-smoothing 0.125 \
                 --class-weights 1,2,3,4,5,6,7,8,9,10 --freeze 0,2.bias --device cuda --devices-per-rank 2 \
                 --share-gpus --dtype bf16 --data-on-device on --graph off --threads 3 --seed 7 --out a/b \
                 --eval-every 0 --log-every 1 --bucket-mb 0.5 --reduce-dtype bf16 --zero 1 --nccl fast --timeout-s 0.5 --progress never \
@@ -67,6 +67,8 @@ fn every_flag_of_training_arrives() {
         drop_last: true,
         optimizer: OptimizerKind::Sgd,
         momentum: Some(0.5),
+        nesterov: true,
+        decay: Decayed::All,
         beta1: None,
         beta2: None,
         eps: None,
@@ -152,6 +154,29 @@ fn every_flag_of_training_arrives() {
         }
     );
     assert!(!config.drop_last);
+    assert!(train("--drop-last true --steps 3").drop_last);
+    assert!(train("--drop-last --steps 3").drop_last);
+}
+
+#[test]
+fn help_takes_the_name_of_a_command() {
+    for (words_of_help, flag) in [
+        ("help", "--help"),
+        ("help bench", "bench --help"),
+        ("help bench mlp", "bench mlp --help"),
+        ("help predict", "predict --help"),
+    ] {
+        let help = parse(words(words_of_help)).unwrap();
+        assert_eq!(help, parse(words(flag)).unwrap(), "{words_of_help}");
+        assert!(matches!(help, Command::Show(_)));
+    }
+    assert!(refusal("help nothing").contains("'nothing'"));
+}
+
+#[test]
+fn flags_of_training_are_not_suggested_to_other_commands() {
+    let text = refusal("predict --checkpoint a --data b --out c.csv --learning-rate 1");
+    assert!(!text.contains("--lr"), "{text}");
 }
 
 #[test]
@@ -277,7 +302,27 @@ fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
         ("--timeout-s inf", &["--timeout-s inf:"]),
         ("--progress maybe", &["'maybe'", "auto, always, never"]),
         ("--freeze 0,,1", &["--freeze an empty name:"]),
-        ("--learning-rate 1", &["--learning-rate"]),
+        (
+            "--learning-rate 1",
+            &["--learning-rate: ", "write --lr RATE"],
+        ),
+        ("--batch_size 8", &["--batch_size: ", "write --batch-size"]),
+        ("train --gpus=2", &["--gpus: ", "mpirun -n 8 ddp-train"]),
+        ("--checkpoint-dir a", &["--checkpoint-dir: ", "--out DIR"]),
+        ("--accumulate 4", &["--accumulate: ", "--micro-batch ROWS"]),
+        ("--num-epochs 3", &["--num-epochs: ", "--epochs N"]),
+        ("--bs 3", &["--bs: ", "--batch-size ROWS"]),
+        ("--drop-last yes", &["'yes'", "--drop-last", "true, false"]),
+        (
+            "--hidden -5",
+            &["'-5'", "whole numbers separated by commas"],
+        ),
+        ("--nesterov", &["--nesterov true: expected --optimizer sgd"]),
+        (
+            "--optimizer sgd --momentum 0 --nesterov",
+            &["--nesterov true: expected --optimizer sgd with a --momentum above 0"],
+        ),
+        ("--decay biases", &["'biases'", "--decay", "matrices, all"]),
         ("bench", &["mlp", "addmm", "allreduce"]),
         ("bench mlp --layers 3", &["'3'", "--layers", "two widths"]),
         ("bench mlp --dtype f16", &["'f16'", "f32, tf32, bf16"]),
@@ -521,8 +566,8 @@ fn help_says_what_the_defaults_are() {
             "weight-decay",
             format!(
                 "{} for adamw, {} for sgd",
-                defaults.decay(),
-                train("--optimizer sgd").decay()
+                defaults.decay_rate(),
+                train("--optimizer sgd").decay_rate()
             ),
         ),
         ("beta1", "0.9".to_string()),
@@ -580,7 +625,10 @@ fn help_says_what_the_defaults_are() {
     );
     assert_eq!(
         train("--optimizer sgd").optimizer(),
-        Optimizer::Sgd { momentum: 0.9 }
+        Optimizer::Sgd {
+            momentum: 0.9,
+            nesterov: false
+        }
     );
 }
 

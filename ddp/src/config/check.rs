@@ -5,6 +5,7 @@ use std::path::Path;
 
 use ddp_kernels::choice::Choice;
 
+use super::defaults::Optimizer;
 use super::settings::{Config, SETTINGS};
 use super::values::{OptimizerKind, Schedule};
 use crate::error::{Error, Result, with_flags};
@@ -104,6 +105,12 @@ impl Config {
                 let expected = format!("--optimizer {}", owner.name());
                 return Err(refuse(flag, value, &expected, &format!("leave {flag} out")));
             }
+        }
+        let is_without =
+            !matches!(self.optimizer(), Optimizer::Sgd { momentum, .. } if momentum > 0.0);
+        if self.nesterov && is_without {
+            let expected = "--optimizer sgd with a --momentum above 0";
+            return Err(refuse("--nesterov", true, expected, "leave --nesterov out"));
         }
         Ok(())
     }

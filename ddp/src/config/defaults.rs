@@ -9,7 +9,7 @@ use crate::trainer::Length;
 #[allow(missing_docs)]
 pub enum Optimizer {
     Adamw { beta1: f64, beta2: f64, eps: f64 },
-    Sgd { momentum: f64 },
+    Sgd { momentum: f64, nesterov: bool },
 }
 
 impl Config {
@@ -31,6 +31,7 @@ impl Config {
             },
             OptimizerKind::Sgd => Optimizer::Sgd {
                 momentum: self.momentum.unwrap_or(0.9),
+                nesterov: self.nesterov,
             },
         }
     }
@@ -44,7 +45,7 @@ impl Config {
     }
 
     /// The weight decay, by default the optimizer's.
-    pub fn decay(&self) -> f64 {
+    pub fn decay_rate(&self) -> f64 {
         self.weight_decay.unwrap_or(match self.optimizer {
             OptimizerKind::Adamw => 0.01,
             OptimizerKind::Sgd => 0.0,
@@ -55,7 +56,7 @@ impl Config {
     pub fn settled(&self) -> Config {
         let mut config = Config {
             lr: Some(self.peak_lr()),
-            weight_decay: Some(self.decay()),
+            weight_decay: Some(self.decay_rate()),
             ..self.clone()
         };
         if let Length::Epochs(epochs) = self.length() {
@@ -65,7 +66,7 @@ impl Config {
             Optimizer::Adamw { beta1, beta2, eps } => {
                 (config.beta1, config.beta2, config.eps) = (Some(beta1), Some(beta2), Some(eps));
             }
-            Optimizer::Sgd { momentum } => config.momentum = Some(momentum),
+            Optimizer::Sgd { momentum, .. } => config.momentum = Some(momentum),
         }
         config
     }

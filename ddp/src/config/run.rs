@@ -82,7 +82,7 @@ impl Config {
     }
 
     fn rule(&self) -> Rule {
-        let weight_decay = self.decay();
+        let (weight_decay, decayed) = (self.decay_rate(), self.decay);
         match self.optimizer() {
             Optimizer::Adamw { beta1, beta2, eps } => Rule::AdamW {
                 constants: AdamwConstants {
@@ -91,13 +91,12 @@ impl Config {
                     epsilon: eps,
                 },
                 weight_decay,
+                decayed,
             },
-            Optimizer::Sgd { momentum } => Rule::Sgd {
-                constants: SgdConstants {
-                    momentum,
-                    nesterov: false,
-                },
+            Optimizer::Sgd { momentum, nesterov } => Rule::Sgd {
+                constants: SgdConstants { momentum, nesterov },
                 weight_decay,
+                decayed,
             },
         }
     }

@@ -13,8 +13,9 @@ use serde::Serialize;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
+use super::meant as others;
 use super::values::{
-    DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice, Normalize,
+    Decayed, DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice, Normalize,
     Number, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S,
     TaskKind, WHOLE_MAX, When,
 };
@@ -246,15 +247,16 @@ settings! {
     Fixed optimizer "NAME": OptimizerKind = OptimizerKind::Adamw;
     /// Peak learning rate [default: 0.001 for adamw, 0.1 for sgd]
     Fixed lr "RATE": Option<f64> = None, POSITIVE;
-    /// Learning rate at the end of the cosine schedule
+    /// Learning rate of the last step, unless the schedule is constant
     Fixed min_lr "RATE": f64 = 0.0, POSITIVE;
     /// Learning rate schedule after the warm-up
     Fixed schedule "NAME": Schedule = Schedule::Cosine;
     /// Steps to reach the peak learning rate [default: a tenth of all steps, at most 100]
     Job warmup_steps "N": Option<u64> = None;
-    /// Weight decay of matrices; biases and other vectors are not decayed [default: 0.01 for adamw,
-    /// 0 for sgd]
+    /// Weight decay [default: 0.01 for adamw, 0 for sgd]
     Fixed weight_decay "X": Option<f64> = None, POSITIVE;
+    /// What weight decay applies to
+    Fixed decay "WHAT": Decayed = Decayed::Matrices;
     /// adamw: first-moment decay β₁ [default: 0.9]
     Fixed beta1 "X": Option<f64> = None, Limits::BelowOne;
     /// adamw: second-moment decay β₂ [default: 0.999]
@@ -263,6 +265,8 @@ settings! {
     Fixed eps "X": Option<f64> = None;
     /// sgd: momentum [default: 0.9]
     Fixed momentum "X": Option<f64> = None, Limits::BelowOne;
+    /// sgd: Nesterov's momentum
+    Fixed nesterov "BOOL": bool = false;
     /// Largest norm of all gradients together; 0 turns clipping off
     Fixed grad_clip "NORM": f64 = 0.0, POSITIVE;
     /// Share of the target probability that is spread evenly over all classes
@@ -512,6 +516,16 @@ fn setting(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
 }
 
+/// The flag of ddp-train for `name`, which is misspelled or another program's.
+pub(crate) fn meant(name: &str) -> Option<String> {
+    let name = name
+        .trim_start_matches('-')
+        .replace('_', "-")
+        .to_lowercase();
+    let known = setting(&name).map(|setting| format!("--{}", setting.name));
+    known.or_else(|| others::here(&name).map(String::from))
+}
+
 /// The name of a setting, as a table has it.
 #[derive(serde::Deserialize)]
 #[serde(try_from = "String")]
@@ -523,6 +537,11 @@ impl TryFrom<String> for KnownName {
     fn try_from(name: String) -> Result<KnownName, String> {
         if setting(&name).is_some() {
             return Ok(KnownName(name));
+        }
+        if let Some(here) = meant(&name) {
+            return Err(format!(
+                "unknown setting {name:?}; help: as a flag it is {here}"
+            ));
         }
         let names = SETTINGS.iter().filter(|one| !one.is_hidden);
         let names: Vec<_> = names.map(|one| one.name.as_str()).collect();

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::DataSpec;
 pub use crate::data::{Missing, Normalize, Resident, TaskKind};
 pub use crate::models::family::{Form, List};
-pub use crate::optim::Shape as Schedule;
+pub use crate::optim::{Decayed, Shape as Schedule};
 pub use crate::params::Precision;
 pub use crate::reducer::Overlap;
 pub use crate::step::GraphChoice;
@@ -141,6 +141,7 @@ macro_rules! read_by_name {
 
 read_by_name!(
     OptimizerKind,
+    Decayed,
     Schedule,
     FloatType,
     When,

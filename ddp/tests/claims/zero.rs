@@ -151,6 +151,7 @@ fn zero_is_plain_training_under_sgd_with_and_without_momentum() {
         let rule = Rule::Sgd {
             constants: SgdConstants { momentum, nesterov },
             weight_decay: 0.01,
+            decayed: Default::default(),
         };
         // With a rate of AdamW's it diverges.
         zero_is_plain(

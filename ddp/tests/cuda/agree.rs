@@ -28,6 +28,7 @@ fn where_sums_are_exact_the_gpu_has_the_bits_of_the_cpu() {
             nesterov: true,
         },
         weight_decay: 0.25,
+        decayed: Default::default(),
     };
     let cases = [
         plain.clone(),
@@ -262,6 +263,7 @@ fn glyphs_are_learned_by_the_same_steps_as_on_the_cpu() {
             nesterov: false,
         },
         weight_decay: 1e-3,
+        decayed: Default::default(),
     };
     let deeper = Setup {
         hidden: vec![24, 12],

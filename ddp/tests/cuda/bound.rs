@@ -434,6 +434,7 @@ pub(crate) fn update(
                     nesterov: false,
                 },
             weight_decay,
+            ..
         } => {
             let decay = if decays { weight_decay } else { 0.0 };
             let new = momentum * moments[0] + gs + decay * value;
@@ -452,6 +453,7 @@ pub(crate) fn update(
                     epsilon,
                 },
             weight_decay,
+            ..
         } => {
             let keep = 1.0 - if decays { rate * weight_decay } else { 0.0 };
             let (remaining1, remaining2) =

@@ -78,6 +78,7 @@ fn steps_in_bf16_are_those_of_the_cpu_but_for_their_roundings() {
             nesterov: false,
         },
         weight_decay: 1e-3,
+        decayed: Default::default(),
     };
     let deeper = Setup {
         hidden: vec![24, 12],
@@ -198,6 +199,7 @@ fn where_numbers_are_exact_bf16_has_the_bits_of_the_cpus_f32_and_sums_of_more_bi
             nesterov: true,
         },
         weight_decay: 0.25,
+        decayed: Default::default(),
     };
     let cases = [
         plain.clone(),

@@ -35,7 +35,7 @@ const WRONG: &[(&str, &[&str])] = &[
     ("--data glyphs,rows=0", &["rows"]),
     (
         "--class-weights 1,2",
-        &["--class-weights 2 of them", "10 weights"],
+        &["--class-weights 1,2: expected 10 weights", "got 2"],
     ),
     (
         "--data synthetic:regression,rows=64 --label-smoothing 0.1",

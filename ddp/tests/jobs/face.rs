@@ -119,6 +119,54 @@ fn curves_for_tensorboard_are_written_and_taken_up_again() {
         (counts(b"train/loss"), counts(b"eval/accuracy")),
         (vec![8, 4], vec![1, 1])
     );
+    assert_eq!(counts(b"train/accuracy"), [8, 4]);
+}
+
+#[test]
+fn the_record_has_the_accuracy_in_training_and_on_held_out_rows() {
+    let folder = Folder::new("accuracies");
+    folder.alone(QUICK).run().assert_well();
+    let record = folder.record();
+    for accuracy in record.of_steps("accuracy") {
+        // A whole number of 32 rows is right.
+        assert!((0.0..=1.0).contains(&accuracy) && accuracy * 32.0 % 1.0 == 0.0);
+    }
+    assert_eq!(record.of_steps("accuracy").len(), 8);
+    assert!(
+        record
+            .all("eval")
+            .iter()
+            .all(|eval| eval["accuracy"].is_f64())
+    );
+    let folder = Folder::new("no-accuracy");
+    let words = QUICK.replace("glyphs", "synthetic:regression");
+    folder.alone(&words).run().assert_well();
+    let record = folder.record();
+    assert!(
+        record
+            .all("step")
+            .iter()
+            .all(|step| step["accuracy"].is_null())
+    );
+}
+
+#[test]
+fn predictions_for_a_folder_that_is_missing_are_refused_before_anything_is_computed() {
+    let folder = Folder::new("predictions");
+    folder.alone(QUICK).run().assert_well();
+    fs::write(folder.path().join("file"), "").unwrap();
+    for (out, parts) in [
+        (
+            "nowhere/a.csv",
+            ["--out nowhere/a.csv: ", "mkdir -p nowhere"],
+        ),
+        ("file/a.csv", ["--out file/a.csv: ", "file is a file"]),
+    ] {
+        let words = format!("predict --checkpoint OUT --data nothing.csv --out {out}");
+        let ended = folder.alone(&words).run();
+        let cause = ended.assert_fails(2);
+        assert!(parts.iter().all(|part| cause.contains(part)), "{ended}");
+    }
 }
 
 #[test]

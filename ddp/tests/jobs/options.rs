@@ -174,8 +174,7 @@ fn each_optimizer_and_activation_learns() {
 fn each_schedule_gives_its_learning_rates() {
     // 20 steps, of which 5 warm up, from 0.01 to 0.002.
     let (peak, least) = (0.01, 0.002);
-    // The end would be one step after the last.
-    let part = |step: f64| (step - 6.0) / 15.0;
+    let part = |step: f64| (step - 5.0) / 15.0;
     let cosine = |step: f64| {
         least + (peak - least) * (1.0 + (std::f64::consts::PI * part(step)).cos()) / 2.0
     };
@@ -185,7 +184,7 @@ fn each_schedule_gives_its_learning_rates() {
         if step <= 16.0 {
             peak
         } else {
-            peak + (least - peak) * (step - 16.0) / 5.0
+            peak + (least - peak) * (step - 16.0) / 4.0
         }
     };
     let constant = |_: f64| peak;

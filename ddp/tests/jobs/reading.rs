@@ -315,6 +315,36 @@ fn a_forged_state_is_refused_or_used_and_never_a_panic() {
     }
 }
 
+/// Versions up to 0.6 reached the lowest rate one step later.
+#[test]
+fn a_run_of_a_version_with_another_schedule_resumes_by_override_alone() {
+    let folder = Folder::new("schedule");
+    let words = RUN.replace("constant", "cosine");
+    folder.alone(&words).run().assert_well();
+    let checkpoint = folder.out().join("checkpoints/step-00000004");
+    let whole = fs::read(checkpoint.join("state.json")).unwrap();
+    let resume = format!("{words} --resume OUT/checkpoints/step-00000004");
+    folder
+        .alone(&format!("{resume} --dry-run"))
+        .run()
+        .assert_well();
+    // Step 5 of 8 by the old formula.
+    let old = 0.001 * 0.5 * (1.0 + (std::f64::consts::PI * 0.5).cos());
+    forge(&checkpoint, &whole, "/schedule/learning_rate", &json!(old));
+    let ended = folder.alone(&resume).run();
+    let cause = ended.assert_fails(2);
+    let parts = [
+        "--schedule cosine: step 5 has the learning rate",
+        "(was 0.0005",
+        "--override",
+    ];
+    assert!(parts.iter().all(|part| cause.contains(part)), "{ended}");
+    folder
+        .alone(&format!("{resume} --override"))
+        .run()
+        .assert_well();
+}
+
 #[cfg(feature = "mpi")]
 #[test]
 fn hosts_that_do_not_share_the_folder_go_on_and_evaluate_where_it_is_copied_and_the_same() {

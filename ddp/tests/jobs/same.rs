@@ -54,8 +54,8 @@ fn the_model_has_pytorchs_names_and_shapes() {
         [
             ("0.bias", &[16][..]),
             ("0.weight", &[16, 784]),
-            ("3.bias", &[10]),
-            ("3.weight", &[10, 16])
+            ("2.bias", &[10]),
+            ("2.weight", &[10, 16])
         ]
     );
 }

@@ -8,6 +8,7 @@ use ddp::checkpoint::{Position, ScheduleState, State, WorldState};
 use ddp::config::{Config, GraphChoice, Precision};
 use ddp::data::{Dataset, Loader, RowSpec, Sampler, Source, TaskSpec};
 use ddp::models::{Mlp, Model};
+use ddp::nn::Sequential;
 use ddp::optim::{Optimizer, Rule};
 use ddp::params::Params;
 use ddp::reducer::ReducerOptions;
@@ -179,6 +180,7 @@ impl Case {
                 nesterov: false,
             },
             weight_decay: 0.0,
+            decayed: Default::default(),
         }
     }
 
@@ -256,15 +258,19 @@ impl Case {
     }
 
     pub(crate) fn step(&self, world: &World) -> Result<Step> {
-        let device = self.device_of(world);
         let (hidden, outputs) = (self.hidden.clone(), self.data.task().outputs());
-        let layers = Mlp {
+        let mlp = Mlp {
             hidden,
             outputs,
             activation: self.activation,
             dropout: self.dropout,
-        }
-        .layers();
+        };
+        self.step_of(world, mlp.layers())
+    }
+
+    /// The same with these layers.
+    pub(crate) fn step_of(&self, world: &World, layers: Sequential) -> Result<Step> {
+        let device = self.device_of(world);
         let frozen = |name: &str| name.starts_with(self.frozen);
         let sizes = BucketSizes {
             first_elements: self.bucket_elements,

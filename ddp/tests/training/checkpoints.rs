@@ -13,6 +13,7 @@ use ddp::Result;
 use ddp::checkpoint::{self, Best, Opened, Saver, State};
 use ddp::config::Config;
 use ddp::data::{Loader, Sampler, Source, TaskSpec};
+use ddp::nn::{Activate, Dropout, Linear, Sequential};
 use ddp::optim::Rule;
 use ddp::step::Step;
 use ddp_comm::World;
@@ -60,6 +61,7 @@ fn sgd(momentum: f64) -> Rule {
             nesterov: false,
         },
         weight_decay: 0.0,
+        decayed: Default::default(),
     }
 }
 
@@ -223,6 +225,7 @@ fn adamw_comes_back_on_any_number_of_ranks_from_any_number() {
     let rule = Rule::AdamW {
         constants: AdamwConstants::default(),
         weight_decay: 0.01,
+        decayed: Default::default(),
     };
     comes_back_everywhere(&case(rule), &WORLDS, &WORLDS);
 }
@@ -283,6 +286,56 @@ fn a_run_that_goes_on_is_the_run_that_never_stopped() {
             })
         };
         assert!(ends(true) == ends(false), "{ranks} ranks, ZeRO {zero}");
+    }
+}
+
+/// As versions up to 0.6 saved a perceptron with dropout, and as `torch.nn.Sequential` names one.
+#[test]
+fn a_perceptron_whose_dropout_layers_have_numbers_is_restored() {
+    quietly();
+    let numbered = |case: &Case| {
+        let mut layers = Sequential::new();
+        for &width in &case.hidden {
+            layers = layers.then(Linear::new(width));
+            layers = layers.then(Activate::new(case.activation));
+            layers = layers.then(Dropout::new(case.dropout));
+        }
+        layers.then(Linear::new(4))
+    };
+    for (saved_by, restored_by) in [((1, false), (2, false)), ((3, true), (1, false))] {
+        let case = |zero| Case {
+            dropout: 0.2,
+            zero,
+            ..case(Rule::adamw())
+        };
+        let folder = Folder::new();
+        let (ranks, zero) = saved_by;
+        let before = on_ranks(ranks, Some(3), |world| {
+            let case = case(zero);
+            let mut step = case.step_of(world, numbered(&case))?;
+            train(&case, world, &mut step, 0..5)?;
+            let mut saver = Saver::new(world, &folder.0, 3)?;
+            saver.save(&mut step, state(world, 5))?;
+            saver.finish()?;
+            bits(&mut step)
+        });
+        let (ranks, zero) = restored_by;
+        let after = on_ranks(ranks, Some(3), |world| {
+            let mut step = case(zero).step(world)?;
+            checkpoint::restore(&opened(&folder.0), &mut step)?;
+            bits(&mut step)
+        });
+        let renamed = |bits: BTreeMap<String, Vec<u32>>| -> BTreeMap<String, Vec<u32>> {
+            let name = |name: String| {
+                let (layer, rest) = name.split_once('.').unwrap();
+                format!("{}.{rest}", layer.parse::<usize>().unwrap() / 3 * 2)
+            };
+            bits.into_iter()
+                .map(|(of, bits)| (name(of), bits))
+                .collect()
+        };
+        let (values, moments) = together(before);
+        assert!((renamed(values), renamed(moments)) == together(after));
     }
 }
 

@@ -71,6 +71,7 @@ fn cases() -> [Case; 5] {
     let adamw = |weight_decay| Rule::AdamW {
         constants: AdamwConstants::default(),
         weight_decay,
+        decayed: Default::default(),
     };
     let sgd = |nesterov| Rule::Sgd {
         constants: SgdConstants {
@@ -78,6 +79,7 @@ fn cases() -> [Case; 5] {
             nesterov,
         },
         weight_decay: 0.01,
+        decayed: Default::default(),
     };
     let case = |name, layers, rule, clip, loss| Case {
         name,

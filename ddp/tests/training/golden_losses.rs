@@ -84,6 +84,7 @@ fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
         "adamw" => Rule::AdamW {
             constants: AdamwConstants::default(),
             weight_decay,
+            decayed: Default::default(),
         },
         _ => Rule::Sgd {
             constants: SgdConstants {
@@ -91,6 +92,7 @@ fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
                 nesterov: false,
             },
             weight_decay,
+            decayed: Default::default(),
         },
     };
     let class_weights = case["class_weights"].as_array().map(|weights| {

@@ -67,6 +67,8 @@ pub(super) struct ModelFile<'a> {
     path: &'a Path,
     file: Arc<File>,
     header: Header,
+    /// Whether its names were changed by `without_dropout`.
+    pub(super) is_renamed: bool,
 }
 
 impl ModelFile<'_> {
@@ -76,11 +78,17 @@ impl ModelFile<'_> {
         file: Arc<File>,
         parts: &[&Params],
     ) -> Result<ModelFile<'a>> {
-        let header = header_of(path, &file)?;
+        let mut header = header_of(path, &file)?;
         let list = in_order(parts);
         let parameters: Vec<&Parameter> = list.iter().map(|(_, parameter)| *parameter).collect();
+        let is_renamed = rename(&mut header, &parameters);
         check(&header, &parameters).map_err(|why| refuse(path, why))?;
-        Ok(ModelFile { path, file, header })
+        Ok(ModelFile {
+            path,
+            file,
+            header,
+            is_renamed,
+        })
     }
 
     /// Fills the model with its values.
@@ -158,6 +166,30 @@ pub(super) fn in_order<'a>(parts: &[&'a Params]) -> Vec<(&'a Params, &'a Paramet
             .map(move |parameter| (params, parameter))
     };
     parts.iter().flat_map(|params| of_part(params)).collect()
+}
+
+/// Renames the tensors of a perceptron whose dropout layers have numbers, if that gives the names
+/// of this model. Returns whether it did.
+fn rename(header: &mut Header, list: &[&Parameter]) -> bool {
+    let entries = header.entries.iter();
+    let names: Option<Vec<String>> = entries.map(|entry| without_dropout(&entry.name)).collect();
+    let fits = |names: &Vec<String>| list.iter().all(|p| names.contains(&p.name));
+    let Some(names) = names.filter(fits) else {
+        return false;
+    };
+    for (entry, name) in header.entries.iter_mut().zip(names) {
+        entry.name = name;
+    }
+    true
+}
+
+/// The name here of a perceptron's parameter where dropout layers have numbers, as in versions up
+/// to 0.6 and in a `torch.nn.Sequential` of all layers: linear layers are 0, 3, 6 there, and 0, 2,
+/// 4 here.
+pub(super) fn without_dropout(name: &str) -> Option<String> {
+    let (layer, rest) = name.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    (layer % 3 == 0).then(|| format!("{}.{rest}", layer / 3 * 2))
 }
 
 /// Refuses a file that does not have exactly this model's parameters and shapes, in a dtype that

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::errors::{some, unreadable};
-use super::model::header_of;
+use super::model::{header_of, without_dropout};
 use ddp_data::safetensors::{Entry, Header};
 use ddp_nn::optim::Optimizer;
 use ddp_nn::params::Params;
@@ -209,6 +209,18 @@ impl SavedMoments {
             .flatten()
             .collect::<Vec<_>>()
             .join("; "))
+    }
+
+    /// The same moments with the names that parameters have here.
+    pub(super) fn without_dropout(self) -> SavedMoments {
+        let renamed = |((parameter, moment), pieces): ((String, String), _)| {
+            let parameter = without_dropout(&parameter).unwrap_or(parameter);
+            ((parameter, moment), pieces)
+        };
+        SavedMoments {
+            moments: self.moments.into_iter().map(renamed).collect(),
+            ..self
+        }
     }
 
     /// The pieces of a moment.

@@ -52,9 +52,11 @@ pub fn restore_if_fits(opened: &Opened, step: &mut Step) -> Result<Result<(), St
                 .map(move |name| (p.name.as_str(), *name, p.range.len()))
         })
     });
-    let saved = match SavedMoments::read(opened.optimizer_files())?
-        .and_then(|saved| saved.check(wanted).map(|()| saved))
-    {
+    let saved = SavedMoments::read(opened.optimizer_files())?.map(|saved| match model.is_renamed {
+        true => saved.without_dropout(),
+        false => saved,
+    });
+    let saved = match saved.and_then(|saved| saved.check(wanted).map(|()| saved)) {
         Ok(saved) => saved,
         Err(why) => return Ok(Err(why)),
     };

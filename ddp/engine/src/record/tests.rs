@@ -25,6 +25,7 @@ fn step(step: u64, loss: f64) -> StepEvent {
         step,
         epoch: 0,
         loss,
+        accuracy: Some(0.5),
         lr: 0.001,
         grad_norm: Some(2.5),
         samples_per_s,
@@ -100,7 +101,7 @@ fn a_run_is_its_events_in_order() {
         ),
         (&json!("0.2.0"), &json!(1))
     );
-    let expected = r#"{"event":"step","step":1,"epoch":0,"loss":2.25,"lr":0.001,"grad_norm":2.5,"samples_per_s":1000.0,"step_ms":1.5,"data_ms":0.25,"reduce_ms":0.125,"save_ms":0.0}"#;
+    let expected = r#"{"event":"step","step":1,"epoch":0,"loss":2.25,"accuracy":0.5,"lr":0.001,"grad_norm":2.5,"samples_per_s":1000.0,"step_ms":1.5,"data_ms":0.25,"reduce_ms":0.125,"save_ms":0.0}"#;
     assert_eq!(
         fs::read_to_string(out.join(EVENTS_FILE))
             .unwrap()

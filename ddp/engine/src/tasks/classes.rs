@@ -24,9 +24,11 @@ impl Task for LearnClasses {
         if weights == 0 || weights == classes {
             return Ok(());
         }
+        let given: Vec<String> = options.class_weights.iter().map(f64::to_string).collect();
         Err(Error::Usage(format!(
-            "`class-weights` {weights} of them: expected {classes} weights, one for each class of \
-             {data}; help: give as many, or leave `class-weights` out"
+            "`class-weights` {}: expected {classes} weights, one for each class of {data}, got \
+             {weights}; help: give as many, or leave `class-weights` out",
+            given.join(",")
         )))
     }
 

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use ddp_comm::World;
 use ddp_data::{Data, DataRequest, DataSpec, Resident, Sampler};
 use ddp_kernels::DType;
-use ddp_nn::optim::{Rule, Shape};
+use ddp_nn::optim::{Rule, Schedule, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelOptions;
@@ -126,6 +126,16 @@ pub struct LearningRate {
     pub min: f64,
     /// Steps to reach the peak; a tenth of all steps by default, at most 100.
     pub warmup_steps: Option<u64>,
+}
+
+impl LearningRate {
+    /// The rate of each step of a run.
+    pub fn schedule(&self, plan: &Plan) -> Result<Schedule> {
+        let (warmup, steps) = (plan.warmup_steps, plan.steps);
+        Ok(Schedule::new(
+            self.shape, self.peak, self.min, warmup, steps,
+        )?)
+    }
 }
 
 /// How gradients are reduced.

@@ -35,8 +35,8 @@ pub trait Program {
     /// A step is done. Called after every step.
     fn step(&mut self, step: u64);
 
-    /// A step was logged, with its accuracy where answers are counted.
-    fn logged(&mut self, event: &StepEvent, accuracy: Option<f64>) -> Result<()>;
+    /// A step was logged.
+    fn logged(&mut self, event: &StepEvent) -> Result<()>;
 
     /// The model was evaluated.
     fn evaluated(&mut self, event: &EvalEvent) -> Result<()>;

@@ -11,7 +11,7 @@ use ddp_kernels::Device;
 use ddp_kernels::choice::Choice;
 use ddp_nn::optim::Shape;
 
-use super::options::{Length, Plan, Resume, RunOptions};
+use super::options::{LearningRate, Length, Plan, Resume, RunOptions};
 use crate::checkpoint::{self, Opened, State};
 use crate::error::{Error, Result};
 use crate::record::{self, LockedRecord};
@@ -213,6 +213,25 @@ fn changed_schedule(options: &RunOptions, plan: &Plan, state: &State) -> Vec<Str
         ));
     }
     changes
+}
+
+/// Versions up to 0.6 had other formulas for schedules that fall. Rates of one formula differ by
+/// roundings only, which depend on the machine.
+pub(super) fn changed_formula(
+    options: &RunOptions,
+    plan: &Plan,
+    state: &State,
+) -> Result<Option<String>> {
+    let LearningRate { shape, peak, .. } = options.learning_rate;
+    let next = state.step + 1;
+    let now = options.learning_rate.schedule(plan)?.learning_rate(state.step);
+    let then = state.schedule.learning_rate;
+    Ok(((now - then).abs() > 1e-12 * peak).then(|| {
+        let (shape, program) = (shape.name(), &state.program);
+        format!(
+            "`schedule` {shape}: step {next} has the learning rate {now} (was {then}, in {program})"
+        )
+    }))
 }
 
 /// Loads values and moments of the checkpoint into `step`. With `override`, moments that do not fit

@@ -97,6 +97,9 @@ pub(super) fn assemble(
             device,
             &opened.state,
         )?);
+        if overridden.is_empty() {
+            overridden.extend(resume::changed_formula(options, &plan, &opened.state)?);
+        }
         resume::check(options, &opened.state, &overridden)?;
     }
     if let Some(opened) = resumed.take_if(|opened| opened.state.step == plan.steps) {

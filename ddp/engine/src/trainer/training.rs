@@ -140,18 +140,11 @@ impl<'a> Trainer<'a> {
             let (record, path) = record.handle()?;
             saver.write_behind(record, path);
         }
-        let rate = &options.learning_rate;
         Ok(Some(Trainer {
             options,
             program,
             world,
-            schedule: Schedule::new(
-                rate.shape,
-                rate.peak,
-                rate.min,
-                plan.warmup_steps,
-                plan.steps,
-            )?,
+            schedule: options.learning_rate.schedule(&plan)?,
             plan,
             task: tasks::of(data.train.task()),
             loader,
@@ -306,7 +299,6 @@ impl<'a> Trainer<'a> {
         } = rates;
         let loss = report.stats.loss();
         self.totals.last_loss = Some(loss);
-        let accuracy = self.task.accuracy(&report.stats);
         let Some(record) = &mut self.record else {
             return Ok(());
         };
@@ -316,6 +308,7 @@ impl<'a> Trainer<'a> {
             step: number,
             epoch: epoch + 1,
             loss,
+            accuracy: self.task.accuracy(&report.stats),
             lr: learning_rate,
             grad_norm: report.grad_norm,
             samples_per_s,
@@ -325,7 +318,7 @@ impl<'a> Trainer<'a> {
             reduce_ms: is_on_cpu.then_some(reduce_ms),
             save_ms,
         };
-        self.program.logged(&event, accuracy)?;
+        self.program.logged(&event)?;
         record.write(&Event::Step(event))
     }
 

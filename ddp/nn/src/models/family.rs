@@ -123,7 +123,11 @@ impl<F: 'static> Setting<F> {
         help: &'static str,
         field: fn(&mut F) -> &mut Vec<usize>,
     ) -> Setting<F> {
-        let read = |text: &str| text.parse().map(|List(values)| values);
+        let read = |text: &str| {
+            let values: Result<List<usize>, String> = text.parse();
+            let failed = |error: String| error.replacen("values", "whole numbers", 1);
+            values.map(|List(values)| values).map_err(failed)
+        };
         Setting::new([name, value_name, help], Form::List, field, read)
     }
 

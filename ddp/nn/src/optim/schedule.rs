@@ -4,16 +4,17 @@
 //! step, from 1 to T, is
 //!
 //! ```text
-//! k <= W            p · k/W                                  reaches the peak in step W
+//! k <= P            p · k/P                                  P = W, or 1 without a warm-up
 //! constant          p
-//! linear            p + (m − p) · x         x = (k − W − 1)/(T − W), 0 right after the warm-up
+//! linear            m + (p − m) · (1 − x)                    x = (k − P)/(T − P)
 //! cosine            m + (p − m) · (1 + cos πx)/2
-//! wsd               p up to step T − D, then p + (m − p) · (k − T + D)/(D + 1), D = 0.2 T ≤ T − W
+//! wsd               p up to step T − D, then m + (p − m) · (T − k)/D, D = 0.2 T ≤ T − P
 //! k > T             m, except for constant
 //! ```
 //!
-//! As in PyTorch's schedulers, x would be 1 one step after the last, so the last step still learns
-//! if m is 0.
+//! Only step P has the peak, and the last step has m. With a warm-up, these are the values of
+//! Hugging Face's schedules after k of their steps; their step k uses the value after k − 1, so
+//! that their first step has the rate 0.
 
 use std::f64::consts::PI;
 
@@ -104,32 +105,28 @@ impl Schedule {
             total_steps: total,
         } = *self;
         let step = step0.saturating_add(1);
-        if step <= warmup {
-            return peak * (step as f64 / warmup as f64);
+        let top = warmup.max(1);
+        if step <= top {
+            return peak * (step as f64 / top as f64);
         }
         // The rate after `done` of `all` falling steps, along `curve` from 1 to 0.
-        let down = |done: u64, all: u64, curve: fn(f64) -> f64| {
-            if done >= all {
-                return minimum;
-            }
+        let down = |done: u64, all: u64, curve: fn(f64) -> f64| match done {
+            _ if done >= all => minimum,
+            0 => peak,
             // Rounding must not exceed either end.
-            (minimum + (peak - minimum) * curve(done as f64 / all as f64)).clamp(minimum, peak)
+            _ => {
+                (minimum + (peak - minimum) * curve(done as f64 / all as f64)).clamp(minimum, peak)
+            }
         };
         let straight = |x: f64| 1.0 - x;
-        // The first step after the warm-up has the peak, and the step after the last would have the
-        // minimum.
-        let gone = step - warmup - 1;
+        let falling = total.saturating_sub(top);
         match shape {
             Shape::Constant => peak,
-            Shape::Linear => down(gone, total - warmup, straight),
-            Shape::Cosine => down(gone, total - warmup, |x| 0.5 * (1.0 + (PI * x).cos())),
+            Shape::Linear => down(step - top, falling, straight),
+            Shape::Cosine => down(step - top, falling, |x| 0.5 * (1.0 + (PI * x).cos())),
             Shape::Wsd => {
-                let decay = (total / WSD_DECAY).max(1).min(total - warmup);
-                if step <= total - decay {
-                    peak
-                } else {
-                    down(step - (total - decay), decay + 1, straight)
-                }
+                let decay = (total / WSD_DECAY).max(1).min(falling);
+                down(step.saturating_sub(total - decay), decay, straight)
             }
         }
     }
@@ -187,25 +184,35 @@ mod tests {
         }
 
         #[test]
-        fn every_step_learns_and_only_the_step_after_the_last_would_have_the_minimum(schedule in any_schedule()) {
-            let Schedule { shape, peak, minimum, total_steps, .. } = schedule;
-            prop_assert!(schedule.learning_rate(total_steps - 1) > minimum || peak == minimum);
+        fn one_step_has_the_peak_and_the_last_has_the_minimum(schedule in any_schedule()) {
+            let Schedule { shape, peak, minimum, warmup_steps, total_steps } = schedule;
+            let top = warmup_steps.max(1);
+            prop_assert_eq!(schedule.learning_rate(top - 1), peak);
+            let end = if shape == Shape::Constant || total_steps == top { peak } else { minimum };
+            prop_assert_eq!(schedule.learning_rate(total_steps - 1), end);
             let after = if shape == Shape::Constant { peak } else { minimum };
             prop_assert_eq!(schedule.learning_rate(total_steps), after);
             prop_assert_eq!(schedule.learning_rate(u64::MAX), after);
+            let falls_at_once = matches!(shape, Shape::Linear | Shape::Cosine) && top < total_steps;
+            // Half a cosine over 2000 steps falls by 6e-7 of its height in the first of them.
+            if falls_at_once && minimum < 0.99 * peak {
+                prop_assert!(schedule.learning_rate(top) < peak, "the peak is held twice");
+            }
         }
 
         #[test]
         fn after_the_warmup_it_only_falls_and_never_jumps(schedule in any_schedule()) {
             let Schedule { shape, peak, minimum, warmup_steps, total_steps } = schedule;
+            let top = warmup_steps.max(1);
+            let falling = total_steps - top;
             let steps = match shape {
-                Shape::Wsd => (total_steps / WSD_DECAY).max(1).min(total_steps - warmup_steps) + 1,
-                _ => total_steps - warmup_steps,
+                Shape::Wsd => (total_steps / WSD_DECAY).max(1).min(falling),
+                _ => falling,
             };
             // A straight line falls by its height over its steps, half a cosine by at most π/2
             // times that.
             let most = (peak - minimum) * (PI / 2.0) / steps.max(1) as f64 + 4.0 * f64::EPSILON * peak;
-            for step in warmup_steps.max(1)..total_steps {
+            for step in top..total_steps {
                 let fall = schedule.learning_rate(step - 1) - schedule.learning_rate(step);
                 prop_assert!((0.0..=most).contains(&fall), "{fall} after step {step}, at most {most}");
             }
@@ -214,8 +221,8 @@ mod tests {
 
     #[test]
     fn the_formulas_by_hand() {
-        let rates = |shape, steps: &[u64]| {
-            let schedule = Schedule::new(shape, 1.0, 0.2, 10, 110).unwrap();
+        let rates = |shape, warmup, steps: &[u64]| {
+            let schedule = Schedule::new(shape, 1.0, 0.2, warmup, 110).unwrap();
             steps
                 .iter()
                 .map(|&step| schedule.learning_rate(step - 1))
@@ -231,23 +238,53 @@ mod tests {
             );
         };
         close(
-            rates(Shape::Constant, &[1, 5, 10, 11, 110]),
+            rates(Shape::Constant, 10, &[1, 5, 10, 11, 110]),
             &[0.1, 0.5, 1.0, 1.0, 1.0],
         );
         close(
-            rates(Shape::Linear, &[10, 11, 36, 61, 111]),
-            &[1.0, 1.0, 0.8, 0.6, 0.2],
+            rates(Shape::Linear, 10, &[9, 10, 35, 60, 110]),
+            &[0.9, 1.0, 0.8, 0.6, 0.2],
         );
         close(
-            rates(Shape::Cosine, &[10, 11, 61, 111]),
-            &[1.0, 1.0, 0.6, 0.2],
+            rates(Shape::Cosine, 10, &[9, 10, 60, 110]),
+            &[0.9, 1.0, 0.6, 0.2],
+        );
+        let first = 0.6 + 0.4 * (PI / 100.0).cos();
+        close(rates(Shape::Cosine, 10, &[11]), &[first]);
+        // Without a warm-up the first step has the peak: 109 steps are left.
+        close(
+            rates(Shape::Linear, 0, &[1, 2, 110]),
+            &[1.0, 1.0 - 0.8 / 109.0, 0.2],
         );
         // The last fifth of 110 steps: 22.
-        let w = |gone: f64| 0.2 + 0.8 * (1.0 - gone / 23.0);
+        let w = |gone: f64| 0.2 + 0.8 * (1.0 - gone / 22.0);
         close(
-            rates(Shape::Wsd, &[10, 60, 88, 89, 110, 111]),
-            &[1.0, 1.0, 1.0, w(1.0), w(22.0), 0.2],
+            rates(Shape::Wsd, 10, &[10, 60, 88, 89, 109, 110, 111]),
+            &[1.0, 1.0, 1.0, w(1.0), w(21.0), 0.2, 0.2],
         );
+    }
+
+    #[test]
+    fn with_a_warm_up_step_k_has_hugging_faces_value_after_k_steps() {
+        // transformers.get_cosine_schedule_with_warmup and get_linear_…, as they are written there.
+        let (warmup, total) = (7u64, 50u64);
+        let warm = |k: f64| k / warmup as f64;
+        let progress = |k: f64| (k - warmup as f64) / (total - warmup) as f64;
+        for k in 1..=total {
+            let at = k as f64;
+            let (cosine, linear) = match k < warmup {
+                true => (warm(at), warm(at)),
+                false => (
+                    0.5 * (1.0 + (PI * progress(at)).cos()),
+                    (total - k) as f64 / (total - warmup) as f64,
+                ),
+            };
+            for (shape, expected) in [(Shape::Cosine, cosine), (Shape::Linear, linear)] {
+                let schedule = Schedule::new(shape, 1.0, 0.0, warmup, total).unwrap();
+                let got = schedule.learning_rate(k - 1);
+                assert!((got - expected).abs() < 1e-15, "{shape:?}, step {k}: {got}");
+            }
+        }
     }
 
     #[test]

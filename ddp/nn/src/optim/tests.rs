@@ -33,6 +33,7 @@ const RULES: [fn() -> Rule; 4] = [
             nesterov: true,
         },
         weight_decay: 0.1,
+        decayed: Default::default(),
     },
 ];
 
@@ -73,29 +74,39 @@ fn a_step_changes_trained_parameters_and_neither_frozen_ones_nor_padding() {
 }
 
 #[test]
-fn decay_is_for_matrices_alone() {
-    for rule in [
-        Rule::AdamW {
-            constants: AdamwConstants::default(),
-            weight_decay: 0.5,
-        },
-        Rule::Sgd {
-            constants: SgdConstants::default(),
-            weight_decay: 0.5,
-        },
-    ] {
-        let params = params(DType::F64, &|_| false);
-        let [weight, bias] = ["0.weight", "0.bias"].map(|name| value(&params, name));
-        Optimizer::new(rule, &params)
-            .unwrap()
-            .update(&params, 1, 0.1, None, None)
-            .unwrap();
-        assert_eq!(value(&params, "0.bias"), bias, "no gradient and no decay");
-        for (after, before) in value(&params, "0.weight").into_iter().zip(weight) {
-            // Two roundings.
-            assert!(
-                (after - before * (1.0 - 0.1 * 0.5)).abs() <= 2.0 * f64::EPSILON * before.abs()
-            );
+fn decay_is_for_matrices_alone_unless_all_decay() {
+    for decayed in [Decayed::Matrices, Decayed::All] {
+        for rule in [
+            Rule::AdamW {
+                constants: AdamwConstants::default(),
+                weight_decay: 0.5,
+                decayed,
+            },
+            Rule::Sgd {
+                constants: SgdConstants::default(),
+                weight_decay: 0.5,
+                decayed,
+            },
+        ] {
+            let params = params(DType::F64, &|_| false);
+            let names = ["0.weight", "0.bias"];
+            let before = names.map(|name| value(&params, name));
+            Optimizer::new(rule, &params)
+                .unwrap()
+                .update(&params, 1, 0.1, None, None)
+                .unwrap();
+            for (name, before) in names.into_iter().zip(before) {
+                let decays = decayed == Decayed::All || name == "0.weight";
+                let kept = if decays { 1.0 - 0.1 * 0.5 } else { 1.0 };
+                for (after, before) in value(&params, name).into_iter().zip(before) {
+                    // Two roundings; there is no gradient.
+                    let error = (after - before * kept).abs();
+                    assert!(
+                        error <= 2.0 * f64::EPSILON * before.abs(),
+                        "{name}: {decayed:?}"
+                    );
+                }
+            }
         }
     }
 }
@@ -184,10 +195,12 @@ fn constants_that_cannot_be_are_refused_by_name() {
             epsilon,
         },
         weight_decay,
+        decayed: Default::default(),
     };
     let sgd = |momentum, nesterov, weight_decay| Rule::Sgd {
         constants: SgdConstants { momentum, nesterov },
         weight_decay,
+        decayed: Default::default(),
     };
     for (rule, expected) in [
         (

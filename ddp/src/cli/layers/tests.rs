@@ -136,7 +136,18 @@ fn what_is_wrong_says_where_it_stands() {
         (
             &[],
             Some("learning-rate = 1"),
-            &["run.toml", "learning-rate", ", lr, "],
+            &["run.toml", "learning-rate", "as a flag it is --lr RATE"],
+        ),
+        (
+            &[],
+            Some("batch_size = 1"),
+            &["as a flag it is --batch-size"],
+        ),
+        (&[], Some("rate-of-all = 1"), &["rate-of-all", ", lr, "]),
+        (
+            &[],
+            Some("micro-batch = \"all\""),
+            &["micro-batch", "expected a whole number"],
         ),
         (
             &[],

@@ -89,7 +89,7 @@ fn options_that_do_not_fit_the_data_are_refused() {
     for (text, part) in [
         (
             refusal(classes, weights),
-            "`class-weights` 2 of them: expected 10 weights",
+            "`class-weights` 1,2: expected 10 weights",
         ),
         (
             refusal(numbers, weights),

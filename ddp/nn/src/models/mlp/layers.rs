@@ -1,6 +1,7 @@
 //! A multilayer perceptron: linear layers with an activation between each two, and dropout after
 //! the activation if wanted. Parameters have the names of a `torch.nn.Sequential` of the same
-//! layers: `0.weight`, `0.bias`, `2.weight` …
+//! layers: `0.weight`, `0.bias`, `2.weight` … Dropout layers do not count, so that a perceptron has
+//! the same names, and so the same first values, with dropout as without.
 
 use ddp_kernels::ops::Activation;
 
@@ -16,7 +17,7 @@ pub struct Mlp {
     /// The activation after each hidden layer.
     pub activation: Activation,
     /// The probability of dropping each element after each activation. At 0 there are no dropout
-    /// layers, which changes the names of the layers that follow.
+    /// layers.
     pub dropout: f64,
 }
 
@@ -28,7 +29,7 @@ impl Mlp {
             layers.push(Box::new(Linear::new(width)));
             layers.push(Box::new(Activate::new(self.activation)));
             if self.dropout != 0.0 {
-                layers.push(Box::new(Dropout::new(self.dropout)));
+                layers.push_unnumbered(Box::new(Dropout::new(self.dropout)));
             }
         }
         layers.then(Linear::new(self.outputs))

@@ -102,10 +102,11 @@ impl Family for MlpSpec {
         let mut layers = Vec::new();
         for &width in &self.hidden {
             layers.push(format!("nn.Linear({inputs}, {width})"));
-            layers.push(activation.to_string());
-            if self.dropout != 0.0 {
-                layers.push(format!("nn.Dropout({})", self.dropout));
-            }
+            // Dropout does not count in names.
+            layers.push(match self.dropout {
+                0.0 => activation.to_string(),
+                part => format!("nn.Sequential({activation}, nn.Dropout({part}))"),
+            });
             inputs = width;
         }
         layers.push(format!("nn.Linear({inputs}, {outputs})"));
