@@ -41,6 +41,7 @@ fn stopped_at(ended: &Ended, folder: &Folder, by: &str) -> u64 {
     let [cause] = ended.causes()[..] else {
         panic!("one line says why: {ended}")
     };
+    assert!(!cause.contains("rank 1 on"), "rank 0 says it: {ended}");
     let (_, rest) = cause
         .split_once("stopped at step ")
         .unwrap_or_else(|| panic!("{ended}"));

@@ -189,7 +189,9 @@ fn rename(header: &mut Header, list: &[&Parameter]) -> bool {
 pub(super) fn without_dropout(name: &str) -> Option<String> {
     let (layer, rest) = name.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
-    (layer % 3 == 0).then(|| format!("{}.{rest}", layer / 3 * 2))
+    layer
+        .is_multiple_of(3)
+        .then(|| format!("{}.{rest}", layer / 3 * 2))
 }
 
 /// Refuses a file that does not have exactly this model's parameters and shapes, in a dtype that

@@ -201,6 +201,10 @@ impl<'a> Trainer<'a> {
             // The first rank to leave ends the others, so all close their files first. The first
             // error is the one that counts.
             _ = self.world.barrier();
+            if matches!(result, Err(Error::Stopped(_))) && self.world.rank() > 0 {
+                // Rank 0 says it, after its progress: launchers mix the lines of several ranks.
+                _ = self.world.barrier();
+            }
         }
         let saved = result?;
         closed?;
