@@ -68,7 +68,7 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
 #[test]
 fn a_dry_run_of_a_run_that_goes_on_says_what_is_left() {
     let folder = Folder::new("dry-on");
-    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --out OUT";
+    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --warmup-steps 0 --out OUT";
     folder
         .alone(&format!("{words} --steps 8"))
         .run()
@@ -92,7 +92,7 @@ fn a_dry_run_of_a_run_that_goes_on_says_what_is_left() {
 #[test]
 fn curves_for_tensorboard_are_written_and_taken_up_again() {
     let folder = Folder::new("curves");
-    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --log-every 1 --tensorboard --out OUT";
+    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --warmup-steps 0 --log-every 1 --tensorboard --out OUT";
     folder
         .together(&format!("{words} --steps 8"))
         .run()

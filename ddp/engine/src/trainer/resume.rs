@@ -224,7 +224,10 @@ pub(super) fn changed_formula(
 ) -> Result<Option<String>> {
     let LearningRate { shape, peak, .. } = options.learning_rate;
     let next = state.step + 1;
-    let now = options.learning_rate.schedule(plan)?.learning_rate(state.step);
+    let now = options
+        .learning_rate
+        .schedule(plan)?
+        .learning_rate(state.step);
     let then = state.schedule.learning_rate;
     Ok(((now - then).abs() > 1e-12 * peak).then(|| {
         let (shape, program) = (shape.name(), &state.program);
