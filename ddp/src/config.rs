@@ -20,8 +20,9 @@ pub(crate) use settings::meant;
 pub use settings::{Config, SETTINGS, Scope, Setting, SettingChoice};
 pub(crate) use values::TIMEOUT_S;
 pub use values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice, Normalize,
-    OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TaskKind, When,
+    Decayed, DeviceChoice, FloatType, Form, GraphChoice, List, LogLevel, Missing, NcclChoice,
+    Normalize, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue,
+    TaskKind, When,
 };
 
 pub(crate) use device::find_devices;

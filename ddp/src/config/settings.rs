@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 
 use super::meant as others;
 use super::values::{
-    Decayed, DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice, Normalize,
-    Number, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue, TIMEOUT_S,
-    TaskKind, WHOLE_MAX, When,
+    Decayed, DeviceChoice, FloatType, Form, GraphChoice, Limits, LogLevel, Missing, NcclChoice,
+    Normalize, Number, OptimizerKind, Overlap, Precision, Resident, Resume, Schedule, SettingValue,
+    TIMEOUT_S, TaskKind, WHOLE_MAX, When,
 };
 use crate::data::DataSpec;
 use crate::models::family::Setting as FamilySetting;
