@@ -98,16 +98,19 @@ fn check_folder(out: &Path) -> Result<()> {
     if folder.as_os_str().is_empty() || folder.is_dir() {
         return Ok(());
     }
-    let help = match folder.exists() {
-        true => format!("{} is a file: give another name", folder.display()),
-        false => format!("make the folder: mkdir -p {}", folder.display()),
+    let (kind, help) = match folder.exists() {
+        true => (ErrorKind::NotADirectory, "give another --out".to_string()),
+        false => (
+            ErrorKind::NotFound,
+            format!("make the folder: mkdir -p {}", folder.display()),
+        ),
     };
-    Err(refuse(
-        "--out",
-        out.display(),
-        "a file in a folder that exists",
-        &help,
-    ))
+    Err(Error::Io {
+        action: "write",
+        path: out.to_path_buf(),
+        source: kind.into(),
+        help,
+    })
 }
 
 /// Refuses to replace a file that the rows are read from, also by another name.

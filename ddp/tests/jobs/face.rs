@@ -158,13 +158,16 @@ fn predictions_for_a_folder_that_is_missing_are_refused_before_anything_is_compu
     for (out, parts) in [
         (
             "nowhere/a.csv",
-            ["--out nowhere/a.csv: ", "mkdir -p nowhere"],
+            ["cannot write nowhere/a.csv: ", "mkdir -p nowhere"],
         ),
-        ("file/a.csv", ["--out file/a.csv: ", "file is a file"]),
+        (
+            "file/a.csv",
+            ["cannot write file/a.csv: not a directory", "--out"],
+        ),
     ] {
         let words = format!("predict --checkpoint OUT --data nothing.csv --out {out}");
         let ended = folder.alone(&words).run();
-        let cause = ended.assert_fails(2);
+        let cause = ended.assert_fails(74);
         assert!(parts.iter().all(|part| cause.contains(part)), "{ended}");
     }
 }
