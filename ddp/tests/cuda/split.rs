@@ -125,7 +125,7 @@ fn a_step_moves_what_the_shapes_say_and_nothing_else() {
         _ => (&[40, 40, 24], &[2, 3, 2, 2]),
     };
     // The first part frozen: no gradient goes to it. With it, and with two parts, the second layer.
-    let first = if parts == 2 { "0.,3." } else { "0." };
+    let first = if parts == 2 { "0.,2." } else { "0." };
     for (frozen, lowest) in [("nothing", 0), (first, 1)] {
         let recipe = Recipe { frozen, ..recipe() };
         let mut quanta = quanta.to_vec();
