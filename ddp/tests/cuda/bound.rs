@@ -283,11 +283,10 @@ pub(crate) fn gradients(
     precision: Precision,
 ) -> Vec<(String, Uncertain)> {
     let lost = Roundings::of(precision);
-    let stride = if setup.dropout > 0.0 { 3 } else { 2 };
     let micro_batches = batch.micro_count();
     let layers = setup.hidden.len() + 1;
     let parameter = |layer: usize, kind: &str| {
-        let name = format!("{}.{kind}", layer * stride);
+        let name = format!("{}.{kind}", layer * 2);
         let values = Uncertain::of(params.master(params.find(&name).unwrap().id));
         (name, lost.stored(&values, 1))
     };

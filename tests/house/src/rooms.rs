@@ -122,7 +122,7 @@ fn flags(text: &str) -> Vec<(usize, String)> {
                 .chars()
                 .take_while(|&c| is_part(c))
                 .collect();
-            let is_flag = flag.len() > 2 && !line.text[..at].ends_with('-');
+            let is_flag = flag[2..].starts_with(|c| c != '-') && !line.text[..at].ends_with('-');
             if is_flag && !OTHERS_FLAGS.contains(&flag.as_str()) {
                 found.push((number, flag));
             }

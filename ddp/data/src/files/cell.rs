@@ -37,6 +37,10 @@ fn is_missing(text: &[u8]) -> bool {
 /// What takes the cells of a table.
 pub(super) trait CellSink {
     /// Whether numbers in the feature column `index` need their text.
+    #[cfg_attr(
+        not(feature = "parquet"),
+        allow(dead_code, reason = "numbers of Parquet files alone have no text")
+    )]
     fn wants_text(&self, index: usize) -> bool;
 
     /// The cell of the feature column `index`. `place` is its line or row, for messages.
