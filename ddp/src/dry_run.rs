@@ -131,7 +131,7 @@ fn memory(bytes: &ModelBytes) -> String {
         _ => format!(", rounded copies {}", mb(copies)),
     };
     format!(
-        "parameters {}{rounded}, gradients {}, moments {}, a copy of what is saved {}; together {}",
+        "parameters {}{rounded}, gradients {}, moments {}, the copy being saved {}; together {}",
         mb(values),
         mb(gradients),
         mb(moments),

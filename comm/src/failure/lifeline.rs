@@ -28,7 +28,7 @@ pub(crate) struct Lifeline {
     pub(crate) is_on_first_host: bool,
     /// This host's number.
     pub(crate) host: usize,
-    /// The first ranks of the other hosts, if this is the first of its own.
+    /// The first rank of each other host; empty unless this is the first rank of its host.
     pub(crate) leaders: Vec<usize>,
 }
 

@@ -238,7 +238,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Runs `body` on consecutive ranges of `count` bytes, each divided into one part for every
+    /// Runs `body` on consecutive ranges of `count` bytes, each with one equal part for every
     /// member that fits a message.
     fn in_parts(
         &self,

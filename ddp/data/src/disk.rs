@@ -37,7 +37,7 @@ pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Er
 
 /// What helps if a limit of this process is too small.
 pub(crate) fn limit_help(error: &io::Error) -> Option<&'static str> {
-    // EMFILE, which has no kind of its own.
+    // EMFILE; `ErrorKind` has no value for it.
     const TOO_MANY_OPEN: i32 = 24;
     match error.kind() {
         ErrorKind::FileTooLarge => Some("raise the limit on the size of files (ulimit -f)"),

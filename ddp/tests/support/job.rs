@@ -132,7 +132,7 @@ impl Folder {
         self.job(command, "", true)
     }
 
-    /// Ranks under `mpirun`, each a program of its own, with these words.
+    /// Ranks under `mpirun`; each runs its own program, with these words.
     #[cfg(feature = "mpi")]
     pub(crate) fn programs(&self, programs: &[&Path], words: &str) -> Job {
         let mut command = Command::new("mpirun");

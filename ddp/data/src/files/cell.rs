@@ -13,7 +13,7 @@ pub(super) enum Cell<'a> {
 }
 
 /// What people write for a missing value besides an empty cell and NaN, in any case.
-const MISSING: [&str; 6] = ["na", "n/a", "null", "none", "?", "-"];
+const MISSING: [&str; 8] = ["na", "n/a", "#n/a", "null", "nil", "none", "?", "-"];
 
 impl<'a> Cell<'a> {
     /// The cell with this text.
@@ -29,7 +29,7 @@ impl<'a> Cell<'a> {
 }
 
 /// Whether a cell that is no number says that its value is missing.
-fn is_missing(text: &[u8]) -> bool {
+pub(crate) fn is_missing(text: &[u8]) -> bool {
     let says = |word: &&str| text.eq_ignore_ascii_case(word.as_bytes());
     text.is_empty() || MISSING.iter().any(says)
 }
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn missing_values_are_known_by_the_words_that_people_write() {
         for text in [
-            "", "NA", "n/a", "NaN", "nan", "null", "NULL", "None", "?", "-",
+            "", "NA", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "nil", "None", "?", "-",
         ] {
             assert_eq!(Cell::of(text.as_bytes()), Cell::Missing, "{text:?}");
         }

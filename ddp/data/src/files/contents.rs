@@ -36,7 +36,7 @@ pub struct OddCells {
     pub column: String,
     /// How many were missing.
     pub missing: u64,
-    /// How many had a value that is none of the column's categories.
+    /// How many had a value that is not among the column's categories.
     pub unseen: u64,
     /// Some of these values.
     pub examples: Vec<String>,

@@ -17,6 +17,7 @@ use super::{flat, gzip, parquet};
 use crate::error::{Error, Result};
 use crate::plan::ColumnPlan;
 
+pub(crate) use super::cell::is_missing;
 pub use super::conversion::TableRequest;
 pub(crate) use super::conversion::label_names;
 pub(crate) use super::csv::number;

@@ -3,7 +3,7 @@
 
 use super::source::OpenFiles;
 use crate::error::{Error, Result};
-use crate::files::table::number;
+use crate::files::table::{is_missing, number};
 use crate::labels::Labels;
 use crate::scan::LabelsFound;
 use crate::task::CLASSES_MAX;
@@ -14,8 +14,6 @@ const ODD: u64 = 20;
 const CLASSES: u64 = 100;
 /// Odd labels that are shown.
 const SHOWN: usize = 3;
-/// Texts that stand for a missing number.
-const MISSING: [&str; 8] = ["NA", "N/A", "#N/A", "null", "None", "?", "-", "nil"];
 
 /// An error if the task does not follow clearly from the labels, and was not given.
 pub(super) fn check(source: &OpenFiles, found: &LabelsFound) -> Result<()> {
@@ -35,11 +33,10 @@ pub(super) fn check(source: &OpenFiles, found: &LabelsFound) -> Result<()> {
 
 fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result<()> {
     let is_number = |text: &str| number(text.as_bytes()).is_some();
-    let is_missing = |text: &str| MISSING.iter().any(|name| name.eq_ignore_ascii_case(text));
     let rows = names.iter().zip(&found.counts);
     let (numbers, texts): (Vec<_>, Vec<_>) = rows.partition(|(name, _)| is_number(name));
     let sum = |rows: &[(&String, &u64)]| rows.iter().map(|(_, count)| **count).sum::<u64>();
-    let are_missing = texts.iter().all(|(name, _)| is_missing(name));
+    let are_missing = texts.iter().all(|(name, _)| is_missing(name.as_bytes()));
     let (number_rows, text_rows) = (sum(&numbers), sum(&texts));
     let help =
         "correct or remove these rows, or set `task` to classification if every text is a class";
