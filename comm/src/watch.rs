@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::background::{Background, Cancelled};
 use crate::error::{Cause, Result};
 #[cfg(feature = "mpi")]
-use crate::failure::lifeline::Told;
+use crate::failure::lifeline::WorkNews;
 use crate::failure::{Failure, GRACE};
 use crate::launcher;
 use crate::process::{Peer, Process, wait_for_end};
@@ -37,7 +37,7 @@ fn watch(failure: &Failure, cancelled: &Cancelled) {
     let mut sigterm = Termination::catch();
     let mut peers: Vec<&Peer> = failure.peers.iter().collect();
     #[cfg(feature = "mpi")]
-    let mut told = Told::default();
+    let mut told = WorkNews::default();
     while !cancelled.within(Duration::ZERO) {
         let processes = peers.iter().map(|peer| &peer.process);
         let processes: Vec<&Process> = processes.chain(&failure.launcher).collect();

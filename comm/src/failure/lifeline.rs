@@ -33,16 +33,16 @@ pub(crate) struct Lifeline {
 }
 
 /// What was told of this host's work.
-pub(crate) struct Told {
+pub(crate) struct WorkNews {
     beats: u64,
     at: Instant,
     /// Messages under way, each with its receiver.
     under_way: Vec<(usize, Request)>,
 }
 
-impl Default for Told {
-    fn default() -> Told {
-        Told {
+impl Default for WorkNews {
+    fn default() -> WorkNews {
+        WorkNews {
             beats: 0,
             at: Instant::now(),
             under_way: Vec::new(),
@@ -64,7 +64,7 @@ impl Lifeline {
     }
 
     /// Tells the other hosts if ranks of this host have worked.
-    pub(crate) fn tell_of_work(&self, told: &mut Told, board: &Board) {
+    pub(crate) fn tell_of_work(&self, told: &mut WorkNews, board: &Board) {
         if self.leaders.is_empty() || told.at.elapsed() < TOLD_EVERY {
             return;
         }

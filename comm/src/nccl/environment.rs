@@ -122,8 +122,9 @@ pub(super) fn warn_of_bits() {
     if !free.is_empty() {
         SAID.call_once(|| {
             tracing::warn!(
-                "{} not 0: the same step may have other bits in the next run, or captured. help: Set \
-                 them to 0, or connect before starting other threads",
+                "NCCL may add up gradients in another order in the next run, or when a step is \
+                 captured, so that bits differ: expected 0 for {}. help: Set them to 0, or connect \
+                 before starting other threads",
                 free.join(", ")
             );
         });

@@ -221,9 +221,6 @@ impl Folder {
             }
         }
         command.envs(WITHOUT_GPUS);
-        // Launchers that start and end at the same time may remove each other's session folder
-        // (Open MPI 4.1: "File exists").
-        command.env("OMPI_MCA_orte_tmpdir_base", &self.0);
         Job {
             command,
             folder: self.0.clone(),
@@ -290,6 +287,7 @@ pub(crate) struct Running {
     shared_before: BTreeSet<String>,
     after_step_2: Option<Instant>,
     _turn: Option<Turn>,
+    _sessions: Option<Folder>,
 }
 
 /// A job that has ended.
@@ -322,6 +320,13 @@ impl Job {
 
     pub(crate) fn start(mut self) -> Running {
         let turn = self.under_mpirun.then(Turn::wait_for);
+        // Launchers that start and end at the same time may remove each other's session folder
+        // (Open MPI 4.1: "File exists").
+        let sessions = self.under_mpirun.then(|| Folder::new("mpirun"));
+        if let Some(sessions) = &sessions {
+            self.command
+                .env("OMPI_MCA_orte_tmpdir_base", sessions.path());
+        }
         let shared_before = names_in(Path::new("/dev/shm"));
         let piped = self
             .command
@@ -342,6 +347,7 @@ impl Job {
             shared_before,
             after_step_2: None,
             _turn: turn,
+            _sessions: sessions,
         }
     }
 
