@@ -9,8 +9,10 @@ mod support;
 
 mod alone;
 mod audit;
+mod bad_data;
 mod benches;
 mod command_line;
+mod continuing;
 mod data;
 mod disk;
 mod events;
@@ -24,6 +26,7 @@ mod report;
 mod resuming;
 mod same;
 mod stopping;
+mod tables;
 mod truth;
 mod using;
 

@@ -18,7 +18,7 @@ const ROWS: &str = "--checkpoint OUT --data glyphs,rows=256,held-out=700 --devic
 
 /// A folder with a run that was trained in it, on one rank.
 #[track_caller]
-fn trained(words: &str) -> Folder {
+pub(super) fn trained(words: &str) -> Folder {
     let folder = Folder::new("using");
     folder.alone(words).run().assert_well();
     folder
@@ -26,7 +26,7 @@ fn trained(words: &str) -> Folder {
 
 /// The JSON that `eval` with these words prints.
 #[track_caller]
-fn evaluated(job: Job) -> Value {
+pub(super) fn evaluated(job: Job) -> Value {
     let ended = job.run();
     ended.assert_well();
     serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended}"))
@@ -34,16 +34,16 @@ fn evaluated(job: Job) -> Value {
 
 /// The bytes of a file that a job wrote.
 #[track_caller]
-fn bytes(folder: &Folder, name: &str) -> Vec<u8> {
+pub(super) fn bytes(folder: &Folder, name: &str) -> Vec<u8> {
     std::fs::read(folder.path().join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn array(folder: &Folder, name: &str) -> Tensor {
+pub(super) fn array(folder: &Folder, name: &str) -> Tensor {
     Tensor::load_npy(folder.path().join(name), Device::Cpu).unwrap()
 }
 
 /// The lines of a table as cells.
-fn table(folder: &Folder, name: &str) -> Vec<Vec<String>> {
+pub(super) fn table(folder: &Folder, name: &str) -> Vec<Vec<String>> {
     let text = String::from_utf8(bytes(folder, name)).unwrap();
     text.lines()
         .map(|line| line.split(',').map(String::from).collect())
@@ -51,7 +51,7 @@ fn table(folder: &Folder, name: &str) -> Vec<Vec<String>> {
 }
 
 /// The classes of the held-out rows of built-in data.
-fn classes_of(spec: &str) -> Vec<i64> {
+pub(super) fn classes_of(spec: &str) -> Vec<i64> {
     let rows = ddp::data::open(&spec.parse::<DataSpec>().unwrap())
         .unwrap()
         .held_out;
@@ -568,193 +568,6 @@ fn every_flag_of_the_machine_changes_nothing() {
         (a - b).abs() <= 2.0 * 800.0 * f64::from(f32::EPSILON) / 2.0 * 20.0,
         "{a} and {b}"
     );
-}
-
-/// Flowers as a table with these columns, `count` rows from `first` on. The two sizes determine the
-/// kind; one name needs quotes.
-fn flowers(columns: &[&str], first: u32, rows: u32) -> String {
-    let row = |number: u32| {
-        let (length, width) = (number * 37 % 101, number * 53 % 97);
-        let kind = if length + width < 70 {
-            "small"
-        } else if length > width {
-            "\"long, thin\""
-        } else {
-            "wide"
-        };
-        let cell = |column: &&str| match *column {
-            "length" => format!("{}.5", length),
-            "width" => format!("{}.25", width),
-            "kind" => kind.to_string(),
-            other => format!("{other} of {number}"),
-        };
-        columns.iter().map(cell).collect::<Vec<_>>().join(",") + "\n"
-    };
-    columns.join(",") + "\n" + &(first..first + rows).map(row).collect::<String>()
-}
-
-#[test]
-fn a_tables_columns_are_found_by_name_and_its_classes_keep_their_names() {
-    let folder = Folder::new("using-table");
-    let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    put("train.csv", &flowers(&["length", "width", "kind"], 0, 200));
-    put("test.csv", &flowers(&["length", "width", "kind"], 200, 100));
-    let words = "--data train.csv --labels kind --val-data test.csv --val-labels kind --normalize standard --hidden 8 --batch-size 16 --epochs 4 \
-                 --lr 0.05 --out OUT --device cpu";
-    folder.together(words).run().assert_well();
-    let record = folder.record();
-    let last = record
-        .all("eval")
-        .last()
-        .map(|eval| (number(eval, "accuracy"), eval["step"].as_u64().unwrap()))
-        .unwrap();
-    let use_it = format!(
-        "--checkpoint OUT/checkpoints/step-{:08} --device cpu",
-        last.1
-    );
-
-    // The label's column is the one that was learned from, wherever it stands.
-    put(
-        "turned.csv",
-        &flowers(&["kind", "note", "width", "length"], 200, 100),
-    );
-    let straight = evaluated(folder.alone(&format!("eval {use_it} --data test.csv --json")));
-    assert_eq!(number(&straight, "accuracy"), last.0);
-    let mut turned = evaluated(folder.alone(&format!("eval {use_it} --data turned.csv --json")));
-    turned["data"] = straight["data"].clone();
-    assert_eq!(turned, straight);
-    let names: Vec<&str> = straight["classes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|class| class["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names, ["long, thin", "small", "wide"]);
-
-    // Also if it was not named in training: it was the last column then.
-    let words = words
-        .replace(" --labels kind", "")
-        .replace("--val-labels kind", "")
-        .replace("OUT", "OUT-default");
-    folder.together(&words).run().assert_well();
-    let use_default = use_it.replace("OUT", "OUT-default");
-    let mut unnamed =
-        evaluated(folder.alone(&format!("eval {use_default} --data turned.csv --json")));
-    for same in ["data", "checkpoint"] {
-        unnamed[same] = straight[same].clone();
-    }
-    assert_eq!(unnamed, straight);
-
-    // No labels are needed, and columns of another order, or more of them, change nothing.
-    put("new.csv", &flowers(&["width", "note", "length"], 200, 100));
-    for data in ["test", "turned", "new"] {
-        folder
-            .alone(&format!(
-                "predict {use_it} --data {data}.csv --out {data}-out.csv"
-            ))
-            .run()
-            .assert_well();
-        assert!(
-            bytes(&folder, &format!("{data}-out.csv")) == bytes(&folder, "test-out.csv"),
-            "{data}"
-        );
-    }
-    let text = String::from_utf8(bytes(&folder, "test-out.csv")).unwrap();
-    assert!(
-        text.contains(",\"long, thin\",0.") && text.contains(",wide,0."),
-        "{text}"
-    );
-
-    let refused = |command: &str, name: &str, text: &str, parts: &[&str]| {
-        put(name, text);
-        let ended = folder
-            .together(&format!("{command} {use_it} --data {name}"))
-            .run();
-        let cause = ended.assert_fails(65);
-        parts
-            .iter()
-            .for_each(|part| assert!(cause.contains(part), "{part}: {ended}"));
-    };
-    let unknown = flowers(&["length", "width", "kind"], 200, 5).replacen("wide", "round", 1);
-    refused("eval", "unknown.csv", &unknown, &["unknown.csv", "round"]);
-    folder
-        .alone(&format!(
-            "predict {use_it} --data unknown.csv --out unknown.npy"
-        ))
-        .run()
-        .assert_well();
-    refused(
-        "predict --out a.npy",
-        "lacks.csv",
-        &flowers(&["length", "kind"], 200, 5),
-        &["lacks.csv", "width"],
-    );
-    refused(
-        "predict --out a.npy",
-        "bad.csv",
-        "length,width\n1,2\n3,wide\n",
-        &["bad.csv", "wide", "width"],
-    );
-    refused(
-        "eval",
-        "labelless.csv",
-        &flowers(&["length", "width"], 200, 5),
-        &["labelless.csv", "kind"],
-    );
-}
-
-#[test]
-fn arrays_are_normalised_as_in_training() {
-    let folder = Folder::new("using-arrays");
-    let put = |name: &str, tensor: Tensor| tensor.save_npy(folder.path().join(name)).unwrap();
-    for (name, first, rows) in [("train", 0u32, 96usize), ("test", 96, 40)] {
-        let pixel = |at: usize| (((first as usize * 16 + at) * 7919) % 251) as u8;
-        let pixels: Vec<u8> = (0..rows * 16).map(pixel).collect();
-        let classes: Vec<i64> = pixels
-            .chunks(16)
-            .map(|row| i64::from(row[0] > 120) + i64::from(row[5] > 160))
-            .collect();
-        put(
-            &format!("{name}-x.npy"),
-            Tensor::from_slice(&pixels, &[rows, 4, 4], Device::Cpu).unwrap(),
-        );
-        put(
-            &format!("{name}-y.npy"),
-            Tensor::from_slice(&classes, &[rows], Device::Cpu).unwrap(),
-        );
-    }
-    for normalize in ["unit", "standard"] {
-        let words = format!(
-            "--data train-x.npy --labels train-y.npy --val-data test-x.npy --val-labels test-y.npy --normalize {normalize} --hidden 8 \
-             --batch-size 16 --epochs 2 --out OUT{normalize} --device cpu"
-        );
-        folder.alone(&words).run().assert_well();
-        let record =
-            crate::support::record::Record::read(&folder.path().join(format!("out{normalize}")));
-        let last = *record.all("eval").last().unwrap();
-        let use_it = format!(
-            "--checkpoint OUT{normalize}/checkpoints/step-00000012 --data test-x.npy --device cpu"
-        );
-        let found = evaluated(folder.alone(&format!("eval {use_it} --labels test-y.npy --json")));
-        assert_eq!(
-            number(&found, "loss").to_bits(),
-            number(last, "loss").to_bits(),
-            "{normalize}"
-        );
-        folder
-            .alone(&format!("predict {use_it} --out {normalize}.npy"))
-            .run()
-            .assert_well();
-        let ours = array(&folder, &format!("{normalize}.npy"))
-            .to_vec::<i64>()
-            .unwrap();
-        let right = ours
-            .iter()
-            .zip(array(&folder, "test-y.npy").to_vec::<i64>().unwrap())
-            .filter(|(a, b)| **a == *b)
-            .count();
-        assert_eq!(found["right"], right);
-    }
 }
 
 /// A Python that has torch and safetensors: the one that DDP_PYTHON names, else python3.

@@ -15,6 +15,7 @@ use std::sync::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::support::processes::*;
 use crate::support::record::Record;
 
 /// How long a job may take to end after a fault, as this project promises.
@@ -514,7 +515,7 @@ impl Running {
             std::thread::sleep(Duration::from_millis(5));
         };
         self.look_for_step_2();
-        let left = left_behind(&self.folder);
+        let left = left_behind(&self.folder, END_MAX);
         let after_step_2 = self.after_step_2.map(|at| at.elapsed());
         // Else they would hold the pipes open.
         kill(&left);
@@ -560,67 +561,6 @@ impl Drop for Turn {
     }
 }
 
-/// The processes that have `folder` in their environment. Zombies have no environment.
-fn processes_of(folder: &Path) -> Vec<u32> {
-    let marker = folder.as_os_str().as_encoded_bytes();
-    let is_ours = |pid: &u32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(marker.len()).any(|part| part == marker)
-    };
-    names_in(Path::new("/proc"))
-        .iter()
-        .filter_map(|name| name.parse().ok())
-        .filter(is_ours)
-        .collect()
-}
-
-/// Whether the main thread of a process waits for a lock. Open MPI 4's launcher deadlocks when a
-/// rank is killed while connecting to it; `launch/mpirun` ends it then, and so do these tests.
-fn waits_for_a_lock(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("futex"))
-}
-
-/// A process, and what its threads are at.
-fn described(pid: u32) -> String {
-    let read =
-        |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    let threads = names_in(Path::new(&format!("/proc/{pid}/task")));
-    let threads = threads.iter().map(|thread| {
-        let [name, waits] = ["comm", "wchan"].map(|what| read(&format!("task/{thread}/{what}")));
-        format!("{} in {}", name.trim(), waits.trim())
-    });
-    format!(
-        "{pid} {}: {}",
-        read("cmdline").replace('\0', " "),
-        threads.collect::<Vec<_>>().join(", ")
-    )
-}
-
-/// The processes that stay: those that are not gone when a job has to be over.
-fn left_behind(folder: &Path) -> Vec<u32> {
-    let started = Instant::now();
-    loop {
-        let left = processes_of(folder);
-        if left.is_empty() || started.elapsed() > END_MAX {
-            return left;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn kill(pids: &[u32]) {
-    send("KILL", pids);
-}
-
-fn send(signal: &str, pids: &[u32]) {
-    if !pids.is_empty() {
-        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-        // Processes that have ended meanwhile do not matter.
-        let line = format!("kill -s {signal} {} 2>&-", pids.join(" "));
-        _ = Command::new("sh").args(["-c", &line]).status();
-    }
-}
-
 /// The program with Ctrl-C enabled. Processes that a script starts in the background ignore SIGINT,
 /// and their children inherit that. Under a launcher ranks always receive it.
 fn hearing_ctrl_c() -> Command {
@@ -634,73 +574,6 @@ fn hearing_ctrl_c() -> Command {
     let mut command = Command::new("env");
     command.arg("--default-signal=INT").arg(program());
     command
-}
-
-/// Whether a process has pending signals. A process that is gone or a zombie counts as having none.
-fn has_pending_signals(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    if status.contains("\nState:\tZ") {
-        return false;
-    }
-    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-    pending.is_some_and(|set| set.trim().bytes().any(|digit| digit != b'0'))
-}
-
-/// Whether a process of ours, and not its launcher, has a handler for SIGUSR1.
-fn catches_usr1(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let field = |name: &str| {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(name))
-            .map(str::trim)
-            .unwrap_or_default()
-    };
-    let caught = u64::from_str_radix(field("SigCgt:"), 16).unwrap_or(0);
-    field("Name:") == "ddp-train" && caught & (1 << (10 - 1)) != 0
-}
-
-/// New files in /dev/shm that no process uses; those of other programs do not count.
-fn left_in_shared_memory(before: &BTreeSet<String>) -> Vec<String> {
-    let started = Instant::now();
-    loop {
-        let new = names_in(Path::new("/dev/shm"))
-            .difference(before)
-            .cloned()
-            .collect::<Vec<_>>();
-        let left: Vec<String> = new
-            .into_iter()
-            .filter(|name| !is_in_use(&format!("/dev/shm/{name}")))
-            .collect();
-        if left.is_empty() || started.elapsed() > Duration::from_secs(1) {
-            return left;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Whether a process has this file, or one in this folder, open or in its memory.
-fn is_in_use(path: &str) -> bool {
-    let has = |pid: &String| {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-        let folder = format!("/proc/{pid}/fd");
-        let mut open = names_in(Path::new(&folder))
-            .into_iter()
-            .filter_map(|fd| std::fs::read_link(format!("{folder}/{fd}")).ok());
-        maps.contains(path) || open.any(|file| file.to_string_lossy().starts_with(path))
-    };
-    names_in(Path::new("/proc"))
-        .iter()
-        .filter(|name| name.parse::<u32>().is_ok())
-        .any(has)
-}
-
-/// The names in a folder; none if it cannot be read.
-fn names_in(folder: &Path) -> BTreeSet<String> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect()
 }
 
 impl Ended {

@@ -7,6 +7,7 @@
 pub(crate) mod golden;
 pub(crate) mod job;
 pub(crate) mod lines;
+mod processes;
 pub(crate) mod random;
 pub(crate) mod record;
 pub(crate) mod training;

@@ -1,0 +1,505 @@
+//! What a run may be resumed from, what is refused, and which checkpoints are kept.
+
+use std::path::Path;
+
+use crate::made::{CLASSES, ROWS, csv, row};
+use crate::resuming::{SHORT, outcome, saved, undisturbed};
+use crate::support::job::{Ended, Folder};
+use crate::support::record::{model_bytes, number};
+
+/// A run of which 7 steps are taken, at a constant rate.
+fn seven_steps(name: &str) -> Folder {
+    let folder = Folder::new(name);
+    folder.alone(&seven("--steps 7")).run().assert_well();
+    assert_eq!(saved(&folder), [3, 6, 7]);
+    folder
+}
+
+fn seven(flags: &str) -> String {
+    format!(
+        "{} {flags}",
+        SHORT.replace("--steps 20", "--schedule constant --warmup-steps 0")
+    )
+}
+
+#[test]
+fn flags_that_alter_what_is_computed_are_refused_by_name_and_overridden_where_that_is_asked_for() {
+    let folder = seven_steps("flags");
+    let before = folder.tree();
+    let words = seven("--steps 9 --lr 0.01 --seed 7 --resume auto");
+    let ended = folder.alone(&words).run();
+    let cause = ended.assert_fails(2);
+    for part in [
+        "step 7",
+        "--lr 0.01 (was 0.001)",
+        "--seed 7 (was 0)",
+        "--override",
+    ] {
+        assert!(cause.contains(part), "{part}: {ended}");
+    }
+    let data = words
+        .replace("--lr 0.01 --seed 7", "")
+        .replace("rows=210", "rows=211");
+    assert!(
+        folder
+            .alone(&data)
+            .run()
+            .assert_fails(2)
+            .contains("--data with other rows")
+    );
+    let longer = words
+        .replace("--lr 0.01 --seed 7", "")
+        .replace("--schedule constant", "--schedule cosine");
+    let ended = folder.alone(&longer).run();
+    assert!(
+        ended.assert_fails(2).contains(
+            "--schedule cosine (was constant), --steps 9 (was 7; --schedule cosine depends on it)"
+        ),
+        "{ended}"
+    );
+    assert!(folder.tree() == before, "what is refused changes nothing");
+
+    let ended = folder.alone(&format!("{words} --override")).run();
+    ended.assert_well();
+    let resume = folder.record().all("resume")[0].clone();
+    assert_eq!(
+        resume["overridden"],
+        serde_json::json!(["--lr 0.01 (was 0.001)", "--seed 7 (was 0)"]),
+        "{ended}"
+    );
+    let config = std::fs::read_to_string(folder.out().join("config.toml")).unwrap();
+    assert!(
+        config.contains("lr = 0.01") && config.contains(r#"resume = "never""#),
+        "{config}"
+    );
+}
+
+#[test]
+fn a_run_that_is_taken_finished_or_not_there_says_so() {
+    let folder = seven_steps("states");
+    let before = folder.tree();
+    let ended = folder.alone(&seven("--steps 9")).run();
+    assert!(
+        ended.assert_fails(2).contains("it holds a run already")
+            && ended.stderr.contains("--resume auto"),
+        "{ended}"
+    );
+    let ended = folder.alone(&seven("--steps 7 --resume auto")).run();
+    ended.assert_well();
+    assert!(
+        ended
+            .stderr
+            .contains("has taken all its 7 steps: nothing is left to do"),
+        "{ended}"
+    );
+    let ended = folder.alone(&seven("--steps 7 --lr 5 --resume auto")).run();
+    assert!(
+        ended.assert_fails(2).contains("--lr 5 (was 0.001)"),
+        "{ended}"
+    );
+    let ended = folder.alone(&seven("--steps 7 --resume true")).run();
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("--resume true: expected never, auto, or the folder of a checkpoint in"),
+        "{ended}"
+    );
+    let ended = folder.alone(&seven("--steps 5 --resume auto")).run();
+    assert!(
+        ended
+            .assert_fails(2)
+            .contains("has taken 7 steps: expected a run of as many or more"),
+        "{ended}"
+    );
+    assert!(folder.tree() == before, "nothing is changed");
+    let fresh = Folder::new("fresh");
+    let ended = fresh.alone(&seven("--steps 2 --resume auto")).run();
+    ended.assert_well();
+    assert!(
+        ended.stderr.contains("holds no run to resume") && fresh.record().all("resume").is_empty(),
+        "{ended}"
+    );
+}
+
+#[test]
+fn an_older_checkpoint_can_be_gone_on_from_and_later_ones_are_put_aside() {
+    let folder = seven_steps("older");
+    let checkpoint = |step: u64| {
+        folder
+            .out()
+            .join(format!("checkpoints/step-{step:08}"))
+            .display()
+            .to_string()
+    };
+    let expected = undisturbed(1, &seven("--steps 8"), 8);
+    folder
+        .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(3))))
+        .run()
+        .assert_well();
+    assert!(outcome(&folder, 8) == expected);
+    assert_eq!(saved(&folder), [3, 6, 8]);
+    assert!(
+        folder
+            .checkpoints()
+            .contains(&"superseded-step-00000007".to_string()),
+        "{:?}",
+        folder.checkpoints()
+    );
+    // Of another run, and none at all.
+    let other = Folder::new("other");
+    let ended = other
+        .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(3))))
+        .run();
+    let cause = ended.assert_fails(2);
+    assert!(
+        cause.contains("or the folder of a checkpoint in") && cause.contains("as --out"),
+        "{ended}"
+    );
+    let ended = folder
+        .alone(&seven(&format!("--steps 8 --resume {}", checkpoint(5))))
+        .run();
+    assert!(ended.assert_fails(2).contains("step-00000005"), "{ended}");
+}
+
+#[test]
+fn a_checkpoint_that_was_put_aside_is_resumed_from_under_its_own_name() {
+    let folder = seven_steps("aside");
+    let checkpoints = folder.out().join("checkpoints");
+    let words = |name: &str| {
+        seven(&format!(
+            "--steps 9 --resume {}",
+            checkpoints.join(name).display()
+        ))
+    };
+    folder.alone(&words("step-00000003")).run().assert_well();
+    let ended = folder.alone(&words("superseded-step-00000007")).run();
+    let cause = ended.assert_fails(2);
+    assert!(
+        cause.contains("help: rename it to") && cause.contains("step-00000007"),
+        "{ended}"
+    );
+    let (aside, named) = ("superseded-step-00000007", "step-00000007");
+    std::fs::rename(checkpoints.join(aside), checkpoints.join(named)).unwrap();
+    folder.alone(&words(named)).run().assert_well();
+    assert_eq!(saved(&folder), [6, 7, 9]);
+}
+
+#[test]
+fn a_finished_run_without_a_report_gets_one() {
+    let folder = seven_steps("over");
+    let report = folder.out().join("report.html");
+    std::fs::remove_file(&report).unwrap();
+    let ended = folder.together(&seven("--steps 7 --resume auto")).run();
+    ended.assert_well();
+    assert!(report.exists(), "{ended}");
+}
+
+#[test]
+fn rows_to_evaluate_on_that_are_others_make_the_best_anew() {
+    let folder = Folder::new("held-out");
+    let table = |name: &str, rows: std::ops::Range<usize>| {
+        let table = csv(rows, |index| CLASSES[row(index).1].into());
+        std::fs::write(folder.path().join(name), table).unwrap();
+    };
+    table("train.csv", 0..ROWS);
+    table("held-out.csv", 0..9);
+    table("others.csv", 1..10);
+    let run = |held_out: &str, steps: u64| {
+        let words = "--data train.csv --hidden 8 --batch-size 20 --schedule constant --warmup-steps 0 --lr 1e-5 --resume auto --out OUT";
+        let ended = folder
+            .alone(&format!("{words} --val-data {held_out} --steps {steps}"))
+            .run();
+        ended.assert_well();
+        let state = std::fs::read(
+            folder
+                .out()
+                .join(format!("checkpoints/step-{steps:08}/state.json")),
+        )
+        .unwrap();
+        let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
+        (
+            state["best"]["step"].as_u64().unwrap(),
+            state["held_out"].as_str().unwrap().to_string(),
+            ended,
+        )
+    };
+    let (_, rows, _) = run("held-out.csv", 4);
+    let (_, same, ended) = run("held-out.csv", 5);
+    assert!(
+        same == rows && !ended.stderr.contains("determined anew"),
+        "{ended}"
+    );
+    let (best, others, ended) = run("others.csv", 6);
+    assert!(best == 6 && others != rows, "{best}: {ended}");
+    assert!(
+        ended
+            .stderr
+            .contains("the held-out rows are not those of step"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn a_run_without_an_intact_checkpoint_is_left_alone() {
+    let folder = seven_steps("unusable");
+    for step in [3, 6, 7] {
+        std::fs::write(
+            folder
+                .out()
+                .join(format!("checkpoints/step-{step:08}/state.json")),
+            "{}",
+        )
+        .unwrap();
+    }
+    let before = folder.tree();
+    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
+    let cause = ended.assert_fails(65);
+    assert!(
+        cause.contains("another --out") && cause.contains("state.json"),
+        "{ended}"
+    );
+    assert!(folder.tree() == before, "{ended}");
+}
+
+#[test]
+fn a_run_whose_checkpoints_are_gone_is_left_alone() {
+    let folder = seven_steps("gone");
+    std::fs::remove_dir_all(folder.out().join("checkpoints")).unwrap();
+    let before = folder.tree();
+    let ended = folder.alone(&seven("--steps 9 --resume auto")).run();
+    let cause = ended.assert_fails(65);
+    assert!(
+        cause.contains("knows 3 of them, the last of step 7") && cause.contains("another --out"),
+        "{ended}"
+    );
+    assert!(folder.tree() == before, "{ended}");
+}
+
+/// The flags of the run that README.md shows, and of the longer one that resumes it.
+fn readme_example() -> [String; 2] {
+    let text = include_str!("../../../README.md").replace("\\\n", "");
+    let flags = |line: &str| {
+        let (_, flags) = line.split_once("ddp-train ")?;
+        flags
+            .contains("--out long")
+            .then(|| flags.replace("--out long", "--out OUT"))
+    };
+    let lines: Vec<String> = text.lines().filter_map(flags).collect();
+    lines
+        .try_into()
+        .expect("README.md shows two commands with --out long")
+}
+
+#[test]
+fn readmes_example_has_the_bytes_of_a_run_that_never_stopped() {
+    let [first, longer] = readme_example();
+    let folder = Folder::new("readme");
+    folder.alone(&first).run().assert_well();
+    folder.alone(&longer).run().assert_well();
+    let whole = Folder::new("whole");
+    whole.alone(&longer).run().assert_well();
+    assert!(model_bytes(&folder.out(), 100) == model_bytes(&whole.out(), 100));
+}
+
+#[test]
+fn a_warm_up_that_follows_from_the_steps_is_refused_by_name_when_they_change() {
+    let words = |flags: &str| SHORT.replace("--steps 20", &format!("--schedule constant {flags}"));
+    let folder = Folder::new("warm-up");
+    folder.alone(&words("--steps 60")).run().assert_well();
+    let before = folder.tree();
+    let ended = folder.alone(&words("--steps 100 --resume auto")).run();
+    let cause = ended.assert_fails(2);
+    let named = "--warmup-steps 10, by default a tenth of all steps (was 6)";
+    assert!(cause.contains(named), "{ended}");
+    assert!(folder.tree() == before, "{ended}");
+    let ended = folder
+        .alone(&words("--steps 100 --warmup-steps 6 --resume auto"))
+        .run();
+    ended.assert_well();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_with_a_warning_that_says_why() {
+    let folder = seven_steps("damaged");
+    let model = folder
+        .out()
+        .join("checkpoints/step-00000007/model.safetensors");
+    let mut bytes = std::fs::read(&model).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    std::fs::write(&model, bytes).unwrap();
+    let expected = undisturbed(1, &seven("--steps 8"), 8);
+    let ended = folder.alone(&seven("--steps 8 --resume auto")).run();
+    ended.assert_well();
+    assert!(
+        ended.stderr.contains("step-00000007: ") && ended.stderr.contains("model.safetensors"),
+        "{ended}"
+    );
+    assert_eq!(folder.record().all("resume")[0]["step"], 6);
+    assert!(outcome(&folder, 8) == expected, "{ended}");
+    // If it is named, there is no other.
+    std::fs::remove_file(folder.out().join("checkpoints/step-00000003/state.json")).unwrap();
+    let path = folder.out().join("checkpoints/step-00000003");
+    let ended = folder
+        .alone(&seven(&format!("--steps 9 --resume {}", path.display())))
+        .run();
+    assert!(
+        ended
+            .exit_code()
+            .is_some_and(|code| code == 65 || code == 74)
+            && ended.stderr.contains("state.json"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn what_a_crash_leaves_at_the_end_of_the_record_is_cut() {
+    let expected = undisturbed(1, &seven("--steps 8"), 8);
+    for tail in ["{\"event\":\"step\",\"step\":8,\"lo", "\0\0\0\0\0\0"] {
+        let folder = seven_steps("half");
+        let record = folder.out().join("metrics.jsonl");
+        let text = std::fs::read_to_string(&record).unwrap();
+        std::fs::write(&record, format!("{text}{tail}")).unwrap();
+        folder
+            .alone(&seven("--steps 8 --resume auto"))
+            .run()
+            .assert_well();
+        let (of_steps, evals, bytes) = outcome(&folder, 8);
+        // The run of 7 steps was over, and evaluated once more.
+        assert!(
+            of_steps == expected.0 && bytes == expected.2 && evals.len() == expected.1.len() + 1,
+            "{tail:?}"
+        );
+    }
+    // A record that was lost begins anew.
+    let folder = seven_steps("lost");
+    std::fs::remove_file(folder.out().join("metrics.jsonl")).unwrap();
+    folder
+        .alone(&seven("--steps 8 --resume auto"))
+        .run()
+        .assert_well();
+    assert_eq!(
+        (
+            folder.record().of_steps("step"),
+            folder.record().all("resume").len()
+        ),
+        (vec![8.0], 1)
+    );
+}
+
+#[test]
+fn a_loss_that_is_no_number_leaves_the_checkpoints_before_it() {
+    let folder = Folder::new("nonfinite");
+    let words = SHORT
+        .replace("--log-every 1", "--log-every 7")
+        .replace("--checkpoint-every 3", "--checkpoint-every 1");
+    let words = format!("{words} --lr 1e30 --optimizer sgd --warmup-steps 0");
+    let ended = folder.together(&words).run();
+    let cause = ended.assert_fails(76);
+    assert!(
+        cause.contains("step 2: the loss or its gradient is not finite"),
+        "{ended}"
+    );
+    assert_eq!(folder.checkpoints(), ["step-00000001"], "{ended}");
+    let ended = folder.together(&format!("{words} --resume auto")).run();
+    assert!(
+        ended.assert_fails(76).contains("step 2: ")
+            && ended.stderr.contains("resuming after step 1"),
+        "{ended}"
+    );
+    assert_eq!(folder.checkpoints(), ["step-00000001"], "{ended}");
+}
+
+#[test]
+fn the_newest_are_kept_and_the_best() {
+    let folder = Folder::new("keep");
+    // It learns at first, and is driven away when the rate has risen.
+    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --steps 24 --eval-every 3 --checkpoint-every 3 --keep 2 \
+                 --optimizer sgd --momentum 0 --lr 30 --warmup-steps 24 --out OUT";
+    folder.together(words).run().assert_well();
+    let record = folder.record();
+    let evals: Vec<(f64, u64)> = record
+        .all("eval")
+        .into_iter()
+        .map(|eval| (number(eval, "loss"), number(eval, "step") as u64))
+        .collect();
+    let best = evals
+        .iter()
+        .copied()
+        .min_by(|a, b| a.0.total_cmp(&b.0))
+        .unwrap()
+        .1;
+    assert!(best < 21, "the last are not the best: {evals:?}");
+    assert_eq!(saved(&folder), [best, 21, 24], "{evals:?}");
+}
+
+#[test]
+fn a_model_that_is_better_than_ever_is_saved_wherever_checkpoints_fall() {
+    let folder = Folder::new("best");
+    let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --steps 12 --eval-every 5 --checkpoint-every 100 --out OUT";
+    folder.together(words).run().assert_well();
+    assert_eq!(saved(&folder), [5, 10, 12]);
+}
+
+#[test]
+fn a_run_begins_with_a_given_model_if_it_is_the_models() {
+    let first = seven_steps("first");
+    let model = first
+        .out()
+        .join("checkpoints/step-00000007/model.safetensors");
+    let begin = |words: &str, path: &Path| -> (Folder, Ended) {
+        let folder = Folder::new("init");
+        let ended = folder
+            .together(&format!("{words} --init-from {}", path.display()))
+            .run();
+        (folder, ended)
+    };
+    for path in [model.as_path(), model.parent().unwrap()] {
+        let (folder, ended) = begin(&seven("--steps 0"), path);
+        ended.assert_well();
+        assert!(model_bytes(&folder.out(), 0) == std::fs::read(&model).unwrap());
+    }
+    let (_, ended) = begin(
+        &seven("--steps 0").replace("--hidden 16", "--hidden 17"),
+        &model,
+    );
+    assert!(
+        ended
+            .assert_fails(65)
+            .contains("has the shape [16, 784], and [17, 784] in the model"),
+        "{ended}"
+    );
+    let pickle = first.path().join("model.pt");
+    std::fs::write(&pickle, b"PK\x03\x04 and so on").unwrap();
+    let (_, ended) = begin(&seven("--steps 0"), &pickle);
+    assert!(ended.assert_fails(65).contains("safetensors"), "{ended}");
+    let (_, ended) = begin(&seven("--steps 0"), Path::new("nowhere.safetensors"));
+    assert!(
+        ended.assert_fails(74).contains("nowhere.safetensors"),
+        "{ended}"
+    );
+}
+
+/// `tests/golden/checkpoint-0.5` was written by ddp-train 0.5.0.
+#[test]
+fn a_checkpoint_of_version_0_5_is_resumed_and_used() {
+    let folder = Folder::new("older-version");
+    let checkpoint = folder.out().join("checkpoints/step-00000004");
+    std::fs::create_dir_all(&checkpoint).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/checkpoint-0.5");
+    for entry in std::fs::read_dir(golden).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), checkpoint.join(entry.file_name())).unwrap();
+    }
+    let data = "--data glyphs,rows=64,held-out=16";
+    let eval = folder.alone(&format!("eval --checkpoint OUT {data}")).run();
+    eval.assert_well();
+    let flags = "--hidden 1 --batch-size 16 --schedule constant --warmup-steps 0 --out OUT";
+    let ended = folder
+        .alone(&format!(
+            "{data} {flags} --steps 6 --resume auto --device cpu"
+        ))
+        .run();
+    ended.assert_well();
+    assert_eq!(saved(&folder), [4, 6], "{ended}");
+}
