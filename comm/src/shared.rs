@@ -39,7 +39,7 @@ pub(crate) use self::activity::Signature;
 pub(crate) use self::board::Board;
 use self::channel::{Channel, Count, NumberedCall, StepOrder};
 pub(crate) use self::delays::Delays;
-pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, LANES, LaneMarks, Marks, PAIRS};
+pub(crate) use self::gpu_page::{COLLECTIVES, GpuPages, JOINED, LANES, LaneMarks, Marks, PAIRS};
 use self::layout::Cut;
 use self::mail::Mailbox;
 use self::round::Round;

@@ -48,6 +48,8 @@ pub struct World {
     links: Links,
     control: Group,
     timeout: Duration,
+    /// At least as long.
+    join_timeout: Duration,
     next_channel: AtomicUsize,
     host_count: usize,
     cores: CoreShare,
@@ -153,6 +155,7 @@ impl World {
             links: start.links,
             control: Group::new(control, "control", options.timeout),
             timeout: options.timeout,
+            join_timeout: options.join_timeout.max(options.timeout),
             next_channel: AtomicUsize::new(CONTROL + 1),
             host_count: start.host_count,
             cores: CoreShare::new(&start.masks, local_rank, start.launcher_cores),
@@ -256,7 +259,8 @@ impl World {
     }
 
     /// A new group over all ranks for tensors on GPUs. `device` is this rank's, and no other
-    /// rank's. All ranks call this in the same order, with the same names. Several ranks need NCCL.
+    /// rank's. All ranks call this in the same order, with the same names. Several ranks need NCCL,
+    /// which has [`Options::join_timeout`] to connect them.
     ///
     /// A process may have several groups on one GPU. Their calls are made one at a time, and their
     /// work on the device follows the order of the calls, so all ranks make them in the same order
@@ -292,6 +296,7 @@ impl World {
             host: self.links.collective(channel)?,
             channel,
             timeout: self.timeout,
+            join_timeout: self.join_timeout,
             of_processes: self.of_processes,
             site,
         })

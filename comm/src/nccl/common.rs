@@ -1,9 +1,10 @@
 //! What a group's calls and its watch both need.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::join::Join;
 use crate::collective::Call;
 use crate::failure::Failure;
 use crate::shared::GpuPages;
@@ -17,7 +18,10 @@ pub(super) struct Common {
     pub(super) failure: Arc<Failure>,
     pub(super) pages: GpuPages,
     pub(super) group: &'static str,
-    pub(super) timeout: Duration,
+    timeout: Duration,
+    /// How long calls may take before the group `has_joined`.
+    join_timeout: Duration,
+    has_joined: AtomicBool,
     /// Whether ranks are processes, which have to end together.
     pub(super) of_processes: bool,
     /// Counts when this rank's host enters and leaves NCCL: odd while it is in a call.
@@ -25,6 +29,32 @@ pub(super) struct Common {
 }
 
 impl Common {
+    pub(super) fn new(join: &Join<'_>) -> Common {
+        Common {
+            pages: GpuPages::new(&join.failure.board, join.channel),
+            failure: Arc::clone(join.failure),
+            group: join.name,
+            timeout: join.timeout,
+            join_timeout: join.join_timeout,
+            has_joined: AtomicBool::new(false),
+            of_processes: join.of_processes,
+            in_nccl: AtomicU64::new(0),
+        }
+    }
+
+    /// How long a call may take: NCCL connects ranks at their first calls.
+    pub(super) fn timeout(&self) -> Duration {
+        match self.has_joined.load(Ordering::Acquire) {
+            true => self.timeout,
+            false => self.join_timeout,
+        }
+    }
+
+    /// Every call has been made once.
+    pub(super) fn set_joined(&self) {
+        self.has_joined.store(true, Ordering::Release);
+    }
+
     pub(super) fn local_rank(&self) -> usize {
         self.failure.identity.local_rank
     }

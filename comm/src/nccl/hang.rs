@@ -82,7 +82,7 @@ impl View<'_> {
         };
         let ranks: Vec<usize> = missing.iter().map(|&other| self.rank(other)).collect();
         let names_ranks = !ranks.is_empty() && (lane == COLLECTIVES || peer.is_some());
-        let within = Seconds(common.timeout);
+        let within = Seconds(common.timeout());
         let mut reason = match peer {
             _ if names_ranks => format!("{} did not arrive within {within}", Ranks(&ranks)),
             Some(peer) if asked.is_empty() => {
@@ -129,7 +129,7 @@ impl View<'_> {
             .others()
             .map(|(other, _)| self.whereabouts(other, COLLECTIVES));
         let others: Vec<String> = others.collect();
-        let within = Seconds(common.timeout);
+        let within = Seconds(common.timeout());
         let reason = format!("NCCL did not return within {within}. {}", others.join(". "));
         hang(call, reason, CHECK_RANKS)
     }

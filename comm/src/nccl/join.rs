@@ -2,7 +2,6 @@
 //! all join on a thread that is waited for no longer than the deadline.
 
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,7 +22,7 @@ use crate::error::{Error, Line, Problem, Remedy, Result, SAME_CALLS, Seconds};
 use crate::failure::Failure;
 use crate::group::Group;
 use crate::handshake::{Field, handshake};
-use crate::shared::{GpuPages, LANES};
+use crate::shared::{JOINED, LANES};
 use crate::waited::Waited;
 
 /// The stack of the thread that joins: NCCL's own size for its threads, larger than Rust's.
@@ -45,6 +44,8 @@ pub(crate) struct Join<'a> {
     pub(crate) host: Arc<dyn Collective>,
     pub(crate) channel: usize,
     pub(crate) timeout: Duration,
+    /// How long NCCL may take to connect ranks that all show progress.
+    pub(crate) join_timeout: Duration,
     /// Whether ranks are processes, which have to end together.
     pub(crate) of_processes: bool,
     pub(crate) site: Site,
@@ -52,22 +53,14 @@ pub(crate) struct Join<'a> {
 
 /// Makes the group.
 pub(crate) fn join(join: Join<'_>) -> Result<Group> {
-    let (name, device, timeout) = (join.name, join.device, join.timeout);
+    let (name, device) = (join.name, join.device);
     // The device's own errors belong to this rank: before any rank waits for another.
     foreign::bind(device, "gpu_group", join.site)?;
     // Compiles kernels if necessary: not while others wait in a call.
     let progress = Progress::new(device, LANES)?;
     environment::warn_of_bits();
     let (library, id) = join.agree()?;
-    let common = Arc::new(Common {
-        pages: GpuPages::new(&join.failure.board, join.channel),
-        failure: Arc::clone(join.failure),
-        group: name,
-        timeout,
-        of_processes: join.of_processes,
-        in_nccl: AtomicU64::new(0),
-    });
-    common.pages.set_joining(common.local_rank());
+    let common = Arc::new(Common::new(&join));
     let raw = join.initialise(library.functions, id, &common)?;
     let communicator = Arc::new(Communicator {
         functions: library.functions,
@@ -86,8 +79,9 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
         common: Arc::clone(&common),
         state: Mutex::new(State::default()),
     };
-    let group = Group::new(Arc::new(nccl), name, timeout);
+    let group = Group::new(Arc::new(nccl), name, join.timeout);
     warm::warm_up(&group, device, &common)?;
+    common.set_joined();
     let version = library.version;
     tracing::debug!("group {name}: NCCL {version} joined {size} ranks, this one with {device}");
     Ok(group)
@@ -174,10 +168,14 @@ impl Join<'_> {
         let thread = std::thread::Builder::new().name("nccl start".into());
         let started = thread.stack_size(STACK_BYTES).spawn(body);
         started.map_err(|error| Error::no_thread(self.action(), &error))?;
-        let mut waited = Waited::new();
+        let (mut waited, mut peers) = (Waited::new(), Vec::new());
         loop {
+            common.pages.show_joining(common.local_rank());
             match answered.recv_timeout(PERIOD) {
-                Ok(joined) => return joined,
+                Ok(joined) => {
+                    common.pages.set_joined(common.local_rank());
+                    return joined;
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     let reason = "the thread that called NCCL ended without an answer";
                     let help = "look above for its messages";
@@ -185,31 +183,54 @@ impl Join<'_> {
                 }
                 Err(RecvTimeoutError::Timeout) => self.failure.check()?,
             }
-            if waited.after(PERIOD) >= self.timeout {
+            let total = waited.after(PERIOD);
+            let missing = self.silent(common, &mut peers, total);
+            if !missing.is_empty() {
+                return Err(Error::Timeout {
+                    call: self.action(),
+                    missing,
+                    waited: self.timeout,
+                    total,
+                });
+            }
+            if total >= self.join_timeout {
                 return Err(self.too_late(common));
             }
         }
     }
 
-    /// The error when time is up: who has not come, as far as this host knows.
-    fn too_late(&self, common: &Common) -> Error {
-        let missing = common.others();
-        let missing = missing.filter(|(local_rank, _)| !common.pages.is_joining(*local_rank));
-        let missing: Vec<usize> = missing.map(|(_, rank)| rank).collect();
-        if !missing.is_empty() {
-            return Error::Timeout {
-                call: self.action(),
-                missing,
-                waited: self.timeout,
-                total: self.timeout,
-            };
+    /// The ranks of this host that have shown no progress for the timeout, at time `now`. `peers`
+    /// are the last signs of all, and when they came.
+    fn silent(
+        &self,
+        common: &Common,
+        peers: &mut Vec<(u64, Duration)>,
+        now: Duration,
+    ) -> Vec<usize> {
+        let mut silent = Vec::new();
+        for (index, (local_rank, rank)) in common.others().enumerate() {
+            let sign = common.pages.joining(local_rank);
+            if peers.len() == index {
+                peers.push((sign, Duration::ZERO));
+            }
+            if peers[index].0 != sign {
+                peers[index] = (sign, now);
+            }
+            if sign != JOINED && now - peers[index].1 >= self.timeout {
+                silent.push(rank);
+            }
         }
+        silent
+    }
+
+    /// The error when NCCL takes too long, though ranks show progress, as far as this host knows.
+    fn too_late(&self, common: &Common) -> Error {
         let present = if common.knows_all() {
             "all ranks have come"
         } else {
             "all ranks of this host have come (nothing is known of other hosts)"
         };
-        let within = Seconds(self.timeout);
+        let within = Seconds(self.join_timeout);
         let reason = format!("{present}, but NCCL did not connect them within {within}");
         let help = "NCCL_DEBUG=INFO shows what it waits for: often a firewall, or an interface that \
             cannot be reached (NCCL_SOCKET_IFNAME chooses one)";

@@ -121,9 +121,12 @@ fn check<T: Element>(tensor: &Tensor, expected: &[T], operation: &str) -> Result
 /// Waits for the device up to the deadline, or until the job fails.
 fn wait(event: &Event, common: &Common) -> Result<()> {
     let is_done = || common.failure.check().map(|()| event.is_done());
-    if !wait_until(common.timeout.saturating_add(MARGIN), is_done)? {
+    if !wait_until(common.timeout().saturating_add(MARGIN), is_done)? {
         let action = format!("warm up group {}", common.group);
-        let reason = format!("the device is not done within {}", Seconds(common.timeout));
+        let reason = format!(
+            "the device is not done within {}",
+            Seconds(common.timeout())
+        );
         let help = "NCCL_DEBUG=INFO shows what NCCL does";
         let problem = Problem::new(action, reason, help);
         return Err(Error::Setup(problem.with_remedy(Remedy::LongerTimeout)));

@@ -128,10 +128,11 @@ impl Watch {
         } else {
             OTHER_HOSTS_GRACE
         };
-        let limit = common.timeout.saturating_add(grace);
+        let timeout = common.timeout();
+        let limit = timeout.saturating_add(grace);
         for (lane, marks) in mine.lanes.iter().enumerate() {
             let waited = self.lanes[lane].after(marks.current(), passed);
-            if waited >= common.timeout {
+            if waited >= timeout {
                 let (error, names_ranks) = view.late(lane);
                 if names_ranks || waited >= limit {
                     common.failure.fail_with(&error);

@@ -20,7 +20,10 @@ pub(crate) const COLLECTIVES: usize = 0;
 /// The lane of sends and receives.
 pub(crate) const PAIRS: usize = 1;
 
-/// Offsets in words: whether the rank is joining the group; the lanes; the ring of the last
+/// The sign of a rank that has joined the group.
+pub(crate) const JOINED: u64 = u64::MAX;
+
+/// Offsets in words: the sign of a rank that is joining the group; the lanes; the ring of the last
 /// collectives and of every `STRIDE`th; the names.
 const JOINING_AT: usize = 0;
 const LANES_AT: usize = 8;
@@ -89,15 +92,21 @@ impl GpuPages {
         self.channel
     }
 
-    /// Records that a rank joins the group.
-    pub(crate) fn set_joining(&self, local_rank: usize) {
+    /// Shows that a rank waits for the others to join the group: called again and again.
+    pub(crate) fn show_joining(&self, local_rank: usize) {
         self.word(local_rank, JOINING_AT)
-            .store(1, Ordering::Release);
+            .fetch_add(1, Ordering::Release);
     }
 
-    /// Whether a rank joins the group, or has joined it.
-    pub(crate) fn is_joining(&self, local_rank: usize) -> bool {
-        self.word(local_rank, JOINING_AT).load(Ordering::Acquire) != 0
+    /// Records that NCCL has connected a rank.
+    pub(crate) fn set_joined(&self, local_rank: usize) {
+        self.word(local_rank, JOINING_AT)
+            .store(JOINED, Ordering::Release);
+    }
+
+    /// A number that changes while a rank waits for the others to join; then `JOINED`.
+    pub(crate) fn joining(&self, local_rank: usize) -> u64 {
+        self.word(local_rank, JOINING_AT).load(Ordering::Acquire)
     }
 
     /// Shows a rank's marks to the other ranks.

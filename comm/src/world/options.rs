@@ -12,6 +12,10 @@ pub struct Options {
     /// How long a rank waits for others that show no progress (`ddp_kernels::heartbeat`) before it
     /// reports which are missing.
     pub timeout: Duration,
+    /// How long NCCL may take to connect the ranks of a group and to make its first calls, if that
+    /// is longer than `timeout`. 8 GPUs of one host take 2.4 s (NCCL issue 534), ranks that share
+    /// a GPU longer.
+    pub join_timeout: Duration,
     /// The name that begins the line which says why a job ended. By default the name of the
     /// program's file.
     pub program: String,
@@ -31,6 +35,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             timeout: Duration::from_secs(600),
+            join_timeout: Duration::from_secs(60),
             program: program_name(),
             share_gpus: false,
             catches_stop: false,

@@ -7,7 +7,7 @@ use ddp_kernels::dtype::bf16;
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::{DType, Device, Element, Tensor, ops};
 
-use crate::rank::{commit, cpu_ms, now_ms, tell};
+use crate::rank::{commit, cpu_ms, now_ms, raise, tell};
 
 /// Lengths of the slices of a rank: one element, an odd number, and more than a block.
 const SLICES: [usize; 3] = [1, 333, 20_000];
@@ -29,6 +29,7 @@ pub(crate) fn play(words: &[&str], world: &World) -> Result<()> {
         ["rings"] => rings(world),
         ["agree"] => agree(world),
         ["never", rank] => never(world, rank),
+        ["stops", "joining", rank] => stops_joining(world, rank),
         ["idle"] => idle(world),
         ["names"] => names(world),
         ["apart"] => apart(world),
@@ -383,6 +384,18 @@ fn never(world: &World, rank: &str) -> Result<()> {
     if rank == world.rank().to_string() {
         tell("fault", now_ms());
         std::thread::sleep(Duration::from_secs(60));
+    }
+    world.gpu_group("gradients", device(world)).map(drop)
+}
+
+/// A rank that stops while NCCL connects the ranks.
+fn stops_joining(world: &World, rank: &str) -> Result<()> {
+    if rank == world.rank().to_string() {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_secs(2));
+            tell("fault", now_ms());
+            raise(libc::SIGSTOP);
+        });
     }
     world.gpu_group("gradients", device(world)).map(drop)
 }

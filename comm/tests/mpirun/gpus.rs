@@ -11,7 +11,7 @@ use ddp_kernels::Device;
 use ddp_kernels::device::discover;
 
 use crate::job::{Ended, Job};
-use crate::rank::{FAST, SHARE_GPUS};
+use crate::rank::{FAST, JOIN_TIMEOUT_MS, SHARE_GPUS};
 
 /// Prints a message past the harness, which hides the output of passing tests. Once a test: each
 /// has its thread.
@@ -275,10 +275,44 @@ fn a_rank_that_never_joins_is_named() {
     );
 }
 
+#[test]
+fn ranks_that_join_more_slowly_than_the_timeout_are_waited_for() {
+    if !has_simulated_gpus(2) {
+        return;
+    }
+    let slow = |role: &str| {
+        gpu_job(2, role)
+            .timeout_ms(1000)
+            .env("SIMCUDA_JOIN_MS", "2500")
+    };
+    slow("fault none 0 eager").run().assert_well();
+    let limited = slow("fault none 0 eager").env(JOIN_TIMEOUT_MS, "1500");
+    let ended = limited.run();
+    let cause = ended.assert_ended_with(77);
+    let expected = "all ranks have come, but NCCL did not connect them within 1.5 s";
+    assert!(cause.contains(expected), "{ended}");
+}
+
+#[test]
+fn a_rank_that_stops_while_ranks_join_is_named() {
+    if !has_simulated_gpus(3) {
+        return;
+    }
+    let job = gpu_job(3, "stops joining 1").timeout_ms(1500);
+    let ended = job.env("SIMCUDA_JOIN_MS", "20000").run();
+    let cause = ended.assert_ended_with(77);
+    assert!(cause.contains("join group gradients with cuda:"), "{ended}");
+    assert!(
+        cause.contains("rank 1 did not arrive within 1.5 s"),
+        "{ended}"
+    );
+}
+
 /// A job of two in which NCCL fails by `plan`.
 fn fails(plan: &str, how: &str) -> Ended {
     gpu_job(2, &format!("fault none 0 {how}"))
         .timeout_ms(2000)
+        .env(JOIN_TIMEOUT_MS, "2000")
         .env("SIMCUDA_FAULTS", plan)
         .run()
 }

@@ -17,6 +17,7 @@ use crate::gpu_rank;
 pub(crate) const ROLE: &str = "DDP_TEST_ROLE";
 pub(crate) const FOLDER: &str = "DDP_TEST_FOLDER";
 pub(crate) const TIMEOUT_MS: &str = "DDP_TEST_TIMEOUT_MS";
+pub(crate) const JOIN_TIMEOUT_MS: &str = "DDP_TEST_JOIN_TIMEOUT_MS";
 /// Set where there are fewer GPUs than ranks, as `launch/gpu-check` does: ranks may share them.
 pub(crate) const SHARE_GPUS: &str = "DDP_TEST_SHARE_GPUS";
 /// Set to leave the order of sums to NCCL.
@@ -43,12 +44,17 @@ extern "C" fn start() {
     if role == "init only" {
         init_only();
     }
+    let join_timeout_ms = std::env::var(JOIN_TIMEOUT_MS)
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let defaults = Options::default();
     let (timeout, share_gpus) = (
         Duration::from_millis(timeout_ms),
         std::env::var_os(SHARE_GPUS).is_some(),
     );
     let options = Options {
         timeout,
+        join_timeout: join_timeout_ms.map_or(defaults.join_timeout, Duration::from_millis),
         program: "ddp-train".into(),
         share_gpus,
         catches_stop: false,
@@ -427,11 +433,13 @@ fn fault(world: &World, kind: &str, faulty: usize, others: &str) -> Result<()> {
     Ok(())
 }
 
+/// Ends or stops this process.
+pub(crate) fn raise(signal: i32) {
+    // SAFETY: raises a signal that ends or stops this process.
+    unsafe { libc::raise(signal) };
+}
+
 pub(crate) fn commit(world: &World, kind: &str) -> Result<()> {
-    let raise = |signal: i32| {
-        // SAFETY: raises a signal that ends or stops this process.
-        unsafe { libc::raise(signal) };
-    };
     match kind {
         "panic" => panic!("seven is not a number"),
         "panic-in-thread" => _ = std::thread::spawn(|| panic!("seven is not a number")).join(),

@@ -1,5 +1,7 @@
 //! The environment's settings, read once.
 
+use std::time::Duration;
+
 use crate::faults::Plan;
 
 /// How to choose among work that may run.
@@ -57,6 +59,8 @@ pub struct Config {
     pub nccl_check: bool,
     /// GPUs are connected by NVLink switches, which add in the order of arrival.
     pub nvls: bool,
+    /// How long ranks take to make a communicator, once all have come.
+    pub join: Duration,
 }
 
 impl Default for Config {
@@ -78,6 +82,7 @@ impl Default for Config {
             timeline: None,
             nccl_check: false,
             nvls: false,
+            join: Duration::ZERO,
         }
     }
 }
@@ -158,6 +163,7 @@ impl Config {
             timeline: get("SIMCUDA_TIMELINE").map(Into::into),
             nccl_check: is_set("SIMCUDA_NCCL_CHECK"),
             nvls: is_set("SIMCUDA_NVLS"),
+            join: Duration::from_millis(number("SIMCUDA_JOIN_MS", 0)?),
             faults,
         })
     }
@@ -212,6 +218,7 @@ mod tests {
             ("SIMCUDA_LEAKS", "1"),
             ("SIMCUDA_NCCL_CHECK", "1"),
             ("SIMCUDA_NVLS", "1"),
+            ("SIMCUDA_JOIN_MS", "2500"),
             ("SIMCUDA_TIMELINE", "timeline"),
         ])
         .unwrap();
@@ -228,6 +235,7 @@ mod tests {
             (Some(3), Some("waits".into()))
         );
         assert_eq!(config.timeline, Some("timeline".into()));
+        assert_eq!(config.join, Duration::from_millis(2500));
         assert!(
             config.no_peer && config.trace && !config.drain && config.leaks && config.nccl_check
         );

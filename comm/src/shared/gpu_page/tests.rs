@@ -8,10 +8,7 @@ fn pages() -> GpuPages {
 #[test]
 fn marks_of_a_rank_are_read_by_the_others() {
     let pages = pages();
-    assert_eq!(
-        (pages.read(1), pages.is_joining(1)),
-        (Marks::default(), false)
-    );
+    assert_eq!((pages.read(1), pages.joining(1)), (Marks::default(), 0));
     let told = |number: u32| ReportedWork {
         number,
         call: 7 * number,
@@ -31,14 +28,14 @@ fn marks_of_a_rank_are_read_by_the_others() {
     };
     marks.ring = (7..71).map(told).collect();
     pages.publish(1, &marks);
-    pages.set_joining(1);
+    pages.show_joining(1);
+    pages.show_joining(1);
     let mut read = pages.read(1);
     read.ring.sort_by_key(|told| told.number);
-    assert_eq!((read, pages.is_joining(1)), (marks, true));
-    assert_eq!(
-        (pages.read(0), pages.is_joining(0)),
-        (Marks::default(), false)
-    );
+    assert_eq!((read, pages.joining(1)), (marks, 2));
+    pages.set_joined(1);
+    assert_eq!(pages.joining(1), JOINED);
+    assert_eq!((pages.read(0), pages.joining(0)), (Marks::default(), 0));
 }
 
 #[test]

@@ -59,7 +59,11 @@ fn init(
             return Ok(());
         }
         let come = come(coming)?;
-        held.without(|| meet(&come));
+        let join = held.config.join;
+        held.without(|| {
+            meet(&come);
+            std::thread::sleep(join);
+        });
         to.write(found(held, come)?);
         Ok(())
     })
