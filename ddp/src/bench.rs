@@ -7,6 +7,7 @@
 
 mod addmm;
 mod allreduce;
+mod explain;
 mod measure;
 mod mlp;
 
@@ -45,7 +46,7 @@ impl Bench {
     /// Measures on all ranks.
     pub fn run(&self, world: &World, say: Say<'_>) -> Result<()> {
         match self {
-            Bench::Mlp(flags) => say(&mlp::measure(flags, world)?),
+            Bench::Mlp(flags) => mlp::measure(flags, world, say),
             Bench::Addmm(flags) => addmm::measure(flags, world, say),
             Bench::Allreduce(flags) => allreduce::measure(flags, world, say),
         }

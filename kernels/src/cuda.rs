@@ -9,7 +9,7 @@
 //! * `queue.rs`: streams, events, and where a thread's work goes during a capture.
 //! * `copies.rs`: all copies; `peers.rs`: which devices can access each other's memory.
 //! * `loaded.rs`, `library.rs`: loading libraries; `nvrtc.rs`: compiling `.cu` files at first use.
-//! * `capture.rs`: what a capture keeps; `launch.rs`: how operations run kernels.
+//! * `nodes.rs`: what a graph consists of; `capture.rs`: what a capture keeps; `launch.rs`: how operations run kernels.
 //! * `blaslt.rs`: matrix products.
 
 pub(crate) mod blaslt;
@@ -22,6 +22,7 @@ pub(crate) mod gpu;
 pub(crate) mod launch;
 pub(crate) mod library;
 pub(crate) mod loaded;
+pub(crate) mod nodes;
 pub(crate) mod nvrtc;
 pub(crate) mod peers;
 pub(crate) mod queue;

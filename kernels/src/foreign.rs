@@ -27,6 +27,8 @@ use std::ffi::c_void;
 pub use crate::cuda::library::{Library, functions};
 
 use crate::cuda::Gpu;
+use crate::cuda::capture;
+use crate::cuda::nodes::NodeKind;
 use crate::error::{Error, Result, Site};
 use crate::storage::Borrow;
 use crate::stream::Stream;
@@ -112,6 +114,13 @@ pub fn enter<'a>(
         entered.borrows[index] = Some(borrow);
     }
     queue.gpu.bind().map_err(|fault| fault.of(op, device, at))?;
+    capture::note(|notes| {
+        notes.begin();
+        for (operand, &address) in operands.iter().zip(entered.addresses()) {
+            notes.operand(address, operand.tensor.bytes(), [true, operand.writes]);
+        }
+        notes.node(NodeKind::Foreign, op.into(), op, entered.addresses());
+    });
     Ok(entered)
 }
 

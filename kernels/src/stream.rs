@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub use graph::Graph;
+pub use graph::{Graph, GraphNode, NodeCounts, NodeKind};
 
 use crate::Device;
 use crate::cuda::Gpu;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use ddp_comm::{Field, Group, Reduce};
 use ddp_data::{Batch, InOrder, Origin};
-use ddp_kernels::stream::Stream;
+use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::transfer::{Phase, announced, forbid_transfers, in_phase};
 use ddp_kernels::{DType, Device, Tensor, ops};
 use ddp_nn::Loss;
@@ -341,6 +341,11 @@ impl Step {
     /// How many graphs steps are launched from. None if steps are not captured.
     pub fn graphs(&self) -> Option<usize> {
         self.graphs.count()
+    }
+
+    /// A graph that steps are launched from, if there is one yet: to look at its nodes.
+    pub fn any_graph(&self) -> Option<&Graph> {
+        self.graphs.any()
     }
 
     /// The memory of activations on all devices, in bytes.

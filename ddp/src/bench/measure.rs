@@ -66,21 +66,26 @@ impl Rounds {
     }
 }
 
-/// Pins this rank's threads and finds its device. `flags` is the text of all flags, which must be
-/// the same on all ranks. Simulated GPUs are refused.
+/// As `begin`, to measure: simulated GPUs are refused.
 pub(super) fn start(bench: &BenchFlags, flags: &str, world: &World) -> Result<Device> {
+    let device = begin(bench, flags, world)?;
+    if is_simulated(device) && !tries_simulated() {
+        let why = "figures of simulated GPUs mean nothing";
+        return Err(no_figures(bench, device, why));
+    }
+    Ok(device)
+}
+
+/// Pins this rank's threads and finds its device. `flags` is the text of all flags, which must be
+/// the same on all ranks.
+pub(super) fn begin(bench: &BenchFlags, flags: &str, world: &World) -> Result<Device> {
     threads::set_count_pinned_from(world.core_offset(), bench.ranks.thread_count(world))?;
     let help = "start every rank with the same program and the same flags";
     world.handshake(&[
         Field::must_match("the program's version", env!("CARGO_PKG_VERSION"), help),
         Field::must_match("the flags of the bench", flags, help),
     ])?;
-    let device = bench.ranks.find_device(world)?;
-    if is_simulated(device) && !tries_simulated() {
-        let why = "figures of simulated GPUs mean nothing";
-        return Err(no_figures(bench, device, why));
-    }
-    Ok(device)
+    bench.ranks.find_device(world)
 }
 
 /// For tests: simulated GPUs do everything up to the first timing.

@@ -10,14 +10,16 @@ use ddp_kernels::stream::{Stream, synchronize};
 use ddp_kernels::{DType, Device, Random, Tensor, threads};
 use serde_json::{Value, json};
 
+use super::explain;
 use super::measure::{
-    BenchFlags, Rounds, group_on, largest, precision, round, round_or_null, rounds, start,
+    BenchFlags, Rounds, Say, begin, group_on, largest, precision, round, round_or_null, rounds,
+    start,
 };
 use crate::cli::flags::{choice, number, whole};
 use crate::config::{FloatType, GraphChoice, List, Overlap, Precision};
 use crate::data::{Batch, SlotId, sampler};
 use crate::devices::described;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::models::mlp::WIDTH_MAX;
 use crate::models::{Mlp, Model};
 use crate::nn::CrossEntropy;
@@ -55,6 +57,9 @@ pub struct MlpFlags {
     /// Capture a step as a CUDA graph and replay it
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = choice::<GraphChoice>())]
     pub graph: GraphChoice,
+    /// List the nodes of a captured step and what each moves, instead of timing steps
+    #[arg(long)]
+    pub explain: bool,
     /// The flags of all benchmarks.
     #[command(flatten)]
     pub common: BenchFlags,
@@ -108,8 +113,9 @@ impl Reduced {
 }
 
 /// Measures on all ranks. Some figures of the line are this rank's own.
-pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
-    let device = start(&flags.common, &format!("{flags:?}"), world)?;
+pub(super) fn measure(flags: &MlpFlags, world: &World, say: Say<'_>) -> Result<()> {
+    let begin = if flags.explain { begin } else { start };
+    let device = begin(&flags.common, &format!("{flags:?}"), world)?;
     crate::step::check_graph(flags.graph, device)?;
     precision(flags.dtype, device)?;
     let began = Instant::now();
@@ -132,6 +138,12 @@ pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
     };
     take(&mut step)?;
     synchronize(device)?;
+    if flags.explain {
+        // Of the two slots each runs eagerly once before its step is captured.
+        (0..2).try_for_each(|_| take(&mut step))?;
+        synchronize(device)?;
+        return explained(&step, device, say);
+    }
     // The process's age is known to a hundredth of a second, and is at least what passed in here.
     let first_step_s = process::age_s().map(|age_s| age_s.max(began.elapsed().as_secs_f64()));
     let first_step_mb = process::peak_mb();
@@ -153,7 +165,17 @@ pub(super) fn measure(flags: &MlpFlags, world: &World) -> Result<Value> {
         device_peak_mb,
         optimizer_s: optimizer_s(&step, device)?,
     };
-    line(flags, device, main, &step, &measured)
+    say(&line(flags, device, main, &step, &measured)?)
+}
+
+fn explained(step: &Step, device: Device, say: Say<'_>) -> Result<()> {
+    let Some(graph) = step.any_graph() else {
+        return Err(Error::Usage(format!(
+            "--explain: expected a step captured as a CUDA graph, got an eager one on {device}; \
+             help: give --device cuda, and leave --graph out"
+        )));
+    };
+    explain::print(graph, device, say)
 }
 
 /// This rank's measurements.

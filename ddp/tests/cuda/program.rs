@@ -240,6 +240,51 @@ fn figures_are_those_of_real_gpus() {
     }
 }
 
+/// The lines of `bench mlp --explain` for one rank: those of the nodes, and their sums.
+fn explained(flags: &str) -> (Vec<serde_json::Value>, serde_json::Value) {
+    let words = format!("bench mlp --explain --device cuda --threads 1 {flags}");
+    let ended = Folder::new("explain").alone(&words).on_gpus().run();
+    ended.assert_well();
+    let line = |line: &str| serde_json::from_str(line).unwrap();
+    let mut lines: Vec<serde_json::Value> = ended.stdout.lines().map(line).collect();
+    let sums = lines.pop().expect("a line with the sums");
+    (lines, sums)
+}
+
+#[test]
+fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
+    let Some(_gpu) = gpu() else { return };
+    let (nodes, sums) = explained("--layers 64,48,32,10 --batch 128");
+    assert_eq!(sums["nodes"], nodes.len(), "{sums}");
+    // Three forward, three for weights, two for inputs.
+    assert_eq!(sums["products"], 8, "{nodes:#?}");
+    assert_eq!(sums["device"], format!("cuda:0 {}", name()), "{sums}");
+    if is_simulated() {
+        // Each product is one kernel there, so that the driver counts what we note.
+        let count = |kind: &str| sums["driver_counts"][kind].as_u64().unwrap() as usize;
+        let counted = ["kernels", "copies", "fills", "others"].map(count);
+        assert_eq!(counted.iter().sum::<usize>(), nodes.len(), "{sums}");
+    }
+    // The update reads four numbers of a parameter and writes three, each of 4 bytes.
+    let update = nodes.iter().find(|node| node["op"] == "adamw").unwrap();
+    let bytes = |field: &str| update[field].as_f64().unwrap();
+    let parameters = f64::from(64 * 48 + 48 + 48 * 32 + 32 + 32 * 10 + 10);
+    let of_each = (bytes("read_bytes") + bytes("written_bytes")) / parameters;
+    // Parameters are padded to 64 elements, six times, and there are a few scalars.
+    assert!((28.0..28.0 * 1.08).contains(&of_each), "{update}");
+}
+
+#[test]
+fn only_a_captured_step_is_explained() {
+    let Some(_gpu) = gpu() else { return };
+    for how in ["--device cpu", "--device cuda --graph off"] {
+        let words = format!("bench mlp --explain --layers 16,4 --batch 8 --threads 1 {how}");
+        let ended = Folder::new("explain").alone(&words).on_gpus().run();
+        let why = "expected a step captured as a CUDA graph";
+        assert!(ended.assert_fails(2).contains(why), "{how}: {ended}");
+    }
+}
+
 /// GPU collectives with checked values, eager and captured, and a step that reduces. Two ranks
 /// share one GPU, so that one suffices.
 #[cfg(feature = "mpi")]

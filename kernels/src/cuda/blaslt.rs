@@ -21,10 +21,12 @@ mod plan;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
+use super::capture;
 use super::devices::GPUS_MAX;
 use super::fault::driver;
 use super::gpu::Handle;
 use super::launch::Launcher;
+use super::nodes::NodeKind;
 use super::queue::is_capturing;
 use crate::error::{Error, Result};
 use crate::precision::{F32Math, f32_math};
@@ -148,6 +150,22 @@ impl Launcher {
         // the plan allows.
         let given = unsafe { plan.run(engine.functions, engine.handle.0, &operands) };
         given.map_err(|fault| self.refused(engine.functions, fault, product))?;
+        let existing = if product.beta == 0.0 {
+            0
+        } else {
+            product.existing
+        };
+        let epilogue = [product.epilogue.bias, product.epilogue.aux].map(Option::unwrap_or_default);
+        let sides = [product.left.address, product.right.address];
+        let used = [
+            sides[0],
+            sides[1],
+            existing,
+            product.out,
+            epilogue[0],
+            epilogue[1],
+        ];
+        capture::node(NodeKind::Product, product, self.op, &used);
         Ok(true)
     }
 

@@ -21,6 +21,7 @@ functions! {
     cuStreamBeginCapture_v2 cuStreamEndCapture cuThreadExchangeStreamCaptureMode
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
     cuGraphInstantiateWithFlags cuGraphLaunch cuGraphDestroy cuGraphExecDestroy
+    cuGraphGetNodes cuGraphNodeGetType
     cuMemPoolCreate cuMemPoolSetAttribute cuMemPoolGetAttribute cuMemPoolSetAccess cuMemPoolTrimTo
     cuMemAllocFromPoolAsync cuMemFreeAsync cuMemGetInfo_v2 cuMemHostAlloc cuMemFreeHost
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpyPeerAsync cuMemsetD8Async

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use super::nodes::{NodeKind, Notes};
 use super::queue::is_capturing;
 use crate::storage::Storage;
 use crate::transfer::ledger::CapturedRows;
@@ -14,6 +15,8 @@ pub(crate) struct Kept {
     memory: Vec<KeptStorage>,
     /// What each launch books in the ledger.
     pub(crate) booked: CapturedRows,
+    /// What its nodes are.
+    pub(crate) notes: Notes,
 }
 
 thread_local! {
@@ -55,6 +58,23 @@ pub(crate) fn hold(hold: impl FnOnce(&mut CapturedRows)) -> bool {
         return true;
     }
     false
+}
+
+/// Lets `note` add to what the graph knows of its nodes, if this thread captures one.
+pub(crate) fn note(note: impl FnOnce(&mut Notes)) {
+    if is_capturing() {
+        KEPT.with_borrow_mut(|kept| note(&mut kept.notes));
+    }
+}
+
+/// Notes a node: see `Notes::node`.
+pub(crate) fn node(
+    kind: NodeKind,
+    name: impl std::fmt::Display,
+    op: &'static str,
+    addresses: &[u64],
+) {
+    note(|notes| notes.node(kind, name.to_string(), op, addresses));
 }
 
 /// Takes what this thread's capture has kept.

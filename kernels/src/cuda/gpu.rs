@@ -22,6 +22,8 @@ pub(crate) struct Gpu {
     pub(crate) capability: (u32, u32),
     /// The number of streaming multiprocessors.
     pub(crate) multiprocessors: u32,
+    /// Bytes per second that the device's memory can move at most.
+    pub(crate) bandwidth: f64,
     /// The pool of all tensors. It keeps freed memory, so a steady state asks the driver for none.
     pub(crate) pool: CUmemoryPool,
     /// Captures under way, on any thread.
@@ -117,12 +119,17 @@ impl Gpu {
         );
         let multiprocessors =
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1);
+        let clock_khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
+        let bus_bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
+        // Two transfers a clock.
+        let bandwidth = 2.0 * f64::from(clock_khz) * 1e3 * f64::from(bus_bits) / 8.0;
         Ok(Gpu {
             index,
             handle,
             context,
             capability,
             multiprocessors,
+            bandwidth,
             pool: make_pool(handle)?,
             captures: AtomicUsize::new(0),
             spare_events: Mutex::default(),

@@ -14,8 +14,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::CUfunction;
 
+use super::capture;
 use super::fault::driver;
 use super::gpu::Gpu;
+use super::nodes::NodeKind;
 use super::nvrtc::{self, KernelName, Source};
 use super::queue::Queue;
 use crate::DType;
@@ -135,6 +137,7 @@ impl Launcher {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
+        let name = name.into();
         let function = self.load(source, name)?;
         let mut parameters: [*mut c_void; PARAMETERS_MAX] = [std::ptr::null_mut(); PARAMETERS_MAX];
         for (parameter, word) in parameters[..args.len()].iter_mut().zip(args) {
@@ -153,6 +156,8 @@ impl Launcher {
             ))
         };
         let launched = self.gpu.bind().and_then(|()| launch());
-        launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))
+        launched.map_err(|fault| fault.of(self.op, self.gpu.device(), self.at))?;
+        capture::node(NodeKind::Kernel, name, self.op, args);
+        Ok(())
     }
 }

@@ -174,10 +174,10 @@ pub fn adamw(
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
     let mut call = Call::new("adamw");
-    let values = call.writes("values", values);
+    let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
-    let first = call.writes("first_moments", first_moments);
-    let second = call.writes("second_moments", second_moments);
+    let first = call.updates("first_moments", first_moments);
+    let second = call.updates("second_moments", second_moments);
     let scalars = call.reads("scalars", scalars);
     let scale = call.reads_some("gradient_scale", gradient_scale);
     let flag = call.reads_some("first_bad_step", first_bad_step);

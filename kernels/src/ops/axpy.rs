@@ -17,7 +17,7 @@ static SOURCE: Source = Source::new("axpy.cu", include_str!("axpy.cu"));
 #[track_caller]
 pub fn axpy(y: &Tensor, a: f64, x: &Tensor) -> Result<()> {
     let mut call = Call::new("axpy");
-    let y = call.writes("y", y);
+    let y = call.updates("y", y);
     let x = call.reads("x", x);
     call.same_shape(x, y)?;
     call.all_row_major()?;

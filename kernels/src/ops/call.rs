@@ -21,7 +21,9 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use crate::cuda::Launcher;
+use crate::cuda::capture;
 use crate::cuda::launch::Argument;
+use crate::cuda::nodes::Notes;
 use crate::cuda::queue::Queue;
 use crate::error::{Error, Line, Result, Site};
 use crate::storage::Borrow;
@@ -91,6 +93,8 @@ struct Operand<'a> {
     role: &'static str,
     tensor: &'a Tensor,
     writes: bool,
+    /// Whether the first kernel that writes it reads it too: for notes on a graph's nodes.
+    updates: bool,
     /// The output that may have exactly the same elements, which are then updated in place.
     in_place_with: Option<Slot>,
     /// The output that does have the same elements, once `place` has found it.
@@ -121,6 +125,7 @@ impl<'a> Call<'a> {
             role,
             tensor,
             writes,
+            updates: false,
             in_place_with: None,
             in_place_of: None,
         });
@@ -136,6 +141,15 @@ impl<'a> Call<'a> {
     /// Adds an operand that is written (and may be read).
     pub(crate) fn writes(&mut self, role: &'static str, tensor: &'a Tensor) -> Slot {
         self.push(role, tensor, true)
+    }
+
+    /// Adds an operand that is read and written.
+    pub(crate) fn updates(&mut self, role: &'static str, tensor: &'a Tensor) -> Slot {
+        let slot = self.push(role, tensor, true);
+        if let Some(operand) = &mut self.operands[usize::from(slot.0)] {
+            operand.updates = true;
+        }
+        slot
     }
 
     /// Adds an operand that may be absent.
@@ -330,6 +344,7 @@ impl<'a> Call<'a> {
     }
 
     fn place(mut self, math: Slot, versions: &'static Versions) -> Result<Placed<'a>> {
+        capture::note(Notes::begin);
         self.find_overlaps()?;
         let mut roles = [("", self.tensor(Slot(0))); OPERANDS_MAX];
         for (entry, operand) in roles.iter_mut().zip(self.all()) {
@@ -508,7 +523,15 @@ impl Placed<'_> {
     fn enter_one(&self, slot: Slot) -> Result<Buffer<'_>> {
         let operand = self.call.operand(slot);
         let in_place = operand.in_place_of.is_some();
-        self.enter_as(self.tensor(slot), operand.role, operand.writes, in_place)
+        let buffer = self.enter_as(self.tensor(slot), operand.role, operand.writes, in_place)?;
+        if let (Some(borrow), Some(_)) = (&buffer.borrow, &self.queue) {
+            capture::note(|notes| {
+                let is_read_in_place = self.call.all().any(|it| it.in_place_of == Some(slot));
+                let reads = !operand.writes || operand.updates || is_read_in_place;
+                notes.operand(borrow.address(), buffer.bytes(), [reads, operand.writes]);
+            });
+        }
+        Ok(buffer)
     }
 
     fn enter_as<'b>(

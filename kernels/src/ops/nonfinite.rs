@@ -30,7 +30,7 @@ multiversion! {
 #[track_caller]
 pub fn mark_nonfinite(first_bad_step: &Tensor, values: &Tensor, step: &Tensor) -> Result<()> {
     let mut call = Call::new("mark_nonfinite");
-    let flag = call.writes("first_bad_step", first_bad_step);
+    let flag = call.updates("first_bad_step", first_bad_step);
     let values = call.reads("values", values);
     let step = call.reads("step", step);
     check_flag(&call, Some(flag))?;

@@ -110,9 +110,9 @@ pub fn sgd(
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
     let mut call = Call::new("sgd");
-    let values = call.writes("values", values);
+    let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
-    let momentum = call.writes_some("momentum", momentum);
+    let momentum = momentum.map(|momentum| call.updates("momentum", momentum));
     let scalars = call.reads("scalars", scalars);
     let scale = call.reads_some("gradient_scale", gradient_scale);
     let flag = call.reads_some("first_bad_step", first_bad_step);

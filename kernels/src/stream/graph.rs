@@ -11,6 +11,8 @@ use crate::Device;
 use crate::cuda::capture::{self, Kept};
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::gpu::Handle;
+use crate::cuda::nodes;
+pub use crate::cuda::nodes::{GraphNode, NodeCounts, NodeKind};
 use crate::cuda::queue::{Queue, is_capturing};
 use crate::error::{Error, Result, Site};
 use crate::memory;
@@ -30,6 +32,7 @@ pub struct Graph {
     /// products), so its launches are ordered among their work as well.
     joined: Vec<Arc<Queue>>,
     kept: Kept,
+    counts: NodeCounts,
 }
 
 impl Graph {
@@ -68,7 +71,7 @@ impl Graph {
         let outcome = stream.scope(body);
         let ended = ending.end(outcome.is_ok());
         outcome?;
-        let (exec, joined, kept) = ended.map_err(failed)?;
+        let (exec, counts, joined, kept) = ended.map_err(failed)?;
         for storage in kept.memory() {
             storage.block().adopt(queue);
         }
@@ -77,6 +80,7 @@ impl Graph {
             queue: queue.clone(),
             joined,
             kept,
+            counts,
         })
     }
 
@@ -114,6 +118,21 @@ impl Graph {
         Ok(())
     }
 
+    /// What its nodes do, in the order of the calls that made them.
+    pub fn nodes(&self) -> &[GraphNode] {
+        &self.kept.notes.nodes
+    }
+
+    /// How many nodes the driver counts, which includes those that libraries made.
+    pub fn counts(&self) -> NodeCounts {
+        self.counts
+    }
+
+    /// Bytes per second that the memory of its device can move at most, by its clock and width.
+    pub fn bandwidth(&self) -> f64 {
+        self.queue.gpu.bandwidth
+    }
+
     /// The device that it runs on.
     pub fn device(&self) -> Device {
         self.queue.gpu.device()
@@ -125,7 +144,7 @@ struct Ending<'a> {
     queue: &'a Arc<Queue>,
 }
 
-type Ended = (CUgraphExec, Vec<Arc<Queue>>, Kept);
+type Ended = (CUgraphExec, NodeCounts, Vec<Arc<Queue>>, Kept);
 
 impl Ending<'_> {
     /// Ends the capture and, if it is `wanted`, makes its graph ready.
@@ -140,7 +159,8 @@ impl Ending<'_> {
         let kept = capture::take();
         let exec = graph.and_then(|graph| instantiate(graph, wanted));
         memory::free_deferred(self.queue.gpu.index);
-        Ok((exec?, joined, kept))
+        let (exec, counts) = exec?;
+        Ok((exec, counts, joined, kept))
     }
 }
 
@@ -154,8 +174,8 @@ impl Drop for Ending<'_> {
 const NODE_PRIORITY: u64 =
     CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY.0 as u64;
 
-/// An executable of `graph`, or null if it is not `wanted`.
-fn instantiate(graph: CUgraph, wanted: bool) -> Outcome<CUgraphExec> {
+/// An executable of `graph` and what is in it, or null if it is not `wanted`.
+fn instantiate(graph: CUgraph, wanted: bool) -> Outcome<(CUgraphExec, NodeCounts)> {
     let mut exec = ptr::null_mut();
     let made = if wanted {
         // SAFETY: the caller owns the graph; the executable is an independent copy.
@@ -163,16 +183,18 @@ fn instantiate(graph: CUgraph, wanted: bool) -> Outcome<CUgraphExec> {
             |flags: u64| unsafe { driver!(cuGraphInstantiateWithFlags(&mut exec, graph, flags)) };
         // Without this flag nodes lose the priorities of their streams. Drivers before CUDA 11.7
         // lack it.
-        match with(NODE_PRIORITY) {
-            Err(fault) if fault.code == CUresult::CUDA_ERROR_INVALID_VALUE => with(0),
-            made => made,
-        }
+        nodes::count(graph).and_then(|counts| match with(NODE_PRIORITY) {
+            Err(fault) if fault.code == CUresult::CUDA_ERROR_INVALID_VALUE => {
+                with(0).map(|()| counts)
+            }
+            made => made.map(|()| counts),
+        })
     } else {
-        Ok(())
+        Ok(NodeCounts::default())
     };
     // SAFETY: as above, and nothing refers to it any more.
     let _ = unsafe { driver!(cuGraphDestroy(graph)) };
-    made.map(|()| exec)
+    made.map(|counts| (exec, counts))
 }
 
 impl Drop for Graph {

@@ -106,6 +106,11 @@ impl StepGraphs {
         self.device.map(|_| captured.count())
     }
 
+    /// A graph of a step, if there is one yet.
+    pub(super) fn any(&self) -> Option<&Graph> {
+        self.known.iter().find_map(|(_, graph)| graph.as_ref())
+    }
+
     /// How to run the next step, which is on `batch`.
     pub(super) fn mode(&mut self, batch: &Batch, measures_norm: bool) -> Result<StepMode<'_>> {
         let (Some(device), Some(slot)) = (self.device, batch.slot()) else {

@@ -1,0 +1,135 @@
+//! What the nodes of a captured graph are, and the bytes that each moves by the operands of its
+//! operation: noted while a thread captures, for whoever asks what a step does.
+
+use std::ptr;
+
+use cudarc::driver::sys::{CUgraph, CUgraphNode};
+
+use super::fault::{Outcome, driver};
+
+/// What kind of work a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A kernel of this crate.
+    Kernel,
+    /// A matrix product of cuBLASLt, which may be several kernels.
+    Product,
+    /// A copy within the device.
+    Copy,
+    /// A fill with zeros.
+    Fill,
+    /// A call of another library, such as NCCL.
+    Foreign,
+}
+
+/// A node of a graph. Bytes are those of its operands, each once: caches are not modelled.
+#[derive(Clone, Debug)]
+pub struct GraphNode {
+    /// What it is.
+    pub kind: NodeKind,
+    /// The kernel's name, or what is done.
+    pub name: String,
+    /// The operation that it is a part of.
+    pub op: &'static str,
+    /// Bytes of the operands that it reads.
+    pub read_bytes: usize,
+    /// Bytes of the operands that it writes.
+    pub written_bytes: usize,
+}
+
+/// How many nodes of each kind the driver sees in a graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeCounts {
+    /// Kernels, also those of libraries.
+    pub kernels: usize,
+    /// Copies.
+    pub copies: usize,
+    /// Fills.
+    pub fills: usize,
+    /// All others.
+    pub others: usize,
+}
+
+/// The notes of one capture.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// Of the operation that was begun last.
+    operands: Vec<NotedOperand>,
+    pub(crate) nodes: Vec<GraphNode>,
+}
+
+#[derive(Debug)]
+struct NotedOperand {
+    address: u64,
+    bytes: usize,
+    reads: bool,
+    writes: bool,
+}
+
+impl Notes {
+    /// Another operation begins.
+    pub(crate) fn begin(&mut self) {
+        self.operands.clear();
+    }
+
+    /// An operand of the operation.
+    pub(crate) fn operand(&mut self, address: u64, bytes: usize, [reads, writes]: [bool; 2]) {
+        self.operands.push(NotedOperand {
+            address,
+            bytes,
+            reads,
+            writes,
+        });
+    }
+
+    /// A node that uses the operands at these addresses. What an earlier node of the operation has
+    /// written, it reads.
+    pub(crate) fn node(
+        &mut self,
+        kind: NodeKind,
+        name: String,
+        op: &'static str,
+        addresses: &[u64],
+    ) {
+        let [mut read_bytes, mut written_bytes] = [0; 2];
+        for operand in &mut self.operands {
+            if addresses.contains(&operand.address) {
+                read_bytes += usize::from(operand.reads) * operand.bytes;
+                written_bytes += usize::from(operand.writes) * operand.bytes;
+                operand.reads |= operand.writes;
+            }
+        }
+        self.nodes.push(GraphNode {
+            kind,
+            name,
+            op,
+            read_bytes,
+            written_bytes,
+        });
+    }
+}
+
+/// Counts the nodes of `graph`, which the caller owns.
+pub(crate) fn count(graph: CUgraph) -> Outcome<NodeCounts> {
+    let mut count = 0;
+    // SAFETY: the caller owns the graph; without room for nodes the driver only counts them.
+    unsafe { driver!(cuGraphGetNodes(graph, ptr::null_mut(), &mut count)) }?;
+    let mut nodes: Vec<CUgraphNode> = vec![ptr::null_mut(); count];
+    // SAFETY: as above, with room for `count` nodes.
+    unsafe { driver!(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count)) }?;
+    let mut counts = NodeCounts::default();
+    for &node in nodes.iter().take(count) {
+        // A number, because the driver may know kinds that cudarc's enum lacks.
+        let mut kind = 0u32;
+        // SAFETY: the node is of this graph; the driver writes an int.
+        unsafe { driver!(cuGraphNodeGetType(node, (&raw mut kind).cast())) }?;
+        // CUgraphNodeType: KERNEL, MEMCPY, MEMSET.
+        *match kind {
+            0 => &mut counts.kernels,
+            1 => &mut counts.copies,
+            2 => &mut counts.fills,
+            _ => &mut counts.others,
+        } += 1;
+    }
+    Ok(counts)
+}
