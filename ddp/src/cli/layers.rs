@@ -14,7 +14,7 @@ use toml::{Table, Value};
 
 use super::command::Command;
 use crate::config::check::refuse;
-use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag};
+use crate::config::{Config, Form, SETTINGS, Setting, SettingChoice, as_flag, meant};
 use crate::error::{Error, Result};
 use crate::shown::{is_unseen, shown};
 
@@ -365,11 +365,18 @@ fn how_also(how: &LayerFlags, variables: &[(OsString, OsString)]) -> Result<Laye
     })
 }
 
-/// Refuses a variable whose name is nearly that of a setting: it is probably a typing mistake.
+/// Refuses a variable whose name is nearly that of a setting, or what another program calls one.
 fn check_unknown(name: &str) -> Result<()> {
     let how = [CONFIG, PRINT_CONFIG, DRY_RUN];
     if OTHERS.contains(&name) || how.contains(&name) || name.starts_with("DDP_TEST_") {
         return Ok(());
+    }
+    let meant = meant(name.trim_start_matches(PREFIX));
+    if let Some(flag) = meant.filter(|meant| meant.starts_with("--")) {
+        return Err(Error::Usage(format!(
+            "{name} in the environment: no such setting; help: as a flag it is {flag}; unset {name} \
+             if another program uses it"
+        )));
     }
     let near = |known: &str| {
         // In short names two letters are too many: DDP_RANK, DDP_PORT and DDP_LOG belong to others.

@@ -32,7 +32,7 @@ Examples:
   mpirun -n 4 ddp-train predict --checkpoint out --data 'shards/*.npy' --out answers.csv --logits
 
 A .csv has the columns row (from 0), prediction and probability; with --probabilities and --logits also p:CLASS and \
-logit:CLASS. For regression: row and prediction (prediction:0, prediction:1 … if there are several).
+logit:CLASS. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
 
 A .npy holds each row's class as i64, or with --probabilities or --logits f32 [rows, classes]; for regression f32 \
 [rows, outputs].

@@ -14,7 +14,7 @@ use super::load::{self, Asked, Ready};
 use super::outputs::check_finite;
 use crate::cli::PredictFlags;
 use crate::config::check::refuse;
-use crate::data::{DataSpec, choose};
+use crate::data::{DataSpec, LabelName, choose};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::shown::shown;
@@ -46,6 +46,7 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         format: out.format,
         probabilities,
         logits,
+        names: ready.opened.state.label.as_ref().map(columns_of),
     })?;
     let group = world.group("predictions")?;
     in_phase(Phase::Evaluation, || {
@@ -74,6 +75,14 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The columns that a label stands for: `a,b` is two.
+fn columns_of(label: &LabelName) -> Vec<String> {
+    match label {
+        LabelName::Column(names) => names.split(',').map(String::from).collect(),
+        LabelName::Array(name) => vec![name.clone()],
+    }
 }
 
 /// Refuses to write over a file, before anything is computed.

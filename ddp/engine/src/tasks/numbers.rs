@@ -6,7 +6,7 @@ use ddp_kernels::{DType, Device, Tensor, npy};
 use ddp_nn::{Loss, Mse};
 use serde_json::{Value, json};
 
-use super::cells::{put, put_numbers};
+use super::cells::{cell, put, put_numbers};
 use super::task::{
     Evaluation, Format, LossOptions, PredictionOptions, Predictions, Survey, SurveyText, Task,
     Totals,
@@ -72,6 +72,7 @@ impl Task for LearnNumbers {
         Ok(Box::new(NumbersOfRows {
             outputs: self.outputs,
             format: options.format,
+            names: options.names.filter(|names| names.len() == self.outputs),
         }))
     }
 
@@ -119,6 +120,7 @@ impl Evaluation for Differences {
 struct NumbersOfRows {
     outputs: usize,
     format: Format,
+    names: Option<Vec<String>>,
 }
 
 impl Predictions for NumbersOfRows {
@@ -130,8 +132,12 @@ impl Predictions for NumbersOfRows {
             }
             1 => "row,prediction".to_string(),
             outputs => {
-                let names = (0..outputs).map(|output| format!(",prediction:{output}"));
-                format!("row{}", names.collect::<String>())
+                let name = |output: usize| match &self.names {
+                    Some(names) => names[output].clone(),
+                    None => output.to_string(),
+                };
+                let column = |output| format!(",{}", cell(&format!("prediction:{}", name(output))));
+                format!("row{}", (0..outputs).map(column).collect::<String>())
             }
         };
         Ok((columns + "\n").into_bytes())

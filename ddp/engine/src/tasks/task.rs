@@ -79,7 +79,7 @@ pub struct Totals {
 }
 
 /// Which predictions to write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PredictionOptions {
     /// The format of the file.
     pub format: Format,
@@ -87,6 +87,8 @@ pub struct PredictionOptions {
     pub probabilities: bool,
     /// Whether to write the logit of each class.
     pub logits: bool,
+    /// The names of the columns to predict, if each has one; else columns are numbered.
+    pub names: Option<Vec<String>>,
 }
 
 /// The format of a file of predictions.

@@ -9,6 +9,7 @@ fn options(format: Format, probabilities: bool, logits: bool) -> PredictionOptio
         format,
         probabilities,
         logits,
+        names: None,
     }
 }
 
@@ -114,5 +115,14 @@ fn numbers_have_a_column_each() {
     assert_eq!(
         String::from_utf8(two).unwrap(),
         "row,prediction:0,prediction:1\n0,1.0,2.0\n"
+    );
+    let named = PredictionOptions {
+        names: Some(["price", "rent, cold"].map(String::from).into()),
+        ..options(Format::Csv, false, false)
+    };
+    let named = written(named, &TaskSpec::Regression { outputs: 2 }, &[1.0, 2.0]);
+    assert_eq!(
+        String::from_utf8(named).unwrap(),
+        "row,prediction:price,\"prediction:rent, cold\"\n0,1.0,2.0\n"
     );
 }

@@ -122,6 +122,11 @@ fn what_is_wrong_says_where_it_stands() {
             None,
             &["DDP_BATCHSIZE", "no such setting", "DDP_BATCH_SIZE"],
         ),
+        (
+            &[("DDP_LEARNING_RATE", "0.1")],
+            None,
+            &["DDP_LEARNING_RATE", "no such setting", "--lr"],
+        ),
         (&[], Some("lr = -1"), &["--lr -1:", "run.toml)"]),
         (
             &[],
