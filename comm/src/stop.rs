@@ -8,7 +8,7 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A signal that asks to stop.
@@ -60,6 +60,8 @@ static CATCHING: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicI32 = AtomicI32::new(0);
 /// Whether Ctrl-C came while some lived.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// What the first and the second Ctrl-C print; null for nothing.
+static SAID: AtomicPtr<[&str; 2]> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether a [`Termination`] lives.
 static WATCHING: AtomicBool = AtomicBool::new(false);
 /// Whether SIGTERM came since it was last asked for.
@@ -82,6 +84,11 @@ impl StopSignals {
         StopSignals(())
     }
 
+    /// The first and the second Ctrl-C print these texts at once, on standard error.
+    pub fn say_on_interrupt(&self, texts: &'static [&'static str; 2]) {
+        SAID.store(std::ptr::from_ref(texts).cast_mut(), SeqCst);
+    }
+
     /// The first signal that has asked this process to stop.
     pub fn requested(&self) -> Option<Signal> {
         requested()
@@ -92,6 +99,7 @@ impl Drop for StopSignals {
     fn drop(&mut self) {
         let _handlers = handlers();
         if CATCHING.fetch_sub(1, SeqCst) == 1 {
+            SAID.store(std::ptr::null_mut(), SeqCst);
             let is_watched = |signal: Signal| signal == Signal::Terminate && WATCHING.load(SeqCst);
             let unused = Signal::ALL
                 .into_iter()
@@ -181,11 +189,29 @@ extern "C" fn on_signal(signal: c_int) {
         return;
     }
     _ = REQUESTED.compare_exchange(0, signal, SeqCst, SeqCst);
-    if signal == libc::SIGINT && INTERRUPTED.swap(true, SeqCst) {
+    if signal != libc::SIGINT {
+        return;
+    }
+    let is_second = INTERRUPTED.swap(true, SeqCst);
+    // SAFETY: null, or from a reference that is valid for the whole program.
+    if let Some(texts) = unsafe { SAID.load(SeqCst).as_ref() } {
+        print_in_handler(texts[usize::from(is_second)]);
+    }
+    if is_second {
         release(signal);
         // SAFETY: sends this process a signal, which is held back until this handler returns and
         // then ends the process. The call is safe in a handler.
         unsafe { libc::kill(libc::getpid(), signal) };
+    }
+}
+
+/// Prints on standard error. Safe in a handler: the code that it interrupts keeps its errno.
+fn print_in_handler(text: &str) {
+    // SAFETY: the bytes are valid for their length; errno belongs to this thread.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::write(2, text.as_ptr().cast(), text.len());
+        *libc::__errno_location() = errno;
     }
 }
 

@@ -32,6 +32,7 @@ pub fn parse(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -
     // `help bench` is `bench --help`.
     if words.get(1).is_some_and(|word| word == "help") {
         words.remove(1);
+        words.retain(|word| word != "help");
         words.push("--help".into());
     }
     let cli = match Cli::try_parse_from(&words) {
@@ -83,9 +84,7 @@ fn of_another_program(error: &clap::Error, words: &[OsString]) -> Option<String>
     let is_training = command == "train" || command.starts_with('-');
     let flag = flag.split(['=', ' ']).next()?;
     let here = meant(flag).filter(|_| is_training)?;
-    Some(format!(
-        "{flag}: expected a flag of ddp-train; help: write {here}"
-    ))
+    Some(format!("{flag}: no such flag; help: {here}"))
 }
 
 /// `DDP_DEVICE in the environment: ` if the wrong value comes from there and not from `words`.

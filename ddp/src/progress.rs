@@ -21,8 +21,10 @@ use crate::units;
 /// How often a line is shown without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Narrower terminals show loss and accuracy only, without a bar.
-const WIDE_COLUMNS: u16 = 72;
+/// Narrower terminals show no bar and no rate.
+const WIDE_COLUMNS: u16 = 100;
+/// Narrower terminals show loss and accuracy only.
+const MEDIUM_COLUMNS: u16 = 72;
 
 /// How often a bar is drawn.
 const REDRAWS_PER_S: u8 = 20;
@@ -50,7 +52,8 @@ pub struct Figures {
 pub struct Progress {
     shown: Shown,
     steps: u64,
-    is_wide: bool,
+    /// The width of the terminal.
+    columns: u16,
 }
 
 #[derive(Debug)]
@@ -70,7 +73,6 @@ impl Progress {
     pub fn new(when: When, steps: u64) -> Progress {
         let terminal = io::stderr().is_terminal();
         let (_, columns) = Term::stderr().size();
-        let is_wide = columns >= WIDE_COLUMNS;
         let shown = match when {
             When::Never => Shown::Nothing,
             When::Auto if !terminal => Shown::Lines {
@@ -81,7 +83,7 @@ impl Progress {
                 // indicatif's own target draws nothing without a terminal.
                 let target = Box::new(Term::stderr());
                 let target = ProgressDrawTarget::term_like_with_hz(target, REDRAWS_PER_S);
-                Shown::Bar(bar(steps, target, is_wide))
+                Shown::Bar(bar(steps, target, columns))
             }
         };
         if let Shown::Bar(bar) = &shown {
@@ -90,7 +92,7 @@ impl Progress {
         Progress {
             shown,
             steps,
-            is_wide,
+            columns,
         }
     }
 
@@ -106,12 +108,19 @@ impl Progress {
         let steps = self.steps;
         match &mut self.shown {
             Shown::Nothing => {}
-            Shown::Bar(bar) if self.is_wide => bar.set_message(describe(figures)),
-            Shown::Bar(bar) => bar.set_message(describe_shortly(figures)),
+            Shown::Bar(bar) if figures.step == steps => {
+                bar.suspend(|| say(&format!("step {steps} of {steps}  {}", describe(figures))));
+            }
+            Shown::Bar(bar) => bar.set_message(match self.columns {
+                WIDE_COLUMNS.. => describe(figures),
+                MEDIUM_COLUMNS.. => describe_loss(figures),
+                _ => describe_shortly(figures),
+            }),
             Shown::Lines { first, last } => {
                 let (began, first_step) =
                     *first.get_or_insert_with(|| (Instant::now(), figures.step));
-                if last.is_some_and(|last| last.elapsed() < LINE_EVERY) {
+                let is_soon = last.is_some_and(|last| last.elapsed() < LINE_EVERY);
+                if is_soon && figures.step < steps {
                     return;
                 }
                 *last = Some(Instant::now());
@@ -167,10 +176,11 @@ impl Drop for Progress {
     }
 }
 
-fn bar(steps: u64, target: ProgressDrawTarget, is_wide: bool) -> ProgressBar {
-    let template = match is_wide {
-        true => "{bar:10} {pos}/{len}  {wide_msg}  {eta} left",
-        false => "{pos}/{len}  {wide_msg}  {eta}",
+fn bar(steps: u64, target: ProgressDrawTarget, columns: u16) -> ProgressBar {
+    let template = match columns {
+        WIDE_COLUMNS.. => "{bar:10} {pos}/{len}  {wide_msg}  {eta} left",
+        MEDIUM_COLUMNS.. => "{pos}/{len}  {wide_msg}  {eta} left",
+        _ => "{pos}/{len}  {wide_msg}  {eta}",
     };
     let style = ProgressStyle::with_template(template)
         .expect("the template is right")
@@ -181,21 +191,22 @@ fn bar(steps: u64, target: ProgressDrawTarget, is_wide: bool) -> ProgressBar {
 /// `training loss 0.3124, accuracy 93.1%  epoch 1  41,200 samples/s`; without a rate the GPU is
 /// simulated.
 fn describe(figures: &Figures) -> String {
+    let rate = if figures.samples_per_s.is_nan() {
+        "simulated".to_string()
+    } else {
+        let rate = figures.samples_per_s.round() as u64;
+        format!("{} samples/s", units::count(rate))
+    };
+    format!("{}  {rate}", describe_loss(figures))
+}
+
+/// `training loss 0.3124, accuracy 93.1%  epoch 1`
+fn describe_loss(figures: &Figures) -> String {
     let accuracy = figures.accuracy.map_or(String::new(), |accuracy| {
         format!(", accuracy {:.1}%", accuracy * 100.0)
     });
-    let Figures {
-        epoch,
-        loss,
-        samples_per_s,
-        ..
-    } = figures;
-    let rate = if samples_per_s.is_nan() {
-        "simulated".to_string()
-    } else {
-        format!("{} samples/s", units::count(samples_per_s.round() as u64))
-    };
-    format!("training loss {loss:.4}{accuracy}  epoch {epoch}  {rate}")
+    let Figures { epoch, loss, .. } = figures;
+    format!("training loss {loss:.4}{accuracy}  epoch {epoch}")
 }
 
 /// `loss 0.3124  93.1%`
@@ -385,14 +396,13 @@ mod tests {
     /// The last line that a run of 785 steps draws on so many columns.
     fn drawn(columns: u16) -> String {
         let paper = Paper(Arc::default(), columns);
-        let is_wide = columns >= WIDE_COLUMNS;
         let target = ProgressDrawTarget::term_like(Box::new(paper.clone()));
-        let bar = bar(785, target, is_wide);
+        let bar = bar(785, target, columns);
         *BAR.lock().unwrap() = Some(bar.downgrade());
         let mut progress = Progress {
             shown: Shown::Bar(bar.clone()),
             steps: 785,
-            is_wide,
+            columns,
         };
         progress.step(120);
         progress.figures(&FIGURES);
@@ -419,6 +429,9 @@ mod tests {
             let has_all = parts.iter().all(|part| line.contains(part));
             let width = line.trim_end().chars().count();
             assert!(has_all && width <= columns.into(), "{columns}: {line}");
+            // Not cut in the middle of a number.
+            let ends = line.trim_end().ends_with("left") || columns < MEDIUM_COLUMNS;
+            assert!(ends, "{columns}: {line}");
         }
     }
 
@@ -438,7 +451,7 @@ mod tests {
                 last: None,
             },
             steps: 200,
-            is_wide: true,
+            columns: 120,
         };
         progress.figures(&FIGURES);
         let last = |progress: &Progress| match progress.shown {
@@ -456,5 +469,10 @@ mod tests {
             first,
             "less than {LINE_EVERY:?} later nothing is shown"
         );
+        progress.figures(&Figures {
+            step: 200,
+            ..FIGURES
+        });
+        assert_ne!(last(&progress), first, "the last step is shown");
     }
 }

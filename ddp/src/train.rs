@@ -74,6 +74,12 @@ impl Program for TrainProgram<'_> {
     }
 
     fn settings(&self, chosen: &Chosen) -> Settings {
+        // How a run was started is no property of the run.
+        let given = Config {
+            resume: Resume::Never,
+            override_: false,
+            ..self.config.settled()
+        };
         let config = Config {
             graph: match chosen.graph {
                 true => GraphChoice::On,
@@ -87,14 +93,12 @@ impl Program for TrainProgram<'_> {
             eval_every: Some(chosen.plan.eval_every),
             checkpoint_every: Some(chosen.plan.checkpoint_every),
             threads: Some(chosen.threads),
-            // How a run was started is no property of the run.
-            resume: Resume::Never,
-            override_: false,
-            ..self.config.settled()
+            ..given.clone()
         };
         Settings {
             values: config.to_json(),
-            file: config.to_toml(),
+            // Another run may have other ranks, devices or steps: it makes its own choices.
+            file: given.to_toml(),
         }
     }
 

@@ -26,6 +26,12 @@ pub use self::program::{Chosen, Program, Settings};
 pub use self::trial::{ModelBytes, Rehearsal, Trial, rehearse};
 use crate::error::Result;
 
+/// What rank 0 prints at the first and the second Ctrl-C.
+const ON_INTERRUPT: [&str; 2] = [
+    "\nCtrl-C: finishing this step, then saving. Ctrl-C again ends at once, without saving.\n",
+    "\nCtrl-C again: ended without saving\n",
+];
+
 /// Trains as one of the ranks of `world`. Results are in the folder `options.out`. A run that is
 /// asked to stop saves and ends with [`Error::Stopped`](crate::Error::Stopped); during set-up it
 /// ends the process at once, as [`World::fail`] does. A resumed run that is already finished is
@@ -36,6 +42,9 @@ use crate::error::Result;
 /// kept until then.
 pub fn train(options: &RunOptions, program: &mut dyn Program, world: &World) -> Result<()> {
     let stops = world.catch_stop();
+    if world.rank() == 0 {
+        stops.say_on_interrupt(&ON_INTERRUPT);
+    }
     let trainer = in_phase(Phase::Setup, || {
         training::Trainer::new(options, program, world, stops)
     })?;

@@ -371,11 +371,12 @@ fn check_unknown(name: &str) -> Result<()> {
     if OTHERS.contains(&name) || how.contains(&name) || name.starts_with("DDP_TEST_") {
         return Ok(());
     }
-    let meant = meant(name.trim_start_matches(PREFIX));
-    if let Some(flag) = meant.filter(|meant| meant.starts_with("--")) {
+    // What starts ranks elsewhere may set DDP_WORLD_SIZE and the like.
+    let here = meant(name.trim_start_matches(PREFIX)).filter(|here| here.starts_with("write"));
+    if let Some(here) = here {
         return Err(Error::Usage(format!(
-            "{name} in the environment: no such setting; help: as a flag it is {flag}; unset {name} \
-             if another program uses it"
+            "{name} in the environment: no such setting; help: as a flag, {here}; unset {name} if \
+             another program uses it"
         )));
     }
     let near = |known: &str| {

@@ -522,7 +522,7 @@ pub(crate) fn meant(name: &str) -> Option<String> {
         .trim_start_matches('-')
         .replace('_', "-")
         .to_lowercase();
-    let known = setting(&name).map(|setting| format!("--{}", setting.name));
+    let known = setting(&name).map(|setting| format!("write --{}", setting.name));
     known.or_else(|| others::here(&name).map(String::from))
 }
 
@@ -539,9 +539,7 @@ impl TryFrom<String> for KnownName {
             return Ok(KnownName(name));
         }
         if let Some(here) = meant(&name) {
-            return Err(format!(
-                "unknown setting {name:?}; help: as a flag it is {here}"
-            ));
+            return Err(format!("unknown setting {name:?}; help: as a flag, {here}"));
         }
         let names = SETTINGS.iter().filter(|one| !one.is_hidden);
         let names: Vec<_> = names.map(|one| one.name.as_str()).collect();

@@ -153,6 +153,12 @@ fn being_asked_again_changes_nothing_but_a_second_ctrl_c_ends_it_at_once() {
         (Some(2), 0),
         "{ended}"
     );
+    for said in [
+        "Ctrl-C: finishing this step, then saving",
+        "ended without saving",
+    ] {
+        assert_eq!(ended.stderr.matches(said).count(), 1, "{said}: {ended}");
+    }
     assert_eq!(folder.checkpoints(), [""; 0]);
 }
 

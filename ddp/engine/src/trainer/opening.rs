@@ -94,9 +94,8 @@ pub(super) fn open_record(
         }
     };
     tracing::info!("{}", shown(&run.data.description));
-    if run.devices[0].is_accelerator() {
-        log_places(&run.places);
-    }
+    log_places(&run.places);
+    log_plan(options, run);
     if !has_start {
         write_start(&mut record, settings, run, world)?;
     }
@@ -175,10 +174,25 @@ fn write_start(
 fn log_places(places: &[String]) {
     match places {
         [place] => tracing::info!("training on {place}"),
+        [first, rest @ ..] if rest.iter().all(|place| place == first) => {
+            tracing::info!("{} ranks train, each on {first}", places.len());
+        }
         _ => {
             for (rank, place) in places.iter().enumerate() {
                 tracing::info!("rank {rank} trains on {place}");
             }
         }
     }
+}
+
+/// The size of the model, how long it is trained, and where results go.
+fn log_plan(options: &RunOptions, run: &Assembled) {
+    let stages = run.step.stages().iter();
+    let parameters: usize = stages.map(|stage| stage.model().params.count()).sum();
+    let (steps, out) = (run.plan.steps, options.out.display().to_string());
+    tracing::info!(
+        "a model with {parameters} parameters, for {steps} steps of {} rows; results in {}",
+        options.batch_size,
+        shown(&out)
+    );
 }

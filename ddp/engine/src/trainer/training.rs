@@ -212,6 +212,15 @@ impl<'a> Trainer<'a> {
             let (model, record) = (folder.join(MODEL_FILE), self.options.out.join(EVENTS_FILE));
             let line = format!("model {}, record {}", model.display(), record.display());
             self.program.note(&line);
+            if let Some(best) = self.totals.best.filter(|best| best.step < self.plan.steps) {
+                let folder = checkpoint::folder(&self.options.out, best.step);
+                let line = format!(
+                    "best on held-out rows {}, loss {:.4}",
+                    folder.display(),
+                    best.loss
+                );
+                self.program.note(&line);
+            }
             if let Some(report) = report {
                 self.program.note(&format!("report {}", report.display()));
             }

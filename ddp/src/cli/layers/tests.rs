@@ -141,12 +141,12 @@ fn what_is_wrong_says_where_it_stands() {
         (
             &[],
             Some("learning-rate = 1"),
-            &["run.toml", "learning-rate", "as a flag it is --lr RATE"],
+            &["run.toml", "learning-rate", "as a flag, write --lr RATE"],
         ),
         (
             &[],
             Some("batch_size = 1"),
-            &["as a flag it is --batch-size"],
+            &["as a flag, write --batch-size"],
         ),
         (&[], Some("rate-of-all = 1"), &["rate-of-all", ", lr, "]),
         (
