@@ -168,6 +168,26 @@ const CASES: &[Case] = &[
             "then: ",
         ],
     },
+    // Codes of a newer driver, from a call and from work that runs.
+    Case {
+        plan: "cuStreamSynchronize@1=742",
+        what: || and_then_again(ones().and_then(|x| Ok(format!("{:?}", x.to_vec::<f32>()?)))),
+        words: &[
+            "first: to_vec: cuStreamSynchronize on cuda:0 failed: error 742 (the driver has no text for it)",
+            "tests/faults.rs:",
+            "then: sum 40000",
+        ],
+    },
+    Case {
+        plan: "kernel@2=9999",
+        what: || and_then_again(some_work()),
+        words: &[
+            "first: ",
+            "failed: error 9999 (",
+            "tests/faults.rs:",
+            "then: ",
+        ],
+    },
     Case {
         plan: "cuMemcpyHtoDAsync_v2@1=launch_failure",
         what: || and_then_again(Tensor::from_slice(&[1.0f32; 8], &[8], GPU).map(|x| x.to_string())),

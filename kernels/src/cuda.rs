@@ -4,12 +4,14 @@
 //! captures, runs cuBLASLt's heuristic on every product, and panics where a symbol is missing.
 //!
 //! Bottom up, each file uses only those above it in this list:
+//! * `loaded.rs`, `library.rs`: loading libraries.
 //! * `calls.rs`: the driver's functions; `fault.rs`: their errors.
 //! * `devices.rs`: which devices this process can use; `gpu.rs`: one of them.
 //! * `queue.rs`: streams, events, and where a thread's work goes during a capture.
 //! * `copies.rs`: all copies; `peers.rs`: which devices can access each other's memory.
-//! * `loaded.rs`, `library.rs`: loading libraries; `nvrtc.rs`: compiling `.cu` files at first use.
-//! * `nodes.rs`: what a graph consists of; `capture.rs`: what a capture keeps; `launch.rs`: how operations run kernels.
+//! * `nvrtc.rs`: compiling `.cu` files at first use.
+//! * `nodes.rs`: what a graph consists of; `capture.rs`: what a capture keeps; `launch.rs`: how
+//!   operations run kernels.
 //! * `blaslt.rs`: matrix products.
 
 pub(crate) mod blaslt;

@@ -45,7 +45,7 @@ fn usable_count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| match discover().gpus.len() {
         0 => 0,
-        _ if calls::check().is_err() => 0,
+        _ if calls::functions().is_err() => 0,
         count => count.min(GPUS_MAX),
     })
 }
@@ -58,7 +58,7 @@ fn why_absent(index: usize) -> String {
             let why = why.unwrap_or("this machine has no CUDA device");
             format!("{why}; or use Device::Cpu")
         }
-        _ if let Err(why) = calls::check() => why,
+        _ if let Err(why) = calls::functions() => why.to_string(),
         1 => format!("this machine has 1 CUDA device, cuda:0, and no cuda:{index}"),
         n if n > GPUS_MAX => format!("a process can use {GPUS_MAX} of this machine's {n} devices"),
         n => format!("this machine has {n} CUDA devices, up to cuda:{}", n - 1),

@@ -2,9 +2,7 @@
 
 use std::ffi::CStr;
 
-use cudarc::driver::sys::CUresult;
-
-use super::calls;
+use super::calls::{self, CUresult};
 use crate::Device;
 use crate::error::{Error, Site};
 
@@ -22,7 +20,14 @@ pub(crate) type Outcome<T> = Result<T, Fault>;
 /// into an `Outcome`. It must be in an unsafe block with a SAFETY comment for the call.
 macro_rules! driver {
     ($name:ident ( $($argument:expr),* $(,)? )) => {
-        $crate::cuda::fault::outcome(stringify!($name), $crate::cuda::calls::$name($($argument),*))
+        $crate::cuda::fault::outcome(
+            stringify!($name),
+            // Without its functions no device is usable.
+            $crate::cuda::calls::functions().map_or(
+                $crate::cuda::calls::CUresult::CUDA_ERROR_NOT_INITIALIZED,
+                |driver| (driver.$name)($($argument),*),
+            ),
+        )
     };
 }
 pub(crate) use driver;
@@ -105,12 +110,15 @@ impl Fault {
     }
 }
 
-/// The driver's name for a code, and its description.
+type Ask = unsafe extern "C" fn(CUresult, *mut *const std::ffi::c_char) -> CUresult;
+
+/// The driver's name for a code, or its number, and its description.
 pub(crate) fn describe(code: CUresult) -> (String, String) {
-    let text = |ask: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+    let driver = calls::functions().ok();
+    let text = |ask: Option<Ask>| {
         let mut text = std::ptr::null();
         // SAFETY: both functions write null or the address of a static string to a local pointer.
-        let code = unsafe { ask(code, &mut text) };
+        let code = unsafe { ask?(code, &mut text) };
         if code != CUresult::CUDA_SUCCESS || text.is_null() {
             return None;
         }
@@ -118,8 +126,12 @@ pub(crate) fn describe(code: CUresult) -> (String, String) {
         let text = unsafe { CStr::from_ptr(text) };
         Some(text.to_string_lossy().into_owned())
     };
-    let name = text(calls::cuGetErrorName).unwrap_or_else(|| format!("error {}", code as u32));
-    (name, text(calls::cuGetErrorString).unwrap_or_default())
+    let name = text(driver.map(|driver| driver.cuGetErrorName));
+    let meaning = text(driver.map(|driver| driver.cuGetErrorString));
+    (
+        name.unwrap_or_else(|| format!("error {}", code.0)),
+        meaning.unwrap_or_else(|| "the driver has no text for it".to_string()),
+    )
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool, CUresult};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUmemoryPool};
 
+use super::calls::CUresult;
 use super::devices::GPUS_MAX;
 use super::fault::{Fault, Outcome, describe, driver};
 use crate::Device;

@@ -122,7 +122,7 @@ pub(crate) fn count(graph: CUgraph) -> Outcome<NodeCounts> {
         // A number, because the driver may know kinds that cudarc's enum lacks.
         let mut kind = 0u32;
         // SAFETY: the node is of this graph; the driver writes an int.
-        unsafe { driver!(cuGraphNodeGetType(node, (&raw mut kind).cast())) }?;
+        unsafe { driver!(cuGraphNodeGetType(node, &mut kind)) }?;
         // CUgraphNodeType: KERNEL, MEMCPY, MEMSET.
         *match kind {
             0 => &mut counts.kernels,

@@ -15,8 +15,9 @@ use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
-use cudarc::driver::sys::{CUfunction, CUmodule, CUresult};
+use cudarc::driver::sys::{CUfunction, CUmodule};
 
+use super::calls::CUresult;
 use super::devices::GPUS_MAX;
 use super::fault::{Fault, Outcome, describe, driver};
 use super::gpu::{Gpu, Handle};

@@ -4,8 +4,9 @@
 
 use std::sync::Mutex;
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys;
 
+use super::calls::CUresult;
 use super::fault::{Outcome, describe, driver};
 use super::gpu::Gpu;
 use crate::sync::lock;

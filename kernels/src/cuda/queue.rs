@@ -10,11 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use cudarc::driver::sys::{self, CUevent, CUgraph, CUresult, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUevent, CUgraph, CUstream, CUstreamCaptureMode};
 
-use super::calls;
+use super::calls::CUresult;
 use super::devices::GPUS_MAX;
-use super::fault::{Fault, Outcome, driver, outcome};
+use super::fault::{Fault, Outcome, driver};
 use super::gpu::Gpu;
 use crate::sync::lock;
 
@@ -253,7 +253,7 @@ fn outside_capture<R>(ask: impl FnOnce() -> Outcome<R>) -> Outcome<R> {
     if !is_capturing() {
         return ask();
     }
-    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
     // SAFETY: exchanges this thread's mode with that of a local variable.
     unsafe { driver!(cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
     let answer = ask();
@@ -325,8 +325,13 @@ impl Mark {
         self.gpu.bind()?;
         let mut milliseconds = 0.0;
         // SAFETY: both events are alive.
-        let code = unsafe { calls::elapsed_ms(&mut milliseconds, earlier.event, self.event) };
-        outcome("cuEventElapsedTime", code)?;
+        unsafe {
+            driver!(cuEventElapsedTime(
+                &mut milliseconds,
+                earlier.event,
+                self.event
+            ))
+        }?;
         Ok(milliseconds)
     }
 

@@ -15,11 +15,12 @@
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::{CUmemPool_attribute, CUresult};
+use cudarc::driver::sys::CUmemPool_attribute;
 
 use super::pool::{PoolState, Wanted, pool};
 use crate::Device;
 use crate::cuda::Gpu;
+use crate::cuda::calls::CUresult;
 use crate::cuda::devices::GPUS_MAX;
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::queue::{Queue, is_capturing};

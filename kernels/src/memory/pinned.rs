@@ -4,11 +4,10 @@
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
-use cudarc::driver::sys::CUresult;
-
 use super::host;
 use super::pool::{PINNED, Wanted};
 use crate::cuda::Gpu;
+use crate::cuda::calls::CUresult;
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::queue::is_capturing;
 use crate::error::{Error, Result};

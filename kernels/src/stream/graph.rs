@@ -4,10 +4,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUresult};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags};
 
 use super::Stream;
 use crate::Device;
+use crate::cuda::calls::CUresult;
 use crate::cuda::capture::{self, Kept};
 use crate::cuda::fault::{Fault, Outcome, driver};
 use crate::cuda::gpu::Handle;

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use cudarc::driver::sys::{CUcontext, CUdriverProcAddressQueryResult as Query, CUresult};
+use cudarc::driver::sys::{CUcontext, CUdriverProcAddressQueryResult as Query};
 
 use crate::device;
+use crate::error::CUresult;
 use crate::machine::{self, LockedMachine, Machine, Out, current, put};
 use crate::report::{self, FindingKind};
 use crate::scheduler;

@@ -11,9 +11,10 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUresult, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
 use crate::context;
+use crate::error::CUresult;
 use crate::graph::capture;
 use crate::handle::StreamId;
 use crate::machine::{self, LockedMachine, Machine};

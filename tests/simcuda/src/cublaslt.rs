@@ -18,7 +18,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasStatus_t as Status};
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use self::algorithm::{Algorithm, WIDEST_BYTES, fits};
 use self::element::Type;
@@ -26,6 +26,7 @@ use self::entry::{Refused, call, invalid};
 use self::matmul::{Matmul, Scalar};
 use self::objects::{Object, library, problem};
 use self::problem::{Compute, Problem};
+use crate::error::CUresult;
 use crate::machine::{self, Out};
 use crate::stream;
 use crate::work::Address;

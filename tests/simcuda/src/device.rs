@@ -2,7 +2,7 @@
 
 pub mod calls;
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 
 pub use self::calls::{can_access, resolve};
 

@@ -21,7 +21,7 @@
 //! K counts from 1, per process; `nccl` counts each call of a group. NCCL is `unhandled_cuda_error`
 //! (1), `system_error` (2), `internal_error` (3), `invalid_argument` (4), `invalid_usage` (5),
 //! `remote_error` (6), or a number. FUNCTION may omit its version suffix (`cuMemAlloc` for
-//! `cuMemAlloc_v2`). CODE is the name of a driver code, with or without `CUDA_ERROR_`, its number,
+//! `cuMemAlloc_v2`). CODE is the name of a driver code, with or without `CUDA_ERROR_`, any number,
 //! or `launch_failure` (719) or `device_lost` (46). Codes that CUDA documents as leaving the
 //! process unusable stay with the device.
 
@@ -32,7 +32,7 @@ mod tests;
 
 use std::collections::HashMap;
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 
 pub use self::injected::Injected;
 pub(crate) use self::injected::Struck;
@@ -268,7 +268,7 @@ fn parse_effect(kind: &str, target: &Target) -> Result<Effect, String> {
         other => {
             let code = other
                 .parse::<u32>()
-                .map_or_else(|_| error::from_name(other), error::from_number);
+                .map_or_else(|_| error::from_name(other), |number| Some(CUresult(number)));
             code.filter(|code| *code != CUresult::CUDA_SUCCESS)
                 .map(Effect::Code)
                 .ok_or_else(|| format!("`{other}` is no kind of fault"))

@@ -18,11 +18,12 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUresult, CUstream};
+use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUstream};
 
 use self::launch::KernelLaunch;
 use self::library::{Kernel, Library};
 pub(crate) use self::symbols::SHARED_PREFIX;
+use crate::error::CUresult;
 use crate::graph::capture;
 use crate::machine::{self, Machine, Out, put};
 use crate::stream;

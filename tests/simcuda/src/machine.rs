@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 
 pub use self::current::current_device;
 pub use self::entry::{Out, call, call_library, call_waiting, put};

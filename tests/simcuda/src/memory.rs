@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 
 pub use self::allocation::{Allocation, End, Moment, Owner, Turn};
 pub use self::checks::{begin, check_queued, finish, freed_meanwhile, take_turn};

@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUresult;
 use cudarc::nvrtc::sys::nvrtcResult as Status;
 
 use self::compiler::Failed;
 pub(crate) use self::compiler::{Compiled, Program};
 use self::options::Options;
+use crate::error::CUresult;
 use crate::machine::{self, LockedMachine, Out};
 
 /// The start of a text image, which stands for PTX. The library follows in hexadecimal.

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 
 pub(crate) use self::policy::Random;
 pub use self::policy::Scheduler;

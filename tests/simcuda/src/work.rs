@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use crate::error::CUresult;
+
 /// Addresses as the product sees them: device pointers, or host addresses of pinned memory.
 pub type Address = u64;
 
@@ -21,7 +23,7 @@ pub struct Touched {
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// What later calls return: CUDA_ERROR_ILLEGAL_ADDRESS and similar codes stay with the context.
-    pub code: i32,
+    pub code: CUresult,
     /// What happened, for the report: `kernel relu_f32 wrote 4 bytes at 0x… one past the end of …`.
     pub message: String,
 }

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t};
+use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t};
 
 use crate::cuda::library::{self, Library};
 use crate::device::discover;
@@ -29,7 +29,7 @@ library::functions! {
         fn cublasLtMatmulPreferenceDestroy(Opaque) -> c_int;
         fn cublasLtMatmulAlgoGetHeuristic(
             Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
-            c_int, *mut cublasLtMatmulHeuristicResult_t, *mut c_int
+            c_int, *mut Candidate, *mut c_int
         ) -> c_int;
         fn cublasLtMatmul(
             Opaque, Opaque, *const c_void, *const c_void, Opaque, *const c_void, Opaque, *const c_void,
@@ -37,6 +37,18 @@ library::functions! {
         ) -> c_int;
     }
 }
+
+/// A `cublasLtMatmulHeuristicResult_t`, whose status is a number here.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    pub(super) algorithm: cublasLtMatmulAlgo_t,
+    pub(super) workspace_bytes: usize,
+    pub(super) status: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+const _: () = assert!(size_of::<Candidate>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
 
 /// An error of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,12 +8,11 @@ use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtMatmulAlgo_t, cublasLtMatmulDescAttributes_t as Attribute,
-    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t as Preference,
-    cudaDataType_t,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cudaDataType_t,
 };
 
 use super::epilogue::{BIAS, HAS_AUX};
-use super::library::{Fault, Functions, NOT_SUPPORTED, Opaque, blaslt};
+use super::library::{Candidate, Fault, Functions, NOT_SUPPORTED, Opaque, blaslt};
 use crate::DType;
 use crate::precision::F32Math;
 
@@ -125,7 +124,7 @@ impl Plan {
         let d = layout(functions, key.dtypes[1], [rows, columns])?;
         let preference = preference(functions, key, workspace_bytes_max)?;
         // SAFETY: plain numbers, for which all zeros is a value.
-        let mut first: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let mut first: Candidate = unsafe { std::mem::zeroed() };
         let mut count = 0;
         // SAFETY: all objects were made above and are alive; `result` has room for the one result
         // requested.
@@ -153,10 +152,10 @@ impl Plan {
             }) => return Ok(None),
             other => other?,
         }
-        if count < 1 || first.state as c_int != 0 {
+        if count < 1 || first.status != 0 {
             return Ok(None);
         }
-        let (algorithm, workspace_bytes) = (first.algo, first.workspaceSize);
+        let (algorithm, workspace_bytes) = (first.algorithm, first.workspace_bytes);
         Ok(Some(Plan {
             operation: Mutex::new(operation),
             a,

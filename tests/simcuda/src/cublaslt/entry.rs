@@ -1,9 +1,9 @@
 //! How every entry point of cuBLASLt begins and ends.
 
 use cudarc::cublaslt::sys::cublasStatus_t as Status;
-use cudarc::driver::sys::CUresult;
 
 use super::problem::Refusal;
+use crate::error::CUresult;
 use crate::machine::{self, Machine, Out};
 
 /// Every entry point that does more than a lookup.

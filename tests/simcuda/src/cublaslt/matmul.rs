@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 use gemm::Parallelism;
 
 use super::element::{Real, Type};
@@ -378,7 +378,7 @@ impl ProductRun<'_> {
         self.memory
             .check(self.device, range.clone())
             .map_err(|why| Failure {
-                code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
+                code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
                 message: format!("{}: {what}: {why}", self.work.describe()),
             })?;
         Ok(self.memory.host_pointer(range.start))

@@ -3,9 +3,10 @@
 use std::ffi::{c_char, c_int};
 
 use cudarc::driver::sys::{
-    CUdevice_P2PAttribute as PeerAttribute, CUdevice_attribute as Attribute, CUresult, CUuuid,
+    CUdevice_P2PAttribute as PeerAttribute, CUdevice_attribute as Attribute, CUuuid,
 };
 
+use crate::error::CUresult;
 use crate::machine::{self, Machine, Out, put};
 
 /// The device with this ordinal.

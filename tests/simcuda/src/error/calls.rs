@@ -2,9 +2,8 @@
 
 use std::ffi::c_char;
 
-use cudarc::driver::sys::CUresult;
-
 use super::entry;
+use crate::error::CUresult;
 use crate::machine::{self, Out, put};
 
 /// See the driver's documentation.

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use cudarc::driver::sys::{CUevent, CUstream};
 
 use super::{Event, Record, State};
+use crate::error::CUresult;
 use crate::graph::{Captured, capture};
 use crate::handle::{EventId, HandleKind, StreamId, decode, encode};
 use crate::machine::{Machine, Out, call, call_waiting, current_device, host_joins, put};

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
-
 use super::nccl::NcclEffect;
 use super::{Class, Effect, Plan, Target, base};
+use crate::error::CUresult;
 use crate::work::{Failure, Memory, Touched, Work};
 
 /// How much longer a slow device takes.
@@ -43,10 +42,7 @@ impl Work for Faulty {
     ) -> Result<(), Failure> {
         if let Some(code) = self.fails_with {
             let message = format!("{}: fails by the plan of faults", self.inner.describe());
-            return Err(Failure {
-                code: code as i32,
-                message,
-            });
+            return Err(Failure { code, message });
         }
         self.inner.run(device, memory, touched)?;
         if self.flips_bit

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
-
 use super::*;
+use crate::error::CUresult;
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
 #[test]
@@ -158,7 +157,7 @@ fn kernels_and_copies_are_counted_apart() {
             .run(0, &Everything, &mut Touched::default())
             .unwrap_err()
             .code,
-        719
+        CUresult(719)
     );
     assert!(inject("kernel a<<<1, 1>>>").hangs);
     assert!(!inject("kernel a<<<1, 1>>>").hangs);

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use cudarc::driver::sys::{
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphExec, CUgraphExecUpdateResult as UpdateResult,
     CUgraphExecUpdateResultInfo, CUgraphInstantiateResult as InstantiateResult, CUgraphNode,
-    CUgraphNodeType, CUresult, CUstream,
+    CUgraphNodeType, CUstream,
 };
 
 use super::handles::{node_handle, resolve_executable, resolve_graph, resolve_node};
 use super::{Captured, Executable, Graph, Node, Plan, capture, replay};
+use crate::error::CUresult;
 use crate::handle::{GraphId, HandleKind, encode};
 use crate::machine::{Machine, Out, call, current_device, put};
 use crate::stream;

@@ -8,9 +8,10 @@
 use std::collections::BTreeSet;
 use std::thread::{self, ThreadId};
 
-use cudarc::driver::sys::{CUresult, CUstreamCaptureMode};
+use cudarc::driver::sys::CUstreamCaptureMode;
 
 use super::{Capture, Captured, Graph, Node, StreamCapture};
+use crate::error::CUresult;
 use crate::handle::{CaptureId, GraphId, OperationId, StreamId};
 use crate::machine::Machine;
 use crate::report::{self, Stack};

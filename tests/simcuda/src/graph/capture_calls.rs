@@ -1,12 +1,13 @@
 //! The entry points of captures.
 
 use cudarc::driver::sys::{
-    CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream, CUstreamCaptureMode as Mode,
+    CUgraph, CUgraphEdgeData, CUgraphNode, CUstream, CUstreamCaptureMode as Mode,
     CUstreamCaptureStatus as Status,
 };
 
 use super::capture;
 use super::handles::node_handle;
+use crate::error::CUresult;
 use crate::handle::{HandleKind, StreamId, encode};
 use crate::machine::{Machine, Out, call, put};
 use crate::stream;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode, CUresult};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphNode};
 
+use crate::error::CUresult;
 use crate::handle::{GraphId, HandleKind, decode, encode};
 use crate::machine::Machine;
 use crate::report;

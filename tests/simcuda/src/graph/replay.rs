@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
-
 use super::Captured;
 use super::launch::{Launch, Step};
+use crate::error::CUresult;
 use crate::event::{Record, State};
 use crate::faults::Injected;
 use crate::handle::StreamId;

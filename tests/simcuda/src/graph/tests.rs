@@ -6,9 +6,11 @@ mod refusals;
 use std::mem::MaybeUninit;
 
 use cudarc::driver::sys::{
-    CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult, CUstream,
+    CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUstream,
     CUstreamCaptureStatus,
 };
+
+use crate::error::CUresult;
 use proptest::prelude::*;
 
 use super::calls::*;

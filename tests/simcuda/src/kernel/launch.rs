@@ -165,7 +165,7 @@ impl KernelLaunch {
             self.describe()
         );
         Failure {
-            code: cudarc::driver::sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32,
+            code: crate::error::CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             message,
         }
     }

@@ -4,9 +4,8 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use cudarc::driver::sys::CUresult;
-
 use super::symbols::{self, Variable};
+use crate::error::CUresult;
 use crate::nvrtc::PTX_HEADER;
 
 /// The version of the structures; the library carries its own.

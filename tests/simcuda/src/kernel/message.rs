@@ -2,9 +2,8 @@
 
 use std::ffi::CStr;
 
-use cudarc::driver::sys::CUresult;
-
 use super::library::{RawFailure, THREADS_MAX};
+use crate::error::CUresult;
 use crate::work::{Failure, Memory};
 
 /// Kinds of failures, numbered as in `shim/runtime.h`.
@@ -157,7 +156,7 @@ impl Scene<'_> {
             ),
         };
         Some(Failure {
-            code: code as i32,
+            code,
             message: format!("{}: {message}", self.describe),
         })
     }

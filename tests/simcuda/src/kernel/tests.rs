@@ -9,10 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cudarc::driver::sys::CUresult;
-
 use super::launch::KernelLaunch;
 use super::library::Library;
+use crate::error::CUresult;
 use crate::nvrtc::{self, Program};
 use crate::work::{Address, Failure, Memory, Touched, Work};
 
@@ -169,7 +168,7 @@ impl Shot {
     /// The message of a launch that must fail with `code` in any order.
     pub(super) fn expect_failure(self, ground: &Ground, code: CUresult) -> String {
         let failure = self.run(ground).expect_err("the launch succeeds");
-        assert_eq!(failure.code, code as i32, "{}", failure.message);
+        assert_eq!(failure.code, code, "{}", failure.message);
         failure.message
     }
 }

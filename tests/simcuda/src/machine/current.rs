@@ -2,9 +2,8 @@
 
 use std::cell::Cell;
 
-use cudarc::driver::sys::CUresult;
-
 use super::Machine;
+use crate::error::CUresult;
 
 thread_local! {
     static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };

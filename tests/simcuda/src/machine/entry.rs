@@ -7,10 +7,9 @@
 
 use std::mem::MaybeUninit;
 
-use cudarc::driver::sys::CUresult;
-
 use super::current;
 use super::{LockedMachine, Machine, lose_device};
+use crate::error::CUresult;
 use crate::report::{self, FindingKind};
 use crate::scheduler;
 

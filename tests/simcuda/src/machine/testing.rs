@@ -3,11 +3,12 @@
 
 use std::process::Command;
 
-use cudarc::driver::sys::{CUcontext, CUresult};
+use cudarc::driver::sys::CUcontext;
 
 use super::Out;
 use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
 use crate::device::calls::cuInit;
+use crate::error::CUresult;
 
 pub(crate) const CASE: &str = "SIMCUDA_TEST_CASE";
 

@@ -5,7 +5,7 @@ mod promises;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{CUdriverProcAddressQueryResult as Query, CUresult};
+use cudarc::driver::sys::CUdriverProcAddressQueryResult as Query;
 
 use super::testing::{cases, device, made, ok, refused};
 use crate::context::{
@@ -19,6 +19,7 @@ use crate::copy::{
 use crate::device::calls::{
     cuDeviceCanAccessPeer, cuDeviceGet, cuDeviceGetCount, cuDeviceGetName, cuInit,
 };
+use crate::error::CUresult;
 use crate::error::calls::cuGetErrorName;
 use crate::memory::calls::{
     cuMemAlloc_v2, cuMemAllocAsync, cuMemFree_v2, cuMemFreeAsync, cuMemGetInfo_v2,
@@ -31,7 +32,7 @@ fn buffer(bytes: usize) -> u64 {
 }
 
 fn name_of(code: CUresult) -> String {
-    let name: *const c_char = made(|name| cuGetErrorName(code as u32, name));
+    let name: *const c_char = made(|name| cuGetErrorName(code.0, name));
     // SAFETY: names of codes are constants that end in zero.
     unsafe { CStr::from_ptr(name) }
         .to_string_lossy()

@@ -4,12 +4,13 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUdeviceptr, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult, CUstream,
+    CUdeviceptr, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUstream,
 };
 
 use super::allocation::{Allocation, End, Made};
 use super::pool::{self, PoolId};
 use super::{Owner, Turn, pinned};
+use crate::error::CUresult;
 use crate::graph::capture;
 use crate::handle::StreamId;
 use crate::machine::{self, LockedMachine, Machine, Out, host_actor, put};

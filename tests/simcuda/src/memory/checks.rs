@@ -1,8 +1,7 @@
 //! What operations may touch: checked when they are queued and again when they run.
 
-use cudarc::driver::sys::CUresult;
-
 use super::{Moment, Owner, Turn, Violation};
+use crate::error::CUresult;
 use crate::handle::OperationId;
 use crate::machine::Machine;
 use crate::race::{Actor, Clock};
@@ -103,7 +102,7 @@ pub fn freed_meanwhile(
         format!("{operation}, when it ran: {message}\n  {origin}"),
     );
     Some(Failure {
-        code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as i32,
+        code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
         message,
     })
 }

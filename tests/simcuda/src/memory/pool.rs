@@ -10,8 +10,7 @@ pub mod calls;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use cudarc::driver::sys::CUresult;
-
+use crate::error::CUresult;
 use crate::race::{Actor, Clock};
 
 /// Pools are numbered in the order of their creation; the first ones are the devices' default

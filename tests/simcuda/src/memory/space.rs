@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use cudarc::driver::sys::CUresult;
-
+use crate::error::CUresult;
 use crate::work::Address;
 
 /// What allocations are aligned to, as cuMemAlloc promises.

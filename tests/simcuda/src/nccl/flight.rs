@@ -5,10 +5,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::CUresult;
-
 use super::comm::{Comm, Flight, Lane, Phase, Piece, State};
 use super::transfer::{self, Call, CallKind, Next};
+use crate::error::CUresult;
 use crate::event::Completion;
 use crate::faults::{NcclEffect, Struck};
 use crate::handle::StreamId;
@@ -109,10 +108,7 @@ impl Flight {
         if state.not_before.is_none() {
             if let Some(Struck::Code(code)) = state.struck {
                 let message = format!("{}: fails by the plan of faults", operation.describe);
-                return Err(Failure {
-                    code: code as i32,
-                    message,
-                });
+                return Err(Failure { code, message });
             }
             for call in 0..self.piece.calls.len() {
                 match machine.faults.strike_nccl(comm.device) {
@@ -123,7 +119,7 @@ impl Flight {
                         state.phase = Phase::Hung;
                     }
                     Some(NcclEffect::Lost) => {
-                        let code = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE as i32;
+                        let code = CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE;
                         let message = format!(
                             "{}: its device is lost by the plan of faults",
                             operation.describe

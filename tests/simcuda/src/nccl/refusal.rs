@@ -1,6 +1,6 @@
 //! Why a call of NCCL fails.
 
-use cudarc::driver::sys::CUresult;
+use crate::error::CUresult;
 
 /// Codes of NCCL.
 pub(crate) mod code {

@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
-
 use super::policy::Candidate;
-use crate::error;
+use crate::error::CUresult;
 use crate::event::Completion;
 use crate::graph::launch::{Launch, Step};
 use crate::handle::StreamId;
@@ -367,9 +365,7 @@ fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure)
         CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
     ];
     let is_race = message.contains("race inside kernel ");
-    if is_race
-        || message.contains("divergence ")
-        || mistakes.iter().any(|mistake| *mistake as i32 == *code)
+    if is_race || message.contains("divergence ") || mistakes.iter().any(|mistake| mistake == code)
     {
         let kind = if is_race {
             FindingKind::Race
@@ -385,11 +381,7 @@ fn tell_failure(machine: &mut Machine, operation: &Operation, failure: &Failure)
 }
 
 fn fail(machine: &mut Machine, device: usize, failure: &Failure) {
-    let code = u32::try_from(failure.code)
-        .ok()
-        .and_then(error::from_number);
-    let code = code.unwrap_or(CUresult::CUDA_ERROR_UNKNOWN);
-    lose_device(machine, device, code, &failure.message);
+    lose_device(machine, device, failure.code, &failure.message);
     abandon(machine, device);
 }
 

@@ -1,10 +1,11 @@
 //! The entry points of streams. Those of captures stand with the graphs, those of events with the
 //! events.
 
-use cudarc::driver::sys::{CUdevice, CUhostFn, CUresult, CUstream};
+use cudarc::driver::sys::{CUdevice, CUhostFn, CUstream};
 
 use super::queue::{create, is_wait_ignored, new_operation, retire_if_over};
 use super::{Order, enqueue_host, resolve};
+use crate::error::CUresult;
 use crate::graph::capture;
 use crate::handle::{HandleKind, encode};
 use crate::machine::{Out, call, call_waiting, current_device, put};

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUresult;
-
 use super::queue::{device_of, is_capturing, new_operation, push};
 use super::{Action, Entry, Operation, null};
+use crate::error::CUresult;
 use crate::faults::Injected;
 use crate::graph::{Captured, capture};
 use crate::handle::{OperationId, StreamId};

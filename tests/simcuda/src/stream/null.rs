@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use super::queue::{create, marker};
 use super::{Order, Stream};
+use crate::error::CUresult;
 use crate::event::Record;
 use crate::handle::{HandleKind, StreamId, decode};
 use crate::machine::{Machine, current_device};

@@ -5,7 +5,9 @@ mod bench;
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
 
-use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use cudarc::driver::sys::{CUevent, CUstream};
+
+use crate::error::CUresult;
 
 pub(crate) use self::bench::*;
 use super::calls::*;
@@ -366,7 +368,7 @@ fn work_that_fails_loses_its_device_and_leaves_the_others() {
         .try_give(
             stream,
             Touch {
-                fails_with: Some(launch_failed as i32),
+                fails_with: Some(launch_failed),
                 ..Touch::new("a")
             },
         )
@@ -420,7 +422,7 @@ fn what_a_kernel_does_wrong_is_a_finding_and_what_it_asks_for_is_not() {
             .try_give(
                 stream,
                 Touch {
-                    fails_with: Some(code as i32),
+                    fails_with: Some(code),
                     ..Touch::new(name)
                 },
             )

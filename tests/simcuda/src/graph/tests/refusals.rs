@@ -2,11 +2,12 @@
 
 use std::mem::MaybeUninit;
 
-use cudarc::driver::sys::{CUresult, CUstream, CUstreamCaptureStatus};
+use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus};
 
 use super::super::capture_calls::*;
 use super::{end, status};
 use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2};
+use crate::error::CUresult;
 use crate::event::calls::*;
 use crate::memory::calls::{cuMemAllocAsync, cuMemFreeAsync};
 use crate::report::FindingKind;

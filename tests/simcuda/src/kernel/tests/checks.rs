@@ -1,9 +1,8 @@
 //! Findings: addresses, alignment, barriers, warps, races inside a launch; and the exact touched
 //! ranges.
 
-use cudarc::driver::sys::CUresult;
-
 use super::{Ground, library, shot};
+use crate::error::CUresult;
 use crate::work::Touched;
 
 const ILLEGAL: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;

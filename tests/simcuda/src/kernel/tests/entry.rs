@@ -3,10 +3,11 @@
 use std::ffi::{CString, c_char, c_void};
 use std::mem::MaybeUninit;
 
-use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUresult, CUstream};
+use cudarc::driver::sys::{CUfunction_attribute as Attribute, CUstream};
 use cudarc::nvrtc::sys::nvrtcResult as Status;
 
 use crate::copy::{cuMemcpyDtoH_v2, cuMemcpyHtoD_v2};
+use crate::error::CUresult;
 use crate::kernel::*;
 use crate::memory::calls::{cuMemAlloc_v2, cuMemFree_v2, cuMemHostAlloc};
 use crate::nvrtc::*;

@@ -398,5 +398,5 @@ fn shared_memory_is_understood_in_all_its_forms() {
         .dynamic(48)
         .run(&ground)
         .expect_err("past the dynamic memory");
-    assert_eq!(failure.code, 700, "{}", failure.message);
+    assert_eq!(failure.code.0, 700, "{}", failure.message);
 }

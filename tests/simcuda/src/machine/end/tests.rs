@@ -3,10 +3,11 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use crate::context::cuDevicePrimaryCtxRelease_v2;
 use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemsetD32Async};
+use crate::error::CUresult;
 use crate::event::calls::{cuEventCreate, cuEventDestroy_v2, cuEventRecord};
 use crate::machine::testing::{cases, device, made, ok, played};
 use crate::memory::calls::{

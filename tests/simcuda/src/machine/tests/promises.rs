@@ -4,12 +4,13 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{CUmemPool_attribute, CUresult, CUstream};
+use cudarc::driver::sys::{CUmemPool_attribute, CUstream};
 
 use crate::context::cuCtxSetCurrent;
 use crate::copy::{
     cuMemcpyAsync, cuMemcpyDtoHAsync_v2, cuMemcpyHtoD_v2, cuMemsetD32_v2, cuMemsetD32Async,
 };
+use crate::error::CUresult;
 use crate::event::calls::{
     cuEventCreate, cuEventDestroy_v2, cuEventElapsedTime, cuEventQuery, cuEventRecord,
     cuEventSynchronize,

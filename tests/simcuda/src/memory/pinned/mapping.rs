@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUresult;
-
 use super::super::space::POISON;
+use crate::error::CUresult;
 use crate::work::Address;
 
 const PAGE_BYTES: u64 = 4096;

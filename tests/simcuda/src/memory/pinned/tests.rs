@@ -3,9 +3,10 @@
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2, cuMemsetD8Async};
+use crate::error::CUresult;
 use crate::machine::testing::{cases, device, made, ok};
 use crate::memory::calls::{cuMemAllocAsync, cuMemFreeHost, cuMemHostAlloc};
 use crate::memory::pinned::mapping;

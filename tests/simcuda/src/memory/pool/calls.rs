@@ -4,11 +4,12 @@ use std::ffi::{c_int, c_void};
 
 use cudarc::driver::sys::{
     CUmemAccess_flags as Flags, CUmemAllocationType, CUmemLocationType,
-    CUmemPool_attribute as Attribute, CUmemoryPool, CUresult,
+    CUmemPool_attribute as Attribute, CUmemoryPool,
 };
 
 use super::{Access, PoolId};
 use crate::device;
+use crate::error::CUresult;
 use crate::machine::{self, Machine, Out, put};
 use crate::report::{self, FindingKind};
 

@@ -6,9 +6,10 @@ use std::mem::MaybeUninit;
 use std::process::{Child, Command, Stdio};
 use std::ptr::null_mut;
 
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use crate::copy::{cuMemcpyDtoH_v2, cuMemcpyHtoDAsync_v2};
+use crate::error::CUresult;
 use crate::machine::testing::{CASE, Ended, device, made, ok};
 use crate::memory::calls::cuMemAlloc_v2;
 use crate::nccl::calls::*;

@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use super::bench::*;
 use super::hangs::{hangs, is_freed_by_abort};
+use crate::error::CUresult;
 use crate::graph::calls::{
     cuGraphDestroy, cuGraphExecDestroy, cuGraphInstantiateWithFlags, cuGraphLaunch,
 };

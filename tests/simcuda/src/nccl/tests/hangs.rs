@@ -5,9 +5,10 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{CUresult, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use super::bench::*;
+use crate::error::CUresult;
 use crate::machine::testing::{made, ok};
 use crate::nccl::calls::*;
 use crate::nccl::comm::Comm;

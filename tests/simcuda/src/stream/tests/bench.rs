@@ -5,11 +5,12 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUevent, CUresult, CUstream};
+use cudarc::driver::sys::{CUevent, CUstream};
 
 use crate::config::Config;
 use crate::context::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
 use crate::device::calls::cuInit;
+use crate::error::CUresult;
 use crate::event::calls::*;
 use crate::machine::{LockedMachine, Machine, Out};
 use crate::report::{Finding, FindingKind};
@@ -64,7 +65,7 @@ pub(crate) struct Touch {
     pub(crate) writes: Vec<Range<Address>>,
     /// Whether it knows its ranges before it runs, as copies do.
     pub(crate) knows: bool,
-    pub(crate) fails_with: Option<i32>,
+    pub(crate) fails_with: Option<CUresult>,
 }
 
 impl Touch {
