@@ -260,10 +260,12 @@ pub fn arrays(
     let features = match wanted.features {
         Some(name) => named(contents, file, name)?,
         None if keys.len() == 1 => 0,
-        None => pairs()
-            .find_map(|(features, labels)| labels.and(features))
-            .or_else(|| pairs().find_map(|(features, _)| features))
-            .ok_or_else(|| unclear(contents, file))?,
+        None => {
+            let first = pairs().find_map(|(features, _)| features);
+            let labelled = pairs().find_map(|(features, labels)| labels.and(features));
+            let first = first.ok_or_else(|| unclear(contents, file))?;
+            choose_rows(contents, file, wanted, first, labelled.unwrap_or(first))?
+        }
     };
     let labels = match wanted.labels {
         Some(name) => Some(named(contents, file, name)?),
@@ -277,6 +279,35 @@ pub fn arrays(
         None => None,
     };
     Ok((features, labels))
+}
+
+/// The features among the `first` ones by their name and those that have labels: these, unless only
+/// the others are for training (or for evaluation, whichever is wanted).
+fn choose_rows(
+    contents: &Contents,
+    file: &Path,
+    wanted: WantedArrays<'_>,
+    first: usize,
+    labelled: usize,
+) -> Result<usize> {
+    let keys = keys(contents);
+    let is_held_out = |index: usize| {
+        let key = keys[index].to_ascii_lowercase();
+        EVALUATE.iter().any(|suffix| key.ends_with(suffix))
+    };
+    let elsewhere = |name| like_elsewhere(&keys, keys[first], name);
+    if is_held_out(first) == is_held_out(labelled) {
+        return Ok(labelled);
+    }
+    if !wanted.looks_for_labels || wanted.labels_elsewhere.and_then(elsewhere).is_some() {
+        return Ok(first);
+    }
+    let (file, first, labelled) = (file.display(), keys[first], keys[labelled]);
+    Err(Error::Data(format!(
+        "{file}: expected labels for {first}, got labels for {labelled} only: {}; help: say which rows are meant: `data` \
+         {file}#{first} with `labels`, or `data` {file}#{labelled}",
+        listed(contents)
+    )))
 }
 
 /// An error if an array cannot be used that its name says is wanted.

@@ -71,10 +71,12 @@ pub(crate) fn fit(
         fill: None,
     };
     let found = scan::features(&present, is_trained_on, ranks, scan::BYTES_MAX)?;
-    let (sums, parts) = found.moments.mean.split_at(width);
     // An infinite number ends the scan early; the scan that follows names it.
-    let is_empty = |part: &f64| *part == 0.0 && found.bad.is_none();
-    if let Some(column) = parts.iter().position(is_empty) {
+    if found.bad.is_some() {
+        return Ok(Some(vec![0.0; width]));
+    }
+    let (sums, parts) = found.moments.mean.split_at(width);
+    if let Some(column) = parts.iter().position(|part| *part == 0.0) {
         let name = columns.and_then(|columns| columns.get(column));
         let name = name.map_or(format!("feature {column}"), |name| {
             format!("column \"{name}\"")

@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use ddp_kernels::heartbeat::{self, Work};
+
 use super::files::table::{self, number};
 use super::files::{Array, shown_number};
 use super::stack::Stack;
@@ -224,12 +226,14 @@ impl Labels {
         for first in (0..self.rows()).step_by(block.len()) {
             let count = (self.rows() - first).min(block.len() as u64) as usize;
             self.classes(first, &mut block[..count])?;
+            heartbeat::beat(Work::ReadsData);
             numbers.extend(block[..count].iter().copied());
-            // Most labels begin with 0, and then the first rows say so.
-            let is_numbered = numbers.first() == Some(&0);
-            if is_numbered || numbers.contains(&NO_CLASS) || numbers.len() > CLASSES_MAX {
+            if numbers.contains(&NO_CLASS) || numbers.len() > CLASSES_MAX {
                 return Ok(None);
             }
+        }
+        if numbers.first() == Some(&0) {
+            return Ok(None);
         }
         // -1, 0 and 1 may be classes; a single -3 among classes from 0 on is a mistake.
         let has_gap = numbers

@@ -59,6 +59,7 @@ struct Part {
 pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
     let paths = choose::files(&ask.spec.path, ask.setting)?;
     let source = labels::source(ask, &paths)?;
+    labels::check_order(ask, &source, &paths)?;
     let mut ask = ask.clone();
     let mut features = Vec::with_capacity(paths.len());
     let mut labels: Vec<Labelled> = Vec::new();
@@ -97,6 +98,7 @@ pub(crate) fn open(ask: &Ask<'_>) -> Result<Opened> {
         _ => {}
     }
     labels::check_rows(&ask, &source, &features, &labels)?;
+    labels::check_differ(&ask, &features, &labels)?;
     labels::agree_on_texts(&ask, &mut labels)?;
     let label_arrays = labels.iter().map(|labels| &labels.of_file.array);
     let is_given = |mapped: &&Arc<Mapped>| {

@@ -34,8 +34,8 @@ Examples:
 A .csv has the columns row (from 0), prediction and probability; with --probabilities and --logits also p:CLASS and \
 logit:CLASS. For regression: row and prediction (prediction:COLUMN for each of several, by number if the data gave no names).
 
-A .npy holds each row's class as i64, or with --probabilities or --logits f32 [rows, classes]; for regression f32 \
-[rows, outputs].
+A .npy holds each row's class as i64: its name if all names are whole numbers, else its index in the sorted names (from 0); \
+with --probabilities or --logits f32 [rows, classes]; for regression f32 [rows, outputs].
 
 The file does not depend on the number of ranks. Labels are not needed. Of built-in data (glyphs, synthetic:…) the held-out \
 rows are used, if there are any.";

@@ -57,6 +57,28 @@ fn data_that_changed_are_not_resumed_unless_that_is_asked_for() {
     train("--steps 9 --resume auto --override").assert_well();
 }
 
+#[test]
+fn columns_with_other_names_are_not_resumed_unless_that_is_asked_for() {
+    let folder = Folder::new("renamed");
+    let file = folder.path().join("t.csv");
+    let rows = table(usize::MAX);
+    fs::write(&file, &rows).unwrap();
+    let train = |rest: &str| folder.alone(&format!("{TRAIN} t.csv {rest}")).run();
+    train("--steps 5").assert_well();
+    for (header, named) in [
+        (
+            "b,a,price",
+            "--data with feature 0 called \"b\" (was \"a\")",
+        ),
+        ("a,b,cost", "--labels \"cost\" (was \"price\")"),
+    ] {
+        fs::write(&file, rows.replace("a,b,price", header)).unwrap();
+        let ended = train("--steps 9 --resume auto");
+        assert!(ended.assert_fails(2).contains(named), "{ended}");
+    }
+    train("--steps 9 --resume auto --override").assert_well();
+}
+
 #[cfg(feature = "mpi")]
 #[test]
 fn ranks_whose_files_differ_in_one_label_end_with_78() {

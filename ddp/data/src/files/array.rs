@@ -222,7 +222,7 @@ impl Array {
 
     /// Whether two arrays are the same bytes of the same file.
     pub fn is_same(&self, other: &Array) -> bool {
-        self.mapped.identity() == other.mapped.identity() && self.name == other.name
+        self.mapped.identity() == other.mapped.identity() && self.offset == other.offset
     }
 
     /// Reads whole rows from `first_row` on into `into`. Wider numbers are rounded to the nearest

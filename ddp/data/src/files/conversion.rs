@@ -3,7 +3,7 @@
 
 mod labels;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use self::labels::LabelColumn;
@@ -100,6 +100,7 @@ impl<'a> Columns<'a> {
         let labels = labels.flat_map(|name| label_names(&columns.names, name));
         let labels = labels.map(|name| columns.position(name));
         columns.labels = labels.collect::<Result<_>>()?;
+        columns.check_labels_differ()?;
         columns.features = match request.features {
             Some(wanted) => {
                 let feature =
@@ -186,6 +187,18 @@ impl<'a> Columns<'a> {
             }
         }
         Ok(())
+    }
+
+    fn check_labels_differ(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        match self.labels.iter().find(|column| !seen.insert(**column)) {
+            None => Ok(()),
+            Some(&column) => Err(Error::Usage(format!(
+                "{}: expected several different columns as labels, got \"{}\" twice; help: name it once",
+                self.path.display(),
+                self.names[column]
+            ))),
+        }
     }
 
     pub(super) fn bad(&self, what: String) -> Error {

@@ -68,13 +68,8 @@ impl Survey {
         }
     }
 
-    /// Writes the file `to`. Values that no plan needs are left out.
-    pub(super) fn write(&mut self, to: &Path) -> Result<()> {
-        for column in &mut self.columns {
-            if column.texts == 0 && column.values_max == AUTO_VALUES_MAX {
-                column.values = None;
-            }
-        }
+    /// Writes the file `to`. Values of columns without texts are kept: other files may have texts.
+    pub(super) fn write(&self, to: &Path) -> Result<()> {
         let json = serde_json::to_vec(self).map_err(|error| Error::Internal(error.to_string()))?;
         let write = |mut file: File| file.write_all(&json).and_then(|()| file.sync_all());
         File::create_new(to).and_then(write).map_err(writing(to))

@@ -179,6 +179,46 @@ pub(super) fn agree_on_texts(ask: &Ask<'_>, labels: &mut [Labelled]) -> Result<(
     Ok(())
 }
 
+/// An error if the order of rows matters and these files, sorted by their names as texts, are not in
+/// the order of their numbers: `x-10` comes before `x-2`.
+pub(super) fn check_order(ask: &Ask<'_>, source: &LabelPlace, paths: &[PathBuf]) -> Result<()> {
+    let why = match source {
+        LabelPlace::Files(files, _) if files.len() == 1 => "one file of labels",
+        LabelPlace::Unwanted => "rows that are written in this order",
+        _ => return Ok(()),
+    };
+    let numbers = |path: &PathBuf| -> (String, Vec<u64>) {
+        let name = path.display().to_string();
+        let rest = name.split(|character: char| character.is_ascii_digit());
+        let rest: Vec<&str> = rest.filter(|text| !text.is_empty()).collect();
+        (rest.join("0"), numbers(&name))
+    };
+    let is_turned = |pair: &&[PathBuf]| {
+        let (one, other) = (numbers(&pair[0]), numbers(&pair[1]));
+        one.0 == other.0 && one.1 > other.1
+    };
+    let Some(pair) = paths.windows(2).find(is_turned) else {
+        return Ok(());
+    };
+    Err(Error::Data(format!(
+        "`{}` {}: expected files in the order of their numbers for {why}, got {} before {}; help: files are sorted by their \
+         names as texts: number them with leading zeros",
+        ask.setting,
+        ask.spec.path,
+        pair[0].display(),
+        pair[1].display()
+    )))
+}
+
+/// The numbers in a name.
+fn numbers(name: &str) -> Vec<u64> {
+    let digits = name.split(|character: char| !character.is_ascii_digit());
+    let digits = digits.filter(|digits| !digits.is_empty());
+    digits
+        .map(|digits| digits.parse().unwrap_or(u64::MAX))
+        .collect()
+}
+
 /// Checks that there are as many labels as rows: in all if one file has them, else file by file.
 pub(super) fn check_rows(
     ask: &Ask<'_>,
@@ -228,6 +268,22 @@ pub(super) fn check_rows(
     }
 }
 
+/// An error if an array is both features and labels.
+pub(super) fn check_differ(ask: &Ask<'_>, features: &[Array], labels: &[Labelled]) -> Result<()> {
+    let mut labels = labels.iter().map(|labels| &labels.of_file.array);
+    let is_feature = |label: &&Array| features.iter().any(|array| array.is_same(label));
+    let Some(label) = labels.find(is_feature) else {
+        return Ok(());
+    };
+    Err(Error::Usage(format!(
+        "`{}` {}: expected other numbers than the features of `{}`, got the same ones: a model that sees its labels learns \
+         nothing; help: give another file or array",
+        ask.labels_setting,
+        label.name(),
+        ask.setting
+    )))
+}
+
 /// An error if the numbers in the names of files do not fit: sorted as texts, `x-02` would have the
 /// labels of `y-10`.
 fn check_numbers(ask: &Ask<'_>, features: &[Array], labels: &[PathBuf]) -> Result<()> {
@@ -255,14 +311,7 @@ fn check_numbers(ask: &Ask<'_>, features: &[Array], labels: &[PathBuf]) -> Resul
 /// The numbers in each of these names, except those that are the same in all. Empty if names differ
 /// in how many they have.
 fn differing_numbers(names: &[String]) -> impl Iterator<Item = Vec<u64>> {
-    let numbers = |name: &String| -> Vec<u64> {
-        let digits = name.split(|character: char| !character.is_ascii_digit());
-        let digits = digits.filter(|digits| !digits.is_empty());
-        digits
-            .map(|digits| digits.parse().unwrap_or(u64::MAX))
-            .collect()
-    };
-    let all: Vec<Vec<u64>> = names.iter().map(numbers).collect();
+    let all: Vec<Vec<u64>> = names.iter().map(|name| numbers(name)).collect();
     let is_alike = all.iter().all(|numbers| numbers.len() == all[0].len());
     let differs = |at: usize| all.iter().any(|numbers| numbers[at] != all[0][at]);
     let positions = 0..if is_alike { all[0].len() } else { 0 };

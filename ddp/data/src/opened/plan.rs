@@ -96,8 +96,14 @@ fn features(ask: &Ask<'_>, path: &Path, source: &LabelPlace) -> Result<Vec<Colum
 }
 
 fn not_a_column(setting: &str, name: &str, path: &Path, what: &str, columns: &[String]) -> Error {
+    let help = match columns.iter().any(|column| column.contains(',')) {
+        true => {
+            "give one of these; commas separate names, so a column with a comma in its name has to be renamed"
+        }
+        false => "give one of these",
+    };
     Error::Usage(format!(
-        "`{setting}` {name}: expected a {what} of {}, got none of {}; help: give one of these",
+        "`{setting}` {name}: expected a {what} of {}, got none of {}; help: {help}",
         path.display(),
         listed(columns)
     ))

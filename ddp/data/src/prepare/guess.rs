@@ -10,6 +10,8 @@ use crate::task::CLASSES_MAX;
 
 /// Fewer than one label of so many is odd.
 const ODD: u64 = 20;
+/// A class that is no further from the others is not odd.
+const FAR: u64 = 9;
 /// More classes than this must not be more than a tenth of the rows.
 const CLASSES: u64 = 100;
 /// Odd labels that are shown.
@@ -22,10 +24,16 @@ pub(super) fn check(source: &OpenFiles, found: &LabelsFound) -> Result<()> {
         None => Ok(()),
         Some(labels) => match (&source.names, labels.are_classes()) {
             (Some(names), _) if labels.have_number_names() => {
+                let numbers = names.iter().filter_map(|name| name.parse().ok());
+                check_classes(labels, numbers.zip(found.counts.iter().copied()).collect())?;
                 check_count(labels, names.len() as u64, "whole numbers")
             }
             (Some(names), _) => check_texts(labels, names, found),
-            (None, true) => check_count(labels, found.counts.len() as u64, "whole numbers"),
+            (None, true) => {
+                let numbers = (0..).zip(found.counts.iter().copied());
+                check_classes(labels, numbers.filter(|(_, rows)| *rows > 0).collect())?;
+                check_count(labels, found.counts.len() as u64, "whole numbers")
+            }
             (None, false) => check_numbers(labels, found),
         },
     }
@@ -54,7 +62,39 @@ fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result
         }
         _ => {}
     }
+    let missing = texts.iter().filter(|(name, _)| is_missing(name.as_bytes()));
+    let missing_rows = missing.map(|(_, count)| **count).sum::<u64>();
+    if missing_rows > 0 {
+        return odd(
+            "names of classes",
+            &|text| is_missing(text.as_bytes()),
+            missing_rows,
+        );
+    }
     check_count(labels, names.len() as u64, "texts")
+}
+
+/// An error if the least or the greatest class is rare and far from the others, or the only negative
+/// one: -1 or 99 among 0 to 2 likely stands for a missing label. `classes` are sorted; each has its
+/// number of rows.
+fn check_classes(labels: &Labels, classes: Vec<(i64, u64)>) -> Result<()> {
+    if classes.len() < 3 {
+        return Ok(());
+    }
+    let (least, above) = (classes[0], &classes[1..]);
+    let (greatest, below) = (classes[classes.len() - 1], &classes[..classes.len() - 1]);
+    for ((odd, rows), others) in [(least, above), (greatest, below)] {
+        let (first, last) = (others[0].0, others[others.len() - 1].0);
+        let gap = odd.abs_diff(first).min(odd.abs_diff(last));
+        let is_odd = gap > last.abs_diff(first).max(FAR) || odd < 0 && first >= 0;
+        if is_odd && rows * ODD < labels.rows() {
+            let help =
+                "correct or remove these rows, or set `task` to classification if this is a class";
+            let usual = format!("from {first} to {last}");
+            return refuse_odd(labels, &usual, rows, |number, _| number == odd as f64, help);
+        }
+    }
+    Ok(())
 }
 
 fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {

@@ -78,6 +78,11 @@ fn arrays_are_numpys() {
         (classes.shape().dims(), classes.to_vec::<i64>().unwrap()),
         (&[3][..], vec![1, 0, 0])
     );
+    for (names, expected) in [(["-1", "1"], [1, -1, -1]), (["5", "06"], [1, 0, 0])] {
+        let task = self::classes(&names);
+        let named = load(options(Format::Npy, false, false), &task, &logits);
+        assert_eq!(named.to_vec::<i64>().unwrap(), expected, "{names:?}");
+    }
     let raw = load(options(Format::Npy, false, true), &task, &logits);
     assert_eq!(
         (raw.shape().dims(), raw.to_vec::<f32>().unwrap()),

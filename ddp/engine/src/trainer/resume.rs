@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use ddp_comm::World;
-use ddp_data::Data;
+use ddp_data::{Data, LabelName};
 use ddp_kernels::Device;
 use ddp_kernels::choice::Choice;
 use ddp_nn::optim::Shape;
@@ -166,7 +166,29 @@ fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
             "`labels` with other classes or numbers: {now} (was {then})"
         ));
     }
+    let names = |columns: &Option<Vec<String>>| columns.clone().unwrap_or_default();
+    let (now, then) = (names(&data.columns), names(&state.columns));
+    if now != then {
+        changes.push(format!("`data` with {}", other_columns(&now, &then)));
+    }
+    if data.label != state.label {
+        let name = |label: &Option<LabelName>| match label {
+            Some(LabelName::Column(name) | LabelName::Array(name)) => format!("{name:?}"),
+            None => "without a name".to_string(),
+        };
+        let (now, then) = (name(&data.label), name(&state.label));
+        changes.push(format!("`labels` {now} (was {then})"));
+    }
     Ok(changes)
+}
+
+/// The first difference of the names of features, which are those of columns and of categories.
+fn other_columns(now: &[String], then: &[String]) -> String {
+    let mut pairs = now.iter().zip(then).enumerate();
+    match pairs.find(|(_, (now, then))| now != then) {
+        Some((index, (now, then))) => format!("feature {index} called {now:?} (was {then:?})"),
+        None => format!("{} named features (were {})", now.len(), then.len()),
+    }
 }
 
 /// Whether these are fingerprints of the same data, as far as the older one tells: up to version

@@ -400,3 +400,69 @@ fn labels_go_with_the_features_file_by_file() {
     y(&[("w64-0001", 10), ("w64-0002", 10), ("w64-0010", 10)]);
     assert_eq!(alone(&asked("w64-*.npy")).unwrap().train.rows(), 30);
 }
+
+#[test]
+fn one_file_of_labels_goes_with_files_in_the_order_of_their_numbers() {
+    let scratch = Scratch::new();
+    for number in 0..12 {
+        let row = [number as f32];
+        floats(&scratch, &format!("x-{number}.npy"), &[&row, &row]);
+        floats(&scratch, &format!("z{number:02}.npy"), &[&row, &row]);
+        put(&scratch, &format!("t-{number}.csv"), "a,y\n1,0\n2,1\n");
+    }
+    let path = |name: &str| scratch.path().join(name);
+    let y = whole(&scratch, "y.npy", &[0, 1].repeat(12));
+    let parts = ["x-11.npy before", "x-2.npy; help", "leading zeros"];
+    refused(&request(&path("x-*.npy"), Some(&y)), 65, &parts);
+    let data = alone(&request(&path("z*.npy"), Some(&y))).unwrap();
+    assert_eq!(data.train.rows(), 24);
+    // Predictions are written in the order of the files; where labels are in them, it is free.
+    let tables = request(&path("t-*.csv"), None);
+    let mut predicted = later(&trained_on(&alone(&tables).unwrap()), &path("t-*.csv"));
+    alone(&predicted).unwrap();
+    predicted.trained.as_mut().unwrap().needs_labels = false;
+    refused(&predicted, 65, &["t-11.csv before", "leading zeros"]);
+}
+
+#[test]
+fn features_are_not_their_own_labels() {
+    let scratch = Scratch::new();
+    let x = floats(&scratch, "x.npy", &[&[1.5], &[2.0], &[3.0]]);
+    std::os::unix::fs::symlink(&x, scratch.path().join("z.npy")).unwrap();
+    for labels in ["x.npy", "z.npy"] {
+        let labels = scratch.path().join(labels);
+        refused(
+            &request(&x, Some(&labels)),
+            2,
+            &["`labels`", "the same ones"],
+        );
+    }
+    let table = put(&scratch, "t.csv", "a,y\n1,0.5\n2,1.5\n");
+    refused(&labelled(&table, "y,y"), 2, &["t.csv", "got \"y\" twice"]);
+}
+
+#[test]
+fn rows_to_test_on_are_not_trained_on_because_they_alone_have_labels() {
+    use safetensors::{Dtype, tensor::TensorView};
+    let scratch = Scratch::new();
+    let zeros = bytes(&[0, 1], i64::to_le_bytes);
+    let x = TensorView::new(Dtype::F32, vec![2, 1], &[0; 8]).unwrap();
+    let y = TensorView::new(Dtype::I64, vec![2], &zeros).unwrap();
+    let path = scratch.path().join("d.safetensors");
+    let arrays = [("x_train", &x), ("x_test", &x), ("y_test", &y)];
+    fs::write(&path, safetensors::serialize(arrays, None).unwrap()).unwrap();
+    let parts = [
+        "expected labels for x_train, got labels for x_test only",
+        "d.safetensors#x_test",
+    ];
+    refused(&request(&path, None), 65, &parts);
+    let named = PathBuf::from(format!("{}#x_test", path.display()));
+    assert_eq!(
+        classes(&*alone(&request(&named, None)).unwrap().train),
+        [0, 1]
+    );
+    // Labels in a file of their own are those of the rows to train on.
+    let other = whole(&scratch, "y.npy", &[1, 0]);
+    let data = alone(&request(&path, Some(&other))).unwrap();
+    assert!(data.description.contains("x_test"), "{}", data.description);
+}

@@ -377,3 +377,48 @@ fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
         "{text}"
     );
 }
+
+#[test]
+fn a_shard_without_texts_has_values_of_the_column_as_well() {
+    let scratch = Scratch::new();
+    let all: String = (0..6)
+        .map(|row| format!("t{},{}\n", row % 2, row % 2))
+        .collect();
+    put(&scratch, "d/a.csv", &format!("town,y\n{all}"));
+    let folder = scratch.path().join("d");
+    let request = asked(&folder, &settings("", "auto", Missing::Zero));
+    for (cells, names) in [
+        ([",0\n", "NA,1\n"], &["town=t0", "town=t1"][..]),
+        (
+            ["7,0\n", "8,1\n"],
+            &["town=7", "town=8", "town=t0", "town=t1"],
+        ),
+    ] {
+        put(&scratch, "d/b.csv", &format!("town,y\n{}", cells.concat()));
+        assert_eq!(alone(&request).columns.unwrap(), names);
+    }
+}
+
+#[test]
+fn a_comma_in_the_name_of_a_column_is_said_to_separate_names() {
+    let scratch = Scratch::new();
+    let path = put(&scratch, "t.csv", "\"a,b\",c,y\n1,2,0\n3,4,1\n");
+    let (code, text) = error(&asked(&path, &settings("a,b", "", Missing::Error)));
+    let says = "a column with a comma in its name has to be renamed";
+    assert!(code == 2 && text.contains(says), "{text}");
+}
+
+#[test]
+fn an_infinite_number_is_named_although_missing_ones_come_before() {
+    let scratch = Scratch::new();
+    let mut numbers: Vec<f32> = (0..100).map(|row| row as f32).collect();
+    (numbers[5], numbers[60]) = (f32::NAN, f32::INFINITY);
+    let bytes = bytes(&numbers, f32::to_le_bytes);
+    let x = npy(&scratch, "x.npy", "<f4", &[100, 1], &bytes);
+    let y = whole(&scratch, "y.npy", &[0, 1].repeat(50));
+    let mut request = request(&x, Some(&y));
+    request.table = settings("", "", Missing::Mean);
+    let (code, text) = error(&request);
+    let says = "x.npy, row 60, feature 0: expected a finite f32, got inf";
+    assert!(code == 65 && text.contains(says), "{text}");
+}

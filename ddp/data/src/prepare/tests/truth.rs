@@ -352,3 +352,45 @@ fn a_long_number_is_shown_in_short() {
         "{text}"
     );
 }
+
+#[test]
+fn words_for_missing_values_are_no_class() {
+    let scratch = Scratch::new();
+    let label = |row: usize| match row {
+        9 | 70 => "NA".to_string(),
+        _ => ["ant", "bee"][row % 2].to_string(),
+    };
+    let path = table(&scratch, "t.csv", 300, label);
+    let parts = ["2 of 300", "line 11, column \"y\": \"NA\"", "`task`"];
+    assert_refused(learned(&path, None), &parts);
+    let given = learned(&path, Some(TaskKind::Classification));
+    assert_eq!(given.unwrap(), "classification into 3 classes");
+}
+
+#[test]
+fn a_rare_number_far_from_the_others_is_no_class_wherever_it_stands() {
+    let scratch = Scratch::new();
+    const ROWS: usize = 20_000;
+    for (first, kinds, odd) in [(0, 3, 99), (1, 3, 99), (0, 3, -1), (1, 3, -1), (5, 3, 50)] {
+        for place in [5, ROWS - 5] {
+            let label = |row: usize| match row {
+                _ if row == place => odd,
+                _ => first + (row % kinds) as i64,
+            };
+            let path = table(&scratch, "t.csv", ROWS, |row| label(row).to_string());
+            let line = format!("line {}, column \"y\": {odd}", place + 2);
+            let range = format!("from {first} to {}", first + kinds as i64 - 1);
+            let parts = [range.as_str(), &line, "1 of 20000", "`task`"];
+            assert_refused(learned(&path, None), &parts);
+        }
+    }
+    let task = |label: &dyn Fn(usize) -> i64| {
+        let path = table(&scratch, "t.csv", 400, |row| label(row).to_string());
+        learned(&path, None).unwrap()
+    };
+    let three = "classification into 3 classes";
+    // Near the others, or as frequent as they are.
+    assert_eq!(task(&|row| [5, 6, 5, 9][row.min(3)]), three);
+    assert_eq!(task(&|row| row as i64 % 3 - 1), three);
+    assert_eq!(task(&|row| [1, 2, 99][row % 3]), three);
+}

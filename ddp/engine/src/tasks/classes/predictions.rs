@@ -14,13 +14,18 @@ pub(super) struct ClassesOfRows {
     names: Vec<String>,
     /// The names as cells.
     cells: Vec<String>,
+    /// The names as numbers if all are whole numbers, else 0, 1, 2 …
+    numbers: Vec<i64>,
 }
 
 impl ClassesOfRows {
     pub(super) fn new(classes: &Classes, options: PredictionOptions) -> ClassesOfRows {
         let names = classes.names();
+        let whole = |name: &String| name.parse().ok().filter(|n: &i64| n.to_string() == *name);
+        let numbers: Option<Vec<i64>> = names.iter().map(whole).collect();
         ClassesOfRows {
             options,
+            numbers: numbers.unwrap_or_else(|| (0..names.len() as i64).collect()),
             cells: names.iter().map(|name| cell(name)).collect(),
             names,
         }
@@ -80,7 +85,7 @@ impl Predictions for ClassesOfRows {
             Format::Npy if self.options.logits => {
                 into.extend(logits.iter().flat_map(|value| value.to_le_bytes()));
             }
-            Format::Npy => into.extend((first_largest(logits) as i64).to_le_bytes()),
+            Format::Npy => into.extend(self.numbers[first_largest(logits)].to_le_bytes()),
         }
     }
 }
