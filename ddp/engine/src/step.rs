@@ -194,6 +194,7 @@ impl Step {
             return Ok(graph.launch()?);
         }
         let (group, micro_batches) = (replica.group().clone(), batch.micro_count());
+        let is_alone = group.size() == 1;
         // The same in every step of a kind. On a GPU the host only gives it to streams.
         let mut work = || -> Result<()> {
             replica.begin()?;
@@ -211,8 +212,10 @@ impl Step {
                 let gradient =
                     loss.gradient(&mut replica.pass(&pass), &output, &micro.targets, stats)?;
                 if pass.last {
-                    // Before the sum over ranks, which no longer tells whose rows were bad.
-                    ops::mark_nonfinite(own_bad_step, stats, replica.step())?;
+                    if !is_alone {
+                        // Before the sum over ranks, which no longer tells whose rows were bad.
+                        ops::mark_nonfinite(own_bad_step, stats, replica.step())?;
+                    }
                     replica.reduce(stats)?;
                 }
                 replica.backward(&pass, gradient)?;
@@ -221,7 +224,8 @@ impl Step {
                 replica.reduce_zeros(stats)?;
             }
             replica.join()?;
-            outcome.decide(&mut replica.0, stats, measure_norm)?;
+            let own_bad_step = is_alone.then_some(&*own_bad_step);
+            outcome.decide(&mut replica.0, stats, own_bad_step, measure_norm)?;
             faults::at(FaultPoint::Optimizer)?;
             outcome.update(&replica.0)
         };

@@ -122,16 +122,7 @@ impl Loss for CrossEntropy {
             class_weights: self.class_weights.as_ref(),
             gradient_scale: 1.0,
         };
-        ops::cross_entropy(&logits, &targets, out, &options)?;
-
-        add_sum(pass, stats, 0, &losses)?;
-        let counts = pass.take_as(&[2], DType::I64)?;
-        ops::accuracy(&counts, &logits, &targets, self.ignore_index)?;
-        add(pass, stats, 2, &counts)?;
-        match &weights {
-            Some(weights) => add_sum(pass, stats, 1, weights)?,
-            None => add(pass, stats, 1, &counts.slice(1..2)?)?,
-        }
+        ops::cross_entropy_adding(&logits, &targets, out, &options, Some(stats))?;
         let gradient = gradient
             .map(|gradient| gradient.reshape(output.shape()))
             .transpose()?;

@@ -284,7 +284,8 @@ impl Optimizer {
     }
 
     /// Updates in step number `step`, counted from 1. Gradients are multiplied by element 0 of
-    /// `gradient_scale`. Does nothing if `first_bad_step` is not 0. Same as `send` and `apply`.
+    /// `gradient_scale`. Does nothing if the first element of `first_bad_step` is not 0, and may
+    /// mark it (`ops::adamw`). Same as `send` and `apply`.
     pub fn update(
         &mut self,
         params: &Params,
@@ -361,9 +362,22 @@ impl Optimizer {
         match &self.rule {
             Rule::AdamW { constants, .. } => {
                 let (first, second) = (&moment(0)?, &moment(1)?);
-                ops::adamw(
-                    values, gradients, first, second, chunks, constants, scalars, scale, flag,
+                let copies = params.copies_on_gpu(slice.range.clone())?;
+                ops::adamw_with_copies(
+                    values,
+                    gradients,
+                    first,
+                    second,
+                    copies.as_ref(),
+                    chunks,
+                    constants,
+                    scalars,
+                    scale,
+                    flag,
                 )?;
+                if copies.is_some() {
+                    return Ok(());
+                }
             }
             Rule::Sgd { constants, .. } => {
                 let momentum = if self.moments.is_empty() {

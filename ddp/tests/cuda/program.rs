@@ -258,6 +258,10 @@ fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
     assert_eq!(sums["nodes"], nodes.len(), "{sums}");
     // Three forward, three for weights, two for inputs.
     assert_eq!(sums["products"], 8, "{nodes:#?}");
+    assert!(
+        sums["besides_products"].as_u64().unwrap() <= 10,
+        "{nodes:#?}"
+    );
     assert_eq!(sums["device"], format!("cuda:0 {}", name()), "{sums}");
     if is_simulated() {
         // Each product is one kernel there, so that the driver counts what we note.
@@ -265,13 +269,32 @@ fn a_step_is_explained_node_by_node_on_simulated_gpus_too() {
         let counted = ["kernels", "copies", "fills", "others"].map(count);
         assert_eq!(counted.iter().sum::<usize>(), nodes.len(), "{sums}");
     }
-    // The update reads four numbers of a parameter and writes three, each of 4 bytes.
-    let update = nodes.iter().find(|node| node["op"] == "adamw").unwrap();
-    let bytes = |field: &str| update[field].as_f64().unwrap();
-    let parameters = f64::from(64 * 48 + 48 + 48 * 32 + 32 + 32 * 10 + 10);
-    let of_each = (bytes("read_bytes") + bytes("written_bytes")) / parameters;
-    // Parameters are padded to 64 elements, six times, and there are a few scalars.
-    assert!((28.0..28.0 * 1.08).contains(&of_each), "{update}");
+}
+
+#[test]
+fn an_update_moves_28_bytes_of_a_parameter_and_30_with_the_copy_in_bf16() {
+    let Some(_gpu) = gpu() else { return };
+    // It reads four numbers of a parameter and writes three, each of 4 bytes, and the copy.
+    for (dtype, expected) in [("f32", 28.0), ("bf16", 30.0)] {
+        let (nodes, _) = explained(&format!("--layers 256,128,10 --batch 32 --dtype {dtype}"));
+        // No other node reads all gradients, or writes the copies.
+        let parameters = f64::from(256 * 128 + 128 + 128 * 10 + 10);
+        let moved = |node: &serde_json::Value| {
+            let bytes = |field: &str| node[field].as_f64().unwrap();
+            bytes("read_bytes") + bytes("written_bytes")
+        };
+        let of_all = nodes
+            .iter()
+            .filter(|node| node["kind"] != "product" && moved(node) > 2.0 * parameters);
+        let updates: Vec<_> = of_all.collect();
+        assert_eq!(updates.len(), 1, "{dtype}: {nodes:#?}");
+        let of_each = moved(updates[0]) / parameters;
+        // Four parameters are padded, to 128 elements at most, and there are a few scalars.
+        assert!(
+            (expected..expected * 1.02).contains(&of_each),
+            "{dtype}: {of_each}"
+        );
+    }
 }
 
 #[test]

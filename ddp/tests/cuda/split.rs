@@ -100,13 +100,13 @@ fn expected(
             1,
             quanta[index] * 8,
         );
-        // Scale and norm, and the first bad step.
+        // Scale and norm, and the flags of the step.
         add(
             last,
             devices[index],
             "scale and first bad step to every device",
             2,
-            8 + 8,
+            8 + 24,
         );
     }
     crossed

@@ -9,8 +9,9 @@
 //! Arguments are given in the order and with the types of the kernel's parameters. Only the tests
 //! check that they match.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::CUfunction;
 
@@ -20,8 +21,9 @@ use super::gpu::Gpu;
 use super::nodes::NodeKind;
 use super::nvrtc::{self, KernelName, Source};
 use super::queue::Queue;
-use crate::DType;
 use crate::error::{Result, Site};
+use crate::sync::lock;
+use crate::{DType, Tensor};
 
 /// Threads of a block where a kernel does not care.
 pub(crate) const BLOCK_THREADS: u32 = 256;
@@ -107,6 +109,9 @@ pub(crate) use args;
 /// The most parameters that a kernel has.
 pub(crate) const PARAMETERS_MAX: usize = 24;
 
+/// The words of a stream's counters.
+const COUNTERS: usize = 8;
+
 /// Where an operation's kernels run: a device and a stream.
 pub(crate) struct Launcher {
     pub(crate) gpu: &'static Gpu,
@@ -123,6 +128,22 @@ impl Launcher {
         name: impl Into<KernelName>,
     ) -> Result<CUfunction> {
         nvrtc::function(self.gpu, source, name.into(), self.op, self.at)
+    }
+
+    /// The address of this stream's counters, i64 (8): zero before each kernel, which leaves them
+    /// zero. The first call makes them. A graph uses those of the streams it was captured from.
+    pub(crate) fn counters(&self) -> Result<u64> {
+        static KEPT: Mutex<BTreeMap<(usize, u64), (u64, Tensor)>> = Mutex::new(BTreeMap::new());
+        let mut kept = lock(&KEPT);
+        let key = (self.gpu.index, self.queue.id);
+        if let Some((address, _)) = kept.get(&key) {
+            return Ok(*address);
+        }
+        // The current stream is the launcher's, so the memory belongs to it.
+        let tensor = Tensor::zeros(&[COUNTERS], DType::I64, self.gpu.device())?.named("counters");
+        let address = tensor.enter("counters", true, self.op, self.at)?.address();
+        kept.insert(key, (address, tensor));
+        Ok(address)
     }
 
     /// Puts a kernel on the stream. The operands must stay entered until this returns; after that

@@ -98,7 +98,7 @@ pub fn accuracy(
     })
 }
 
-fn count<T: Float>(
+pub(super) fn count<T: Float>(
     logits: &[T],
     classes: usize,
     targets: Targets<'_>,

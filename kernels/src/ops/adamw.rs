@@ -1,11 +1,12 @@
 //! adamw: one step of AdamW (Loshchilov and Hutter) over flat buffers, with the semantics of
 //! `torch.optim.AdamW`: decoupled decay first, epsilon outside the root. One pass reads 16 bytes
-//! and writes 12 for each f32 parameter.
+//! and writes 12 for each f32 parameter, and 2 for its bf16 copy.
 //!
 //! What changes from step to step (learning rate, bias corrections, clip scale, the non-finite
 //! flag) is read from small tensors on the device, so that a captured graph can be replayed.
 
-use crate::Tensor;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::cuda::launch::args;
 use crate::cuda::{Grid, Source};
 use crate::error::{Error, Result};
@@ -14,6 +15,7 @@ use crate::ops::chunks::{ChunkTable, QUANTUM_THREADS};
 use crate::ops::float::Float;
 use crate::ops::{grad_norm, nonfinite};
 use crate::simd::multiversion;
+use crate::{DType, Tensor};
 
 static SOURCE: Source = Source::new("adamw.cu", include_str!("adamw.cu"));
 
@@ -118,10 +120,17 @@ struct Update<T> {
     /// 1 − β₂
     second_weight: T,
     epsilon: T,
+    /// Whether an element whose gradient is not finite stays as it is.
+    guards: bool,
 }
 
 impl<T: Float> Update<T> {
-    fn new(constants: &AdamwConstants, scalars: &Buffer<'_>, gradient_scale: T) -> Update<T> {
+    fn new(
+        constants: &AdamwConstants,
+        scalars: &Buffer<'_>,
+        gradient_scale: T,
+        guards: bool,
+    ) -> Update<T> {
         let scalars = scalars.elements::<T>();
         Update {
             gradient_scale,
@@ -132,22 +141,31 @@ impl<T: Float> Update<T> {
             beta2: T::from_f64(constants.beta2),
             second_weight: T::from_f64(1.0 - constants.beta2),
             epsilon: T::from_f64(constants.epsilon),
+            guards,
         }
     }
 }
 
 multiversion! {
-    fn adamw_run[T: Float](values: &mut [T], grads: &[T], first: &mut [T], second: &mut [T], update: &Update<T>) {
+    /// Whether all gradients are finite or are not looked at.
+    fn adamw_run[T: Float](
+        values: &mut [T], grads: &[T], first: &mut [T], second: &mut [T], update: &Update<T>,
+    ) -> bool {
         let u = *update;
+        let mut all = true;
         for (((value, &grad), first), second) in values.iter_mut().zip(grads).zip(first).zip(second) {
+            let good = !u.guards | grad.finite();
+            all &= good;
             let grad = grad * u.gradient_scale;
             let m = u.first_weight.fused(grad - *first, *first);
             let v = (u.second_weight * grad).fused(grad, u.beta2 * *second);
             let denominator = v.root().fused(u.second_correction, u.epsilon);
-            *first = m;
-            *second = v;
-            *value = *value * u.keep - u.step_size * m / denominator;
+            let updated = *value * u.keep - u.step_size * m / denominator;
+            *first = if good { m } else { *first };
+            *second = if good { v } else { *second };
+            *value = if good { updated } else { *value };
         }
+        all
     }
 }
 
@@ -156,7 +174,9 @@ multiversion! {
 ///
 /// `scalars` (4) is [`AdamwScalars::to_array`] in the buffers' dtype. Element 0 of
 /// `gradient_scale`, also of that dtype, multiplies every gradient (`clip_scale` writes it). While
-/// `first_bad_step`, i64 (1), is not 0, nothing is changed (`mark_nonfinite` sets it).
+/// the first element of `first_bad_step` is not 0, nothing is changed. That is i64 (1), which
+/// `mark_nonfinite` sets, or the flags of a step, i64 (3), which `decide_step` sets. Into the latter
+/// this marks a gradient that is not finite, and leaves that element as it is.
 #[track_caller]
 #[expect(
     clippy::too_many_arguments,
@@ -173,25 +193,67 @@ pub fn adamw(
     gradient_scale: Option<&Tensor>,
     first_bad_step: Option<&Tensor>,
 ) -> Result<()> {
+    adamw_with_copies(
+        values,
+        grads,
+        first_moments,
+        second_moments,
+        None,
+        chunks,
+        constants,
+        scalars,
+        gradient_scale,
+        first_bad_step,
+    )
+}
+
+/// As [`adamw`]. Besides, on a GPU, rounds the values into `copies`, bf16 (N).
+#[track_caller]
+#[expect(clippy::too_many_arguments, reason = "as adamw")]
+pub fn adamw_with_copies(
+    values: &Tensor,
+    grads: &Tensor,
+    first_moments: &Tensor,
+    second_moments: &Tensor,
+    copies: Option<&Tensor>,
+    chunks: &ChunkTable,
+    constants: &AdamwConstants,
+    scalars: &Tensor,
+    gradient_scale: Option<&Tensor>,
+    first_bad_step: Option<&Tensor>,
+) -> Result<()> {
     let mut call = Call::new("adamw");
     let values = call.updates("values", values);
     let grads = call.reads("grads", grads);
     let first = call.updates("first_moments", first_moments);
     let second = call.updates("second_moments", second_moments);
+    let copies = call.writes_some("copies", copies);
     let scalars = call.reads("scalars", scalars);
     let scale = call.reads_some("gradient_scale", gradient_scale);
-    let flag = call.reads_some("first_bad_step", first_bad_step);
+    let flag = first_bad_step.map(|flags| call.updates("first_bad_step", flags));
     chunks.check_fits(&call, values)?;
     call.elementwise(&[values, grads, first, second])?;
     call.has_shape(scalars, &[4], "what AdamwScalars::to_array gives")?;
     call.same_dtype(scalars, values)?;
     grad_norm::check_scale(&call, scale, values)?;
-    nonfinite::check_flag(&call, flag)?;
+    let guards = nonfinite::check_flags(&call, flag)?;
+    if let Some(copies) = copies {
+        call.same_shape(copies, values)?;
+        call.has_dtype(copies, &[DType::BF16])?;
+        if !call.tensor(copies).device().is_accelerator() {
+            return Err(call.operand_error(
+                copies,
+                "a tensor on a GPU",
+                "call cast_into afterwards",
+            ));
+        }
+    }
     constants.check("adamw")?;
     call.run(values, &FLOATS, |placed| {
         let [values, grads, first, second] = placed.enter([values, grads, first, second])?;
         let [scalars] = placed.enter([scalars])?;
-        let (scale, flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
+        let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
+        let copies = placed.enter_some(copies)?;
         if let Some(gpu) = placed.launcher() {
             let AdamwConstants {
                 beta1,
@@ -206,9 +268,11 @@ pub fn adamw(
                 grads,
                 first,
                 second,
+                copies,
                 scalars,
                 scale,
                 flag,
+                guards,
                 first_weight,
                 beta2,
                 second_weight,
@@ -219,8 +283,10 @@ pub fn adamw(
         if !nonfinite::is_set(flag.as_ref()) {
             with_float!(placed.dtype, T => {
                 let scale = grad_norm::read_scale(scale.as_ref());
-                let update = Update::<T>::new(constants, &scalars, scale);
-                run([values, grads, first, second], chunks, update);
+                let update = Update::<T>::new(constants, &scalars, scale, guards);
+                if !run([values, grads, first, second], chunks, update) {
+                    nonfinite::mark_gradient(flag.as_mut());
+                }
             });
         }
         Ok(())
@@ -231,7 +297,8 @@ fn run<T: Float>(
     [mut values, grads, mut first, mut second]: [Buffer<'_>; 4],
     chunks: &ChunkTable,
     decaying: Update<T>,
-) {
+) -> bool {
+    let all_good = AtomicBool::new(true);
     let keeping = Update {
         keep: T::ONE,
         ..decaying
@@ -244,8 +311,11 @@ fn run<T: Float>(
     ];
     chunks.update(buffers, |chunk, [values, first, second]| {
         let update = if chunk.decay { &decaying } else { &keeping };
-        adamw_run(values, &grads[chunk.range()], first, second, update);
+        if !adamw_run(values, &grads[chunk.range()], first, second, update) {
+            all_good.store(false, Ordering::Relaxed);
+        }
     });
+    all_good.into_inner()
 }
 
 #[cfg(test)]

@@ -27,6 +27,14 @@ struct Problem {
     float* weights;
 };
 
+/// What the rows add to the statistics of a step.
+struct Totals {
+    /// f32 (4), or null: the sum of losses, their divisor, correct rows, rows.
+    float* stats;
+    /// How many blocks ended, and their counts of correct rows and of rows. Zero between kernels.
+    u64* counters;
+};
+
 /// Bits of `options`.
 constexpr u32 IGNORES = 1, SMOOTHS = 2;
 
@@ -34,7 +42,11 @@ constexpr u32 IGNORES = 1, SMOOTHS = 2;
 #define PARAMETERS(T)                                                                                                  \
     float *losses, T *dlogits, float *weights, const T *logits, const void *targets, u32 target_bytes,                 \
         const float *class_weights, u64 rows, u64 classes, i64 ignore_index, u32 options, float target_share,          \
-        float class_share, float gradient_scale
+        float class_share, float gradient_scale, float *stats, u64 *counters
+#define TOTALS                                                                                                         \
+    Totals {                                                                                                           \
+        stats, counters                                                                                                \
+    }
 #define PROBLEM                                                                                                        \
     Problem {                                                                                                          \
         targets, target_bytes, (options & IGNORES) != 0, (options & SMOOTHS) != 0, ignore_index, class_weights,        \
@@ -115,6 +127,78 @@ INLINE float add_weighted(const Problem& problem, float sum, u64 class_index, fl
     return problem.class_weights == nullptr ? sum + z : fmaf(problem.class_weights[class_index], z, sum);
 }
 
+/// Whether x is no reason for the target not to be the first of the largest, as in accuracy.cu.
+INLINE bool is_below(float x, u64 class_index, float target_x, u64 target) {
+    if (class_index == target) return true;
+    if (is_nan(target_x)) return class_index > target || !is_nan(x);
+    return class_index < target ? x < target_x : x <= target_x;
+}
+
+// ---- the statistics ----
+
+/// Runs of blocks of elements whose sums are added in order: RUNS_MAX of sum.rs.
+constexpr u64 RUNS_MAX = 256;
+
+/// The sum of x in the order of sum.rs; valid in thread 0. The whole block must call it. Reads past
+/// the first cache, because other blocks wrote x.
+INLINE double total_of(const float* x, u64 count) {
+    __shared__ double sums[WARP];
+    const u32 warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const u64 blocks = (count + SUM_BLOCK - 1) / SUM_BLOCK;
+    const u64 run = (blocks + RUNS_MAX - 1) / RUNS_MAX;
+    double total = 0.0, of_run = 0.0;
+    for (u64 first = 0; first < blocks; first += warps) {
+        const u64 start = (first + warp) * SUM_BLOCK;
+        if (start < count) {
+            const u64 end = count - start < SUM_BLOCK ? count : start + SUM_BLOCK;
+            double sum = 0.0;
+#pragma unroll 8
+            for (u64 i = start + lane; i < end; i += WARP) sum = sum + (double)__ldcg(x + i);
+            sum = warp_sum(sum);
+            if (lane == 0) sums[warp] = sum;
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (u32 i = 0; i < warps && first + i < blocks; i++) {
+                of_run = of_run + sums[i];
+                if ((first + i + 1) % run == 0) total = total + of_run, of_run = 0.0;
+            }
+        }
+        // The next round overwrites the sums.
+        __syncthreads();
+    }
+    return total + of_run;
+}
+
+/// The end of a block that has written its rows: the block that ends last adds all rows to the
+/// statistics. `correct` and `counted` are of this block, valid in thread 0.
+INLINE void add_totals(const Problem& problem, const Totals& totals, u64 rows, u32 correct, u32 counted) {
+    __shared__ bool is_last;
+    if (totals.stats == nullptr) return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        // Integers: their sum is the same in any order.
+        atomicAdd(totals.counters + 1, (u64)correct);
+        atomicAdd(totals.counters + 2, (u64)counted);
+        // The barrier and this publish what the block wrote.
+        __threadfence();
+        is_last = atomicAdd(totals.counters, 1ull) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const float loss = (float)total_of(problem.losses, rows);
+    const float weight = problem.weights == nullptr ? 0.0f : (float)total_of(problem.weights, rows);
+    if (threadIdx.x > 0) return;
+    atomicExch(totals.counters, 0ull);
+    const float all_correct = (float)atomicExch(totals.counters + 1, 0ull);
+    const float all_counted = (float)atomicExch(totals.counters + 2, 0ull);
+    totals.stats[0] = totals.stats[0] + loss;
+    totals.stats[1] = totals.stats[1] + (problem.weights == nullptr ? all_counted : weight);
+    totals.stats[2] = totals.stats[2] + all_correct;
+    totals.stats[3] = totals.stats[3] + all_counted;
+}
+
 // ---- up to 64 classes ----
 
 constexpr u32 NARROW_CLASSES_MAX = 64;
@@ -139,7 +223,8 @@ struct NarrowRow {
     Target target;
 };
 
-template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits, const T* logits) {
+template <class T>
+INLINE void narrow_rows(Problem problem, const Totals totals, u64 rows, T* dlogits, const T* logits) {
     // x, then eᶻ. Rows are an odd number of words apart, so a warp with one row per lane has no
     // bank conflicts.
     __shared__ float tile[NARROW_ROWS * (NARROW_CLASSES_MAX + 1)];
@@ -161,11 +246,17 @@ template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits
     __syncthreads();
     Target target = {};
     float target_z = 0.0f, weighted_z = 0.0f;
+    bool is_correct = false;
     if (has_row) {
         target = target_of(problem, row);
         float largest = -infinity();
         for (u32 i = 0; i < columns; i++) largest = own[i] > largest ? own[i] : largest;
-        if (target.is_class) target_z = own[target.class_index] - largest;
+        if (target.is_class) {
+            const float target_x = own[target.class_index];
+            target_z = target_x - largest;
+            is_correct = totals.stats != nullptr;
+            for (u32 i = 0; i < columns; i++) is_correct &= is_below(own[i], i, target_x, target.class_index);
+        }
         if (problem.smooths) {
             for (u32 i = 0; i < columns; i++) weighted_z = add_weighted(problem, weighted_z, i, own[i] - largest);
         }
@@ -187,13 +278,18 @@ template <class T> INLINE void narrow_rows(Problem problem, u64 rows, T* dlogits
         if (problem.weights != nullptr) problem.weights[row] = target.weight;
         shared_rows[threadIdx.x].factors = factors_of(problem, sum, target.weight);
     }
-    if (dlogits == nullptr) return;
-    __syncthreads();
-    each_narrow(count, columns, [&](u32 i, u32 row, u32 column) {
-        const NarrowRow& of = shared_rows[row];
-        const float gradient = gradient_of(problem, tile[row * pitch + column], column, of.factors, of.target);
-        dlogits[first + i] = narrow<T>(gradient);
-    });
+    if (dlogits != nullptr) {
+        __syncthreads();
+        each_narrow(count, columns, [&](u32 i, u32 row, u32 column) {
+            const NarrowRow& of = shared_rows[row];
+            const float gradient = gradient_of(problem, tile[row * pitch + column], column, of.factors, of.target);
+            dlogits[first + i] = narrow<T>(gradient);
+        });
+    }
+    // The first warp has all rows of the block.
+    const u32 correct = __popc(__ballot_sync(WHOLE_WARP, is_correct));
+    const u32 counted = __popc(__ballot_sync(WHOLE_WARP, has_row && !target.is_ignored));
+    add_totals(problem, totals, rows, correct, counted);
 }
 
 // ---- more ----
@@ -211,6 +307,8 @@ constexpr u32 IN_FLIGHT = 4;
 struct Wide {
     float e_sums[SUMS_MAX], z_sums[SUMS_MAX];
     float sum, weight_sum;
+    /// By warp: whether the target may be the first of the largest.
+    bool fits[WIDE_THREADS / WARP];
 };
 
 /// The sums over one block of classes, by one warp.
@@ -284,17 +382,31 @@ INLINE void wide_gradient(
     }
 }
 
-template <class T> INLINE float wide_largest(const Problem& problem, const T* logits) {
+/// The largest of a row, and in thread 0 whether the target is the first of the largest.
+template <class T>
+INLINE float wide_largest(
+    const Problem& problem, const T* logits, float target_x, u64 target, Wide& shared, bool& is_correct) {
     float largest = -infinity();
+    bool fits = true;
 #pragma unroll 8
     for (u64 i = threadIdx.x; i < problem.classes; i += blockDim.x) {
         const float x = wide(logits[i]);
         largest = x > largest ? x : largest;
+        fits &= is_below(x, i, target_x, target);
     }
-    return block_max(largest);
+    fits = __ballot_sync(WHOLE_WARP, !fits) == 0;
+    if (threadIdx.x % WARP == 0) shared.fits[threadIdx.x / WARP] = fits;
+    // With barriers; the next row's are after those of `wide_sums`.
+    largest = block_max(largest);
+    is_correct = true;
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < WIDE_THREADS / WARP; i++) is_correct &= shared.fits[i];
+    }
+    return largest;
 }
 
-template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, const T* logits) {
+template <class T>
+INLINE void wide_rows(Problem problem, const Totals totals, u64 rows, T* dlogits, const T* logits) {
     __shared__ Wide shared;
     const u64 classes = problem.classes;
     if (threadIdx.x < WARP) {
@@ -303,11 +415,14 @@ template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, 
     }
     __syncthreads();
     problem.weight_sum = shared.weight_sum;
+    u32 correct = 0, counted = 0;
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const Target target = target_of(problem, row);
         const T* of_row = logits + row * classes;
         const float target_x = wide(of_row[target.class_index]);
-        const float largest = wide_largest(problem, of_row);
+        bool is_correct;
+        const float largest = wide_largest(problem, of_row, target_x, target.class_index, shared, is_correct);
+        correct += is_correct && target.is_class, counted += !target.is_ignored;
         double sum, weighted_z;
         wide_sums(problem, of_row, largest, shared, sum, weighted_z);
         if (threadIdx.x == 0) {
@@ -322,6 +437,7 @@ template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, 
         const Factors factors = factors_of(problem, shared.sum, target.weight);
         wide_gradient(problem, of_row, dlogits + row * classes, largest, factors, target);
     }
+    add_totals(problem, totals, rows, correct, counted);
 }
 
 // ---- the kernels ----
@@ -329,9 +445,9 @@ template <class T> INLINE void wide_rows(Problem problem, u64 rows, T* dlogits, 
 // At most two blocks per processor: otherwise ptxas makes room for three on sm_100, and spills.
 #define CROSS_ENTROPY(NAME, T)                                                                                         \
     KERNEL(NARROW_THREADS) cross_entropy_narrow_##NAME(PARAMETERS(T)) {                                                \
-        narrow_rows(PROBLEM, rows, dlogits, logits);                                                                   \
+        narrow_rows(PROBLEM, TOTALS, rows, dlogits, logits);                                                           \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 2) cross_entropy_wide_##NAME(PARAMETERS(T)) {           \
-        wide_rows(PROBLEM, rows, dlogits, logits);                                                                     \
+        wide_rows(PROBLEM, TOTALS, rows, dlogits, logits);                                                             \
     }
 FOR_F32_AND_BF16(CROSS_ENTROPY)

@@ -26,8 +26,9 @@ use crate::error::Result;
 use crate::ops::call::{Buffer, Call, FLOATS_AND_BF16, with_float};
 use crate::ops::float::{Float, lane_sum};
 use crate::ops::targets::{Targets, check_operands};
+use crate::ops::{accuracy, sum};
 use crate::threads::Shares;
-use crate::{Tensor, threads};
+use crate::{DType, Tensor, threads};
 use problem::{Problem, Rows};
 
 static SOURCE: Source = Source::new("cross_entropy.cu", include_str!("cross_entropy.cu"));
@@ -86,6 +87,22 @@ pub fn cross_entropy(
     out: CrossEntropyOut<'_>,
     options: &CrossEntropyOptions<'_>,
 ) -> Result<()> {
+    cross_entropy_adding(logits, targets, out, options, None)
+}
+
+/// As [`cross_entropy`]. Besides, adds to `stats` (4): the sum of losses, that of `out.weights` or
+/// else the number of rows that are not ignored, how many of these [`accuracy`] counts as correct,
+/// and their number. Class weights need `out.weights` here.
+///
+/// [`accuracy`]: crate::ops::accuracy
+#[track_caller]
+pub fn cross_entropy_adding(
+    logits: &Tensor,
+    targets: &Tensor,
+    out: CrossEntropyOut<'_>,
+    options: &CrossEntropyOptions<'_>,
+    stats: Option<&Tensor>,
+) -> Result<()> {
     let mut call = Call::new("cross_entropy");
     let losses = call.writes("losses", out.losses);
     let logits = call.reads("logits", logits);
@@ -93,7 +110,12 @@ pub fn cross_entropy(
     let dlogits = call.writes_some("dlogits", out.dlogits);
     let weights = call.writes_some("weights", out.weights);
     let class_weights = call.reads_some("class_weights", options.class_weights);
+    let stats = stats.map(|stats| call.updates("stats", stats));
     let [rows, classes] = check_operands(&call, logits, targets)?;
+    if let Some(stats) = stats {
+        call.has_shape(stats, &[4], "losses, divisor, correct rows, rows")?;
+        call.has_dtype(stats, &[DType::F32, DType::F64])?;
+    }
     for by_row in [Some(losses), weights].into_iter().flatten() {
         call.has_shape(by_row, &[rows], "one for each row of logits")?;
         call.math_dtype(by_row, logits)?;
@@ -124,6 +146,7 @@ pub fn cross_entropy(
             dlogits,
             weights,
             class_weights: placed.enter_some(class_weights)?,
+            stats: placed.enter_some(stats)?,
         };
         if let Some(gpu) = placed.launcher() {
             return launch(&gpu, &operands, options);
@@ -133,6 +156,20 @@ pub fn cross_entropy(
         with_float!(placed.dtype, T => run::<T>(operands, options));
         Ok(())
     })
+}
+
+/// Adds to the statistics what the rows have: `counts` are correct rows and rows.
+fn add_totals<T: Float>(of: &mut Operands<'_>, counts: [i64; 2]) {
+    let Some(stats) = &mut of.stats else { return };
+    let total = |x: &Buffer<'_>| T::from_f64(sum::total::<T>(x.elements())).widened();
+    let [correct, counted] = counts.map(|count| count as f64);
+    let divisor = of.weights.as_ref().map_or(counted, total);
+    let parts = [total(&of.losses), divisor, correct, counted];
+    with_float!(stats.dtype, S => {
+        for (stat, part) in stats.elements_mut::<S>().iter_mut().zip(parts) {
+            *stat += S::from_f64(part);
+        }
+    });
 }
 
 /// The operands, entered.
@@ -151,6 +188,8 @@ struct Operands<'a> {
     weights: Option<Buffer<'a>>,
     /// (C)
     class_weights: Option<Buffer<'a>>,
+    /// (4)
+    stats: Option<Buffer<'a>>,
 }
 
 fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) -> Result<()> {
@@ -181,6 +220,8 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
         (1.0 - options.label_smoothing) as f32,
         (options.label_smoothing / classes as f64) as f32,
         options.gradient_scale as f32,
+        of.stats,
+        of.stats.as_ref().map(|_| gpu.counters()).transpose()?,
     ];
     let grid = Grid::blocks(blocks, threads);
     gpu.launch(&SOURCE, (name, of.logits.dtype), grid, args)
@@ -188,6 +229,14 @@ fn launch(gpu: &Launcher, of: &Operands<'_>, options: &CrossEntropyOptions<'_>) 
 
 fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
     let [rows, classes] = of.sizes;
+    // Before the gradient may overwrite the logits.
+    let counts = of.stats.as_ref().map_or([0; 2], |_| {
+        let logits = of.logits.unless_in_place();
+        let logits = logits.or_else(|| of.dlogits.as_ref().map(Buffer::elements::<T>));
+        let logits = logits.expect("logits are in place of their gradient only");
+        let targets = Targets::of(&of.targets);
+        accuracy::count::<T>(logits, classes, targets, options.ignore_index)
+    });
     let class_weights = of
         .class_weights
         .as_ref()
@@ -238,4 +287,5 @@ fn run<T: Float>(mut of: Operands<'_>, options: &CrossEntropyOptions<'_>) {
             wide::rows(&problem, &mut rows)
         }
     });
+    add_totals::<T>(&mut of, counts);
 }

@@ -38,10 +38,20 @@ INLINE void fetch(double (&tile)[PER_THREAD], const double* __restrict__ partial
     }
 }
 
+/// `mark` of grad_norm.rs.
+INLINE void mark(i64* flags, i64* own, const float* stats, u64 stats_count, i64 step, bool good) {
+    bool stats_good = true;
+    for (u64 i = 0; i < stats_count; i++) stats_good = stats_good && is_finite(stats[i]);
+    if (own != nullptr && *own == 0 && !stats_good) *own = step;
+    if (flags[0] == 0) flags[0] = flags[1] != 0 ? flags[1] : good && stats_good ? 0 : step;
+    flags[2] = step;
+}
+
 /// out = [scale, norm], by one block. One warp adds, in `lane_sum`'s order; the others load.
 KERNEL(CLIP_THREADS) clip_scale_f32(
     float* __restrict__ out, const double* __restrict__ partials, u64 count, double max_norm,
-    const float* __restrict__ divisor) {
+    const float* __restrict__ divisor, i64* flags, i64* own, const float* __restrict__ stats, u64 stats_count,
+    const i64* __restrict__ step) {
     __shared__ double tile[TILE];
     double next[PER_THREAD];
     double lane = 0.0;
@@ -67,4 +77,6 @@ KERNEL(CLIP_THREADS) clip_scale_f32(
     const double scale = max_norm == 0.0 || limit > 1.0 ? mean : mean * limit;
     out[0] = (float)scale;
     out[1] = (float)norm;
+    const bool good = is_finite((float)scale) && is_finite((float)norm);
+    if (flags != nullptr) mark(flags, own, stats, stats_count, *step, good);
 }

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::ops::call::{Buffer, Call, FLOATS, Slot, with_float};
 use crate::ops::chunks::{Chunk, ChunkTable};
 use crate::ops::float::{Float, LANES, lane_sum, tree_sum};
+use crate::ops::nonfinite::STEP_FLAGS;
 use crate::simd::multiversion;
 use crate::{DType, Tensor};
 
@@ -89,10 +90,39 @@ pub fn clip_scale(
     max_norm: f64,
     divisor: Option<&Tensor>,
 ) -> Result<()> {
+    decide_step(out, partials, max_norm, divisor, None)
+}
+
+/// What [`decide_step`] looks at and marks.
+#[derive(Clone, Copy, Debug)]
+pub struct StepMarks<'a> {
+    /// i64 (3): see [`STEP_FLAGS`](crate::ops::STEP_FLAGS).
+    pub flags: &'a Tensor,
+    /// i64 (1): the first step in which `stats` were not finite; 0 for none.
+    pub own: Option<&'a Tensor>,
+    /// Of the dtype of `out`: the statistics of the step's loss.
+    pub stats: &'a Tensor,
+    /// i64 (1): the number of the step, from 1.
+    pub step: &'a Tensor,
+}
+
+/// As [`clip_scale`]. Besides, marks the step as bad if a statistic, the scale or the norm is not
+/// finite, or if an optimizer has marked an earlier step. Bad steps after the first change nothing.
+#[track_caller]
+pub fn decide_step(
+    out: &Tensor,
+    partials: Option<&Tensor>,
+    max_norm: f64,
+    divisor: Option<&Tensor>,
+    marks: Option<StepMarks<'_>>,
+) -> Result<()> {
     let mut call = Call::new("clip_scale");
     let out = call.writes("out", out);
     let partials = call.reads_some("partials", partials);
     let divisor = call.reads_some("divisor", divisor);
+    let marks = marks
+        .map(|marks| Marks::add(&mut call, marks, out))
+        .transpose()?;
     call.has_shape(out, &[2], "scale and norm")?;
     if !(0.0..f64::INFINITY).contains(&max_norm) {
         return Err(call.value_error("max_norm", "0 (no clipping) or more", max_norm));
@@ -108,9 +138,35 @@ pub fn clip_scale(
     call.run(out, &FLOATS, |placed| {
         let [mut out] = placed.enter([out])?;
         let (partials, divisor) = (placed.enter_some(partials)?, placed.enter_some(divisor)?);
+        let [mut flags, mut own, stats, step] = match marks {
+            Some(Marks {
+                flags,
+                own,
+                stats,
+                step,
+            }) => [
+                placed.enter_some(Some(flags))?,
+                placed.enter_some(own)?,
+                placed.enter_some(Some(stats))?,
+                placed.enter_some(Some(step))?,
+            ],
+            None => [const { None }; 4],
+        };
         if let Some(gpu) = placed.launcher() {
             let count = partials.as_ref().map_or(0, |partials| partials.count);
-            let args = args![out, partials, count, max_norm, divisor];
+            let stats_count = stats.as_ref().map_or(0, |stats| stats.count);
+            let args = args![
+                out,
+                partials,
+                count,
+                max_norm,
+                divisor,
+                flags,
+                own,
+                stats,
+                stats_count,
+                step,
+            ];
             return gpu.launch(
                 &SOURCE,
                 "clip_scale_f32",
@@ -123,9 +179,59 @@ pub fn clip_scale(
             let divisor = read_scale::<T>(divisor.as_ref()).widened();
             let result = clipped(sum, max_norm, divisor).map(T::from_f64);
             out.elements_mut().copy_from_slice(&result);
+            if let (Some(flags), Some(stats), Some(step)) = (&mut flags, &stats, &step) {
+                let finite = |values: &[T]| values.iter().all(|value| value.finite());
+                let good = [finite(stats.elements()), finite(&result)];
+                mark(flags.elements_mut(), own.as_mut(), good, step.elements::<i64>()[0]);
+            }
         });
         Ok(())
     })
+}
+
+/// The operands of [`StepMarks`].
+#[derive(Clone, Copy)]
+struct Marks {
+    flags: Slot,
+    own: Option<Slot>,
+    stats: Slot,
+    step: Slot,
+}
+
+impl Marks {
+    fn add<'a>(call: &mut Call<'a>, of: StepMarks<'a>, out: Slot) -> Result<Marks> {
+        let marks = Marks {
+            flags: call.updates("flags", of.flags),
+            own: of.own.map(|own| call.updates("own", own)),
+            stats: call.reads("stats", of.stats),
+            step: call.reads("step", of.step),
+        };
+        call.has_shape(marks.flags, &[STEP_FLAGS], "the flags of a step")?;
+        call.has_shape(marks.step, &[1], "the number of this step")?;
+        for flag in [Some(marks.flags), marks.own, Some(marks.step)]
+            .into_iter()
+            .flatten()
+        {
+            call.has_dtype(flag, &[DType::I64])?;
+        }
+        call.same_dtype(marks.stats, out)?;
+        Ok(marks)
+    }
+}
+
+/// Marks step number `step` by whether its statistics, and its scale and norm, are good.
+fn mark(flags: &mut [i64], own: Option<&mut Buffer<'_>>, good: [bool; 2], step: i64) {
+    if let Some([own]) = own.map(|own| own.elements_mut::<i64>())
+        && *own == 0
+        && !good[0]
+    {
+        *own = step;
+    }
+    if flags[0] == 0 {
+        let now = if good == [true; 2] { 0 } else { step };
+        flags[0] = if flags[1] != 0 { flags[1] } else { now };
+    }
+    flags[2] = step;
 }
 
 /// Scale and norm, from the sum of squares.

@@ -68,10 +68,35 @@ fn is_finite<T: Float>(values: &[T]) -> bool {
 }
 
 /// Checks a flag: i64 (1).
-pub(super) fn check_flag(call: &Call<'_>, flag: Option<Slot>) -> Result<()> {
+fn check_flag(call: &Call<'_>, flag: Option<Slot>) -> Result<()> {
     let Some(flag) = flag else { return Ok(()) };
     call.has_shape(flag, &[1], "the first non-finite step, or 0")?;
     call.has_dtype(flag, &[DType::I64])
+}
+
+/// The number of elements of a step's flags: the first bad step (0 for none), the first step in
+/// which an optimizer met a non-finite gradient (0 for none), and this step.
+pub const STEP_FLAGS: usize = 3;
+
+/// Checks what an optimizer reads: a flag, i64 (1), or the flags of a step. Whether it is the
+/// latter, which the optimizer also marks.
+pub(super) fn check_flags(call: &Call<'_>, flags: Option<Slot>) -> Result<bool> {
+    match flags {
+        Some(flags) if call.tensor(flags).count() == STEP_FLAGS => {
+            call.has_dtype(flags, &[DType::I64])?;
+            Ok(true)
+        }
+        flags => check_flag(call, flags).map(|()| false),
+    }
+}
+
+/// Marks that an optimizer met a non-finite gradient.
+pub(super) fn mark_gradient(flags: Option<&mut Buffer<'_>>) {
+    if let Some([_, found, step]) = flags.map(|flags| flags.elements_mut::<i64>())
+        && *found == 0
+    {
+        *found = *step;
+    }
 }
 
 /// Whether there is a flag and it is set.

@@ -4,8 +4,12 @@
 /// `Update` of sgd.rs.
 struct Sgd {
     float gradient_scale, learning_rate, decay, factor;
+    /// Whether an element whose gradient is not finite stays as it is.
+    bool guards;
 
-    template <bool MOMENTUM, bool NESTEROV> INLINE void step(float& value, float grad, float& momentum) const {
+    /// Whether the gradient is finite or is not looked at.
+    template <bool MOMENTUM, bool NESTEROV> INLINE bool step(float& value, float grad, float& momentum) const {
+        if (guards && !is_finite(grad)) return false;
         grad = fmaf(decay, value, grad * gradient_scale);
         float direction = grad;
         if (MOMENTUM) {
@@ -13,13 +17,14 @@ struct Sgd {
             direction = NESTEROV ? fmaf(factor, momentum, grad) : momentum;
         }
         value = value - learning_rate * direction;
+        return true;
     }
 };
 
 template <bool MOMENTUM, bool NESTEROV> INLINE void sgd_piece(
     float* __restrict__ values, const float* __restrict__ grads, float* __restrict__ momenta,
-    const float* __restrict__ scalars, const float* __restrict__ scale,
-    const i64* __restrict__ first_bad_step, float factor, const Piece piece) {
+    const float* __restrict__ scalars, const float* __restrict__ scale, i64* flags, u32 guards, float factor,
+    const Piece piece) {
     typedef Pack<float> P;
     values += piece.offset, grads += piece.offset;
     if (MOMENTUM) momenta += piece.offset;
@@ -30,31 +35,31 @@ template <bool MOMENTUM, bool NESTEROV> INLINE void sgd_piece(
         grad = load_pack<P>(grads, own), value = load_pack<P>(values, own);
         if (MOMENTUM) momentum = load_pack<P>(momenta, own);
     }
-    if (is_set(first_bad_step)) return;
-    const Sgd update = {scale_of(scale), scalars[0], piece.decays ? scalars[1] : 0.0f, factor};
+    if (is_set(flags)) return;
+    const Sgd update = {scale_of(scale), scalars[0], piece.decays ? scalars[1] : 0.0f, factor, guards != 0};
+    bool good = true;
     if (own < packs) {
 #pragma unroll
         for (int i = 0; i < P::COUNT; i++) {
-            update.step<MOMENTUM, NESTEROV>(value.values[i], grad.values[i], momentum.values[i]);
+            good &= update.step<MOMENTUM, NESTEROV>(value.values[i], grad.values[i], momentum.values[i]);
         }
         store_pack(values, own, value);
         if (MOMENTUM) store_pack(momenta, own, momentum);
     }
     each_element(packs * P::COUNT, piece.len, [&](u32 i) {
         float none = 0.0f;
-        update.step<MOMENTUM, NESTEROV>(values[i], grads[i], MOMENTUM ? momenta[i] : none);
+        good &= update.step<MOMENTUM, NESTEROV>(values[i], grads[i], MOMENTUM ? momenta[i] : none);
     });
+    if (guards) mark_gradient(flags, good);
 }
 
 #define SGD(NAME, MOMENTUM, NESTEROV)                                                                                  \
     KERNEL(QUANTUM_THREADS) sgd_##NAME##_f32(                                                                          \
         float* __restrict__ values, const float* __restrict__ grads, float* __restrict__ momenta,                      \
-        const float* __restrict__ scalars, const float* __restrict__ scale,                           \
-        const i64* __restrict__ first_bad_step, float factor, const u64* __restrict__ table, u32 chunks, u64 offset,   \
-        u64 length) {                                                                                                  \
+        const float* __restrict__ scalars, const float* __restrict__ scale, i64* flags, u32 guards, float factor,      \
+        const u64* __restrict__ table, u32 chunks, u64 offset, u64 length) {                                           \
         const Piece piece = piece_of(blockIdx.x, table, chunks, offset, length);                                       \
-        sgd_piece<MOMENTUM, NESTEROV>(values, grads, momenta, scalars, scale, first_bad_step, factor,    \
-                                      piece);                                                                          \
+        sgd_piece<MOMENTUM, NESTEROV>(values, grads, momenta, scalars, scale, flags, guards, factor, piece);           \
     }
 SGD(plain, false, false)
 SGD(momentum, true, false)

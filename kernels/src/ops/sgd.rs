@@ -5,6 +5,8 @@
 //! PyTorch's, which starts with the first gradient. What changes from step to step is read from
 //! small tensors on the device.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::Tensor;
 use crate::cuda::launch::args;
 use crate::cuda::{Grid, Source};
@@ -54,6 +56,8 @@ struct Update<T> {
     /// 0 in chunks without decay.
     decay: T,
     momentum: T,
+    /// Whether an element whose gradient is not finite stays as it is.
+    guards: bool,
 }
 
 impl<T: Float> Update<T> {
@@ -65,25 +69,38 @@ impl<T: Float> Update<T> {
 }
 
 multiversion! {
-    fn plain_run[T: Float](values: &mut [T], grads: &[T], update: &Update<T>) {
+    /// Whether all gradients are finite or are not looked at.
+    fn plain_run[T: Float](values: &mut [T], grads: &[T], update: &Update<T>) -> bool {
         let u = *update;
+        let mut all = true;
         for (value, &grad) in values.iter_mut().zip(grads) {
-            *value = *value - u.learning_rate * u.decayed(grad, *value);
+            let good = !u.guards | grad.finite();
+            all &= good;
+            let updated = *value - u.learning_rate * u.decayed(grad, *value);
+            *value = if good { updated } else { *value };
         }
+        all
     }
 }
 
 multiversion! {
+    /// As `plain_run`.
     fn momentum_run[T: Float](
         values: &mut [T], grads: &[T], momentum: &mut [T], nesterov: bool, update: &Update<T>,
-    ) {
+    ) -> bool {
         let u = *update;
+        let mut all = true;
         for ((value, &grad), momentum) in values.iter_mut().zip(grads).zip(momentum) {
+            let good = !u.guards | grad.finite();
+            all &= good;
             let grad = u.decayed(grad, *value);
-            *momentum = u.momentum.fused(*momentum, grad);
-            let ahead = u.momentum.fused(*momentum, grad);
-            *value = *value - u.learning_rate * if nesterov { ahead } else { *momentum };
+            let next = u.momentum.fused(*momentum, grad);
+            let ahead = u.momentum.fused(next, grad);
+            let updated = *value - u.learning_rate * if nesterov { ahead } else { next };
+            *momentum = if good { next } else { *momentum };
+            *value = if good { updated } else { *value };
         }
+        all
     }
 }
 
@@ -92,8 +109,8 @@ multiversion! {
 /// as zeros and must be given exactly when `constants.momentum` is not 0.
 ///
 /// `scalars` (2) is [`SgdScalars::to_array`] in the buffers' dtype. Element 0 of `gradient_scale`,
-/// also of that dtype, multiplies every gradient (`clip_scale` writes it). While `first_bad_step`,
-/// i64 (1), is not 0, nothing is changed (`mark_nonfinite` sets it).
+/// also of that dtype, multiplies every gradient (`clip_scale` writes it). `first_bad_step` is as
+/// for [`adamw`](crate::ops::adamw).
 #[track_caller]
 #[expect(
     clippy::too_many_arguments,
@@ -115,18 +132,18 @@ pub fn sgd(
     let momentum = momentum.map(|momentum| call.updates("momentum", momentum));
     let scalars = call.reads("scalars", scalars);
     let scale = call.reads_some("gradient_scale", gradient_scale);
-    let flag = call.reads_some("first_bad_step", first_bad_step);
+    let flag = first_bad_step.map(|flags| call.updates("first_bad_step", flags));
     chunks.check_fits(&call, values)?;
     call.elementwise(&[values, grads, momentum.unwrap_or(values)])?;
     call.has_shape(scalars, &[2], "what SgdScalars::to_array gives")?;
     call.same_dtype(scalars, values)?;
     grad_norm::check_scale(&call, scale, values)?;
-    nonfinite::check_flag(&call, flag)?;
+    let guards = nonfinite::check_flags(&call, flag)?;
     check_constants(&call, constants, momentum.is_some())?;
     call.run(values, &FLOATS, |placed| {
         let [values, grads, scalars] = placed.enter([values, grads, scalars])?;
         let momentum = placed.enter_some(momentum)?;
-        let (scale, flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
+        let (scale, mut flag) = (placed.enter_some(scale)?, placed.enter_some(flag)?);
         if let Some(gpu) = placed.launcher() {
             let name = match (&momentum, constants.nesterov) {
                 (None, _) => "sgd_plain_f32",
@@ -135,7 +152,9 @@ pub fn sgd(
             };
             let grid = Grid::blocks(chunks.quanta(), QUANTUM_THREADS);
             let factor = constants.momentum as f32;
-            let args = args![values, grads, momentum, scalars, scale, flag, factor];
+            let args = args![
+                values, grads, momentum, scalars, scale, flag, guards, factor
+            ];
             return chunks.launch(&gpu, &SOURCE, name, grid, args);
         }
         if !nonfinite::is_set(flag.as_ref()) {
@@ -146,8 +165,11 @@ pub fn sgd(
                     learning_rate: scalars[0],
                     decay: scalars[1],
                     momentum: T::from_f64(constants.momentum),
+                    guards,
                 };
-                run([values, grads], momentum, chunks, constants.nesterov, update);
+                if !run([values, grads], momentum, chunks, constants.nesterov, update) {
+                    nonfinite::mark_gradient(flag.as_mut());
+                }
             });
         }
         Ok(())
@@ -176,7 +198,13 @@ fn run<T: Float>(
     chunks: &ChunkTable,
     nesterov: bool,
     decaying: Update<T>,
-) {
+) -> bool {
+    let all_good = AtomicBool::new(true);
+    let see = |good: bool| {
+        if !good {
+            all_good.store(false, Ordering::Relaxed);
+        }
+    };
     let keeping = Update {
         decay: T::ZERO,
         ..decaying
@@ -186,16 +214,21 @@ fn run<T: Float>(
     let values = values.elements_mut::<T>();
     match momentum {
         None => chunks.update([values], |chunk, [values]| {
-            plain_run(values, &grads[chunk.range()], update_of(chunk.decay));
+            see(plain_run(
+                values,
+                &grads[chunk.range()],
+                update_of(chunk.decay),
+            ));
         }),
         Some(mut momentum) => {
             let buffers = [values, momentum.elements_mut()];
             chunks.update(buffers, |chunk, [values, momentum]| {
                 let (grads, update) = (&grads[chunk.range()], update_of(chunk.decay));
-                momentum_run(values, grads, momentum, nesterov, update);
+                see(momentum_run(values, grads, momentum, nesterov, update));
             });
         }
     }
+    all_good.into_inner()
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ fn run_len(count: usize) -> usize {
 }
 
 /// The sum in the order described at the head of this file.
-fn total<T: Float>(x: &[T]) -> f64 {
+pub(super) fn total<T: Float>(x: &[T]) -> f64 {
     let run_len = run_len(x.len());
     if run_len == 0 {
         return 0.0;

@@ -520,3 +520,68 @@ fn a_target_that_is_no_class_spoils_its_own_row_and_nothing_else() {
         assert_eq!(flag.item().unwrap(), 3.0, "mark_nonfinite finds it");
     }
 }
+
+/// The statistics after two calls, the second in place of the logits.
+fn stats_of(logits: &Tensor, targets: &Tensor, options: &CrossEntropyOptions<'_>) -> Tensor {
+    let rows = targets.count();
+    let by_row = || Tensor::full(&[rows], 9.0, DType::F32, logits.device()).unwrap();
+    let (losses, weights) = (by_row(), by_row());
+    let weights = options.class_weights.map(|_| &weights);
+    let stats = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 3.0], &[4], logits.device()).unwrap();
+    for dlogits in [None, Some(logits)] {
+        let out = CrossEntropyOut {
+            losses: &losses,
+            dlogits,
+            weights,
+        };
+        ops::cross_entropy_adding(logits, targets, out, options, Some(&stats)).unwrap();
+    }
+    stats
+}
+
+#[test]
+fn one_kernel_adds_losses_divisor_and_correct_rows_with_the_cpu_s_bits() {
+    // Both kernels; one block of rows and several; blocks of sums, and more than 256 of them.
+    for (rows, classes) in [
+        (0, 3),
+        (1, 1),
+        (33, 10),
+        (128, 10),
+        (2050, 3),
+        (262_200, 2),
+        (7, 65),
+        (600, 130),
+        (3, 1025),
+    ] {
+        let mut x: Vec<f32> = finite(rows * classes, 7).iter().map(|x| 5.0 * x).collect();
+        // Equal logits, and NaN before, at and after the target.
+        for (row, x) in x.chunks_mut(classes).enumerate() {
+            match row % 11 {
+                3 => x.fill(0.25),
+                6 => x[row % classes] = f32::NAN,
+                _ => {}
+            }
+        }
+        let targets = cpu(&targets_for(rows, classes), &[rows]);
+        let w: Vec<f32> = finite(classes, 3).iter().map(|w| w.abs() + 0.1).collect();
+        let w = cpu(&w, &[classes]);
+        for class_weights in [None, Some(&w)] {
+            let options = CrossEntropyOptions {
+                class_weights,
+                ..Default::default()
+            };
+            let expected = stats_of(&cpu(&x, &[rows, classes]), &targets, &options);
+            for device in devices() {
+                let class_weights = class_weights.map(|weights| weights.to(device).unwrap());
+                let options = CrossEntropyOptions {
+                    class_weights: class_weights.as_ref(),
+                    ..options
+                };
+                let logits = cpu(&x, &[rows, classes]).to(device).unwrap();
+                let got = stats_of(&logits, &targets.to(device).unwrap(), &options);
+                let what = format!("statistics of {rows} rows of {classes}");
+                assert_same_bits(&got, &expected, &what);
+            }
+        }
+    }
+}

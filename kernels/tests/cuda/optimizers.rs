@@ -8,7 +8,7 @@ use ddp_kernels::ops::{
 };
 use ddp_kernels::stream::{Graph, Stream};
 use ddp_kernels::transfer::{self, Ledger};
-use ddp_kernels::{Device, Error, Tensor};
+use ddp_kernels::{DType, Device, Error, Tensor};
 
 use crate::reductions::{cpu, finite, tables, upload};
 use crate::{SIZES, assert_same_bits, devices, random_f32};
@@ -305,5 +305,96 @@ fn a_capture_needs_the_table_there_and_replays_to_the_eager_steps_bits() {
             (0..3).for_each(|_| adamw(&expected, &chunks, 1, None, None));
             assert_all_same(&got, &expected, "captured");
         });
+    }
+}
+
+/// The flags of step 7.
+fn flags(device: Device) -> Tensor {
+    Tensor::from_slice(&[0i64, 0, 7], &[3], device).unwrap()
+}
+
+/// Longer gradients have what is not finite at both ends.
+#[test]
+fn with_the_flags_of_a_step_updates_guard_against_bad_gradients_like_the_cpu() {
+    let sgd = |[values, grads, buffer, _]: &[Tensor; 4], momentum: bool, flags: &Tensor| {
+        let constants = SgdConstants {
+            momentum: if momentum { 0.9 } else { 0.0 },
+            nesterov: false,
+        };
+        let scalars = Tensor::from_slice(&[0.1f32, 0.05], &[2], values.device()).unwrap();
+        let (buffer, chunks) = (
+            momentum.then_some(buffer),
+            ChunkTable::whole(values.count(), true),
+        );
+        ops::sgd(
+            values,
+            grads,
+            buffer,
+            &chunks,
+            &constants,
+            &scalars,
+            None,
+            Some(flags),
+        )
+        .unwrap();
+    };
+    for size in SIZES {
+        let chunks = ChunkTable::whole(size, true);
+        for rule in 0..3 {
+            let step = |buffers: &[Tensor; 4], flags: &Tensor| match rule {
+                0 => adamw(buffers, &chunks, 1, None, Some(flags)),
+                rule => sgd(buffers, rule == 2, flags),
+            };
+            let (fresh, expected, marks) = (buffers(size), buffers(size), flags(Device::Cpu));
+            step(&expected, &marks);
+            for device in devices() {
+                let (got, got_marks) = (on(device, &fresh, 0), flags(device));
+                step(&got, &got_marks);
+                let what = format!("rule {rule}, {size} elements");
+                assert_all_same(&got, &expected, &what);
+                assert_same_bits(&got_marks, &marks, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn adamw_rounds_into_the_copies_what_a_cast_would() {
+    for size in SIZES {
+        for (index, chunks) in tables(size).into_iter().enumerate() {
+            for (device, skipped) in devices()
+                .into_iter()
+                .flat_map(|device| [0, 1, 4].map(|skipped| (device, skipped)))
+            {
+                let (got, expected) =
+                    (on(device, &buffers(size), 0), on(device, &buffers(size), 0));
+                let zeros = Tensor::zeros(&[size], DType::BF16, Device::Cpu).unwrap();
+                let copies = upload(&zeros, device, skipped);
+                let [values, grads, first, second] = &got;
+                let scalars = adamw_scalars(device, 1);
+                ops::adamw_with_copies(
+                    values,
+                    grads,
+                    first,
+                    second,
+                    Some(&copies),
+                    &chunks,
+                    &ADAMW,
+                    &scalars,
+                    None,
+                    None,
+                )
+                .unwrap();
+                adamw(&expected, &chunks, 1, None, None);
+                let what = format!("{size} elements, table {index}, from {skipped} on");
+                assert_all_same(&got, &expected, &what);
+                let cast = expected[0].to_dtype(DType::BF16).unwrap();
+                for chunk in chunks.chunks().iter().filter(|chunk| chunk.len > 0) {
+                    let [of_update, of_cast] =
+                        [&copies, &cast].map(|it| it.slice(chunk.range()).unwrap());
+                    assert_same_bits(&of_update, &of_cast.to(Device::Cpu).unwrap(), &what);
+                }
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Sums, norms, counts and the flag of a bad step: the CPU's bits, because the kernels add in the
 //! order that the CPU documents.
 
-use ddp_kernels::ops::{self, Chunk, ChunkTable};
+use ddp_kernels::ops::{self, Chunk, ChunkTable, StepMarks};
 use ddp_kernels::{DType, Device, Tensor};
 
 use crate::{SIZES, assert_same_bits, devices, random_f32};
@@ -321,6 +321,41 @@ fn a_target_that_is_no_class_is_counted_and_never_right() {
             let targets = Tensor::from_slice(&[1, bad, 1, 1], &[4], device).unwrap();
             ops::accuracy(&out, &logits, &targets, ignore).unwrap();
             assert_eq!(out.to_vec::<i64>().unwrap(), [2, 4], "{bad}");
+        }
+    }
+}
+
+#[test]
+fn a_step_is_decided_as_on_the_cpu() {
+    for (before, stats, squares) in [
+        ([0i64, 0, 4], [1f32, 2.0, 3.0, 4.0], 1f64),
+        ([0, 0, 4], [1.0, 2.0, f32::NAN, 4.0], 1.0),
+        ([0, 0, 4], [f32::INFINITY, 2.0, 3.0, 4.0], 1.0),
+        ([0, 0, 4], [1.0, 2.0, 3.0, 4.0], f64::NAN),
+        ([0, 0, 4], [1.0, 2.0, 3.0, 4.0], 1e300),
+        ([0, 4, 4], [1.0, 2.0, 3.0, f32::NAN], 1.0),
+        ([3, 4, 4], [1.0, 2.0, 3.0, f32::NAN], 1.0),
+    ] {
+        let decide = |device: Device| {
+            let here = |tensor: Tensor| tensor.to(device).unwrap();
+            let (flags, own) = (here(cpu(&before, &[3])), here(cpu(&[0i64], &[1])));
+            let (stats, step) = (here(cpu(&stats, &[4])), here(cpu(&[5i64], &[1])));
+            let out = Tensor::zeros(&[2], DType::F32, device).unwrap();
+            let marks = StepMarks {
+                flags: &flags,
+                own: Some(&own),
+                stats: &stats,
+                step: &step,
+            };
+            let (squares, divisor) = (here(cpu(&[squares], &[1])), stats.slice(1..2).unwrap());
+            ops::decide_step(&out, Some(&squares), 1.0, Some(&divisor), Some(marks)).unwrap();
+            [out, flags, own]
+        };
+        let expected = decide(Device::Cpu);
+        for device in devices() {
+            for (got, expected) in decide(device).iter().zip(&expected) {
+                assert_same_bits(got, expected, &format!("{before:?}, {stats:?}, {squares}"));
+            }
         }
     }
 }

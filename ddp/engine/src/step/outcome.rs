@@ -6,8 +6,9 @@
 //! the last device: 8 bytes for 1,024 gradients. There they are in the order of a model on one
 //! device (the last layers first), so the norm has the same bits. Scale and flag go back.
 
+use ddp_kernels::ops::{STEP_FLAGS, StepMarks};
 use ddp_kernels::transfer::announced;
-use ddp_kernels::{DType, Tensor, ops};
+use ddp_kernels::{DType, Tensor};
 use ddp_nn::optim::Clip;
 
 use super::stage::Stage;
@@ -20,8 +21,7 @@ pub(super) struct StepOutcome {
     clips: Vec<Clip>,
     /// With several stages: where their sums of squares meet.
     squares: Option<Squares>,
-    /// i64 (1), on the last device: the first step with a non-finite loss or norm on any rank; 0
-    /// for none.
+    /// i64 (3), on the last device: the flags of the step (`ops::STEP_FLAGS`).
     bad_step: Tensor,
     /// By stage: scale and first bad step on its device.
     local: Vec<LocalOutcome>,
@@ -41,7 +41,7 @@ struct Squares {
 struct LocalOutcome {
     /// (2): scale and norm.
     scale: Tensor,
-    /// i64 (1).
+    /// i64 (3).
     bad_step: Tensor,
 }
 
@@ -51,7 +51,8 @@ impl StepOutcome {
         let clip =
             |stage: &Stage| Clip::of_slices(clip_norm, &stage.model.params, stage.reducer.owned());
         let clips = stages.iter().map(clip).collect::<Result<Vec<_>, _>>()?;
-        let bad_step = Tensor::zeros(&[1], DType::I64, last.device())?.named("first bad step");
+        let bad_step =
+            Tensor::zeros(&[STEP_FLAGS], DType::I64, last.device())?.named("first bad step");
         let scale = clips[clips.len() - 1].out();
         let local = |stage: &Stage| -> Result<LocalOutcome> {
             let here = |of: &Tensor, name: &str| -> Result<Tensor> {
@@ -77,11 +78,12 @@ impl StepOutcome {
     }
 
     /// Computes scale, norm and flag, once gradients and `stats` are sums over the ranks. These are
-    /// equal on all ranks, so all decide alike.
+    /// equal on all ranks, so all decide alike. Marks `own_bad_step` if `stats` are not finite.
     pub(super) fn decide(
         &self,
         stages: &mut [Stage],
         stats: &Tensor,
+        own_bad_step: Option<&Tensor>,
         measure_norm: bool,
     ) -> Result<()> {
         let weights = stats.slice(1..2)?;
@@ -98,18 +100,15 @@ impl StepOutcome {
             Some(squares) => Some(squares.collect(&self.clips)?),
             None => measured.then_some(self.clip().partials()),
         };
-        self.clip().finish(squares, Some(&weights))?;
-
-        let last = &stages[stages.len() - 1];
-        let step = last.scalars.step();
-        ops::mark_nonfinite(&self.bad_step, stats, step)?;
-        // A gradient may overflow where the loss does not. The norm shows it, or all gradients do.
-        let gradients = if measured {
-            self.clip().out()
-        } else {
-            last.model.params.gradients()
+        // A gradient may overflow where the loss does not. The norm shows it, or else the optimizer
+        // meets it.
+        let marks = StepMarks {
+            flags: &self.bad_step,
+            own: own_bad_step,
+            stats,
+            step: stages[stages.len() - 1].scalars.step(),
         };
-        ops::mark_nonfinite(&self.bad_step, gradients, step)?;
+        self.clip().finish(squares, Some(&weights), Some(marks))?;
         self.copy_to_stages()
     }
 
@@ -141,7 +140,7 @@ impl StepOutcome {
         &self.clips[self.clips.len() - 1]
     }
 
-    /// i64 (1): the first bad step; 0 for none.
+    /// i64 (3): the flags of the step.
     pub(super) fn bad_step(&self) -> &Tensor {
         &self.bad_step
     }

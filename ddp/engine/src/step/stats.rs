@@ -66,8 +66,10 @@ pub(super) fn read(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(tensor.to(Device::Cpu)?.to_dtype(DType::F64)?.to_vec()?)
 }
 
-/// Reads i64 (1), the number of a step. None if it is 0.
-pub(super) fn read_step(flag: &Tensor) -> Result<Option<u64>> {
-    let step = flag.to_vec::<i64>()?[0];
-    Ok((step != 0).then_some(step as u64))
+/// Reads the first bad step: i64 (1), or the flags of a step, where an optimizer may have found it.
+/// None if there is none.
+pub(super) fn read_step(flags: &Tensor) -> Result<Option<u64>> {
+    let flags = flags.to_vec::<i64>()?;
+    let step = flags.into_iter().take(2).find(|&step| step != 0);
+    Ok(step.map(|step| step as u64))
 }

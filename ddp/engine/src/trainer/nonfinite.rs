@@ -1,5 +1,7 @@
 //! Non-finite losses: the bad step is repeated to name the rows. The model is still as it was
-//! before that step, because the optimizer does nothing from then on.
+//! before that step, because the optimizer does nothing from then on. If only a gradient is not
+//! finite and the norm was not measured, the optimizer leaves that parameter as it is, and updates
+//! the others for the last time.
 
 use ddp_comm::World;
 use ddp_data::Loader;
@@ -34,15 +36,16 @@ pub(super) fn explain(
     let named = all.iter().enumerate().filter(|(_, text)| !text.is_empty());
     let named = named.map(|(rank, text)| format!("rank {rank}, {}", String::from_utf8_lossy(text)));
     let named: Vec<String> = named.collect();
-    let cause = if named.is_empty() {
-        "the norm of the gradients, with every row's loss finite".to_string()
+    let (cause, model) = if named.is_empty() {
+        let cause = "a gradient, with every row's loss finite".to_string();
+        (cause, "was not trained after that step")
     } else {
-        named.join("; ")
+        (named.join("; "), "is as it was before that step")
     };
     Ok(Some(Error::NonFinite(format!(
-        "step {bad_step}: the loss or its gradient is not finite: {cause}. The model is as it was \
-         before that step, and nothing was saved since; help: if training diverged, use a lower \
-         `lr`, a longer `warmup-steps` or `grad-clip` 1; else look at those rows"
+        "step {bad_step}: the loss or its gradient is not finite: {cause}. The model \
+         {model}, and nothing was saved since; help: if training diverged, use a lower `lr`, a \
+         longer `warmup-steps` or `grad-clip` 1; else look at those rows"
     ))))
 }
 

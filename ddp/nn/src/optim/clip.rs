@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use ddp_kernels::ops::{ChunkTable, QUANTUM};
+use ddp_kernels::ops::{ChunkTable, QUANTUM, StepMarks};
 use ddp_kernels::{DType, Tensor, ops};
 
 use crate::error::{Error, Result};
@@ -120,7 +120,7 @@ impl Clip {
         if measured {
             self.measure(params, |_| Ok(()))?;
         }
-        self.finish(measured.then_some(&self.partials), divisor)
+        self.finish(measured.then_some(&self.partials), divisor, None)
     }
 
     /// Sums the squares of this rank's gradients by quantum. If each rank has its own slices, calls
@@ -154,13 +154,20 @@ impl Clip {
         &self.partials
     }
 
-    /// Writes scale and norm as `compute` does, the norm from these partial sums if given.
-    pub fn finish(&self, partials: Option<&Tensor>, divisor: Option<&Tensor>) -> Result<()> {
-        Ok(ops::clip_scale(
+    /// Writes scale and norm as `compute` does, the norm from these partial sums if given. Marks
+    /// the step as bad if one of them or a statistic is not finite.
+    pub fn finish(
+        &self,
+        partials: Option<&Tensor>,
+        divisor: Option<&Tensor>,
+        marks: Option<StepMarks<'_>>,
+    ) -> Result<()> {
+        Ok(ops::decide_step(
             &self.out,
             partials,
             self.max_norm,
             divisor,
+            marks,
         )?)
     }
 

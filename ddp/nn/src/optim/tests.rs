@@ -368,7 +368,7 @@ fn norms_of_slices_added_up_have_the_bits_of_the_whole_and_tell_of_any_bad_gradi
             }
             Ok(())
         })?;
-        clips[0].finish(Some(clips[0].partials()), Some(&divisor))?;
+        clips[0].finish(Some(clips[0].partials()), Some(&divisor), None)?;
         Ok(numbers(clips[0].out()))
     };
     draw_gradients(&tight);

@@ -284,3 +284,37 @@ fn arguments_that_do_not_fit_are_named() {
             .contains("steps count from 1")
     );
 }
+
+#[test]
+fn with_the_flags_of_a_step_a_bad_gradient_changes_nothing_of_its_own_and_is_marked() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let buffers = [[1.0f32, 2.0, 3.0], [0.5, bad, 0.5], [0.1; 3], [0.2; 3]];
+        let [values, grads, first, second] = buffers.map(|buffer| cpu(&buffer, &[3]));
+        let chunks = ChunkTable::whole(3, true);
+        let scalars = cpu(&scalars(1).to_array(&CONSTANTS).unwrap(), &[4]);
+        let flags = cpu_of(&[0i64, 0, 7], &[3]);
+        let step = || {
+            let (constants, flags) = (&CONSTANTS, Some(&flags));
+            adamw(
+                &values, &grads, &first, &second, &chunks, constants, &scalars, None, flags,
+            )
+            .unwrap();
+        };
+        step();
+        assert_eq!(flags.to_vec::<i64>().unwrap(), [0, 7, 7], "{bad}");
+        let after: Vec<f32> = values.to_vec().unwrap();
+        assert!(
+            after[1] == 2.0 && after[0] != 1.0 && after[2] != 3.0,
+            "{bad}: {after:?}"
+        );
+        for (moment, before) in [(&first, 0.1), (&second, 0.2)] {
+            assert_eq!(moment.to_vec::<f32>().unwrap()[1], before, "{bad}");
+        }
+        // Later steps do not move the mark, and `decide_step` turns it into the first bad step.
+        flags
+            .with_slice_mut(|flags: &mut [i64]| flags[2] = 8)
+            .unwrap();
+        step();
+        assert_eq!(flags.to_vec::<i64>().unwrap(), [0, 7, 8], "{bad}");
+    }
+}

@@ -135,3 +135,32 @@ fn arguments_that_do_not_fit_are_named() {
         "{error}"
     );
 }
+
+#[test]
+fn a_step_is_bad_by_its_statistics_its_norm_or_an_earlier_gradient_and_the_first_one_counts() {
+    let (fine, nan) = ([1.0, 2.0], [1.0, f32::NAN]);
+    // Flags before, statistics, sum of squares; flags and own flag after, in step 5.
+    for (before, stats, squares, after, own) in [
+        ([0i64, 0, 4], fine, 1.0, [0, 0, 5], 0),
+        ([0, 0, 4], nan, 1.0, [5, 0, 5], 5),
+        ([0, 0, 4], fine, f64::NAN, [5, 0, 5], 0),
+        ([0, 0, 4], fine, 1e300, [5, 0, 5], 0),
+        ([0, 4, 4], fine, 1.0, [4, 4, 5], 0),
+        ([0, 4, 4], nan, 1.0, [4, 4, 5], 5),
+        ([3, 4, 4], nan, f64::NAN, [3, 4, 5], 5),
+    ] {
+        let (out, own_flag) = (cpu(&[9.0; 2], &[2]), cpu_of(&[0i64], &[1]));
+        let (flags, partials) = (cpu_of(&before, &[3]), cpu_of(&[squares], &[1]));
+        let (stats, step) = (cpu(&stats, &[2]), cpu_of(&[5i64], &[1]));
+        let marks = StepMarks {
+            flags: &flags,
+            own: Some(&own_flag),
+            stats: &stats,
+            step: &step,
+        };
+        decide_step(&out, Some(&partials), 0.0, None, Some(marks)).unwrap();
+        let what = format!("{before:?}, {squares}");
+        assert_eq!(flags.to_vec::<i64>().unwrap(), after, "{what}");
+        assert_eq!(own_flag.to_vec::<i64>().unwrap(), [own], "{what}");
+    }
+}
