@@ -67,7 +67,10 @@ pub use fill::{fill_into, zero};
 pub use gather::gather_rows;
 pub use gelu::{Gelu, gelu, gelu_backward_into, gelu_into};
 pub use grad_norm::{StepMarks, clip_scale, decide_step, grad_norm_partials};
-pub use linear::{Below, linear_backward_input_into, linear_backward_weight_into, linear_into};
+pub use linear::{
+    Below, add_row_sums_into, linear_backward_input_into, linear_backward_input_summed_into,
+    linear_backward_weight_into, linear_into, row_sums_of,
+};
 pub use mse::mse_into;
 pub use mul::{mul, mul_into};
 pub use nonfinite::{STEP_FLAGS, mark_nonfinite};

@@ -106,7 +106,12 @@ impl Linear {
                 ops::zero(gradient.tensor)?;
             }
         }
-        let db = db.map(|db| db.tensor);
+        let mut db = db.map(|db| db.tensor);
+        if let Some(sums) = pass.row_sums_of(dy)
+            && let Some(db) = db.take()
+        {
+            ops::add_row_sums_into(db, &sums, accumulate)?;
+        }
         match dw {
             Some(dw) => ops::linear_backward_weight_into(dw.tensor, db, dy, x, accumulate)?,
             None if db.is_some() => {
@@ -210,12 +215,17 @@ impl Layer for Linear {
         }
         let dx = pass.take(&[dy_rows.shape()[0], inputs])?;
         let saved = pass.below(fold, &dx)?;
+        let row_sums = match saved {
+            Some(_) => pass.take_row_sums(&dx)?,
+            None => None,
+        };
         let below = match (fold, &saved) {
             (Fold::Activation(Activation::Relu), Some(y)) => Below::Relu(y),
             (Fold::Activation(Activation::Gelu(kind)), Some(z)) => Below::Gelu(kind, z),
             _ => Below::Identity,
         };
-        ops::linear_backward_input_into(&dx, &dy_rows, pass.value(weight)?, below)?;
+        let weight = pass.value(weight)?;
+        ops::linear_backward_input_summed_into(&dx, row_sums.as_ref(), &dy_rows, weight, below)?;
         Ok(Folded {
             gradient: Some(with_last_of(&dx, dy, inputs)?),
             folded: saved.is_some(),

@@ -64,6 +64,8 @@ pub struct Saved {
     marks: Vec<usize>,
     /// By parameter: how many of its uses this backward has finished.
     uses_done: Vec<usize>,
+    /// A gradient and the sums of its blocks of rows, for the layer that gets it.
+    row_sums: Option<(Tensor, Tensor)>,
 }
 
 /// Where a layer writes a parameter's gradient.
@@ -102,6 +104,7 @@ impl<'a> Pass<'a> {
     ) -> Pass<'a> {
         saved.stack.clear();
         saved.marks.clear();
+        saved.row_sums = None;
         saved.uses_done.clear();
         saved.uses_done.resize(params.list().len(), 0);
         Pass::resume(params, scratch, saved, options, listener)
@@ -214,6 +217,24 @@ impl<'a> Pass<'a> {
     #[track_caller]
     pub fn take_as(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.scratch.take(shape, dtype)
+    }
+
+    /// On a GPU: a tensor for the sums of blocks of rows of `dx` (B, I), which the layer that is
+    /// about to write `dx` fills, and the layer below asks for by `row_sums_of`.
+    pub fn take_row_sums(&mut self, dx: &Tensor) -> Result<Option<Tensor>> {
+        let (rows, columns) = (dx.shape()[0], dx.shape()[1]);
+        if !dx.device().is_accelerator() || rows == 0 {
+            return Ok(None);
+        }
+        let sums = self.take_as(&[ops::row_sums_of(rows), columns], DType::F32)?;
+        self.saved.row_sums = Some((dx.clone(), sums.clone()));
+        Ok(Some(sums))
+    }
+
+    /// The sums of blocks of rows of `dy`, if the layer above left them.
+    pub fn row_sums_of(&mut self, dy: &Tensor) -> Option<Tensor> {
+        let (of, sums) = self.saved.row_sums.take()?;
+        (of.shares_memory_with(dy) && of.count() == dy.count()).then_some(sums)
     }
 
     /// Keeps a tensor for backward.

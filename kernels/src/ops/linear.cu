@@ -71,6 +71,59 @@ constexpr u32 ROW_BLOCK = 64;
 constexpr u32 COLUMNS = 32;
 constexpr u32 ROW_BLOCKS_AT_ONCE = 16;
 
+/// Rows that a thread loads before it stores the first.
+constexpr u32 ROWS_IN_FLIGHT = 16;
+
+/// dx = dx · activation′(saved) unless `saved` is null, and by blocks of rows the sums of what is
+/// stored, (blocks, columns): a warp has COLUMNS columns of a block.
+template <class F, class T>
+INLINE void fold_and_sum(float* __restrict__ sums, T* dx, const T* saved, u64 rows, u64 columns) {
+    const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
+    if (column >= columns) return;
+    for (u64 block = blockIdx.y; block * ROW_BLOCK < rows; block += gridDim.y) {
+        const u64 begin = block * ROW_BLOCK;
+        const u32 height = rows - begin < ROW_BLOCK ? (u32)(rows - begin) : ROW_BLOCK;
+        const u64 first = begin * columns + column;
+        float sum = 0.0f;
+        for (u32 row = 0; row < height; row += ROWS_IN_FLIGHT) {
+            T x[ROWS_IN_FLIGHT], y[ROWS_IN_FLIGHT];
+#pragma unroll
+            for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
+                if (row + k >= height) break;
+                x[k] = dx[first + (row + k) * columns];
+                if (saved != nullptr) y[k] = saved[first + (row + k) * columns];
+            }
+#pragma unroll
+            for (u32 k = 0; k < ROWS_IN_FLIGHT; k++) {
+                if (row + k >= height) break;
+                if (saved != nullptr) {
+                    x[k] = narrow<T>(F::chain(wide(x[k]), wide(y[k])));
+                    dx[first + (row + k) * columns] = x[k];
+                }
+                sum += wide(x[k]);
+            }
+        }
+        sums[block * columns + column] = sum;
+    }
+}
+#define FOLD_AND_SUM(NAME, T)                                                                                          \
+    KERNEL(COLUMNS)                                                                                                    \
+    fold_and_sum_##NAME(float* sums, T* dx, const T* saved, u64 rows, u64 columns, u32 activation) {                   \
+        WITH_ACTIVATION(activation, F, fold_and_sum<F>(sums, dx, saved, rows, columns);)                               \
+    }
+FOR_F32_AND_BF16(FOLD_AND_SUM)
+
+/// db = Σ rows of sums, added to the old value with `accumulate`, in order.
+KERNEL(BLOCK_THREADS) add_row_sums_f32(
+    float* __restrict__ db, const float* __restrict__ sums, u64 blocks, u64 columns, u32 accumulate) {
+    for (u64 column = first_index(); column < columns; column += grid_threads()) {
+        float total = accumulate ? db[column] : 0.0f;
+#pragma unroll 8
+        for (u64 block = 0; block < blocks; block++) total += sums[block * columns + column];
+        db[column] = total;
+    }
+}
+
 /// db = Σ rows of dy, added to the old value with `accumulate`: sums of ROW_BLOCK rows, added in
 /// order.
 template <class D, class T>

@@ -17,7 +17,7 @@ mod tests;
 use crate::Tensor;
 use crate::error::Result;
 use crate::ops::activation::Activation;
-use crate::ops::call::{Call, FLOATS_AND_BF16, Slot, with_float};
+use crate::ops::call::{Call, FLOATS, FLOATS_AND_BF16, Slot, with_float};
 use crate::ops::gelu::{Gelu, GeluErf, GeluTanh};
 use crate::ops::loops::{Binary, Unary};
 use crate::ops::matmul::{self, AsIs, Finish, Matrix, Real, Tile};
@@ -121,11 +121,31 @@ pub fn linear_backward_input_into(
     weight: &Tensor,
     below: Below<'_>,
 ) -> Result<()> {
+    linear_backward_input_summed_into(dx, None, dy, weight, below)
+}
+
+/// Rows of `row_sums` for so many rows: see [`linear_backward_input_summed_into`].
+pub fn row_sums_of(rows: usize) -> usize {
+    rows.div_ceil(gpu::ROW_BLOCK)
+}
+
+/// As [`linear_backward_input_into`]. Besides, sums the rows of `dx` in blocks of 64 into
+/// `row_sums` (`row_sums_of(B)`, I), of the dtype of `dx`, or f32 if that is bf16.
+/// [`add_row_sums_into`] makes the gradient of the bias below of them.
+#[track_caller]
+pub fn linear_backward_input_summed_into(
+    dx: &Tensor,
+    row_sums: Option<&Tensor>,
+    dy: &Tensor,
+    weight: &Tensor,
+    below: Below<'_>,
+) -> Result<()> {
     let mut call = Call::new("linear_backward_input");
     let dx = call.writes("dx", dx);
     let dy = call.reads("dy", dy);
     let weight = call.reads("weight", weight);
     let saved = call.reads_some("below", below.saved());
+    let row_sums = call.writes_some("row_sums", row_sums);
     let [rows, outputs] = call.dims::<2>(dy, "[rows, outputs]")?;
     let [weight_rows, inputs] = call.dims::<2>(weight, "[outputs, inputs]")?;
     if weight_rows != outputs {
@@ -138,13 +158,19 @@ pub fn linear_backward_input_into(
     if let Some(saved) = saved {
         call.same_shape(saved, dx)?;
     }
+    if let Some(row_sums) = row_sums {
+        let meaning = "a row for each 64 rows of dx";
+        call.has_shape(row_sums, &[row_sums_of(rows), inputs], meaning)?;
+        call.math_dtype(row_sums, dx)?;
+        call.row_major(row_sums)?;
+    }
     let (activation, sizes) = (below.activation(), [rows, inputs, outputs]);
     call.run(dy, &FLOATS_AND_BF16, |placed| {
         let [mut dx, dy, weight] = placed.enter([dx, dy, weight])?;
-        let saved = placed.enter_some(saved)?;
+        let (saved, mut row_sums) = (placed.enter_some(saved)?, placed.enter_some(row_sums)?);
         if let Some(gpu) = placed.launcher() {
-            let operands = [&dx, &dy, &weight];
-            return gpu::backward_input(&gpu, operands, saved.as_ref(), activation, sizes);
+            let (operands, optional) = ([&dx, &dy, &weight], [saved.as_ref(), row_sums.as_ref()]);
+            return gpu::backward_input(&gpu, operands, optional, activation, sizes);
         }
         with_float!(placed.dtype, T => {
             let dy = Matrix::new(dy.elements(), rows, outputs, false);
@@ -155,6 +181,41 @@ pub fn linear_backward_input_into(
                 inputs,
             };
             matmul::product(dx.elements_mut(), dy, weight, T::ONE, T::ZERO, &finish);
+            if let Some(row_sums) = row_sums.as_mut().filter(|_| inputs > 0) {
+                let blocks = dx.elements::<T>().chunks(gpu::ROW_BLOCK * inputs);
+                for (sums, block) in row_sums.elements_mut::<T>().chunks_mut(inputs).zip(blocks) {
+                    add_rows(sums, block, false);
+                }
+            }
+        });
+        Ok(())
+    })
+}
+
+/// `db` (C) `= Σ` of the rows of `row_sums` (…, C) in order, or added to what is there with
+/// `accumulate`: with the bits that [`linear_backward_weight_into`] gives.
+#[track_caller]
+pub fn add_row_sums_into(db: &Tensor, row_sums: &Tensor, accumulate: bool) -> Result<()> {
+    let mut call = Call::new("add_row_sums");
+    let db = call.updates("db", db);
+    let row_sums = call.reads("row_sums", row_sums);
+    let [_, columns] = call.dims::<2>(row_sums, "[blocks of rows, columns]")?;
+    call.has_shape(db, &[columns], "a number for each column")?;
+    call.same_dtype(db, row_sums)?;
+    call.all_row_major()?;
+    call.run(db, &FLOATS, |placed| {
+        let [mut db, row_sums] = placed.enter([db, row_sums])?;
+        if let Some(gpu) = placed.launcher() {
+            return gpu::add_row_sums(&gpu, &db, &row_sums, accumulate);
+        }
+        with_float!(placed.dtype, T => {
+            let db = db.elements_mut::<T>();
+            if !accumulate {
+                db.fill(T::ZERO);
+            }
+            for sums in row_sums.elements::<T>().chunks(columns.max(1)) {
+                db.iter_mut().zip(sums).for_each(|(db, &sum)| *db += sum);
+            }
         });
         Ok(())
     })

@@ -10,8 +10,8 @@
 //!   library's own is made of bits and z >= 0.
 //! * The gradient of the bias is always a pass of ours. The library's epilogue cannot accumulate,
 //!   adds in an order that depends on the algorithm, and does not support all shapes. Ours has the
-//!   CPU's bits in f32, the same eager and captured, and mostly reads `dy` while it is in the
-//!   cache.
+//!   CPU's bits in f32, the same eager and captured. The pass that applies the derivative of the
+//!   activation below also sums blocks of rows, if asked, so that `dy` is not read again.
 
 use crate::DType;
 use crate::cuda::blaslt::{Epilogue, Function, Product, Side};
@@ -29,6 +29,9 @@ static SOURCE: Source = Source::new("linear.cu", include_str!("../linear.cu"));
 /// Rows that are summed before their sum is added to the others, on the CPU as well: the rounding
 /// error grows with B/64 + 64, not with B.
 pub(super) const ROW_BLOCK: usize = 64;
+
+/// Columns that a block of threads sums; as in linear.cu.
+const COLUMNS: usize = 32;
 
 /// One side of a product.
 fn side(matrix: &Buffer<'_>, transposed: bool) -> Side {
@@ -140,15 +143,50 @@ fn fused(
     }
 }
 
-/// `dx` (B, I), `dy` (B, O), `weight` (O, I), `saved` (B, I).
+/// Multiplies the derivative at `saved`, if given, into `dx` (B, I), and sums its blocks of rows
+/// into `row_sums`.
+fn fold_and_sum(
+    gpu: &Launcher,
+    row_sums: &Buffer<'_>,
+    dx: &Buffer<'_>,
+    saved: Option<u64>,
+    activation: u32,
+    [rows, columns]: [usize; 2],
+) -> Result<()> {
+    /// The most blocks of a grid's second dimension.
+    const BLOCKS_MAX: usize = 65_535;
+    let mut grid = Grid::blocks(columns.div_ceil(COLUMNS), COLUMNS as u32);
+    grid.blocks[1] = rows.div_ceil(ROW_BLOCK).min(BLOCKS_MAX) as u32;
+    let args = args![row_sums, dx, saved, rows, columns, activation];
+    gpu.launch(&SOURCE, ("fold_and_sum", dx.dtype), grid, args)
+}
+
+/// `db` (O) `= Σ rows of row_sums` (blocks, O), or added to what is there.
+pub(super) fn add_row_sums(
+    gpu: &Launcher,
+    db: &Buffer<'_>,
+    row_sums: &Buffer<'_>,
+    accumulate: bool,
+) -> Result<()> {
+    let (columns, grid) = (db.count, Grid::elements(db.count));
+    let blocks = row_sums.count.checked_div(columns).unwrap_or(0);
+    let args = args![db, row_sums, blocks, columns, accumulate];
+    gpu.launch(&SOURCE, "add_row_sums_f32", grid, args)
+}
+
+/// `dx` (B, I), `dy` (B, O), `weight` (O, I), `saved` (B, I), `row_sums` (blocks of B, I).
 pub(super) fn backward_input(
     gpu: &Launcher,
     [dx, dy, weight]: [&Buffer<'_>; 3],
-    saved: Option<&Buffer<'_>>,
+    [saved, row_sums]: [Option<&Buffer<'_>>; 2],
     activation: Activation,
     [rows, inputs, outputs]: [usize; 3],
 ) -> Result<()> {
     let (count, dtype, out) = (dx.count, dx.dtype, dx.address());
+    let sum = |saved: Option<u64>| match row_sums {
+        Some(sums) => fold_and_sum(gpu, sums, dx, saved, number(activation), [rows, inputs]),
+        None => Ok(()),
+    };
     if count == 0 {
         return Ok(());
     }
@@ -156,7 +194,8 @@ pub(super) fn backward_input(
     let mut product = Product::new([rows, inputs, outputs], dy, weight, out);
     (product.dtype, product.out_dtype) = (dtype, dtype);
     let Some(saved) = saved.map(Buffer::address) else {
-        return multiply(gpu, &product, dx);
+        multiply(gpu, &product, dx)?;
+        return sum(None);
     };
     let is_tanh = activation == Activation::Gelu(Gelu::Tanh);
     if outputs > 0 && is_tanh && approximate(dtype) && fits_aux(saved, inputs) {
@@ -166,11 +205,14 @@ pub(super) fn backward_input(
             aux: Some(saved),
         };
         if gpu.multiply_if_supported(&product)? {
-            return Ok(());
+            return sum(None);
         }
         product.epilogue = Epilogue::default();
     }
     multiply(gpu, &product, dx)?;
+    if row_sums.is_some() {
+        return sum(Some(saved));
+    }
     let args = args![out, saved, count, number(activation)];
     gpu.launch(&SOURCE, ("fold_below", dtype), Grid::elements(count), args)
 }
@@ -205,7 +247,6 @@ pub(in crate::ops) fn sum_rows(
     accumulate: bool,
 ) -> Result<()> {
     /// As in linear.cu.
-    const COLUMNS: usize = 32;
     const ROW_BLOCKS_AT_ONCE: usize = 16;
     let name = match db.dtype {
         DType::BF16 => "sum_rows_to_bf16",

@@ -126,6 +126,21 @@ fn the_gradient_below_is_dy_times_w_times_the_derivative_there() {
                 separate.to_vec::<f32>().unwrap(),
                 "{below:?}"
             );
+            let row_sums = cpu(
+                &vec![9.0; row_sums_of(rows) * inputs],
+                &[row_sums_of(rows), inputs],
+            );
+            linear_backward_input_summed_into(&folded, Some(&row_sums), &dy, &w, below).unwrap();
+            for accumulate in [false, true] {
+                let [db, sum] = [0, 1].map(|_| cpu(&vec![3.5; inputs], &[inputs]));
+                add_row_sums_into(&db, &row_sums, accumulate).unwrap();
+                crate::ops::column_sum_into(&sum, &folded, accumulate).unwrap();
+                assert_eq!(
+                    db.to_vec::<f32>().unwrap(),
+                    sum.to_vec::<f32>().unwrap(),
+                    "{below:?}"
+                );
+            }
         }
     }
 }

@@ -29,6 +29,23 @@ fn derivative(saved: &[f64], activation: Activation) -> Vec<f64> {
     one.to_vec().unwrap()
 }
 
+/// `run` writes the gradient and the sums of its blocks of rows: the gradient is `expected`, and
+/// the sums make the gradient of the bias, new and added to.
+fn check_row_sums(expected: &Tensor, run: impl Fn(&Tensor, &Tensor)) {
+    let (device, [m, n]) = (expected.device(), [0, 1].map(|at| expected.shape()[at]));
+    let dx = Tensor::full(&[m, n], 9.0, expected.dtype(), device).unwrap();
+    let row_sums = Tensor::full(&[ops::row_sums_of(m), n], 9.0, DType::F32, device).unwrap();
+    run(&dx, &row_sums);
+    let on_cpu = |tensor: &Tensor| tensor.to(Device::Cpu).unwrap();
+    assert_same_bits(&dx, &on_cpu(expected), "the gradient with sums");
+    for accumulate in [false, true] {
+        let [got, expected] = [0, 1].map(|_| Tensor::full(&[n], 3.5, DType::F32, device).unwrap());
+        ops::add_row_sums_into(&got, &row_sums, accumulate).unwrap();
+        ops::column_sum_into(&expected, &dx, accumulate).unwrap();
+        assert_same_bits(&got, &on_cpu(&expected), "the gradient of the bias");
+    }
+}
+
 fn check_backward_input(
     mnk: [usize; 3],
     kind: (DType, F32Math),
@@ -60,6 +77,13 @@ fn check_backward_input(
         dx
     };
     let dx = run(below_of(activation, &saved));
+    check_row_sums(&dx, |dx, row_sums| {
+        with_f32_math(math, || {
+            let below = below_of(activation, &saved);
+            ops::linear_backward_input_summed_into(dx, Some(row_sums), &dy, &weight, below)
+        })
+        .unwrap();
+    });
     let sums = reference(&values(&dy), &values(&weight), mnk);
     let (saved_values, what) = (
         values(&saved),
