@@ -192,8 +192,8 @@ pub struct Optimizer {
     /// (U) each, in the order of `Rule::moment_names`.
     moments: Vec<Tensor>,
     /// The numbers that change from step to step, on the device, in the masters' dtype.
-    scalars: Tensor,
-    /// Sends `scalars` in `update`; made by its first call.
+    numbers: Tensor,
+    /// Sends `numbers` in `update`; made by its first call.
     sender: Option<Scalars>,
     /// The step after which the moments were 0.
     since: u64,
@@ -238,14 +238,14 @@ impl Optimizer {
             Rule::AdamW { .. } => 4,
             Rule::Sgd { .. } => 2,
         };
-        let scalars = Tensor::zeros(&[count], params.master_dtype(), params.device())?
-            .named("scalars of the step");
+        let numbers = Tensor::zeros(&[count], params.master_dtype(), params.device())?
+            .named("numbers of the step");
         Ok(Optimizer {
             rule,
             slices,
             pieces,
             moments,
-            scalars,
+            numbers,
             sender: None,
             since: 0,
         })
@@ -285,7 +285,7 @@ impl Optimizer {
 
     /// Updates in step number `step`, counted from 1. Gradients are multiplied by element 0 of
     /// `gradient_scale`. Does nothing if the first element of `first_bad_step` is not 0, and may
-    /// mark it (`ops::adamw`). Same as `send` and `apply`.
+    /// mark it (`ops::adamw`). Same as `numbers_of`, sent, and `apply`.
     pub fn update(
         &mut self,
         params: &Params,
@@ -296,18 +296,25 @@ impl Optimizer {
     ) -> Result<()> {
         let mut sender = match self.sender.take() {
             Some(sender) => sender,
-            None => Scalars::new(self.scalars.device(), 1)?,
+            None => Scalars::new(self.numbers.device(), 1)?,
         };
-        let sent = self.send(&mut sender, step, learning_rate);
+        let numbers = self.numbers_of(step, learning_rate)?;
+        let count = self.numbers.count();
+        let sent = match self.numbers.dtype() {
+            DType::F64 => sender.send(&self.numbers, &numbers[..count]),
+            _ => {
+                let rounded = numbers.map(|number| number as f32);
+                sender.send(&self.numbers, &rounded[..count])
+            }
+        };
         self.sender = Some(sender);
         sent?;
         self.apply(params, gradient_scale, first_bad_step)
     }
 
-    /// Sends the numbers of step number `step`, counted from 1, to where `apply` reads them on the
-    /// device, rounded to the dtype there. One message.
-    pub fn send(&self, sender: &mut Scalars, step: u64, learning_rate: f64) -> Result<()> {
-        match self.rule {
+    /// What `apply` reads in step number `step`, counted from 1: as many of these as `numbers` has.
+    pub fn numbers_of(&self, step: u64, learning_rate: f64) -> Result<[f64; 4]> {
+        Ok(match self.rule {
             Rule::AdamW {
                 constants,
                 weight_decay,
@@ -318,9 +325,8 @@ impl Optimizer {
                     learning_rate,
                     weight_decay,
                     step,
-                }
-                .to_array_f64(&constants)?;
-                send(sender, &self.scalars, scalars)
+                };
+                scalars.to_array_f64(&constants)?
             }
             Rule::Sgd { weight_decay, .. } => {
                 // Checked in f32, sent in f64.
@@ -329,9 +335,26 @@ impl Optimizer {
                     weight_decay,
                 }
                 .to_array()?;
-                send(sender, &self.scalars, [learning_rate, weight_decay])
+                [learning_rate, weight_decay, 0.0, 0.0]
             }
-        }
+        })
+    }
+
+    /// (4 or 2), in the masters' dtype on the device: the numbers that `apply` reads.
+    pub fn numbers(&self) -> &Tensor {
+        &self.numbers
+    }
+
+    /// Lets `apply` read its numbers from here, a tensor like `numbers`, into which the caller sends
+    /// `numbers_of` each step.
+    pub fn read_numbers_from(&mut self, numbers: Tensor) {
+        let alike = |it: &Tensor| (it.count(), it.dtype(), it.device());
+        assert_eq!(
+            alike(&numbers),
+            alike(&self.numbers),
+            "a tensor like `numbers`"
+        );
+        self.numbers = numbers;
     }
 
     /// Updates with the numbers that were sent last. Only work for the device, the same in every
@@ -358,7 +381,7 @@ impl Optimizer {
         let gradients = &params.gradients().slice(slice.range.clone())?;
         let moment =
             |index: usize| self.moments[index].slice(slice.at..slice.at + slice.range.len());
-        let (chunks, scalars) = (&slice.chunks, &self.scalars);
+        let (chunks, scalars) = (&slice.chunks, &self.numbers);
         match &self.rule {
             Rule::AdamW { constants, .. } => {
                 let (first, second) = (&moment(0)?, &moment(1)?);
@@ -419,15 +442,6 @@ fn pieces_of(params: &Params, range: &Range<usize>, at: usize) -> Vec<Piece> {
     cut.filter(|(_, part)| !part.is_empty())
         .map(piece)
         .collect()
-}
-
-/// Sends a few numbers, rounded to the target's dtype. Allocates nothing.
-fn send<const N: usize>(sender: &mut Scalars, target: &Tensor, numbers: [f64; N]) -> Result<()> {
-    match target.dtype() {
-        DType::F64 => sender.send(target, &numbers)?,
-        _ => sender.send(target, &numbers.map(|number| number as f32))?,
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -67,7 +67,7 @@ fn every_step_has_the_same_bits_captured_and_eager_short_batches_too() {
         hidden: vec![9, 8],
         ..setup()
     };
-    // Seventeen micro-batches and more: their positions take two messages.
+    // Seventeen micro-batches and more: their positions take more than 256 bytes.
     let many = Setup {
         batch: 20,
         micro: Some(1),

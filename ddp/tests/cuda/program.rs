@@ -47,7 +47,7 @@ fn one_process_trains_on_the_gpu_and_says_so() {
     assert_eq!(end["samples_per_s"].is_null(), is_simulated(), "{end}");
     let losses = record.losses();
     assert!(losses.last() < losses.first(), "{losses:?}");
-    // A batch's features and targets and two messages of numbers in each of 27 steps, and nothing
+    // A batch's features and targets and a message of numbers in each of 27 steps, and nothing
     // else.
     let rows = end["transfers"]["rows"].as_array().unwrap();
     let in_steps = rows
@@ -55,7 +55,7 @@ fn one_process_trains_on_the_gpu_and_says_so() {
         .filter(|row| row["phase"] == "step")
         .map(|row| number(row, "count"))
         .sum::<f64>();
-    assert_eq!(in_steps, 4.0 * 27.0, "{end}");
+    assert_eq!(in_steps, 3.0 * 27.0, "{end}");
     assert_eq!(
         end["transfers"]["hints"].as_array().map_or(0, Vec::len),
         0,

@@ -45,13 +45,15 @@ KERNEL(QUANTUM_THREADS) adamw_f32(
                           first_weight, beta2, second_weight, epsilon, guards != 0};
     bool good = true;
     if (own < packs) {
-        Copy copy;
+        u32 halves[P::COUNT / 2] = {};
 #pragma unroll
         for (int i = 0; i < P::COUNT; i++) {
             good &= update.step(value.values[i], grad.values[i], first.values[i], second.values[i]);
-            copy.values[i] = Convert<bf16>::from(value.values[i]);
+            halves[i / 2] |= (u32)Convert<bf16>::from(value.values[i]).bits << (i % 2 * 16);
         }
         store_pack(values, own, value), store_pack(first_moments, own, first), store_pack(second_moments, own, second);
+        Copy copy;
+        copy.whole = make_uint2(halves[0], halves[1]);
         if (copies != nullptr) store_pack(copies, own, copy);
     }
     each_element(packs * P::COUNT, piece.len, [&](u32 i) {

@@ -168,3 +168,23 @@ fn a_name_on_a_part_does_not_rename_the_whole_and_empty_parts_are_in_nobodys_way
         .with_slice_mut::<f32, _>(|_| assert!(empty.to_vec::<f32>().unwrap().is_empty()))
         .unwrap();
 }
+
+#[test]
+fn bits_are_seen_as_another_dtype_where_whole_elements_of_it_are() {
+    let bytes = Tensor::zeros(&[24], DType::U8, Device::Cpu).unwrap();
+    let floats = bytes.slice(8..16).unwrap().bits_as(DType::F32).unwrap();
+    floats.with_slice_mut(|x: &mut [f32]| x[1] = 1.0).unwrap();
+    let wide = bytes.bits_as(DType::I64).unwrap();
+    let expected = [0, i64::from(1f32.to_bits()) << 32, 0];
+    assert_eq!(wide.to_vec::<i64>().unwrap(), expected);
+    for part in [1..5, 4..12, 0..7] {
+        let error = bytes.slice(part).unwrap().bits_as(DType::I64).unwrap_err();
+        assert!(
+            error.to_string().contains("whole elements of i64"),
+            "{error}"
+        );
+    }
+    let matrix = Tensor::zeros(&[2, 4], DType::F32, Device::Cpu).unwrap();
+    assert!(matrix.t().unwrap().bits_as(DType::U8).is_err());
+    assert_eq!(matrix.bits_as(DType::U8).unwrap().count(), 32);
+}

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::panic::Location;
 
 use super::Tensor;
-use crate::Shape;
 use crate::error::{Error, Result, Site};
 use crate::ops::write_transposed;
 use crate::storage::Origin;
+use crate::{DType, Shape};
 
 impl Tensor {
     /// The same elements in another shape. A transposed matrix must be made `contiguous` first.
@@ -33,6 +33,24 @@ impl Tensor {
     #[track_caller]
     pub fn flatten(&self) -> Result<Tensor> {
         self.reshape(&[self.count()])
+    }
+
+    /// The same bytes as elements of `dtype`, in one dimension. The tensor must be row-major, and
+    /// begin and end with whole elements of `dtype`.
+    #[track_caller]
+    pub fn bits_as(&self, dtype: DType) -> Result<Tensor> {
+        self.need_row_major("bits_as")?;
+        let (range, size) = (self.byte_range(), dtype.bytes());
+        if !range.start.is_multiple_of(size) || !range.len().is_multiple_of(size) {
+            let expected = format!("bytes of whole elements of {dtype} from its start");
+            return Err(self.misfit("bits_as", expected, "slice what is of that dtype"));
+        }
+        Ok(Tensor {
+            offset: range.start / size,
+            shape: Shape::new(&[range.len() / size])?,
+            dtype,
+            ..self.clone()
+        })
     }
 
     /// A range of the outermost dimension: rows of a matrix, elements of a vector.

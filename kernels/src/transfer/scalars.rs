@@ -14,36 +14,48 @@ use crate::{DType, Device, Element, Tensor};
 
 /// Steps whose numbers may be in flight at the same time.
 const STEPS: usize = 3;
-/// The most bytes of one message.
+/// The most bytes of one message, unless `with_room` says otherwise.
 const SLOT_BYTES: usize = 256;
 
 /// Sends small numbers from the host to tensors on one device.
 #[derive(Debug)]
 pub struct Scalars {
     device: Device,
-    /// U8, pinned: slots of `SLOT_BYTES`. None for the CPU.
+    /// U8, pinned: slots of `slot_bytes`. None for the CPU.
     ring: Option<Tensor>,
+    slot_bytes: usize,
     /// The event after each slot's last message was read.
     read: Vec<Option<Event>>,
     next: usize,
 }
 
 impl Scalars {
-    /// For one device and this many messages per step.
+    /// For one device and this many messages per step, of at most 256 bytes each.
     #[track_caller]
     pub fn new(device: Device, messages_per_step: usize) -> Result<Scalars> {
+        Scalars::with_room(device, messages_per_step, SLOT_BYTES)
+    }
+
+    /// As `new`, for messages of at most `slot_bytes` bytes.
+    #[track_caller]
+    pub fn with_room(
+        device: Device,
+        messages_per_step: usize,
+        slot_bytes: usize,
+    ) -> Result<Scalars> {
         let slots = STEPS * messages_per_step.max(1);
         // Also makes this device the one that allocates the pinned memory.
         let ring = match gpu_of(device, "scalars", Location::caller())? {
             None => None,
             Some(_) => {
-                let ring = Tensor::zeros_pinned(&[slots * SLOT_BYTES], DType::U8)?;
+                let ring = Tensor::zeros_pinned(&[slots * slot_bytes], DType::U8)?;
                 Some(ring.named("ring of scalars"))
             }
         };
         Ok(Scalars {
             device,
             ring,
+            slot_bytes,
             read: vec![None; slots],
             next: 0,
         })
@@ -60,8 +72,9 @@ impl Scalars {
             let expected = format!("{count} of {} on {device}", T::DTYPE);
             return Err(Error::value("send", "target", expected, target));
         }
-        if bytes > SLOT_BYTES {
-            let expected = format!("at most {SLOT_BYTES} bytes");
+        let slot_bytes = self.slot_bytes;
+        if bytes > slot_bytes {
+            let expected = format!("at most {slot_bytes} bytes");
             return Err(Error::value("send", "values", expected, bytes));
         }
         let Some(ring) = &self.ring else {
@@ -76,7 +89,7 @@ impl Scalars {
         if let Some(read) = &self.read[slot] {
             read.synchronize()?;
         }
-        let message = ring.slice(slot * SLOT_BYTES..slot * SLOT_BYTES + bytes)?;
+        let message = ring.slice(slot * slot_bytes..slot * slot_bytes + bytes)?;
         // SAFETY: an Element is plain data without padding, so its bytes are initialised.
         let values = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), bytes) };
         message.with_bytes_mut("send", at, |slot| slot.copy_from_slice(values))?;

@@ -40,24 +40,30 @@ impl Replica {
 
     /// Sends what the work of the step on `batch` reads. Returns whether the memory for it moved.
     pub(super) fn send_scalars(&mut self, batch: &Batch, learning_rate: f64) -> Result<bool> {
-        let moved = self.send_positions(batch)?;
+        let moved = self.make_room(batch)?;
         for stage in &mut self.0 {
             let (scalars, optimizer) = (&mut stage.scalars, &stage.optimizer);
-            scalars.send_rates(optimizer, batch, learning_rate)?;
+            scalars.send(optimizer, batch, learning_rate)?;
         }
         Ok(moved)
     }
 
     /// As `send_scalars`, without the optimizer's.
     pub(super) fn send_positions(&mut self, batch: &Batch) -> Result<bool> {
+        let moved = self.make_room(batch)?;
+        for stage in &mut self.0 {
+            stage.scalars.send_positions(batch)?;
+        }
+        Ok(moved)
+    }
+
+    /// Makes room for the scalars of `batch`. Returns whether memory moved.
+    fn make_room(&mut self, batch: &Batch) -> Result<bool> {
         // The room is for any rank's rows, so that memory moves on all ranks in the same step.
         let room = batch.micro_count_max(self.group().size());
         let moves = room > self.last().scalars.room();
-        for stage in &mut self.0 {
-            if moves {
-                stage.scalars = StepScalars::new(stage.device(), room)?;
-            }
-            stage.scalars.send_positions(batch)?;
+        for stage in self.0.iter_mut().filter(|_| moves) {
+            stage.scalars = StepScalars::new(&mut stage.optimizer, room)?;
         }
         Ok(moves)
     }

@@ -1,46 +1,51 @@
-//! The scalars that vary from step to step, sent to a device before the step's work: the step's
-//! number, where each micro-batch starts, and the optimizer's numbers.
+//! The scalars that vary from step to step, sent to a device before the step's work in one message:
+//! the optimizer's numbers, the step's number, and where each micro-batch starts.
 //!
 //! The work reads them from tensors, so it can be captured once and launched again.
 
 use ddp_data::Batch;
 use ddp_kernels::transfer::Scalars;
-use ddp_kernels::{DType, Device, Tensor};
+use ddp_kernels::{DType, Tensor};
 use ddp_nn::optim::Optimizer;
 
 use crate::error::Result;
 
-/// Positions per message: its 256 bytes.
-const POSITIONS_PER_MESSAGE: usize = 16;
+/// Bytes of a position.
+const POSITION: usize = 2 * size_of::<i64>();
 
 /// The scalars of one device. Letters: M micro-batches, at most.
 #[derive(Debug)]
 pub(super) struct StepScalars {
-    /// i64 (M, 2): the step, from 1, and the micro-batch's first row in the global batch.
-    positions: Tensor,
-    /// (2) each: the rows of `positions`.
+    /// U8: the optimizer's numbers, in whole positions, then the positions.
+    all: Tensor,
+    /// (2) each: the step, from 1, and the micro-batch's first row in the global batch.
     rows: Vec<Tensor>,
-    /// i64 (1): the step, which is the first element of `positions`.
+    /// i64 (1): the step, which is the first element of the first position.
     step: Tensor,
+    /// What is sent, with room for `all`.
+    message: Vec<u8>,
     sender: Scalars,
 }
 
 impl StepScalars {
-    /// Room for this many micro-batches, at least one.
-    pub(super) fn new(device: Device, micro_batches: usize) -> Result<StepScalars> {
-        let count = micro_batches.max(1);
-        let positions = Tensor::zeros(&[count, 2], DType::I64, device)?.named("positions");
+    /// Room for this many micro-batches, at least one. `optimizer` reads its numbers there.
+    pub(super) fn new(optimizer: &mut Optimizer, micro_batches: usize) -> Result<StepScalars> {
+        let (count, numbers) = (micro_batches.max(1), optimizer.numbers());
+        let (device, dtype, numbers_bytes) = (numbers.device(), numbers.dtype(), numbers.bytes());
+        let first = numbers_bytes.next_multiple_of(POSITION);
+        let bytes = first + count * POSITION;
+        let all = Tensor::zeros(&[bytes], DType::U8, device)?.named("scalars of the step");
+        optimizer.read_numbers_from(all.slice(0..numbers_bytes)?.bits_as(dtype)?);
+        let positions = all.slice(first..bytes)?.bits_as(DType::I64)?;
         let rows = (0..count)
-            .map(|index| positions.index(index))
+            .map(|index| positions.slice(2 * index..2 * index + 2))
             .collect::<Result<Vec<_>, _>>()?;
-        let step = rows[0].slice(0..1)?.named("step");
-        // One more message for the optimizer.
-        let messages = count.div_ceil(POSITIONS_PER_MESSAGE) + 1;
         Ok(StepScalars {
-            positions,
+            step: positions.slice(0..1)?.named("step"),
+            all,
             rows,
-            step,
-            sender: Scalars::new(device, messages)?,
+            message: Vec::with_capacity(bytes),
+            sender: Scalars::with_room(device, 1, bytes)?,
         })
     }
 
@@ -49,30 +54,46 @@ impl StepScalars {
         self.rows.len()
     }
 
-    /// Sends the positions of `batch`, for which there must be room.
-    pub(super) fn send_positions(&mut self, batch: &Batch) -> Result<()> {
-        let step = number_of(batch) as i64;
-        let count = batch.micro_count().max(1);
-        for first in (0..count).step_by(POSITIONS_PER_MESSAGE) {
-            let part = first..(first + POSITIONS_PER_MESSAGE).min(count);
-            let mut message = [0i64; 2 * POSITIONS_PER_MESSAGE];
-            for (position, index) in message.chunks_mut(2).zip(part.clone()) {
-                position.copy_from_slice(&[step, batch.first_of_micro(index) as i64]);
-            }
-            let target = self.positions.slice(part.clone())?;
-            self.sender.send(&target, &message[..2 * part.len()])?;
-        }
-        Ok(())
-    }
-
-    /// Sends what `optimizer` needs for the step of `batch`.
-    pub(super) fn send_rates(
+    /// Sends the positions of `batch`, for which there must be room, and what `optimizer` needs for
+    /// its step.
+    pub(super) fn send(
         &mut self,
         optimizer: &Optimizer,
         batch: &Batch,
         learning_rate: f64,
     ) -> Result<()> {
-        Ok(optimizer.send(&mut self.sender, number_of(batch), learning_rate)?)
+        self.message.clear();
+        let numbers = optimizer.numbers_of(number_of(batch), learning_rate)?;
+        for &number in &numbers[..optimizer.numbers().count()] {
+            match optimizer.numbers().dtype() {
+                DType::F64 => self.message.extend(number.to_ne_bytes()),
+                _ => self.message.extend((number as f32).to_ne_bytes()),
+            }
+        }
+        let first = self.message.len().next_multiple_of(POSITION);
+        self.message.resize(first, 0);
+        self.send_positions_from(first, batch)
+    }
+
+    /// Sends only the positions of `batch`, for which there must be room.
+    pub(super) fn send_positions(&mut self, batch: &Batch) -> Result<()> {
+        self.message.clear();
+        self.send_positions_from(0, batch)
+    }
+
+    /// Appends the positions of `batch` to the message, which has `begun` bytes, and sends it to
+    /// where the positions then are in their place.
+    fn send_positions_from(&mut self, begun: usize, batch: &Batch) -> Result<()> {
+        let (step, count) = (number_of(batch) as i64, batch.micro_count().max(1));
+        for index in 0..count {
+            for number in [step, batch.first_of_micro(index) as i64] {
+                self.message.extend(number.to_ne_bytes());
+            }
+        }
+        let end = self.all.count() - (self.room() - count) * POSITION;
+        let start = end - begun - count * POSITION;
+        let target = self.all.slice(start..end)?;
+        Ok(self.sender.send(&target, &self.message[..])?)
     }
 
     /// i64 (1): the step, from 1.

@@ -53,12 +53,13 @@ impl Stage {
     pub(super) fn new(part: Part, options: ReducerOptions) -> Result<Stage> {
         let device = part.model.params.device();
         let reducer = Reducer::new(&part.model.params, part.group, options)?;
-        reducer.check_optimizer(&part.optimizer)?;
+        let mut optimizer = part.optimizer;
+        reducer.check_optimizer(&optimizer)?;
         Ok(Stage {
             model: part.model,
-            optimizer: part.optimizer,
+            scalars: StepScalars::new(&mut optimizer, 1)?,
+            optimizer,
             reducer,
-            scalars: StepScalars::new(device, 1)?,
             scratch: Scratch::new(device),
             saved: Saved::default(),
         })
