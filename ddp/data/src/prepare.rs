@@ -23,7 +23,7 @@ use crate::files::Element;
 use crate::fill;
 use crate::normalize::{Normalization, Normalize};
 use crate::opened::{Ask, LabelSource};
-use crate::plan::{FeaturePlan, Missing, PLAIN};
+use crate::plan::{ColumnPlan, FeaturePlan, Missing, PLAIN};
 use crate::ranks::{Alone, Ranks, SameFiles};
 use crate::request::{Data, DataRequest, Trained};
 use crate::spec::{DataSpec, FilesSpec};
@@ -38,7 +38,7 @@ pub fn prepare(request: &DataRequest, ranks: &dyn Ranks) -> Result<Data> {
     request.check()?;
     match (&request.data, &request.trained) {
         (DataSpec::Files(spec), Some(trained)) => to_use(request, spec, trained, ranks),
-        (DataSpec::Files(spec), None) => to_train(request, spec, ranks),
+        (DataSpec::Files(spec), None) => to_train(request, spec, None, ranks),
         (DataSpec::Glyphs(_) | DataSpec::Synthetic(_), _) => built_in(request),
     }
 }
@@ -117,8 +117,15 @@ fn to_use(
     })
 }
 
-/// Rows to train on, and rows to evaluate on.
-fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Result<Data> {
+/// Rows to train on, and rows to evaluate on. `known` are the columns of tables without the
+/// categories that only held-out rows have, once these were found.
+fn to_train(
+    request: &DataRequest,
+    spec: &FilesSpec,
+    known: Option<Vec<ColumnPlan>>,
+    ranks: &dyn Ranks,
+) -> Result<Data> {
+    let is_first = known.is_none();
     let ask = Ask {
         setting: "data",
         spec,
@@ -127,7 +134,7 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         table: &request.table,
         columns: None,
         width: None,
-        plan: None,
+        plan: known,
         allows_missing: request.table.missing != Missing::Error,
         is_for_model: false,
         label: None,
@@ -136,9 +143,6 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         to_evaluate: false,
     };
     let source = OpenFiles::open(&ask, request.task, None, ranks)?;
-    if ranks.rank() == 0 {
-        warnings::log_table(&source, &spec.path);
-    }
     let rows = source.features().rows();
     let split = match request.val_split > 0.0 {
         true => Some(Split::new(rows, request.val_split, request.seed)?),
@@ -162,8 +166,14 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
     };
     let (filled, normalize) = (plan.fill.as_deref(), request.normalize);
     let findings = look(&source, None, split.as_ref(), filled, normalize, ranks)?;
+    if let (true, Some(seen)) = (is_first, trained_categories(&source, &findings)) {
+        return to_train(request, spec, Some(seen), ranks);
+    }
+    if ranks.rank() == 0 {
+        warnings::log_table(&source, &spec.path);
+    }
     guess::check(&source, &findings.labels)?;
-    let task = source.task(&findings.labels.counts)?;
+    let task = source.task(&findings.labels)?;
     let normalization = normalization(request.normalize, &source, &findings)?;
     if ranks.rank() == 0 {
         // One rank alone must not fail: what cannot be read is found by all of them later.
@@ -202,6 +212,31 @@ fn to_train(request: &DataRequest, spec: &FilesSpec, ranks: &dyn Ranks) -> Resul
         columns,
         label,
     })
+}
+
+/// The columns without the categories that only held-out rows have, whose weights would stay random;
+/// `None` if there are none.
+fn trained_categories(source: &OpenFiles, findings: &Findings) -> Option<Vec<ColumnPlan>> {
+    let found = findings
+        .features
+        .as_ref()
+        .filter(|found| found.is_complete)?;
+    let plan = source.opened.plan.as_ref()?;
+    let mut greatest = found.moments.greatest.iter();
+    let seen = |column: &ColumnPlan| {
+        let mut mine = greatest.by_ref().take(column.width());
+        let values = column.values.iter().flatten().zip(&mut mine);
+        let values = values.filter(|(_, greatest)| **greatest > 0.0);
+        let values: Vec<String> = values.map(|(value, _)| value.clone()).collect();
+        // A number has one feature, which is still to be taken.
+        mine.for_each(drop);
+        ColumnPlan {
+            name: column.name.clone(),
+            values: column.values.is_some().then_some(values),
+        }
+    };
+    let seen: Vec<ColumnPlan> = plan.iter().map(seen).collect();
+    (seen != *plan).then_some(seen)
 }
 
 /// How features are normalized, as `how` and what was found in them say.

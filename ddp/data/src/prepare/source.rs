@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::labels::Labels;
 use crate::opened::{self, Ask, Opened};
 use crate::ranks::{Ranks, in_turn};
+use crate::scan::LabelsFound;
 use crate::stack::Stack;
 use crate::task::{LabelName, TaskKind, TaskSpec};
 
@@ -105,15 +106,26 @@ impl OpenFiles {
         identities.map(|identity| format!("{identity:?}")).collect()
     }
 
-    /// What is to be learned, from the rows of each class.
-    pub(super) fn task(&self, counts: &[u64]) -> Result<TaskSpec> {
+    /// What is to be learned from these labels.
+    pub(super) fn task(&self, found: &LabelsFound) -> Result<TaskSpec> {
         let labels = self.labels.as_ref();
         let labels = labels.ok_or_else(|| Error::Internal("training without labels".into()))?;
         if !labels.are_classes() {
             let outputs = labels.width();
+            if let Some((least, greatest)) = found.range
+                && least == greatest
+                && labels.rows() > 1
+            {
+                return Err(Error::Data(format!(
+                    "{}: expected labels that differ, got {least:?} as f32 in all {} rows; help: give other `labels`, or if they \
+                     differ by little for their size, subtract an offset before saving them",
+                    labels.name(),
+                    labels.rows()
+                )));
+            }
             return Ok(TaskSpec::Regression { outputs });
         }
-        let classes = self.names.as_ref().map_or(counts.len(), Vec::len);
+        let classes = self.names.as_ref().map_or(found.counts.len(), Vec::len);
         if classes < 2 {
             let (place, rows) = (labels.name(), labels.rows());
             let or_else = match self.names {

@@ -66,12 +66,21 @@ pub(super) fn warn(
             "`data` {data}: features are bytes up to 255, and models learn better from 0 to 1; help: set `normalize` to unit"
         );
     }
+    if let (Some(labels), Some((least, greatest))) = (&source.labels, findings.labels.range) {
+        let width = labels.width();
+        let close = columns_too_close(labels.stack(), &vec![least; width], &vec![greatest; width])?;
+        let name = |(column, ends)| (format!("{column} of the labels ({})", labels.name()), ends);
+        let close: Vec<_> = close.into_iter().map(name).collect();
+        if let Some(warning) = rounding::warning(&close) {
+            tracing::warn!("`labels`: {warning}");
+        }
+    }
     if let Some(found) = &findings.features {
         if request.normalize == Normalize::Standard {
             warn_of_constants(request, source, &found.moments);
         }
         // Tables are checked when they are converted.
-        let close = columns_too_close(features, &found.moments)?;
+        let close = columns_too_close(features, &found.moments.least, &found.moments.greatest)?;
         let name = |(column, ends)| (format!("{column} (counted from 0)"), ends);
         let close: Vec<_> = close.into_iter().map(name).collect();
         if let Some(warning) = rounding::warning(&close) {
@@ -122,9 +131,13 @@ fn warn_of_constants(request: &DataRequest, source: &OpenFiles, moments: &Moment
     }
 }
 
-/// The features that f32 makes nearly constant: candidates by their moments, confirmed by some rows
+/// The columns that f32 makes nearly constant: candidates by their ends, confirmed by some rows
 /// as f64.
-pub(super) fn columns_too_close(features: &Stack, moments: &Moments) -> Result<Vec<(usize, Ends)>> {
+pub(super) fn columns_too_close(
+    features: &Stack,
+    least: &[f32],
+    greatest: &[f32],
+) -> Result<Vec<(usize, Ends)>> {
     let may_round = matches!(
         features.element()?,
         Element::F64 | Element::I64 | Element::U64 | Element::I32 | Element::U32
@@ -138,7 +151,7 @@ pub(super) fn columns_too_close(features: &Stack, moments: &Moments) -> Result<V
         // Either end may have been rounded by a step.
         ends.greatest == ends.least || ends.greatest - ends.least < (STEPS_MIN + 2.0) * ends.step()
     };
-    let ranges = moments.least.iter().zip(&moments.greatest).enumerate();
+    let ranges = least.iter().zip(greatest).enumerate();
     let mut close: Vec<(usize, Ends)> = ranges
         .filter(|(_, range)| may_round && is_close(*range))
         .map(|(column, _)| (column, Ends::NONE))

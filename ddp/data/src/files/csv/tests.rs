@@ -132,6 +132,9 @@ fn what_is_no_csv_is_named_with_its_line() {
             ["line 2", "the quote that opens cell 2 is never closed"],
         ),
         (b"\xff\xfea\0,\0", ["line 1", "UTF-16"]),
+        (b"a,b\n1,\"2\"oops\n", ["line 2", "after its closing quote"]),
+        (b"a,b\n\"x\ny\" z,1\n", ["line 3", "got text"]),
+        (b"a,\"b\"\"\" \"c\"\n", ["line 1", "got text"]),
     ] {
         for buffer_bytes in [8, 1 << 12] {
             let error = read_with(text, false, buffer_bytes).unwrap_err();

@@ -422,3 +422,38 @@ fn an_infinite_number_is_named_although_missing_ones_come_before() {
     let says = "x.npy, row 60, feature 0: expected a finite f32, got inf";
     assert!(code == 65 && text.contains(says), "{text}");
 }
+
+#[test]
+fn a_category_that_only_held_out_rows_have_is_none() {
+    let scratch = Scratch::new();
+    let town = |row: usize| {
+        if row == 7 {
+            "Rare"
+        } else {
+            ["Rom", "Ulm"][row % 2]
+        }
+    };
+    let rows: String = (0..20)
+        .map(|row| format!("{row},{},{}\n", town(row), row % 2))
+        .collect();
+    let path = put(&scratch, "t.csv", &format!("a,town,y\n{rows}"));
+    let mut request = asked(&path, &settings("", "auto", Missing::Error));
+    request.val_split = 0.5;
+    let mut untrained = 0;
+    for seed in 0..8 {
+        request.seed = seed;
+        let data = alone(&request);
+        let is_trained_on = inputs(&*data.train).iter().any(|row| row[0] == 7.0);
+        let columns = data.columns.unwrap();
+        let names = ["a", "town=Rare", "town=Rom", "town=Ulm"];
+        let names = names
+            .into_iter()
+            .filter(|name| is_trained_on || *name != "town=Rare");
+        assert!(columns.iter().eq(names), "{columns:?}");
+        if !is_trained_on {
+            untrained += 1;
+            assert!(inputs(&*data.held_out).contains(&vec![7.0, 0.0, 0.0]));
+        }
+    }
+    assert!((1..8).contains(&untrained), "{untrained}");
+}

@@ -394,3 +394,16 @@ fn a_rare_number_far_from_the_others_is_no_class_wherever_it_stands() {
     assert_eq!(task(&|row| row as i64 % 3 - 1), three);
     assert_eq!(task(&|row| [1, 2, 99][row % 3]), three);
 }
+
+#[test]
+fn numbers_that_are_all_the_same_as_f32_are_not_learned() {
+    let scratch = Scratch::new();
+    let parts = [
+        "column \"y\": expected labels that differ, got 1700000000.0",
+        "offset",
+    ];
+    let time = |row: usize| format!("{}.5", 1_700_000_000 + row % 60);
+    assert_refused(learned(&table(&scratch, "t.csv", 200, time), None), &parts);
+    let same = table(&scratch, "s.csv", 30, |_| "2.5".into());
+    assert_refused(learned(&same, None), &["got 2.5 as f32 in all 30 rows"]);
+}
