@@ -10,7 +10,7 @@ use crate::waited::Waited;
 
 /// Shorter waits are not tracked, and allocate nothing.
 const TRACKED_MIN: Duration = Duration::from_millis(200);
-/// A rank that itself waits for another gets more time, so that it names the other first.
+/// Grace for a rank that is itself waiting: it knows the culprit and should report first.
 const GRACE_OF_WAITING: Duration = Duration::from_secs(1);
 /// When a wait is first reported to the user, and how often from then on.
 const FIRST_TOLD: Duration = Duration::from_secs(5);
@@ -68,7 +68,10 @@ impl Patience {
             self.total
         };
         let (mut silent, mut has_seen) = (Vec::new(), false);
-        for now in awaited() {
+        let awaited = awaited();
+        self.signs
+            .retain(|(last, _)| awaited.iter().any(|now| now.rank == last.rank));
+        for now in awaited {
             let known = self
                 .signs
                 .iter()
@@ -123,7 +126,7 @@ impl Patience {
         if me == 0 {
             tracing::info!("{text}");
         } else {
-            // Ranks besides 0 log errors only, and it is rank 0 that is waited for.
+            // Other ranks log errors only, and rank 0, which is missing, cannot report.
             print_line(&format!("rank {me}: {text}\n"));
         }
     }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// What work is being done, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
+    /// Starting.
+    Starts,
     /// Reading rows or labels.
     ReadsData,
     /// Converting files into the cache.
@@ -21,7 +23,8 @@ pub enum Work {
 }
 
 impl Work {
-    const ALL: [Work; 5] = [
+    const ALL: [Work; 6] = [
+        Work::Starts,
         Work::ReadsData,
         Work::ConvertsData,
         Work::ReadsCheckpoint,
@@ -33,6 +36,7 @@ impl Work {
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Work::Starts => "starts",
             Work::ReadsData => "reads data",
             Work::ConvertsData => "converts data",
             Work::ReadsCheckpoint => "reads a checkpoint",

@@ -123,7 +123,7 @@ pub(super) fn warn_of_bits() {
         SAID.call_once(|| {
             tracing::warn!(
                 "NCCL may add up gradients in another order in the next run, or when a step is \
-                 captured, so that bits differ: expected 0 for {}. help: Set them to 0, or connect \
+                 captured, so that bits differ: expected 0 for {}; help: set them to 0, or connect \
                  before starting other threads",
                 free.join(", ")
             );

@@ -139,8 +139,9 @@ impl World {
     }
 
     /// From now on this process ends within a second after any rank of its host has ended without
-    /// reporting an error, or any rank of the job has failed, whatever it is doing. Does nothing
-    /// for ranks of one process.
+    /// reporting an error, or any rank of the job has failed, whatever it is doing. It also tells
+    /// other hosts that this one works: without it, a rank that works longer than the timeout is
+    /// missing to them. Does nothing for ranks of one process.
     pub fn watch(&self) -> Result<()> {
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         if watch.is_none() && self.of_processes {

@@ -263,8 +263,8 @@ impl<'a> RowWriter<'a> {
         if width > 0 {
             out.begin("features", Element::F32, &[width])?;
         }
-        let (are_texts, width) = (columns.request.labels_are_texts, columns.labels.len());
-        let labels = (width > 0).then(|| LabelColumn::beside(to, are_texts, width));
+        let (are_texts, targets) = (columns.request.labels_are_texts, columns.labels.len());
+        let labels = (targets > 0).then(|| LabelColumn::beside(to, are_texts, targets));
         let odd = |index| OddCells::of(columns.name(index));
         let count = columns.features.len();
         Ok(RowWriter {

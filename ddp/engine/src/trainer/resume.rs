@@ -272,7 +272,7 @@ pub(super) fn restore(
     }
     if let Err(why) = checkpoint::restore_if_fits(opened, step)? {
         overridden.push(format!(
-            "the optimizer starts anew, its moments zero: those of the checkpoint do not fit: {why}"
+            "optimizer state reset to zero; the checkpoint's does not fit: {why}"
         ));
         checkpoint::restore_values(opened, step)?;
     }

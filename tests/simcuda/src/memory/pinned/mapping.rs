@@ -10,13 +10,37 @@ use crate::work::Address;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// The product's mappings, for a handler that cannot ask the machine: first address and end.
+/// The product's mappings by their first address, for a handler that cannot ask the machine.
 /// Whoever holds this lock touches no product's memory, so that a handler never waits for its own
 /// thread.
-static LIVE: Mutex<BTreeMap<Address, Address>> = Mutex::new(BTreeMap::new());
+static LIVE: Mutex<BTreeMap<Address, Live>> = Mutex::new(BTreeMap::new());
 
-fn live() -> MutexGuard<'static, BTreeMap<Address, Address>> {
+/// A mapping of the product.
+struct Live {
+    end: Address,
+    /// What each page allows.
+    pages: Vec<i32>,
+}
+
+fn live() -> MutexGuard<'static, BTreeMap<Address, Live>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What each of these pages of one live mapping allows: ranges with equal protection.
+pub(crate) fn protections(pages: &Range<Address>) -> Vec<(Range<Address>, i32)> {
+    let live = live();
+    let Some((first, mapping)) = live.range(..=pages.start).next_back() else {
+        return Vec::new();
+    };
+    let mut found: Vec<(Range<Address>, i32)> = Vec::new();
+    for start in (pages.start..pages.end.min(mapping.end)).step_by(PAGE_BYTES as usize) {
+        let allowed = mapping.pages[((start - first) / PAGE_BYTES) as usize];
+        match found.last_mut() {
+            Some((range, same)) if *same == allowed => range.end = start + PAGE_BYTES,
+            _ => found.push((start..start + PAGE_BYTES, allowed)),
+        }
+    }
+    found
 }
 
 /// Opens the page of an address if it is in any live mapping.
@@ -24,7 +48,7 @@ pub(in crate::memory) fn open_page(address: Address) -> bool {
     let is_live = live()
         .range(..=address)
         .next_back()
-        .is_some_and(|(_, end)| address < *end);
+        .is_some_and(|(_, mapping)| address < mapping.end);
     is_live
         && set_protection(
             address / PAGE_BYTES * PAGE_BYTES,
@@ -33,8 +57,17 @@ pub(in crate::memory) fn open_page(address: Address) -> bool {
         )
 }
 
-/// Sets what may be done with pages of ours.
-fn set_protection(start: Address, bytes: u64, allowed: i32) -> bool {
+/// Sets what may be done with pages of ours. Allocates nothing: a handler calls it.
+pub(crate) fn set_protection(start: Address, bytes: u64, allowed: i32) -> bool {
+    if let Some((first, mapping)) = live().range_mut(..=start).next_back() {
+        let page = |address: Address| ((address - first) / PAGE_BYTES) as usize;
+        let pages = page(start)..page(start + bytes).min(mapping.pages.len());
+        mapping
+            .pages
+            .get_mut(pages)
+            .into_iter()
+            .for_each(|pages| pages.fill(allowed));
+    }
     // SAFETY: the pages are the product's of a live mapping. Closing them makes the product's
     // touches fault, which is what is wanted: the simulator itself uses the other mapping.
     unsafe { libc::mprotect(start as *mut libc::c_void, bytes as usize, allowed) == 0 }
@@ -123,7 +156,11 @@ impl Mapping {
             unsafe { libc::munmap(reserved, (pages + PAGE_BYTES) as usize) };
             return None;
         }
-        live().insert(product as Address, product as Address + pages);
+        let mapping = Live {
+            end: product as Address + pages,
+            pages: vec![open; (pages / PAGE_BYTES) as usize],
+        };
+        live().insert(product as Address, mapping);
         Some(Self {
             product: product as Address,
             simulator: simulator as Address,

@@ -163,3 +163,27 @@ cases! {
         assert!(!mapping::open_page(16), "an address of nobody");
     }, |ended| ended.is_clean();
 }
+
+#[test]
+fn what_pages_allow_is_known_without_asking_the_system() {
+    const PAGE: u64 = 4096;
+    let memory = mapping::Mapping::new(4 * PAGE).unwrap();
+    let pages = |from: u64, to: u64| memory.product + from * PAGE..memory.product + to * PAGE;
+    memory.protect(
+        &(memory.product + PAGE..memory.product + PAGE + 1),
+        mapping::Protection::Closed,
+    );
+    let (open, closed) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
+    assert_eq!(
+        mapping::protections(&pages(0, 4)),
+        [
+            (pages(0, 1), open),
+            (pages(1, 2), closed),
+            (pages(2, 4), open)
+        ]
+    );
+    assert!(mapping::open_page(memory.product + PAGE + 7));
+    assert_eq!(mapping::protections(&pages(1, 3)), [(pages(1, 3), open)]);
+    memory.close(false);
+    assert_eq!(mapping::protections(&pages(1, 3)), []);
+}
