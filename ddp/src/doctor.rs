@@ -99,7 +99,7 @@ impl Printer<'_> {
     /// Prints the summary; an error if something is bad.
     fn end(self) -> Result<()> {
         let [fine, notes, bad] = self.counts;
-        let counts = format!("{fine} fine, {notes} to note, {bad} bad");
+        let counts = format!("{fine} ok, {notes} to note, {bad} bad");
         if self.json {
             let healthy = bad == 0;
             let summary = json!({ "healthy": healthy, "fine": fine, "notes": notes, "bad": bad });
@@ -148,7 +148,7 @@ mod tests {
         end.unwrap();
         assert!(
             text.contains("-> make it larger")
-                && text.ends_with("healthy: 1 fine, 1 to note, 0 bad\n"),
+                && text.ends_with("healthy: 1 ok, 1 to note, 0 bad\n"),
             "{text}"
         );
         let error = printed(&[Finding::bad("disk", "full", "rm")], false)

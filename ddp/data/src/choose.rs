@@ -38,6 +38,11 @@ pub fn files(path: &str, setting: &str) -> Result<Vec<PathBuf>> {
     let found = match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_folder(Path::new(path), setting)?,
         Ok(_) => vec![path.into()],
+        Err(_) if path == "-" || path.contains("://") => {
+            return Err(Error::Usage(format!(
+                "`{setting}` {path}: expected a file, got a pipe or a URL; help: download or save it as a file first"
+            )));
+        }
         Err(_) if path.contains(['*', '?', '[']) => matching(path, setting)?,
         Err(error) => return Err(failed("open", path, setting, error)),
     };

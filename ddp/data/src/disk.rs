@@ -53,9 +53,18 @@ pub fn make_folder(path: &Path) -> Result<()> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.is_dir();
     let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
     if !missing.is_empty() {
-        may("mkdir", path)
-            .and_then(|()| fs::create_dir_all(path))
-            .map_err(failed("make the folder", path))?;
+        let made = may("mkdir", path).and_then(|()| fs::create_dir_all(path));
+        made.map_err(
+            |source| match missing.iter().find(|folder| folder.exists()) {
+                Some(file) => Error::Io {
+                    action: "make the folder",
+                    path: path.to_path_buf(),
+                    help: format!("{} is a file: give another folder", file.display()),
+                    source,
+                },
+                None => failed("make the folder", path)(source),
+            },
+        )?;
     }
     // The highest first.
     missing

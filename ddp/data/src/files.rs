@@ -24,6 +24,7 @@ mod safetensors;
 mod shown;
 pub(crate) mod survey;
 pub mod table;
+mod written;
 
 use std::path::Path;
 

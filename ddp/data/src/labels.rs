@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use ddp_kernels::heartbeat::{self, Work};
 
-use super::files::table::{self, number};
+use super::files::table::{self, Written, number};
 use super::files::{Array, shown_number};
 use super::stack::Stack;
 use super::task::{CLASSES_MAX, TaskKind, TaskSpec};
@@ -323,11 +323,19 @@ impl Labels {
     fn why_texts(&self, why: &str) -> Error {
         let is_text =
             |text: Option<&String>| text.is_some_and(|text| number(text.as_bytes()).is_none());
-        let odd = self.find(1, |_, text| is_text(text));
-        let row = odd.map(|rows| rows.first().copied().unwrap_or(0));
-        match row.and_then(|row| Ok((self.place(row), self.shown(row)?))) {
-            Ok((place, text)) => Error::Data(format!(
-                "{place}: expected a number as label {why}, got {text}; help: correct it or remove the row, or give other `labels`"
+        let odd = self.find(usize::MAX, |_, text| is_text(text));
+        let found = odd.and_then(|odd| {
+            let row = odd.first().copied().unwrap_or(0);
+            let text = self.text(row, self.stack.number(row, 0)? as i64);
+            let written = text.and_then(|text| Written::of(text));
+            Ok((self.place(row), self.shown(row)?, odd.len(), written))
+        });
+        match found {
+            Ok((place, text, count, written)) => Error::Data(format!(
+                "{place}: expected a number as label {why}, got {text}; {count} of {} labels are no numbers; help: {}, or \
+                 give other `labels`",
+                self.rows(),
+                written.map_or("correct them or remove these rows", Written::help)
             )),
             Err(error) => error,
         }

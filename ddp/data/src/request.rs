@@ -162,7 +162,7 @@ impl DataRequest {
         let refuse = |text: String| Err(Error::Usage(text));
         if let (Some(data), true) = (&self.val_data, self.val_split > 0.0) {
             return refuse(format!(
-                "`val-split` {}: expected no `val-data`, got {data}; help: leave out one of them",
+                "`val-split` {} and `val-data` {data} exclude each other; help: give one of them",
                 self.val_split
             ));
         }

@@ -4,7 +4,7 @@
 //! job. Any error then ends all ranks, with one message and one exit code.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -66,7 +66,11 @@ fn of_ranks(command: &Command) -> (LogLevel, f64, bool) {
 fn run(command: Command, world: &World) -> Result<(), Error> {
     let mut say = |line: &dyn Display| say(line, world);
     match command {
-        Command::Show(text) => say(&text.trim_end()),
+        Command::Show(text) => match say(&text.trim_end()) {
+            // As other programs in `ddp-train --help | head`.
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::BrokenPipe => Ok(()),
+            said => said,
+        },
         Command::Train(config) => train::train(&config, world),
         Command::DryRun(config) => dry_run::dry_run(&config, world, &mut say),
         Command::Eval(flags) => using::eval(&flags, world, &mut say),

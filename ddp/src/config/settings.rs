@@ -202,8 +202,8 @@ settings! {
     /// features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
     /// Labels: a column or an array of --data, by name, or another file; a,b for several columns of
-    /// numbers [default: the last column of the first table; y beside x, labels beside features or
-    /// images, and the like]
+    /// numbers [default: the last column of the first table; for arrays, y next to x, labels next to
+    /// features or images, …]
     Job labels "SPEC": Option<String> = None;
     /// Data to evaluate on, in the form of --data [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;
@@ -214,7 +214,7 @@ settings! {
     Fixed val_split "F": f64 = 0.0, Limits::BelowOne;
     /// Whether labels are classes or numbers [default: classes if they are whole numbers or text]
     Fixed task "TASK": Option<TaskKind> = None;
-    /// Columns of tables that are not features, separated by commas
+    /// Columns of tables to leave out, separated by commas
     Fixed drop "NAMES": Vec<String> = vec![];
     /// Columns of tables whose values are categories, separated by commas: each value becomes a
     /// feature that is 0 or 1. auto: every column of texts, with at most 256 values
@@ -234,8 +234,7 @@ settings! {
     /// Largest number of rows that a rank processes at once; gradients accumulate over the rest
     /// [default: all of its rows]
     Fixed micro_batch "ROWS": Option<usize> = None, COUNT;
-    /// Steps to train for, 0 to save the untrained model; an alternative to --epochs,
-    /// which are 5 if neither is given
+    /// Steps to train, instead of --epochs; 0 saves the untrained model
     Job steps "N": Option<u64> = None;
     /// Passes through the data [default: 5]
     Job epochs "N": Option<u64> = None;
@@ -320,7 +319,7 @@ settings! {
     /// Resume a run: never, auto (from the newest intact checkpoint in --out, from the start if
     /// there is none), or the folder of one of its checkpoints
     Job resume "WHICH": Resume = Resume::Never;
-    /// With --resume: continue even if settings that change the results differ
+    /// With --resume: continue although settings differ that change the results
     @serde(rename = "override")
     Job override_ "BOOL": bool = false;
     /// Start from the parameters in this model.safetensors; names and shapes must match the model

@@ -47,7 +47,8 @@ fn processor() -> Finding {
         line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let clock = line_of("/proc/cpuinfo", "cpu MHz")
-        .map_or(String::new(), |mhz| format!(", at {mhz} MHz now"));
+        .and_then(|mhz| mhz.parse::<f64>().ok())
+        .map_or(String::new(), |mhz| format!(", at {mhz:.0} MHz now"));
     let cores = if cores == 1 {
         "1 core".to_string()
     } else {

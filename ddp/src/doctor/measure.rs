@@ -92,7 +92,10 @@ fn rate(bytes: usize, took: Duration, device: Device) -> String {
     if is_simulated(device) {
         "works (simulated)".into()
     } else {
-        format!("{:.1} GB/s", bytes as f64 / took.as_secs_f64() / 1e9)
+        match bytes as f64 / took.as_secs_f64() / 1e9 {
+            slow @ ..0.1 => format!("{:.1} MB/s", slow * 1e3),
+            rate => format!("{rate:.1} GB/s"),
+        }
     }
 }
 

@@ -168,13 +168,13 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
     sheet.add("parameters", start.parameters.unwrap_or(0).to_string());
     if let Some(step) = run.steps.last() {
         let rate = step.samples_per_s;
-        let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} rows/s"));
+        let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} samples/s"));
         let (number, steps) = (step.step, steps.unwrap_or(0));
         let loss = step.loss.unwrap_or(f64::NAN);
         let epoch = shown(&run.last["step"]["epoch"].to_string());
         sheet.add(
-            "last step",
-            format!("{number} of {steps}, epoch {epoch}: loss {loss:.4}{rate}"),
+            "last logged",
+            format!("step {number} of {steps}, epoch {epoch}: loss {loss:.4}{rate}"),
         );
     }
     if let Some(eval) = run.evals.last() {

@@ -26,12 +26,8 @@ fn a_run_alone_on_the_cpu_moves_nothing() {
     let folder = Folder::new("audit-alone");
     let ended = folder.alone(QUICK).run();
     ended.assert_well();
-    assert!(
-        ended
-            .stderr
-            .contains("\nplacement: nothing crossed between devices in 8 steps\n"),
-        "{ended}"
-    );
+    // That is news only with GPUs or several ranks.
+    assert!(!ended.stderr.contains("placement"), "{ended}");
     let record = folder.record();
     let placement = placement(&record);
     assert_eq!(

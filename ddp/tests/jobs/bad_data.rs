@@ -509,7 +509,7 @@ fn flags_of_files_and_of_built_in_data_are_not_mixed() {
         ),
         (
             "--data d.csv --val-data d.csv --val-split 0.1",
-            &["--val-split 0.1: expected no --val-data"],
+            &["--val-split 0.1 and --val-data d.csv exclude each other"],
         ),
         (
             "--data d.csv --val-labels y.npy",

@@ -167,6 +167,9 @@ impl<'a> Columns<'a> {
             let has = listed(&self.names);
             let help = match nearest(name, &self.names) {
                 Some(near) => format!("\"{near}\" was probably meant"),
+                None if self.request.is_for_model => {
+                    "the model was trained on this column: add it to the table".to_string()
+                }
                 None => "name one of these".to_string(),
             };
             self.bad(format!(

@@ -141,7 +141,10 @@ pub fn kind(path: &Path) -> Result<FileKind> {
         return Err(refuse(path, why));
     }
     if bytes == 0 {
-        return Err(refuse(path, "it is empty; help: write it again"));
+        return Err(refuse(
+            path,
+            "it is empty: expected a table or arrays; help: save the data again",
+        ));
     }
     let ending = path.extension().unwrap_or_default().to_ascii_lowercase();
     let is_named_pickle = ["pt", "pth", "pkl", "pickle"]

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::cell::{Cell, CellSink};
 use super::conversion::Columns;
-use super::csv::number;
 use super::io::{reading, refuse, writing};
 use super::shown::shown;
+use super::written::Written;
 use crate::error::{Error, Result};
 use crate::plan::{AUTO_VALUES_MAX, ColumnPlan};
 
@@ -30,6 +30,13 @@ pub(crate) struct Survey {
     pub(crate) columns: Vec<SurveyedColumn>,
 }
 
+/// A text that no category can be, with its place.
+#[derive(Debug, Serialize, Deserialize)]
+enum BadValue {
+    TooLong(String),
+    NotUtf8(String),
+}
+
 /// What the cells of a column are.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SurveyedColumn {
@@ -41,9 +48,11 @@ pub(crate) struct SurveyedColumn {
     first_text: Option<String>,
     first_missing: Option<String>,
     has_decimal_comma: bool,
-    /// The different values; `None` if there are more than `values_max`, or longer ones than a
-    /// category may have.
+    has_thousands: bool,
+    /// The different values; `None` if they cannot all be categories.
     values: Option<HashSet<String>>,
+    /// Why they cannot, if not because there are more than `values_max`.
+    bad_value: Option<BadValue>,
     values_max: usize,
 }
 
@@ -89,6 +98,7 @@ impl Survey {
             column.missing += later.missing;
             column.first_text = column.first_text.take().or(later.first_text);
             column.first_missing = column.first_missing.take().or(later.first_missing);
+            column.bad_value = column.bad_value.take().or(later.bad_value);
             let both = column.values.take().zip(later.values);
             let all = both.map(|(mut values, more)| {
                 values.extend(more);
@@ -134,28 +144,33 @@ impl Survey {
     }
 }
 
-/// Whether a cell is a number but for a comma.
-fn has_decimal_comma(cell: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(cell);
-    text.matches(',').count() == 1 && number(text.replace(',', ".").as_bytes()).is_some()
-}
+const UTF8_HELP: &str = "save the file as UTF-8 (iconv -f latin1 -t utf8)";
 
 /// What to do about columns of texts and missing cells.
 fn help(texts: &[&SurveyedColumn], any_missing: bool) -> String {
-    let (few, many): (Vec<_>, Vec<_>) = texts.iter().partition(|column| column.has_categories());
+    let is_category =
+        |column: &&&SurveyedColumn| column.has_categories() && !column.is_nearly_unique();
+    let (few, many): (Vec<_>, Vec<_>) = texts.iter().partition(is_category);
+    let any = |is_so: fn(&SurveyedColumn) -> bool| texts.iter().any(|column| is_so(column));
     let mut help = Vec::new();
-    if texts.iter().any(|column| column.has_decimal_comma) {
-        help.push("write decimals with a point (pandas: read_csv(…, decimal=\",\"))".to_string());
+    if any(|column| column.has_decimal_comma) {
+        help.push(Written::DecimalComma.help().to_string());
+    } else if any(|column| column.has_thousands) {
+        help.push(Written::Thousands.help().to_string());
+    }
+    if any(|column| matches!(column.bad_value, Some(BadValue::NotUtf8(_)))) {
+        help.push(UTF8_HELP.to_string());
     }
     if !few.is_empty() {
         help.push(format!(
-            "`categorical` {} makes features of the texts",
+            "`categorical` {} one-hot encodes the texts",
             list(&few)
         ));
     }
     if !many.is_empty() {
         help.push(format!(
-            "`drop` {} leaves out what has too many different texts or is mostly numbers",
+            "`drop` {} leaves out columns with too many or nearly all different values; if a column is mostly numbers, \
+             correct its texts",
             list(&many)
         ));
     }
@@ -204,12 +219,22 @@ impl SurveyedColumn {
         self.values.is_some() && self.texts >= self.numbers
     }
 
+    /// Whether so many of its values are different that categories say nothing.
+    fn is_nearly_unique(&self) -> bool {
+        let different = self.values.as_ref().map_or(0, HashSet::len) as u64;
+        different > 20 && different * 10 > 9 * (self.texts + self.numbers)
+    }
+
     fn describe_texts(&self) -> String {
         let first = self.first_text.as_deref().unwrap_or_default();
-        let what = match (self.numbers, &self.values) {
-            (1.., _) => format!("{} of {} cells", self.texts, self.texts + self.numbers),
-            (0, Some(values)) => format!("{} different", values.len()),
-            (0, None) => format!("more than {} different, or long ones", self.values_max),
+        let what = match (&self.bad_value, self.numbers, &self.values) {
+            (Some(BadValue::NotUtf8(which)), ..) => format!("not UTF-8: {which}"),
+            (Some(BadValue::TooLong(place)), 0, _) => {
+                format!("more than {VALUE_BYTES_MAX} bytes in {place}")
+            }
+            (_, 1.., _) => format!("{} of {} cells", self.texts, self.texts + self.numbers),
+            (_, 0, Some(values)) => format!("{} different", values.len()),
+            (_, 0, None) => format!("more than {} different", self.values_max),
         };
         format!("\"{}\" ({what}, the first in {first})", self.name)
     }
@@ -226,17 +251,27 @@ impl SurveyedColumn {
         self.values.as_ref().and(Some(values))
     }
 
-    fn add_value(&mut self, text: &[u8]) {
+    fn add_value(&mut self, text: &[u8], place: &dyn Fn() -> String) {
         let Some(values) = &mut self.values else {
             return;
         };
         match std::str::from_utf8(text) {
-            Ok(text) if values.contains(text) => {}
-            Ok(text) if values.len() < self.values_max && text.len() <= VALUE_BYTES_MAX => {
-                values.insert(text.to_string());
+            Ok(text) if values.contains(text) => return,
+            Ok(text) if text.len() > VALUE_BYTES_MAX => {
+                self.bad_value = Some(BadValue::TooLong(place()));
             }
-            _ => self.values = None,
+            Ok(text) if values.len() < self.values_max => {
+                values.insert(text.to_string());
+                return;
+            }
+            Ok(_) => {}
+            Err(_) => {
+                let shown: String = text.escape_ascii().take(40).map(char::from).collect();
+                let which = format!("\"{shown}\" in {}", place());
+                self.bad_value = Some(BadValue::NotUtf8(which));
+            }
         }
+        self.values = None;
     }
 }
 
@@ -250,15 +285,18 @@ impl CellSink for Survey {
         match cell {
             Cell::Number(_, text) => {
                 column.numbers += 1;
-                column.add_value(text);
+                column.add_value(text, place);
             }
             Cell::Text(text) => {
                 if column.texts == 0 {
-                    column.has_decimal_comma = has_decimal_comma(text);
                     column.first_text = Some(format!("{}: \"{}\"", place(), shown(text)));
                 }
+                let written = text.contains(&b',').then(|| String::from_utf8_lossy(text));
+                let written = written.and_then(|text| Written::of(&text));
+                column.has_decimal_comma |= written == Some(Written::DecimalComma);
+                column.has_thousands |= written == Some(Written::Thousands);
                 column.texts += 1;
-                column.add_value(text);
+                column.add_value(text, place);
             }
             Cell::Missing => {
                 if column.missing == 0 {
@@ -305,9 +343,15 @@ pub(crate) fn plan(survey: &Survey, categorical: &[String], path: &str) -> Resul
     }
     let what = described(&refused, SurveyedColumn::describe_texts);
     let names = list(&refused.iter().collect::<Vec<_>>());
+    let is_not_utf8 =
+        |column: &&SurveyedColumn| matches!(column.bad_value, Some(BadValue::NotUtf8(_)));
+    let utf8 = match refused.iter().any(is_not_utf8) {
+        true => format!("{UTF8_HELP}; "),
+        false => String::new(),
+    };
     Err(Error::Data(format!(
         "{path}: expected categories: at most {AUTO_VALUES_MAX} different texts (or {NAMED_VALUES_MAX} in a column that \
-         `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, got {what}; help: leave these out with `drop` \
+         `categorical` names) of at most {VALUE_BYTES_MAX} bytes each, in UTF-8, got {what}; help: {utf8}leave these out with `drop` \
          {names}, or correct the texts if these are columns of numbers"
     )))
 }

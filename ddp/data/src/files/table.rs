@@ -22,6 +22,7 @@ pub use super::conversion::TableRequest;
 pub(crate) use super::conversion::label_names;
 pub(crate) use super::csv::number;
 pub(crate) use super::shown::{listed, listed_up_to};
+pub(crate) use super::written::Written;
 
 /// The format of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

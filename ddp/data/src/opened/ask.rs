@@ -129,7 +129,7 @@ pub(super) fn array_of(contents: &Contents, path: &Path, key: &str) -> Result<Ar
     match contents.find(key) {
         Ok(Some(array)) => Ok(array.clone()),
         Ok(None) => Err(Error::Data(format!(
-            "{path}: expected columns of {key}, got none; help: name others"
+            "{path}: no columns of {key} are left; help: leave out fewer columns"
         ))),
         Err(why) => Err(Error::Data(format!("{path}: {why}"))),
     }

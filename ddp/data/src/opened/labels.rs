@@ -106,7 +106,8 @@ fn only_column(ask: &Ask<'_>, path: &Path) -> Result<String> {
 fn missing(ask: &Ask<'_>, path: &Path, name: &str, columns: &[String]) -> Error {
     Error::Data(format!(
         "{}: expected labels in a column \"{name}\", as in the other files for this model, got the columns {}; \
-         help: give `{}` '#COLUMN', or FILE#COLUMN",
+         help: if they have another name, give `{}` '#COLUMN' or FILE#COLUMN; a file without labels can only be \
+         predicted",
         path.display(),
         listed(columns),
         ask.labels_setting

@@ -103,7 +103,7 @@ fn not_a_column(setting: &str, name: &str, path: &Path, what: &str, columns: &[S
         false => "give one of these",
     };
     Error::Usage(format!(
-        "`{setting}` {name}: expected a {what} of {}, got none of {}; help: {help}",
+        "`{setting}` {name}: no such {what}: {} has {}; help: {help}",
         path.display(),
         listed(columns)
     ))

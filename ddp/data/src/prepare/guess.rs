@@ -3,7 +3,7 @@
 
 use super::source::OpenFiles;
 use crate::error::{Error, Result};
-use crate::files::table::{is_missing, number};
+use crate::files::table::{Written, is_missing, number};
 use crate::labels::Labels;
 use crate::scan::LabelsFound;
 use crate::task::CLASSES_MAX;
@@ -14,6 +14,8 @@ const ODD: u64 = 20;
 const FAR: u64 = 9;
 /// More classes than this must not be more than a tenth of the rows.
 const CLASSES: u64 = 100;
+/// More classes than this, each with one row, are no classes.
+const SINGLE: u64 = 20;
 /// Odd labels that are shown.
 const SHOWN: usize = 3;
 
@@ -52,6 +54,14 @@ fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result
         let is_odd = |_, text: Option<&String>| text.is_some_and(|text| is_odd(text));
         refuse_odd(labels, usual, count, is_odd, help)
     };
+    if let Some(written) = written_numbers(names) {
+        let help = format!(
+            "{}, or set `task` to classification if every text is a class",
+            written.help()
+        );
+        let is_odd = |_, text: Option<&String>| text.is_some_and(|text| !is_number(text));
+        return refuse_odd(labels, "numbers", text_rows, is_odd, &help);
+    }
     match (number_rows, text_rows) {
         (0, _) | (_, 0) => {}
         _ if are_missing || text_rows * ODD < labels.rows() => {
@@ -97,6 +107,19 @@ fn check_classes(labels: &Labels, classes: Vec<(i64, u64)>) -> Result<()> {
     Ok(())
 }
 
+/// How the first text of labels writes a number, if all of them do that are neither missing nor
+/// numbers already.
+fn written_numbers(names: &[String]) -> Option<Written> {
+    let is_text =
+        |name: &&String| !is_missing(name.as_bytes()) && number(name.as_bytes()).is_none();
+    let written: Option<Vec<_>> = names
+        .iter()
+        .filter(is_text)
+        .map(|name| Written::of(name))
+        .collect();
+    written?.first().copied()
+}
+
 fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
     if labels.width() > 1 && found.one_hot == labels.rows() {
         let (name, width) = (labels.name(), labels.width());
@@ -125,16 +148,18 @@ fn check_numbers(labels: &Labels, found: &LabelsFound) -> Result<()> {
 /// An error if so many classes are unlikely.
 fn check_count(labels: &Labels, classes: u64, what: &str) -> Result<()> {
     let rows = labels.rows();
-    if classes <= CLASSES || classes * 10 <= rows {
+    let are_many = classes > CLASSES && classes * 10 > rows;
+    let are_single = classes > SINGLE && classes == rows;
+    if !are_many && !are_single {
         return Ok(());
     }
     let place = labels.name();
     let numbers = match what {
         "texts" => "",
-        _ => "to regression to learn them as numbers, or ",
+        _ => "to regression to predict numbers, or ",
     };
     Err(Error::Data(format!(
-        "{place}: the labels are {what}, which as classes would be {classes} in {rows} rows; help: set `task` {numbers}to \
+        "{place}: the labels are {what}, and would make {classes} classes for {rows} rows; help: set `task` {numbers}to \
          classification if they are classes, or give other `labels`"
     )))
 }

@@ -36,10 +36,19 @@ pub(super) fn log_table(source: &OpenFiles, path: &str) {
         let more = if all.len() > 20 { ", …" } else { "" };
         (!all.is_empty()).then(|| all[..all.len().min(20)].join(", ") + more)
     };
-    let missing =
-        |odd: &OddCells| (odd.missing > 0).then(|| format!("\"{}\" {}", odd.column, odd.missing));
-    if let Some(missing) = of_columns(&missing) {
+    let missing = |are_categorical: bool| {
+        of_columns(&|odd: &OddCells| {
+            let is_one = odd.missing > 0 && categorical.contains(&odd.column) == are_categorical;
+            is_one.then(|| format!("\"{}\" {}", odd.column, odd.missing))
+        })
+    };
+    if let Some(missing) = missing(false) {
         tracing::info!("`{setting}` {path}: missing cells, which are filled in: {missing}");
+    }
+    if let Some(missing) = missing(true) {
+        tracing::info!(
+            "`{setting}` {path}: missing cells of categorical columns, whose features are all 0: {missing}"
+        );
     }
     let unseen = |odd: &OddCells| {
         let (column, count, examples) = (&odd.column, odd.unseen, listed(&odd.examples));

@@ -29,6 +29,15 @@ impl fmt::Display for Audit {
 }
 
 impl Audit {
+    /// Whether there is more to say than that one process on the CPU moved nothing.
+    pub(crate) fn is_worth_a_line(&self) -> bool {
+        let is_alone = |rank: &RankSums| {
+            let is_on_cpu = rank.devices.iter().all(|device| device == "cpu");
+            is_on_cpu && rank.per_step.is_empty() && rank.phases.is_empty()
+        };
+        self.ranks.len() > 1 || !self.ranks.iter().all(is_alone)
+    }
+
     fn of_one(&self) -> Vec<String> {
         let steps = self.steps_text();
         let own = &self.ranks[0];
@@ -65,7 +74,7 @@ impl Audit {
             lines.extend(self.table(&columns));
         }
         lines.extend(self.beside_steps());
-        if self.differences.is_empty() {
+        if self.differences.is_empty() && !columns.is_empty() {
             lines.push("  no differences between ranks in a step".to_string());
         }
         let shown = self

@@ -32,7 +32,7 @@ impl Task for LearnNumbers {
             return Ok(());
         };
         Err(Error::Usage(format!(
-            "`{setting}` {got}: expected data that have classes; help: {data} has none: leave it out"
+            "`{setting}` {got}: expected classes, and {data} are learned as numbers; help: leave it out"
         )))
     }
 

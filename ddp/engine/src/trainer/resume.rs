@@ -158,7 +158,19 @@ fn changed_data(data: &Data, state: &State) -> Result<Vec<String>> {
     let mut changes = Vec::new();
     let (now, then) = (data.train.fingerprint()?, &state.fingerprint);
     if !is_same_data(&now, then) {
-        changes.push(format!("`data` with other rows: {now} (was {then})"));
+        // Hashes follow, which say nothing to readers.
+        let shown = |text: &str| {
+            text.split(", labels ")
+                .next()
+                .unwrap_or_default()
+                .to_string()
+        };
+        let (now, then) = (shown(&now), shown(then));
+        let how = match now == then {
+            true => format!("the same {now}, but other values"),
+            false => format!("{now} (was {then})"),
+        };
+        changes.push(format!("`data` with other rows: {how}"));
     }
     let (now, then) = (data.train.task(), &state.task);
     if now != then {

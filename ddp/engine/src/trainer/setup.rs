@@ -177,7 +177,7 @@ fn check_batches(options: &RunOptions, world: &World, data: &Data) -> Result<()>
     }
     if batch > rows && world.rank() == 0 {
         tracing::warn!(
-            "batch-size {batch} is more than the {rows} rows of the data: every step is a whole \
+            "`batch-size` {batch} is more than the {rows} rows of the data: every step is a whole \
              epoch"
         );
     }

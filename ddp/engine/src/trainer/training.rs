@@ -376,7 +376,7 @@ impl<'a> Trainer<'a> {
         if let Some(record) = &mut self.record {
             let result = describe(&stats, event.accuracy);
             self.program
-                .note(&format!("step {number}: on held-out rows {result}"));
+                .note(&format!("step {number}: held-out {result}"));
             self.program.evaluated(&event)?;
             record.write(&Event::Eval(event))?;
         }
@@ -482,7 +482,9 @@ impl<'a> Trainer<'a> {
         let devices: Vec<Device> = self.step.stages().iter().map(Stage::device).collect();
         let audit = audit::audit(self.world, self.workload, &devices)?;
         if let (Some(audit), Some(record)) = (audit, &mut self.record) {
-            self.program.note(&audit.to_string());
+            if audit.is_worth_a_line() {
+                self.program.note(&audit.to_string());
+            }
             record.write(&Event::Placement(&audit))?;
         }
         Ok(())

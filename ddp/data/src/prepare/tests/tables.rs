@@ -182,13 +182,13 @@ fn settings_of_tables_that_make_no_sense_are_refused() {
             &path,
             settings("nope", "", error_),
             2,
-            &["`drop` nope: expected a column of", "\"town\""][..],
+            &["`drop` nope: no such column", "\"town\""][..],
         ),
         (
             &path,
             settings("", "nope", error_),
             2,
-            &["`categorical` nope: expected a feature of", "\"town\""],
+            &["`categorical` nope: no such feature", "\"town\""],
         ),
         (
             &path,
@@ -373,7 +373,7 @@ fn whole_numbers_that_do_not_begin_with_0_are_classes_of_these_names() {
     let many: Vec<i64> = (1..=300).map(|label| 1000 * label).collect();
     let (code, text) = error(&request(&table(&many), None));
     assert!(
-        code == 65 && text.contains("300 in 300 rows; help: set `task` to regression"),
+        code == 65 && text.contains("300 classes for 300 rows; help: set `task` to regression"),
         "{text}"
     );
 }

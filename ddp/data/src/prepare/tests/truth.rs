@@ -68,6 +68,46 @@ fn one_cell_that_is_no_number_does_not_make_numbers_classes() {
 }
 
 #[test]
+fn prices_and_texts_that_all_differ_are_no_classes() {
+    let scratch = Scratch::new();
+    type LabelOf = fn(usize) -> String;
+    let cases: [(LabelOf, &[&str]); 5] = [
+        (
+            |row| format!("\"{},000\"", row % 9 + 1),
+            &["1200 of 1200 are not", "thousands separators"],
+        ),
+        (
+            |row| format!("\"{},5\"", row % 9),
+            &["1200 of 1200", "decimals with a point"],
+        ),
+        (
+            |row| format!("${}", row % 2 + 1),
+            &["line 2,", "1200 of 1200", "currency signs"],
+        ),
+        (
+            |row| ["\"1,000\"", "900", "NA"][row % 3].into(),
+            &["800 of 1200", "thousands"],
+        ),
+        (|row| format!("F{row}"), &["1200 classes for 1200 rows"]),
+    ];
+    for (label, parts) in cases {
+        let path = table(&scratch, "p.csv", 1200, label);
+        assert_refused(learned(&path, None), &[parts, &["`task`"]].concat());
+        learned(&path, Some(TaskKind::Classification)).unwrap();
+    }
+    let path = table(&scratch, "p.csv", 30, |row| format!("F{row}"));
+    assert_refused(learned(&path, None), &["30 classes for 30 rows"]);
+    let path = table(&scratch, "p.csv", 400, |row| format!("${}", 91_100 + row));
+    assert_refused(
+        learned(&path, Some(TaskKind::Regression)),
+        &[
+            "got \"$91100\"; 400 of 400 labels are no numbers",
+            "help: write numbers without currency",
+        ],
+    );
+}
+
+#[test]
 fn one_fraction_does_not_make_classes_numbers() {
     let scratch = Scratch::new();
     let label = |row| match row {
@@ -98,14 +138,14 @@ fn as_many_classes_as_a_tenth_of_the_rows_are_not_guessed() {
     let prices = table(&scratch, "t.csv", 1200, |row| (row / 9).to_string());
     let parts = [
         "t.csv, column \"y\"",
-        "134 in 1200 rows",
+        "134 classes for 1200 rows",
         "`task` to regression",
     ];
     assert_refused(learned(&prices, None), &parts);
     let names = table(&scratch, "n.csv", 1200, |row| format!("name {}", row / 9));
     assert_refused(
         learned(&names, None),
-        &["134 in 1200 rows", "`task` to classification"],
+        &["134 classes for 1200 rows", "`task` to classification"],
     );
     for task in [TaskKind::Classification, TaskKind::Regression] {
         learned(&prices, Some(task)).unwrap();

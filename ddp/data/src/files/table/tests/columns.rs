@@ -19,11 +19,11 @@ fn all_columns_that_cannot_be_features_are_named_at_once() {
     }
     let text = Table::csv(content).refused(Some("y"));
     for part in [
-        "got texts in 4 columns: \"id\" (more than 256 different, or long ones, the first in line 2: \"no 0\"), \"town\" (2 \
+        "got texts in 4 columns: \"id\" (more than 256 different, the first in line 2: \"no 0\"), \"town\" (2 \
          different, the first in line 2: \"Rom\"), \"size\" (1 different",
         "\"price\" (1 of 300 cells, the first in line 22: \"$12\")",
         "missing cells in 1 column: \"age\" (100, the first in line 2)",
-        "help: `categorical` town,size makes",
+        "help: `categorical` town,size one-hot encodes",
         "`drop` id,price leaves out",
         "`missing` mean or zero",
     ] {
@@ -31,7 +31,49 @@ fn all_columns_that_cannot_be_features_are_named_at_once() {
     }
     // A name that a shell would split is quoted.
     let text = Table::csv("my town,y\nRom,1\n").refused(Some("y"));
-    assert!(text.contains("`categorical` 'my town' makes"), "{text}");
+    assert!(
+        text.contains("`categorical` 'my town' one-hot encodes"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_is_said_of_a_column_is_what_is_wrong_with_it() {
+    let column = |cell: fn(u32) -> String| -> String {
+        let rows = (0..40).map(|row| format!("\"{}\",{row}\n", cell(row)));
+        "x,y\n".to_string() + &rows.collect::<String>()
+    };
+    let thousands = column(|row| format!("{},037", row + 1));
+    let nearly_unique = column(|row| format!("2026-11-22 {row}:00"));
+    let long = column(|row| "x".repeat(5000 * (row as usize % 2) + 1));
+    for (content, part) in [
+        (
+            thousands,
+            "help: write numbers without thousands separators (pandas: read_csv(…, thousands=\",\"))",
+        ),
+        (
+            column(|row| format!("{row},5")),
+            "help: write decimals with a point",
+        ),
+        (nearly_unique, "help: `drop` x leaves out"),
+        (long, "\"x\" (more than 4096 bytes in line 3"),
+    ] {
+        let text = Table::csv(&content).refused(Some("y"));
+        assert!(text.contains(part), "{text} lacks {part}");
+    }
+}
+
+#[test]
+fn a_file_in_latin1_is_refused_as_such() {
+    let table = Table::csv("town,y\nRom,1\n?,2\n");
+    let bytes = b"town,y\nRom,1\nZ\xfcrich,2\n";
+    std::fs::write(&table.path, bytes).unwrap();
+    let text = table.refused(Some("y"));
+    let parts = [
+        "not UTF-8: \"Z\\xfcrich\" in line 3",
+        "iconv -f latin1 -t utf8",
+    ];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
 #[test]
