@@ -9,7 +9,7 @@
 //! A system call on closed memory gets EFAULT: the same mistake, without a report.
 
 mod fault;
-mod mapping;
+pub(crate) mod mapping;
 #[cfg(test)]
 mod tests;
 
