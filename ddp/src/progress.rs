@@ -16,6 +16,7 @@ use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::config::{LogLevel, When};
 use crate::error::with_flags;
+use crate::shown::significant;
 use crate::units;
 
 /// How often a line is shown without a terminal.
@@ -205,15 +206,15 @@ fn describe_loss(figures: &Figures) -> String {
     let accuracy = figures.accuracy.map_or(String::new(), |accuracy| {
         format!(", accuracy {:.1}%", accuracy * 100.0)
     });
-    let Figures { epoch, loss, .. } = figures;
-    format!("training loss {loss:.4}{accuracy}  epoch {epoch}")
+    let (epoch, loss) = (figures.epoch, significant(figures.loss, 4));
+    format!("training loss {loss}{accuracy}  epoch {epoch}")
 }
 
 /// `loss 0.3124  93.1%`
 fn describe_shortly(figures: &Figures) -> String {
     let accuracy = figures.accuracy;
     let accuracy = accuracy.map_or(String::new(), |part| format!("  {:.1}%", part * 100.0));
-    format!("loss {:.4}{accuracy}", figures.loss)
+    format!("loss {}{accuracy}", significant(figures.loss, 4))
 }
 
 /// The time for the remaining steps at the same speed; None if that is unknown or nothing is left.

@@ -109,6 +109,7 @@ fn train(ranks: usize, flags: &str, out: &Path) {
             held_out: Integers::new(64, 1000),
             description: "integers".into(),
             normalization: None,
+            target_normalization: None,
             plan: Default::default(),
             columns: None,
             label: None,

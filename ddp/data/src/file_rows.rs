@@ -28,6 +28,7 @@ pub(crate) struct FileData {
     /// What stands for missing numbers.
     pub(crate) fill: Option<Arc<[f32]>>,
     pub(crate) normalization: Option<Normalization>,
+    pub(crate) target_normalization: Option<Normalization>,
     /// Whether features are checked when they are read, since not all were before.
     pub(crate) checks: bool,
     /// A hash of the rows of each class, and of the names of classes.
@@ -67,6 +68,7 @@ impl FileData {
             spec: self.spec.clone(),
             fill: self.fill.clone(),
             normalization: self.normalization.clone(),
+            target_normalization: self.target_normalization.clone(),
             content: self.content.clone(),
             watch: self.watch.clone(),
             ..*self
@@ -184,7 +186,11 @@ impl Dataset for FileData {
             }
             Some(labels) => targets.with_slice_mut(|values: &mut [f32]| {
                 let mut rows = rows.iter().zip(values.chunks_exact_mut(labels.width()));
-                rows.try_for_each(|(&row, values)| labels.values(self.side.row(row), values))
+                rows.try_for_each(|(&row, values)| labels.values(self.side.row(row), values))?;
+                if let Some(normalization) = &self.target_normalization {
+                    normalization.apply(values, labels.width());
+                }
+                Ok(())
             })?,
         }
     }

@@ -1,5 +1,5 @@
-//! Normalization of features: `(x - shift) * scale` in f32, the same in training and wherever the
-//! model is used.
+//! Normalization of features and of numeric targets: `(x - shift) * scale` in f32, the same in
+//! training and wherever the model is used.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,12 +14,12 @@ ddp_kernels::choices! {
         None = "none",
         /// All features to 0 to 1 together: bytes by 255, others by the training data's range
         Unit = "unit",
-        /// Each feature to mean 0 and standard deviation 1, by the training rows
+        /// Each feature and numeric label to mean 0 and standard deviation 1, by the training rows
         Standard = "standard",
     }
 }
 
-/// A shift and a scale for each feature of a row, or one of each for all.
+/// A shift and a scale for each number of a row, or one of each for all.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Normalization {
     /// What is subtracted: one number, or one for each feature.
@@ -63,7 +63,7 @@ impl Normalization {
     }
 
     /// Scales each feature to mean 0 and deviation 1. A constant one becomes 0, with a scale of 1.
-    fn standard(moments: &Moments) -> Normalization {
+    pub(crate) fn standard(moments: &Moments) -> Normalization {
         let count = moments.count.max(1) as f64;
         let ends = moments.least.iter().zip(&moments.greatest);
         let spread = moments.squares.iter().zip(ends);
@@ -106,6 +106,19 @@ impl Normalization {
                         *x = (*x - shift) * scale;
                     }
                 }
+            }
+        }
+    }
+
+    /// Undoes `apply` on whole rows of `width` numbers. A number with scale 0 becomes its shift.
+    pub fn undo(&self, x: &mut [f32], width: usize) {
+        for row in x.chunks_exact_mut(width.max(1)) {
+            for (column, value) in row.iter_mut().enumerate() {
+                let at = column.min(self.shift.len() - 1);
+                *value = match self.scale[at] {
+                    0.0 => self.shift[at],
+                    scale => *value / scale + self.shift[at],
+                };
             }
         }
     }

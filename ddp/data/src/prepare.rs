@@ -111,6 +111,7 @@ fn to_use(
         train: Arc::new(rows),
         description,
         normalization: trained.normalization.clone(),
+        target_normalization: None,
         plan: trained.plan.clone(),
         columns,
         label,
@@ -175,6 +176,9 @@ fn to_train(
     guess::check(&source, &findings.labels)?;
     let task = source.task(&findings.labels)?;
     let normalization = normalization(request.normalize, &source, &findings)?;
+    let is_standard = request.normalize == Normalize::Standard && request.normalizes_targets;
+    let targets = findings.targets.as_ref().filter(|_| is_standard);
+    let target_normalization = targets.map(Normalization::standard);
     if ranks.rank() == 0 {
         // One rank alone must not fail: what cannot be read is found by all of them later.
         _ = warnings::warn(request, &source, &findings, &task);
@@ -183,21 +187,20 @@ fn to_train(
         Some(DataSpec::Files(spec)) => {
             let val = open_val(request, spec, &source, &task, ranks)?;
             let findings = look(&val, Some(&task), None, filled, normalize, ranks)?;
-            Some(data_of(
-                val,
-                &findings,
-                Side::All,
-                &task,
-                &plan,
-                &normalization,
-            ))
+            Some(FileData {
+                target_normalization: target_normalization.clone(),
+                ..data_of(val, &findings, Side::All, &task, &plan, &normalization)
+            })
         }
         _ => None,
     };
     let (columns, label) = (source.opened.columns.clone(), source.opened.label.clone());
     let understood = understood::text(&source, &task, &findings);
     let side = split.clone().map_or(Side::All, Side::TrainedOn);
-    let train = data_of(source, &findings, side, &task, &plan, &normalization);
+    let train = FileData {
+        target_normalization: target_normalization.clone(),
+        ..data_of(source, &findings, side, &task, &plan, &normalization)
+    };
     let held_out: Arc<dyn Dataset> = match (split, val) {
         (Some(split), _) => Arc::new(train.on_side(Side::HeldOut(split))),
         (None, Some(val)) => Arc::new(val),
@@ -208,6 +211,7 @@ fn to_train(
         train: Arc::new(train),
         held_out,
         normalization,
+        target_normalization,
         plan,
         columns,
         label,
@@ -284,6 +288,7 @@ fn data_of(
         side,
         fill: plan.fill.as_deref().map(Arc::from),
         normalization: normalization.clone(),
+        target_normalization: None,
         checks: findings.has_unread_features,
         content: findings.content.clone(),
         labels_hash: xxh3_64(&counts) ^ xxh3_64(names.as_bytes()).rotate_left(1),

@@ -21,6 +21,8 @@ pub struct Data {
     pub description: String,
     /// How features were normalized.
     pub normalization: Option<Normalization>,
+    /// How numeric targets were normalized.
+    pub target_normalization: Option<Normalization>,
     /// How cells became features.
     pub plan: FeaturePlan,
     /// The names of features, if their columns have names.
@@ -50,6 +52,8 @@ pub struct DataRequest {
     pub table: TableSettings,
     /// How features are normalized.
     pub normalize: Normalize,
+    /// Whether `Normalize::Standard` normalizes numeric targets, too. Versions up to 0.6 did not.
+    pub normalizes_targets: bool,
     /// Where converted files are kept.
     pub cache_dir: Option<PathBuf>,
     /// The model that the rows are for, if it is trained already.
@@ -118,6 +122,7 @@ impl DataRequest {
             task: None,
             table: TableSettings::default(),
             normalize: Normalize::None,
+            normalizes_targets: true,
             cache_dir: None,
             trained: None,
         }

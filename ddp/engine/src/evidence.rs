@@ -337,7 +337,7 @@ impl SampleRows {
         let mut x = x.to_dtype(DType::F32)?.to_vec::<f32>()?;
         normalization
             .iter()
-            .for_each(|normalization| undo(normalization, &mut x, features));
+            .for_each(|normalization| normalization.undo(&mut x, features));
         let columns = columns.as_deref().unwrap_or_default();
         let shape =
             Some(dataset.row_shape()).filter(|_| *may_be_pictures && are_like_pixels(columns));
@@ -373,21 +373,6 @@ impl SampleRows {
             features,
             samples,
         })
-    }
-}
-
-/// Undoes `(x - shift) * scale`. A feature with scale 0 becomes its shift.
-fn undo(normalization: &Normalization, x: &mut [f32], features: usize) {
-    let Normalization { shift, scale } = normalization;
-    for row in x.chunks_exact_mut(features.max(1)) {
-        for (feature, value) in row.iter_mut().enumerate() {
-            // One shift and scale for all features, or one for each.
-            let at = feature.min(shift.len() - 1);
-            *value = match scale[at] {
-                0.0 => shift[at],
-                scale => *value / scale + shift[at],
-            };
-        }
     }
 }
 
@@ -496,29 +481,6 @@ mod tests {
         for confusion in wrong {
             assert!(!confusion.is_sound(), "{confusion:?}");
         }
-    }
-
-    #[test]
-    fn normalization_is_undone() {
-        let mut x = [1.0, 2.0, 3.0, 4.0];
-        undo(
-            &Normalization {
-                shift: vec![10.0, 5.0],
-                scale: vec![0.5, 0.0],
-            },
-            &mut x,
-            2,
-        );
-        assert_eq!(x, [12.0, 5.0, 16.0, 5.0]);
-        undo(
-            &Normalization {
-                shift: vec![1.0],
-                scale: vec![2.0],
-            },
-            &mut x,
-            2,
-        );
-        assert_eq!(x, [7.0, 3.5, 9.0, 3.5]);
     }
 
     #[test]

@@ -22,6 +22,19 @@ pub fn shown_lines(text: &str) -> String {
     escaped(text, |character| character != '\n' && is_unseen(character))
 }
 
+/// A number with so many significant digits: `0.06312`, `2182`, `2.182e10`.
+pub fn significant(value: f64, digits: usize) -> String {
+    let scientific = format!("{value:.*e}", digits - 1);
+    let exponent = scientific.split_once('e');
+    match exponent.and_then(|(_, exponent)| exponent.parse().ok()) {
+        Some(exponent @ -4..6) => {
+            let decimals = (digits as i32 - 1 - exponent).max(0);
+            format!("{value:.*}", decimals as usize)
+        }
+        _ => scientific,
+    }
+}
+
 fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
@@ -38,6 +51,28 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_have_their_significant_digits() {
+        let shown = [
+            0.0,
+            1.0,
+            0.063_123_4,
+            2.302_58,
+            -99.996,
+            63_461.150_72,
+            999_999.7,
+            2.181_698_5e10,
+            3e-7,
+        ];
+        let texts = [
+            "0.000", "1.000", "0.06312", "2.303", "-100.0", "63461", "1.000e6", "2.182e10",
+            "3.000e-7",
+        ];
+        assert_eq!(shown.map(|value| significant(value, 4)), texts);
+        assert_eq!(significant(63_461.150_72, 6), "63461.2");
+        assert_eq!(significant(f64::NAN, 4), "NaN");
+    }
 
     #[test]
     fn what_would_drive_a_terminal_is_seen() {

@@ -76,6 +76,7 @@ impl Config {
                 missing: self.missing,
             },
             normalize: self.normalize,
+            normalizes_targets: true,
             cache_dir: self.cache_dir.clone(),
             trained: None,
         }

@@ -222,7 +222,7 @@ settings! {
     /// What happens where a number is missing (an empty cell, NA, null, ?, - or NaN)
     Fixed missing "HOW": Missing = Missing::Error;
     /// How features are normalized: unit scales all of them to 0 to 1, standard gives each mean 0
-    /// and standard deviation 1
+    /// and standard deviation 1, and numeric labels, too
     Fixed normalize "HOW": Normalize = Normalize::None;
     /// Folder for converted copies of files that cannot be memory-mapped
     /// [default: beside the files, else ~/.cache/ddp-train/data]

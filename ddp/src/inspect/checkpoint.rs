@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::model::Tensors;
 use super::sheet::{Inspected, Sheet, some_of, table};
-use crate::checkpoint::{self, Best, MODEL_FILE, State};
+use crate::checkpoint::{self, Best, MODEL_FILE, STATE_FILE, State};
 use crate::config::{Config, Optimizer};
 use crate::data::{LabelName, Normalization, TaskSpec};
 use crate::error::Result;
 use crate::files;
-use crate::shown::shown;
+use crate::shown::{shown, significant};
 use crate::units::plural;
 
 /// Inspects the checkpoint in `folder`.
@@ -36,6 +36,7 @@ pub(super) fn found(folder: &Path) -> Result<Inspected> {
         "task": state.task,
         "row_shape": state.row_shape,
         "normalization": state.normalization,
+        "target_normalization": state.target_normalization,
         "plan": state.plan,
         "columns": state.columns,
         "label": state.label,
@@ -87,6 +88,10 @@ fn sheet(
     }
     sheet.add("task", task(&state.task));
     sheet.add("rows", rows(state));
+    if let Some(normalization) = &state.target_normalization {
+        let (scaled, _) = targets(normalization);
+        sheet.add("labels", format!("standardized: {scaled}"));
+    }
     sheet.add(
         "data",
         format!(
@@ -114,7 +119,11 @@ fn sheet(
         );
     }
     if let Some(torch) = torch(state, config) {
-        sheet.add("torch", torch);
+        let units = state.target_normalization.as_ref().map(targets);
+        let units = units.map_or(String::new(), |(_, undone)| {
+            format!("\nin the units of the labels: {undone}")
+        });
+        sheet.add("torch", torch + &units);
     }
     sheet.add("optimizer", optimizer(state, config));
     let devices: Vec<String> = state.world.devices.iter().map(|text| shown(text)).collect();
@@ -133,7 +142,8 @@ pub(super) fn evaluation(best: &Best) -> String {
     let accuracy = best.accuracy.map_or(String::new(), |accuracy| {
         format!(", accuracy {:.2}%", 100.0 * accuracy)
     });
-    format!("loss {:.4}{accuracy}, after step {}", best.loss, best.step)
+    let loss = significant(best.loss, 4);
+    format!("loss {loss}{accuracy}, after step {}", best.step)
 }
 
 pub(super) fn task(task: &TaskSpec) -> String {
@@ -166,6 +176,20 @@ fn rows(state: &State) -> String {
             ([shift], [scale]) => text + &format!("; normalized: (x - {shift:?}) * {scale:?}"),
             _ => text + &format!("; normalized: {} features, each separately", shift.len()),
         },
+    }
+}
+
+/// How numeric labels were normalized, and how to undo it.
+fn targets(Normalization { shift, scale }: &Normalization) -> (String, String) {
+    match (&shift[..], &scale[..]) {
+        ([shift], [scale]) => (
+            format!("(label - {shift:?}) * {scale:?}"),
+            format!("model(x) / {scale:?} + {shift:?}"),
+        ),
+        _ => (
+            "(label - shift) * scale, each separately".to_string(),
+            format!("model(x) / scale + shift, of target_normalization in {STATE_FILE}"),
+        ),
     }
 }
 

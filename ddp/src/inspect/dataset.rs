@@ -11,7 +11,7 @@ use crate::data::choose;
 use crate::data::files::{self, Array, FileKind};
 use crate::data::{self, Alone, Data, DataRequest, DataSpec, Dataset, TableSettings};
 use crate::error::{Error, Result, ShownError};
-use crate::shown::shown;
+use crate::shown::{shown, significant};
 use crate::tasks::{self, Survey, SurveyText};
 
 /// Rows that are read at a time.
@@ -189,7 +189,10 @@ fn describe(data: &Data, sheet: &mut Sheet, json: &mut Value) -> Result<()> {
     } = features;
     sheet.add(
         "features",
-        format!("from {least:?} to {largest:?}, {mean:.6} on average"),
+        format!(
+            "from {least:?} to {largest:?}, {} on average",
+            significant(mean, 6)
+        ),
     );
     sheet.add("labels", labels_text(&labels.text()));
     sheet.add("fingerprint", rows.fingerprint()?);

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::record::EVENTS_FILE;
 use crate::report::read::Run;
-use crate::shown::shown;
+use crate::shown::{shown, significant};
 use crate::units::{duration, plural};
 
 /// Inspects the run in `out`.
@@ -170,11 +170,11 @@ fn describe(run: &Run, steps: Option<u64>, sheet: &mut Sheet) {
         let rate = step.samples_per_s;
         let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} samples/s"));
         let (number, steps) = (step.step, steps.unwrap_or(0));
-        let loss = step.loss.unwrap_or(f64::NAN);
+        let loss = significant(step.loss.unwrap_or(f64::NAN), 4);
         let epoch = shown(&run.last["step"]["epoch"].to_string());
         sheet.add(
             "last logged",
-            format!("step {number} of {steps}, epoch {epoch}: loss {loss:.4}{rate}"),
+            format!("step {number} of {steps}, epoch {epoch}: loss {loss}{rate}"),
         );
     }
     if let Some(eval) = run.evals.last() {

@@ -10,9 +10,10 @@ use ddp_kernels::transfer::{Phase, announced, in_phase};
 use serde_json::{Value, json};
 
 use super::load::{self, Asked, Ready};
-use super::outputs::check_finite;
+use super::outputs::{check_finite, rescaled};
 use crate::cli::EvalFlags;
 use crate::config::Config;
+use crate::data::Normalization;
 use crate::error::{Error, Result};
 use crate::nn::Loss;
 use crate::shown::shown;
@@ -53,8 +54,8 @@ struct Report {
     evaluation: Box<dyn Evaluation>,
 }
 
-/// Sums over a batch: losses, the weights to divide them by, and the task's own sum.
-type Sums = [f64; 3];
+/// Sums over a batch: losses, the weights to divide them by, and the task's own sums.
+type Sums = Vec<f64>;
 
 fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> {
     let state = ready.opened.state.clone();
@@ -62,7 +63,8 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let options = Config::of_checkpoint(&ready.opened)?.model_options();
     let loss = task.loss(&options.loss, Device::Cpu)?;
     let mut evaluation = task.evaluation();
-    let mut sums = [0.0; 3];
+    let width = 2 + evaluation.width();
+    let mut sums = vec![0.0; width];
     let mut mine = Vec::new();
     let rounds = ready.rows.rounds();
     for round in 0..rounds {
@@ -73,7 +75,8 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
             add_up(world, &mut mine, &mut sums)?;
         }
     }
-    let [loss_sum, weight_sum, sum] = sums;
+    let task_sums = sums.split_off(2);
+    let (loss_sum, weight_sum) = (sums[0], sums[1]);
     if !loss_sum.is_finite() || weight_sum == 0.0 {
         let why = if weight_sum == 0.0 {
             "every row has the weight 0"
@@ -88,7 +91,7 @@ fn report(flags: &EvalFlags, world: &World, mut ready: Ready) -> Result<Report> 
     let totals = Totals {
         rows: ready.rows.all_rows(),
         loss: loss_sum / weight_sum,
-        sum,
+        sums: task_sums,
     };
     Ok(Report {
         checkpoint: ready.opened.folder,
@@ -113,9 +116,13 @@ fn batch(
     let targets = announced("the labels", || batch.targets.to(Device::Cpu))?;
     let outputs = output.count() / batch.mine.max(1);
     output.with_slice(|values: &[f32]| check_finite(values, outputs, first))??;
-    let [loss_sum, weight_sum] = ready.forward.losses(loss, &output, &targets)?;
-    let sum = evaluation.count(&output, &targets)?;
-    Ok([loss_sum, weight_sum, sum])
+    // The loss is that of training; errors are in the units of the labels.
+    let normalization = ready.opened.state.target_normalization.as_ref();
+    let learned = rescaled(&targets, normalization, Normalization::apply)?;
+    let mut sums = ready.forward.losses(loss, &output, &learned)?.to_vec();
+    let output = rescaled(&output, normalization, Normalization::undo)?;
+    sums.extend(evaluation.count(&output, &targets)?);
+    Ok(sums)
 }
 
 /// Adds the sums of all ranks' batches since the last call, in the order of batches. Empties
@@ -127,7 +134,8 @@ fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
         .flat_map(f64::to_le_bytes)
         .collect();
     let all = world.all_gather_bytes(&bytes)?;
-    let of_ranks: Vec<Vec<Sums>> = all.iter().map(|bytes| read_sums(bytes)).collect();
+    let of_ranks = all.iter().map(|bytes| read_sums(bytes, sums.len()));
+    let of_ranks: Vec<Vec<Sums>> = of_ranks.collect();
     let turns = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
     for turn in 0..turns {
         for batch in of_ranks.iter().filter_map(|batches| batches.get(turn)) {
@@ -139,19 +147,19 @@ fn add_up(world: &World, mine: &mut Vec<Sums>, sums: &mut Sums) -> Result<()> {
     Ok(())
 }
 
-fn read_sums(bytes: &[u8]) -> Vec<Sums> {
+fn read_sums(bytes: &[u8], width: usize) -> Vec<Sums> {
     let numbers: Vec<f64> = bytes
         .as_chunks()
         .0
         .iter()
         .map(|bytes| f64::from_le_bytes(*bytes))
         .collect();
-    numbers.as_chunks().0.to_vec()
+    numbers.chunks(width).map(<[f64]>::to_vec).collect()
 }
 
 impl Report {
     fn to_json(&self) -> Value {
-        let Totals { rows, loss, .. } = self.totals;
+        let Totals { rows, loss, .. } = &self.totals;
         let mut json = json!({
             "checkpoint": self.checkpoint.to_string_lossy(),
             "step": self.step,

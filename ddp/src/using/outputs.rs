@@ -1,5 +1,8 @@
-//! Checks a model's outputs.
+//! Checks a model's outputs, and converts between its units and those of the labels.
 
+use ddp_kernels::{Device, Tensor};
+
+use crate::data::Normalization;
 use crate::error::{Error, Result};
 
 /// Refuses non-finite values. Each row has `outputs` of them; the first row is row `first`.
@@ -13,6 +16,25 @@ pub(super) fn check_finite(values: &[f32], outputs: usize, first: u64) -> Result
          may be far from those of training",
         values[at]
     )))
+}
+
+/// The numbers of `tensor` (B, O), f32 in host memory, changed by `change`, if targets were
+/// normalized.
+pub(super) fn rescaled(
+    tensor: &Tensor,
+    normalization: Option<&Normalization>,
+    change: fn(&Normalization, &mut [f32], usize),
+) -> Result<Tensor> {
+    let Some(normalization) = normalization else {
+        return Ok(tensor.clone());
+    };
+    let mut numbers = tensor.to_vec::<f32>()?;
+    change(normalization, &mut numbers, normalization.shift.len());
+    Ok(Tensor::from_slice(
+        &numbers,
+        tensor.shape().dims(),
+        Device::Cpu,
+    )?)
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use ddp_kernels::transfer::{Phase, in_phase};
 use ddp_kernels::{DType, Device, Tensor};
 
 use super::load::{self, Asked, Ready};
-use super::outputs::check_finite;
+use super::outputs::{check_finite, rescaled};
 use crate::cli::PredictFlags;
 use crate::config::check::refuse;
-use crate::data::{DataSpec, LabelName, choose};
+use crate::data::{DataSpec, LabelName, Normalization, choose};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::shown::shown;
@@ -175,6 +175,8 @@ fn part(
 ) -> Result<()> {
     let batch = ready.batches.load(round)?;
     let output = ready.forward.run(&batch.x)?;
+    let normalization = ready.opened.state.target_normalization.as_ref();
+    let output = rescaled(&output, normalization, Normalization::undo)?;
     bytes.clear();
     let outputs = output.count() / batch.mine.max(1);
     let encode = |values: &[f32]| {

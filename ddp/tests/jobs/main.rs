@@ -21,6 +21,7 @@ mod golden;
 mod inspect;
 mod made;
 mod options;
+mod prices;
 mod reading;
 mod report;
 mod resuming;

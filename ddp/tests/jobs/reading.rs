@@ -172,7 +172,7 @@ fn a_run_in_training_can_be_evaluated_although_it_removes_what_it_has_saved() {
 }
 
 /// Writes a state with `value` in the place of what is at `path`, and a manifest that fits it.
-fn forge(checkpoint: &Path, whole: &[u8], path: &str, value: &Value) {
+pub(super) fn forge(checkpoint: &Path, whole: &[u8], path: &str, value: &Value) {
     let mut state: Value = serde_json::from_slice(whole).unwrap();
     match state.pointer_mut(path) {
         Some(place) => *place = value.clone(),

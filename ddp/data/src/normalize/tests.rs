@@ -46,6 +46,19 @@ fn unit_brings_the_least_to_0_and_the_greatest_to_1() {
 }
 
 #[test]
+fn normalization_is_undone() {
+    let mut x = [1.0, 2.0, 3.0, 4.0];
+    let of = |shift: &[f32], scale: &[f32]| Normalization {
+        shift: shift.into(),
+        scale: scale.into(),
+    };
+    of(&[10.0, 5.0], &[0.5, 0.0]).undo(&mut x, 2);
+    assert_eq!(x, [12.0, 5.0, 16.0, 5.0]);
+    of(&[1.0], &[2.0]).undo(&mut x, 2);
+    assert_eq!(x, [7.0, 3.5, 9.0, 3.5]);
+}
+
+#[test]
 fn bytes_become_at_most_1() {
     let mut x = [0.0, 255.0];
     Normalization::of_bytes().apply(&mut x, 2);

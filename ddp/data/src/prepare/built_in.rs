@@ -35,6 +35,7 @@ pub(super) fn built_in(request: &DataRequest) -> Result<Data> {
         train,
         held_out,
         normalization: None,
+        target_normalization: None,
         plan: FeaturePlan::default(),
         columns: None,
         label: None,

@@ -7,11 +7,15 @@ use crate::error::{Error, Result};
 use crate::file_rows::nonfinite;
 use crate::files::Element;
 use crate::fill::Filled;
+use crate::labels::Labels;
 use crate::normalize::Normalize;
 use crate::ranks::{Ranks, SameFiles, agree};
-use crate::scan::{self, Found, LabelsFound, RowReader};
+use crate::scan::{self, Found, LabelsFound, Moments, RowReader};
 use crate::split::Split;
 use crate::task::{Classes, TaskSpec};
+
+/// The most bytes of targets that are read only to see how large they are.
+const SAMPLED_BYTES_MAX: u64 = 1 << 20;
 
 /// What was found in rows.
 pub(super) struct Findings {
@@ -19,6 +23,8 @@ pub(super) struct Findings {
     pub(super) labels: LabelsFound,
     /// In features, if they were read.
     pub(super) features: Option<Found>,
+    /// Of the numeric targets that are trained on.
+    pub(super) targets: Option<Moments>,
     /// Whether features that may be wrong were not read.
     pub(super) has_unread_features: bool,
     /// A hash of labels and features, if they were read.
@@ -31,6 +37,7 @@ impl Findings {
         Findings {
             labels: LabelsFound::default(),
             features: None,
+            targets: None,
             has_unread_features,
             content: None,
         }
@@ -59,8 +66,18 @@ pub(super) fn look(
     let mut findings = Findings::unread(false);
     findings.labels = look_at_labels(source, known, ranks)?;
     let ranks = SameFiles::of(ranks, &source.identity())?;
+    let is_trained_on = |row| split.is_none_or(|split| split.is_trained_on(row));
+    let numbers = source.labels.iter().filter(|labels| !labels.are_classes());
+    if let (Some(labels), None) = (numbers.map(Labels::stack).next(), known) {
+        let bytes_max = match normalize {
+            Normalize::Standard => scan::BYTES_MAX,
+            _ => SAMPLED_BYTES_MAX,
+        };
+        let found = scan::features(labels, &is_trained_on, &ranks, bytes_max)?;
+        findings.targets = Some(found.moments);
+    }
     // Without rows to train on only the content is hashed.
-    let is_trained_on = |row| needs_moments && split.is_none_or(|split| split.is_trained_on(row));
+    let is_trained_on = |row| needs_moments && is_trained_on(row);
     let bytes_max = match needs_moments {
         true => scan::BYTES_MAX,
         false => scan::HASHED_BYTES_MAX,

@@ -3,6 +3,7 @@
 
 mod names;
 mod tables;
+mod targets;
 mod truth;
 
 use std::fs;

@@ -5,7 +5,7 @@ use super::source::OpenFiles;
 use crate::error::Result;
 use crate::files::table::listed;
 use crate::files::{Element, OddCells};
-use crate::normalize::Normalize;
+use crate::normalize::{Normalization, Normalize};
 use crate::request::DataRequest;
 use crate::rounding::{self, Ends, STEPS_MIN};
 use crate::scan::{self, Moments};
@@ -15,6 +15,8 @@ use crate::task::TaskSpec;
 /// Rows that are read to find columns that f32 rounds, and numbers of them if rows are wide.
 const ROWS: u64 = 1024;
 const NUMBERS: usize = 1 << 22;
+/// Means and deviations of targets above this are warned of.
+const TARGETS_MAX: f32 = 100.0;
 
 /// Logs which columns of tables are categorical, and which cells had no number or category.
 pub(super) fn log_table(source: &OpenFiles, path: &str) {
@@ -84,6 +86,9 @@ pub(super) fn warn(
             tracing::warn!("`labels`: {warning}");
         }
     }
+    if let (Some(moments), Some(labels)) = (&findings.targets, &source.labels) {
+        log_targets(request, &labels.name(), moments);
+    }
     if let Some(found) = &findings.features {
         if request.normalize == Normalize::Standard {
             warn_of_constants(request, source, &found.moments);
@@ -120,6 +125,40 @@ pub(super) fn warn(
         }
     }
     Ok(())
+}
+
+/// Says how numeric targets are standardized, or warns of those that are hard to learn.
+fn log_targets(request: &DataRequest, labels: &str, moments: &Moments) {
+    let Normalization { shift, scale } = Normalization::standard(moments);
+    let targets = shift.iter().zip(scale.iter().map(|scale| 1.0 / scale));
+    let described = |(mean, deviation)| format!("mean {mean:?}, standard deviation {deviation:?}");
+    let described: Vec<String> = targets.clone().take(8).map(described).collect();
+    let described = described.join("; ");
+    if request.normalize != Normalize::Standard {
+        if targets
+            .into_iter()
+            .any(|(mean, deviation)| mean.abs().max(deviation) > TARGETS_MAX)
+        {
+            tracing::warn!(
+                "`labels` {labels}: {described}: expected numbers of a size near 1, which models learn; help: set `normalize` \
+                 to standard, which scales features and labels"
+            );
+        }
+    } else if request.normalizes_targets {
+        tracing::info!(
+            "`labels` {labels}: standardized ({described}): losses are in these units, and 1 is the loss of predicting the mean"
+        );
+        if moments
+            .least
+            .iter()
+            .zip(&moments.greatest)
+            .any(|(a, b)| a == b)
+        {
+            tracing::warn!(
+                "`labels` {labels}: the same number in all rows that are trained on, which becomes 0"
+            );
+        }
+    }
 }
 
 /// Logs the features that are the same in all rows that are trained on.

@@ -55,6 +55,9 @@ pub struct State {
     pub row_shape: Vec<usize>,
     /// The normalization of features.
     pub normalization: Option<Normalization>,
+    /// The normalization of numeric targets: outputs are undone by it. Versions up to 0.6 had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_normalization: Option<Normalization>,
     /// How cells become features before they are normalized.
     #[serde(default, skip_serializing_if = "FeaturePlan::is_plain")]
     pub plan: FeaturePlan,
@@ -183,16 +186,8 @@ impl State {
         let features =
             features.ok_or_else(|| format!("has rows of the shape {:?}", self.row_shape))?;
         self.check_task()?;
-        if let Some(Normalization { shift, scale }) = &self.normalization {
-            let fits = (shift.len() == 1 || shift.len() == features) && shift.len() == scale.len();
-            if !fits || !shift.iter().chain(scale).all(|number| number.is_finite()) {
-                let lengths = (shift.len(), scale.len());
-                return Err(format!(
-                    "has a normalization of {lengths:?} numbers for {features} features, or a \
-                     non-finite one"
-                ));
-            }
-        }
+        check_normalization(&self.normalization, features, "features")?;
+        check_normalization(&self.target_normalization, self.task.outputs(), "targets")?;
         self.plan
             .check(features)
             .map_err(|why| format!("has {why}"))?;
@@ -277,6 +272,25 @@ impl State {
             _ => Err(format!("has an impossible task: {}", self.task)),
         }
     }
+}
+
+/// Refuses a normalization that is not for rows of `width` numbers.
+fn check_normalization(
+    normalization: &Option<Normalization>,
+    width: usize,
+    what: &str,
+) -> Result<(), String> {
+    let Some(Normalization { shift, scale }) = normalization else {
+        return Ok(());
+    };
+    let fits = (shift.len() == 1 || shift.len() == width) && shift.len() == scale.len();
+    if fits && shift.iter().chain(scale).all(|number| number.is_finite()) {
+        return Ok(());
+    }
+    let lengths = (shift.len(), scale.len());
+    Err(format!(
+        "has a normalization of {lengths:?} numbers for {width} {what}, or a non-finite one"
+    ))
 }
 
 impl Best {

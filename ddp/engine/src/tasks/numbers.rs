@@ -13,6 +13,7 @@ use super::task::{
 };
 use crate::error::{Error, Result};
 use crate::evidence::Evidence;
+use crate::shown::significant;
 use crate::step::Stats;
 
 /// Some numbers for each row.
@@ -84,22 +85,60 @@ impl Task for LearnNumbers {
     }
 }
 
-/// Adds up the absolute differences of outputs and targets.
+/// Adds up differences of outputs and targets: absolute and squared, then of each output the
+/// targets and their squares.
 struct Differences {
     outputs: usize,
 }
 
+/// How far outputs are from their targets, in the units of the labels.
+struct Errors {
+    squared: f64,
+    absolute: f64,
+    /// The part of the targets' variance that is explained; None if they have none.
+    r2: Option<f64>,
+}
+
 impl Differences {
-    fn mean(&self, totals: &Totals) -> f64 {
-        totals.sum / (totals.rows as f64 * self.outputs as f64)
+    fn errors(&self, totals: &Totals) -> Errors {
+        let (rows, (differences, targets)) = (totals.rows as f64, totals.sums.split_at(2));
+        let variance = |sums: &[f64]| {
+            let (mean, mean_square) = (sums[0] / rows, sums[1] / rows);
+            // What is less is roundings.
+            let variance = mean_square - mean * mean;
+            if variance > 1e-12 * mean_square {
+                variance
+            } else {
+                0.0
+            }
+        };
+        let variance: f64 = targets.chunks(2).map(variance).sum();
+        let [absolute, squared] = [0, 1].map(|sum| differences[sum] / rows / self.outputs as f64);
+        Errors {
+            squared,
+            absolute,
+            r2: (variance > 0.0).then(|| 1.0 - squared * self.outputs as f64 / variance),
+        }
     }
 }
 
 impl Evaluation for Differences {
-    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<f64> {
+    fn width(&self) -> usize {
+        2 + 2 * self.outputs
+    }
+
+    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
         let (output, targets) = (output.to_vec::<f32>()?, targets.to_vec::<f32>()?);
-        let difference = |(&a, &b): (&f32, &f32)| (f64::from(a) - f64::from(b)).abs();
-        Ok(output.iter().zip(&targets).map(difference).sum())
+        let mut sums = vec![0.0; self.width()];
+        for (index, (&a, &b)) in output.iter().zip(&targets).enumerate() {
+            let (target, difference) = (f64::from(b), f64::from(a) - f64::from(b));
+            let of_output = 2 + 2 * (index % self.outputs);
+            sums[0] += difference.abs();
+            sums[1] += difference * difference;
+            sums[of_output] += target;
+            sums[of_output + 1] += target * target;
+        }
+        Ok(sums)
     }
 
     fn add_up(&mut self, _group: &Group) -> Result<()> {
@@ -107,12 +146,23 @@ impl Evaluation for Differences {
     }
 
     fn text(&self, totals: &Totals) -> String {
-        let (loss, mean) = (totals.loss, self.mean(totals));
-        format!("mean squared error {loss:.6}, mean absolute error {mean:.6}")
+        let errors = self.errors(totals);
+        let [squared, root, absolute] = [errors.squared, errors.squared.sqrt(), errors.absolute]
+            .map(|error| significant(error, 6));
+        let r2 = errors
+            .r2
+            .map_or(String::new(), |r2| format!(", R² {}", significant(r2, 6)));
+        format!("mean squared error {squared} (RMSE {root}), mean absolute error {absolute}{r2}")
     }
 
     fn json(&self, totals: &Totals) -> Value {
-        json!({ "mean_squared_error": totals.loss, "mean_absolute_error": self.mean(totals) })
+        let errors = self.errors(totals);
+        json!({
+            "mean_squared_error": errors.squared,
+            "root_mean_squared_error": errors.squared.sqrt(),
+            "mean_absolute_error": errors.absolute,
+            "r2": errors.r2,
+        })
     }
 }
 

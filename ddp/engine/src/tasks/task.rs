@@ -53,9 +53,12 @@ pub struct LossOptions {
 
 /// Sums up the quality of answers.
 pub trait Evaluation {
-    /// Counts a batch: `output` f32 (B, …, O) and its targets, both in host memory. The results of
-    /// all batches are added up in the order of batches.
-    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<f64>;
+    /// How many numbers `count` returns.
+    fn width(&self) -> usize;
+
+    /// Counts a batch: `output` f32 (B, …, O) and its targets, both in host memory and in the units
+    /// of the labels. The results of all batches are added up in the order of batches.
+    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>>;
 
     /// Adds up the counts of all ranks, which call it together.
     fn add_up(&mut self, group: &Group) -> Result<()>;
@@ -68,14 +71,14 @@ pub trait Evaluation {
 }
 
 /// The totals of an evaluation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Totals {
     /// The number of rows.
     pub rows: u64,
-    /// The mean loss.
+    /// The mean loss, in the units of training.
     pub loss: f64,
-    /// The sum of what `Evaluation::count` returned.
-    pub sum: f64,
+    /// The sums of what `Evaluation::count` returned.
+    pub sums: Vec<f64>,
 }
 
 /// Which predictions to write.

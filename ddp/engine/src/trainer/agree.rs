@@ -137,7 +137,7 @@ mod tests {
         let mut options = options(data);
         change(&mut options);
         let world = World::single().unwrap();
-        let data = options.data.open(&world).unwrap();
+        let data = options.data.open(&world, None).unwrap();
         let step = setup::step(&options, &world, &data, &[Device::Cpu]).unwrap();
         let fields = fields(&data, &step).unwrap();
         let fields = fields.into_iter().map(|field| (field.name, field.value));

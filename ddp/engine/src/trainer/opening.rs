@@ -54,6 +54,7 @@ pub(super) fn state(
         task: data.train.task().clone(),
         row_shape: data.train.row_shape().to_vec(),
         normalization: data.normalization.clone(),
+        target_normalization: data.target_normalization.clone(),
         plan: data.plan.clone(),
         columns: data.columns.clone(),
         label: data.label.clone(),

@@ -12,6 +12,7 @@ use ddp_nn::optim::{Rule, Schedule, Shape};
 use serde::{Deserialize, Serialize};
 
 use super::model::ModelOptions;
+use crate::checkpoint::State;
 use crate::error::{Error, Result};
 use crate::ranks::WorldRanks;
 use crate::reducer::Overlap;
@@ -83,9 +84,15 @@ pub enum RunData {
 
 impl RunData {
     /// Opens the data. All ranks call it together.
-    pub(super) fn open(&self, world: &World) -> Result<Data> {
+    pub(super) fn open(&self, world: &World, resumed: Option<&State>) -> Result<Data> {
         match self {
-            RunData::Request(request) => Ok(ddp_data::prepare(request, &WorldRanks(world))?),
+            RunData::Request(request) => {
+                let mut request = request.clone();
+                // A run that began with targets as they are goes on with them.
+                request.normalizes_targets =
+                    resumed.is_none_or(|state| state.target_normalization.is_some());
+                Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
+            }
             RunData::Own(data) => Ok(data.clone()),
         }
     }

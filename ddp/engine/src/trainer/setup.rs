@@ -84,7 +84,9 @@ pub(super) fn assemble(
     threads::set_count(options.threads.unwrap_or_else(|| world.default_threads()))?;
     let devices = program.devices(world)?;
     let device = devices[0];
-    let data = options.data.open(world)?;
+    let data = options
+        .data
+        .open(world, resumed.as_ref().map(|opened| &opened.state))?;
     let plan = options.plan(&data)?;
     let mut overridden = Vec::new();
     if let Some(opened) = &resumed {

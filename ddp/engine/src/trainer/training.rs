@@ -23,6 +23,7 @@ use crate::evidence::{Evidence, HeldOut};
 use crate::faults::{self, FaultPoint};
 use crate::process;
 use crate::record::{self, EVENTS_FILE, End, EvalEvent, Event, REPORT_FILE, Record, StepEvent};
+use crate::shown::significant;
 use crate::step::{Stage, Stats, Step};
 use crate::tasks::{self, Task};
 
@@ -547,5 +548,5 @@ fn stopped_early(signal: Signal) -> Error {
 fn describe(stats: &Stats, accuracy: Option<f64>) -> String {
     let percent = |accuracy: f64| format!(", accuracy {:.2}%", accuracy * 100.0);
     let accuracy = accuracy.map_or(String::new(), percent);
-    format!("loss {:.4}{accuracy}", stats.loss())
+    format!("loss {}{accuracy}", significant(stats.loss(), 4))
 }

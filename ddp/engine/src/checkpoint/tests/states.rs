@@ -144,6 +144,11 @@ fn numbers_that_cannot_be_are_refused_by_name() {
             json!({"shift": [0.0], "scale": [1e39]}),
             "out of range",
         ),
+        (
+            "/target_normalization",
+            json!({"shift": [0.0, 0.0], "scale": [1.0, 1.0]}),
+            "(2, 2) numbers for 3 targets",
+        ),
         ("/columns", json!(["a"]), "1 columns for 5 features"),
         ("/schedule/learning_rate", json!(-1.0), "schedule"),
         ("/schedule/warmup_steps", json!(101), "schedule"),

@@ -69,7 +69,11 @@ impl Answers {
 }
 
 impl Evaluation for Answers {
-    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<f64> {
+    fn width(&self) -> usize {
+        0
+    }
+
+    fn count(&mut self, output: &Tensor, targets: &Tensor) -> Result<Vec<f64>> {
         let targets = targets.to_dtype(DType::I64)?.to_vec::<i64>()?;
         output.with_slice(|output: &[f32]| {
             for (logits, target) in output.chunks(self.classes.count()).zip(targets) {
@@ -77,7 +81,7 @@ impl Evaluation for Answers {
                 self.counts.count(target as usize, logits);
             }
         })?;
-        Ok(0.0)
+        Ok(Vec::new())
     }
 
     fn add_up(&mut self, group: &Group) -> Result<()> {

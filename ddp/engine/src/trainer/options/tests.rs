@@ -54,7 +54,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
 fn changed(data: &str, change: impl FnOnce(&mut RunOptions)) -> (RunOptions, Data) {
     let mut options = options(data);
     change(&mut options);
-    let data = options.data.open(&World::single().unwrap()).unwrap();
+    let data = options.data.open(&World::single().unwrap(), None).unwrap();
     (options, data)
 }
 
