@@ -6,6 +6,7 @@
 //! host, `mpi/` and `hosts` between hosts, `nccl/` between GPUs) behind `group`, how jobs fail and
 //! stop (`failure`, `stop`, `watch`), and `world/`, which puts them together.
 
+mod allocation;
 mod background;
 mod collective;
 mod cores;
@@ -44,5 +45,6 @@ pub use group::Group;
 pub use handshake::{Field, Severity};
 pub use launcher::likely_rank;
 pub use nccl::environment::NcclChoice;
+pub use say::has_reader as stderr_has_reader;
 pub use stop::{Signal, StopSignals};
 pub use world::{HasExitCode, Options, World};

@@ -226,9 +226,15 @@ fn time_left(gone: Duration, steps_done: u64, steps_left: u64) -> Option<Duratio
 }
 
 fn say(line: &str) {
-    // One write, so that lines of several ranks do not mix. Errors are ignored: a closed standard
-    // error must not end the run.
-    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+    write(format!("{line}\n").as_bytes());
+}
+
+/// One write, so that lines of several ranks do not mix. A closed standard error, and a full one that
+/// is not read, must not hold up the run: what does not fit is dropped.
+fn write(line: &[u8]) {
+    if ddp_comm::stderr_has_reader() {
+        let _ = io::stderr().write_all(line);
+    }
 }
 
 /// Sends the log of this process to standard error: from `level` on rank 0, only errors on others.
@@ -291,18 +297,15 @@ impl Write for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let write = || {
-            let text = with_flags(&String::from_utf8_lossy(&self.0));
-            let _ = io::stderr().write_all(text.as_bytes());
-        };
+        let show = || write(with_flags(&String::from_utf8_lossy(&self.0)).as_bytes());
         let bar = BAR
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .as_ref()
             .and_then(WeakProgressBar::upgrade);
         match bar {
-            Some(bar) => bar.suspend(write),
-            None => write(),
+            Some(bar) => bar.suspend(show),
+            None => show(),
         }
     }
 }

@@ -308,8 +308,15 @@ impl fmt::Display for OutOfMemory {
             let list: Vec<String> = self.largest.iter().map(ToString::to_string).collect();
             write!(f, ". Largest: {}", list.join("; "))?;
         }
-        f.write_str(
-            "; help: use a smaller model or batch, drop the largest tensors, or place some on another device",
+        let limit = if is_host {
+            ", or raise the limit on virtual memory (ulimit -v)"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "; help: use a smaller model or batch, drop the largest tensors, place some on another \
+             device{limit}"
         )
     }
 }

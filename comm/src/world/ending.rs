@@ -9,6 +9,7 @@ use ddp_kernels::panics;
 
 use super::World;
 use super::options::Options;
+use crate::allocation;
 use crate::background::{Background, Cancelled};
 use crate::error::{Error, Result};
 use crate::failure::{self, EXIT_PANIC};
@@ -65,8 +66,10 @@ impl World {
             }
         };
         world.install_panic_hook();
+        allocation::report_failures_to(&world.failure);
         let outcome = world.watch().map_err(E::from).and_then(|()| body(&world));
-        drop(early);
+        // A finished run is not undone by a late signal; the second Ctrl-C ends the process.
+        std::mem::forget(early);
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => match error.reporter().filter(|&rank| rank != world.rank()) {

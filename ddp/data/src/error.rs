@@ -49,6 +49,9 @@ pub enum Error {
         /// What to do.
         help: String,
     },
+    /// A limit of this process (ulimit) that is too small.
+    #[error("{0}")]
+    Limit(String),
     /// An error in this program.
     #[error("{0}; help: this is an error in ddp: please report it")]
     Internal(String),
@@ -81,7 +84,7 @@ impl Error {
         match self {
             Error::Usage(_) => 2,
             Error::Data(_) => 65,
-            Error::Tensor(ddp_kernels::Error::OutOfMemory(_)) => 71,
+            Error::Limit(_) | Error::Tensor(ddp_kernels::Error::OutOfMemory(_)) => 71,
             Error::Internal(_) | Error::Tensor(_) => 70,
             Error::Io { .. } => 74,
             Error::Outside { exit_code, .. } | Error::Remote { exit_code, .. } => *exit_code,

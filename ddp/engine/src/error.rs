@@ -42,6 +42,9 @@ pub enum Error {
         /// How to fix it.
         help: String,
     },
+    /// A limit of this process (ulimit) that is too small.
+    #[error("{0}")]
+    Limit(String),
     /// The loss or the model is not finite.
     #[error("{0}")]
     NonFinite(String),
@@ -99,6 +102,7 @@ impl From<ddp_data::Error> for Error {
         match error {
             ddp_data::Error::Usage(text) => Error::Usage(text),
             ddp_data::Error::Data(text) => Error::Data(text),
+            ddp_data::Error::Limit(text) => Error::Limit(text),
             ddp_data::Error::Io {
                 action,
                 path,
@@ -163,6 +167,7 @@ impl Error {
         match self {
             Error::Usage(_) | Error::Model { .. } => 2,
             Error::Data(_) => 65,
+            Error::Limit(_) => 71,
             Error::Tensor(error) | Error::Comm(ddp_comm::Error::Tensor(error))
                 if is_out_of_memory(error) =>
             {

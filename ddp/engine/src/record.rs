@@ -11,8 +11,9 @@ mod cut;
 pub(crate) use self::cut::{LockedRecord, checkpoints};
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{Seek, SeekFrom, Write};
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -219,17 +220,8 @@ impl Record {
             );
             return Err(Error::Usage(text));
         }
-        let opened = OpenOptions::new().append(true).create(true).open(&path);
-        let file = opened.map_err(disk::failed("make", &path))?;
-        let is_empty = file
-            .metadata()
-            .map_err(disk::failed("look at", &path))?
-            .len()
-            == 0;
-        // The lock lasts as long as the record is written. Some file systems have no locks.
-        if !is_empty || matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
-            return Err(taken(out));
-        }
+        // The lock lasts as long as the record is written.
+        let LockedRecord { file, path } = LockedRecord::empty(out)?;
         write_settings(out, settings)?;
         Ok(Record {
             file,
@@ -249,8 +241,25 @@ impl Record {
         ))
     }
 
+    /// Refuses a record that was removed or replaced while it is written.
+    pub fn check_present(&self) -> Result<()> {
+        let there = fs::metadata(&self.path).and_then(|there| Ok((there, self.file.metadata()?)));
+        let gone = match there {
+            Ok((there, here)) if there.ino() == here.ino() => return Ok(()),
+            Ok(_) => io::Error::other("it was replaced while this run was writing it"),
+            Err(error) => error,
+        };
+        Err(Error::Io {
+            action: "find the record",
+            path: self.path.clone(),
+            source: gone,
+            help: "leave the folder of a run as it is until the run ends".into(),
+        })
+    }
+
     /// Writes the last line, and makes the record durable.
     pub fn end(&mut self, end: End<'_>) -> Result<()> {
+        self.check_present()?;
         self.write(&Event::End(end))?;
         let synced = self.file.sync_all();
         Ok(synced.map_err(disk::failed("make durable", &self.path))?)

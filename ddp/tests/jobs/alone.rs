@@ -125,3 +125,33 @@ fn a_killed_process_leaves_a_record_of_whole_lines() {
     assert_eq!(record.of_steps("step"), [1.0, 2.0]);
     assert!(record.end().is_none());
 }
+
+#[test]
+fn an_allocation_that_fails_ends_the_process_with_71() {
+    let folder = Folder::new("allocation");
+    let job = folder.alone(QUICK);
+    // A backtrace would come between the allocation and the report, and hide its error.
+    let ended = job
+        .env("DDP_TEST_FAULT", "0:forward:3:memory")
+        .env("RUST_BACKTRACE", "0")
+        .run();
+    let cause = ended.assert_fails(71);
+    assert!(
+        cause.starts_with("ddp-train: out of memory outside tensors; help: ")
+            && cause.contains("(ulimit -v)"),
+        "{ended}"
+    );
+}
+
+#[test]
+fn a_full_pipe_without_a_reader_does_not_hold_up_training() {
+    let folder = Folder::new("pipe");
+    let pipe = folder.path().join("pipe");
+    let full = format!(
+        "mkfifo {0}; exec 3<>{0}; head -c 65536 /dev/zero >&3; exec 2>&3",
+        pipe.display()
+    );
+    let ended = folder.in_shell(&full, QUICK).run();
+    ended.assert_well();
+    assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
+}

@@ -233,3 +233,19 @@ fn a_small_disk_that_fills_up_with_checkpoints_leaves_those_before_and_the_run_g
         undisturbed.record().of_steps("loss")
     );
 }
+
+#[test]
+fn a_record_that_is_removed_while_it_is_written_is_missed() {
+    let folder = Folder::new("removed");
+    let mut running = folder
+        .alone(&QUICK.replace("--epochs 1", "--epochs 60"))
+        .start();
+    running.wait_for(r#"{"event":"step","step":2,"#);
+    std::fs::remove_file(folder.out().join("metrics.jsonl")).unwrap();
+    let ended = running.wait();
+    let cause = ended.assert_fails(74);
+    assert!(
+        cause.contains("cannot find the record ") && cause.contains("metrics.jsonl: No such file"),
+        "{ended}"
+    );
+}

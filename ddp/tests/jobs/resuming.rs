@@ -363,3 +363,23 @@ fn on_other_numbers_of_ranks_losses_are_equal_within_rounding() {
         );
     }
 }
+
+#[test]
+fn of_two_jobs_that_start_in_one_folder_the_second_to_write_is_refused() {
+    let folder = Folder::new("two");
+    let words = format!("{SHORT} --resume auto");
+    let slow = folder
+        .alone(&words)
+        .env("DDP_TEST_FAULT", "0:setup:0:work")
+        .start();
+    slow.wait_until_it_listens(1);
+    // It has seen an empty folder, in which another job now trains.
+    std::thread::sleep(Duration::from_secs(2));
+    let there = words.replace("OUT", &folder.out().display().to_string());
+    Folder::new("quick").alone(&there).run().assert_well();
+    let before = folder.tree();
+    let ended = slow.wait();
+    let cause = ended.assert_fails(2);
+    assert!(cause.contains("it holds a run already"), "{ended}");
+    assert!(folder.tree() == before, "{ended}");
+}

@@ -202,6 +202,26 @@ fn a_stop_in_the_last_step_lets_the_run_end() {
 }
 
 #[test]
+fn a_stop_while_a_finished_job_leaves_changes_nothing() {
+    let folder = Folder::new("leaves");
+    let mut running = folder.together(LONG).start();
+    running.wait_for(r#"{"event":"step","step":2,"#);
+    let pids = running.ranks().into_iter().map(|(_, pid)| pid.to_string());
+    let pids = pids.collect::<Vec<_>>().join(" ");
+    let report = folder.out().join("report.html");
+    while !report.exists() && running.goes_on() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let often = format!("for i in 1 2 3 4 5 6 7 8; do kill -s TERM {pids}; sleep 0.01; done");
+    let told = std::process::Command::new("sh")
+        .args(["-c", &often])
+        .output();
+    told.expect("there is a shell");
+    running.wait().assert_well();
+    assert_eq!(folder.record().end().unwrap()["exit_code"], 0);
+}
+
+#[test]
 fn a_stop_while_nothing_is_on_record_leaves_nothing() {
     let expected = undisturbed(1);
     let folder = Folder::new("early");

@@ -124,8 +124,9 @@ impl Thread {
             .name("loader".into())
             .spawn(work);
         let handle = started.map_err(|error| {
-            Error::Data(format!(
-                "cannot start the thread that gathers batches: {error}; help: raise the limit (ulimit -u) or free memory"
+            Error::Limit(format!(
+                "cannot start the thread that gathers batches: {error}; help: raise the limits on \
+                 threads (ulimit -u) and on virtual memory (ulimit -v)"
             ))
         })?;
         Ok(Thread {

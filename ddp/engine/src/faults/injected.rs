@@ -30,6 +30,8 @@ enum FaultKind {
     Term,
     /// A panic.
     Panic,
+    /// An allocation fails.
+    Memory,
     /// An error is returned.
     Error,
     /// The call never returns.
@@ -86,6 +88,7 @@ fn parse(text: &str) -> Option<Fault> {
         "stop" => FaultKind::Stop,
         "term" => FaultKind::Term,
         "panic" => FaultKind::Panic,
+        "memory" => FaultKind::Memory,
         "error" => FaultKind::Error,
         "hang" => FaultKind::Hang,
         "work" => FaultKind::Work,
@@ -131,6 +134,7 @@ pub(crate) fn at_step(point: FaultPoint, step: u64) -> Result<()> {
         FaultKind::Stop => signal("STOP"),
         FaultKind::Term => signal("TERM"),
         FaultKind::Panic => panic!("{text}"),
+        FaultKind::Memory => drop(std::hint::black_box(Vec::<u8>::with_capacity(1 << 62))),
         FaultKind::Error => return Err(Error::Data(text)),
         FaultKind::Hang => loop {
             std::thread::sleep(Duration::from_secs(3600));

@@ -16,7 +16,7 @@ use ddp_data::disk;
 use ddp_kernels::heartbeat::{self, Work};
 use serde::Deserialize;
 
-use super::{EVENTS_FILE, Record, write_settings};
+use super::{EVENTS_FILE, Record, taken, write_settings};
 use crate::error::{Error, Result};
 
 /// How long to wait for a run that is ending to release its record.
@@ -25,8 +25,8 @@ const ENDING_MAX: Duration = Duration::from_secs(3);
 /// The record of a run, locked against other processes.
 #[derive(Debug)]
 pub(crate) struct LockedRecord {
-    file: File,
-    path: PathBuf,
+    pub(super) file: File,
+    pub(super) path: PathBuf,
 }
 
 impl LockedRecord {
@@ -64,19 +64,28 @@ impl LockedRecord {
         }
         Ok(LockedRecord { file, path })
     }
+
+    /// Locks a new or empty record in `out`. Refuses one that another process has begun.
+    pub(crate) fn empty(out: &Path) -> Result<LockedRecord> {
+        let locked = LockedRecord::open(out)?;
+        let about = locked.file.metadata();
+        let about = about.map_err(disk::failed("look at", &locked.path))?;
+        if about.len() > 0 {
+            return Err(taken(out));
+        }
+        Ok(locked)
+    }
 }
 
 impl Record {
     /// Opens the record of a run that resumes after step `step`, and cuts the lines after it. Also
-    /// returns whether the record has its first line. Refuses a record that another process writes.
+    /// returns whether the record has its first line.
     pub(crate) fn resume(
         out: &Path,
         settings: &str,
-        locked: Option<LockedRecord>,
+        locked: LockedRecord,
         step: u64,
     ) -> Result<(Record, bool)> {
-        disk::make_folder(out)?;
-        let locked = locked.map_or_else(|| LockedRecord::open(out), Ok)?;
         let LockedRecord { mut file, path } = locked;
         let mut copied = None;
         disk::replace_file(&path, |copy| {
@@ -158,12 +167,16 @@ mod tests {
 {"event":"end","steps":6}
 "#;
 
+    fn find(out: &Path) -> LockedRecord {
+        LockedRecord::find(out).unwrap().unwrap()
+    }
+
     /// What stays of `text` when a run resumes after step `step`.
     fn kept(text: &[u8], step: u64) -> (Vec<u8>, bool) {
         let scratch = Scratch::new();
         let path = scratch.path().join(EVENTS_FILE);
         fs::write(&path, text).unwrap();
-        let locked = LockedRecord::find(scratch.path()).unwrap();
+        let locked = find(scratch.path());
         let (_record, has_start) = Record::resume(scratch.path(), "", locked, step).unwrap();
         assert_eq!(scratch.names(), ["config.toml", EVENTS_FILE]);
         (fs::read(&path).unwrap(), has_start)
@@ -218,7 +231,7 @@ mod tests {
     fn what_is_written_next_follows_what_stayed_also_after_a_write_that_failed() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let (mut record, _) = Record::resume(scratch.path(), "", None, 1).unwrap();
+        let (mut record, _) = Record::resume(scratch.path(), "", find(scratch.path()), 1).unwrap();
         // As when the disk is full after some bytes.
         record.file.write_all(b"half a li").unwrap();
         record.cut_back();
@@ -240,7 +253,7 @@ mod tests {
     fn a_record_that_is_being_written_is_left_alone() {
         let scratch = Scratch::new();
         fs::write(scratch.path().join(EVENTS_FILE), LINES).unwrap();
-        let first = Record::resume(scratch.path(), "", None, 6).unwrap();
+        let first = Record::resume(scratch.path(), "", find(scratch.path()), 6).unwrap();
         // The thread that writes checkpoints has such a handle.
         let (handle, _) = first.0.handle().unwrap();
         drop(first);
@@ -250,14 +263,17 @@ mod tests {
                 "{error}"
             );
         };
-        refused(Record::resume(scratch.path(), "", None, 1).unwrap_err());
+        refused(LockedRecord::empty(scratch.path()).unwrap_err());
         refused(LockedRecord::find(scratch.path()).unwrap_err());
         let ends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(300));
             drop(handle);
         });
-        let held = LockedRecord::find(scratch.path()).unwrap();
+        let held = find(scratch.path());
         ends.join().unwrap();
-        Record::resume(scratch.path(), "", held, 1).unwrap();
+        drop(Record::resume(scratch.path(), "", held, 1).unwrap());
+        // Not locked any more, but it is not a new run's.
+        let error = LockedRecord::empty(scratch.path()).unwrap_err();
+        assert!(error.to_string().contains("holds a run already"), "{error}");
     }
 }

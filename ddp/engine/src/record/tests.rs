@@ -1,6 +1,6 @@
 //! Claims about the record.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 
 use ddp_data::disk::testing::Scratch;
 use ddp_kernels::transfer::Ledger;
@@ -179,7 +179,7 @@ fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
     );
     let error = Record::create(scratch.path(), SETTINGS).unwrap_err();
     assert!(
-        error.to_string().contains("holds a run"),
+        error.to_string().contains("a run is writing in it"),
         "one that begins now does: {error}"
     );
     again.write(&Event::Step(step(1, 1.0))).unwrap();

@@ -77,6 +77,8 @@ pub(super) fn open_record(
     let (out, file) = (&options.out, &settings.file);
     let (mut record, has_start) = match &run.resumed {
         Some(opened) => {
+            // A record that another process began meanwhile is refused.
+            let locked = locked.map_or_else(|| LockedRecord::empty(out), Ok)?;
             // Newer checkpoints are put aside before the record is cut, so that the record always
             // reaches as far as the newest checkpoint.
             let step = opened.state.step;
@@ -84,10 +86,13 @@ pub(super) fn open_record(
             Record::resume(out, file, locked, step)?
         }
         None if options.resume == Resume::Auto && record::check_free(out).is_err() => {
-            // Nothing was saved: the run starts over, and its record so far is put aside.
-            checkpoint::put_aside(&out.join(record::EVENTS_FILE))?;
+            // Nothing was saved: the run starts over, and its record so far is put aside, unless
+            // another process has begun it since this one looked.
+            if locked.is_some() {
+                checkpoint::put_aside(&out.join(record::EVENTS_FILE))?;
+            }
             drop(locked);
-            Record::resume(out, file, None, 0)?
+            Record::resume(out, file, LockedRecord::empty(out)?, 0)?
         }
         None => {
             drop(locked);

@@ -461,6 +461,7 @@ impl<'a> Trainer<'a> {
             return Ok(());
         };
         for (step, folder) in written {
+            record.check_present()?;
             let folder = folder.strip_prefix(&self.options.out).unwrap_or(&folder);
             let folder = &folder.to_string_lossy();
             record.write(&Event::Checkpoint { step, folder })?;

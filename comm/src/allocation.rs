@@ -1,0 +1,51 @@
+//! An allocation that fails outside tensors: Rust ends the process with SIGABRT and names no rank.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+
+use crate::failure::Failure;
+
+const EXIT_MEMORY: u8 = 71;
+
+static FAILURE: OnceLock<Arc<Failure>> = OnceLock::new();
+/// The thread that reports.
+static REPORTER: AtomicI32 = AtomicI32::new(0);
+
+/// From now on a process that aborts because an allocation failed ends as a rank that fails.
+pub(crate) fn report_failures_to(failure: &Arc<Failure>) {
+    if FAILURE.set(Arc::clone(failure)).is_ok() {
+        let handler: extern "C" fn(c_int) = on_abort;
+        // SAFETY: the handler runs on the thread that aborts and argues for itself.
+        unsafe { libc::signal(libc::SIGABRT, handler as libc::sighandler_t) };
+    }
+}
+
+/// Runs inside `abort`, and not between the lines of other code, so it may allocate and lock. If
+/// it returns, the process ends by the signal.
+extern "C" fn on_abort(_: c_int) {
+    // The allocator's, unless another error came after it, as a backtrace's may.
+    let error = std::io::Error::last_os_error();
+    let Some(failure) = FAILURE
+        .get()
+        .filter(|_| error.kind() == std::io::ErrorKind::OutOfMemory)
+    else {
+        return;
+    };
+    // SAFETY: gettid takes nothing, touches nothing and cannot fail.
+    let this = unsafe { libc::gettid() };
+    match REPORTER.compare_exchange(0, this, SeqCst, SeqCst) {
+        Ok(_) => {
+            let help = "help: free memory, or raise the limit on virtual memory (ulimit -v)";
+            failure.fail(
+                format!("out of memory outside tensors; {help}"),
+                EXIT_MEMORY,
+            )
+        }
+        // The report needs memory, too.
+        Err(reporter) if reporter == this => {}
+        Err(_) => loop {
+            std::thread::park();
+        },
+    }
+}
