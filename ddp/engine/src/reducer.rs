@@ -37,8 +37,8 @@ use crate::error::{Error, Result};
 /// How gradients are reduced.
 #[derive(Clone, Copy, Debug)]
 pub struct ReducerOptions {
-    /// The maximum size of buckets.
-    pub sizes: BucketSizes,
+    /// The maximum size of buckets; None for that of the device.
+    pub sizes: Option<BucketSizes>,
     /// What travels: F32, or BF16, which is half the bytes and rounds each rank's gradients before
     /// they are added, and the sum again.
     pub dtype: DType,
@@ -58,10 +58,10 @@ impl ReducerOptions {
 }
 
 impl Default for ReducerOptions {
-    /// Buckets of 4 MB in f32, reduced while backward continues.
+    /// f32, reduced while backward continues.
     fn default() -> ReducerOptions {
         ReducerOptions {
-            sizes: BucketSizes::of_bytes(4_000_000),
+            sizes: None,
             dtype: DType::F32,
             overlap: true,
             zero: false,
@@ -157,7 +157,7 @@ impl Reducer {
             )));
         }
         let trained: Vec<_> = trained(params);
-        let buckets = plan_of(&trained, options, shares);
+        let buckets = plan_of(params, options, shares);
         let count = trained.iter().map(|p| p.id.0 + 1).max().unwrap_or(0);
         let mut buckets_of = vec![0..0; count];
         for (place, parameter) in trained.iter().enumerate() {
@@ -445,7 +445,10 @@ fn trained(params: &Params) -> Vec<&Parameter> {
 }
 
 /// The plan of buckets for parameters that `shares` ranks share.
-fn plan_of(trained: &[&Parameter], options: ReducerOptions, shares: usize) -> Vec<Bucket> {
+fn plan_of(params: &Params, options: ReducerOptions, shares: usize) -> Vec<Bucket> {
+    let trained = trained(params);
+    let of_device = || BucketSizes::of_device(params.device());
+    let sizes = options.sizes.unwrap_or_else(of_device);
     let ranges: Vec<_> = trained.iter().map(|p| p.range.clone()).collect();
     let layer_of = |p: &Parameter| {
         p.name
@@ -456,7 +459,7 @@ fn plan_of(trained: &[&Parameter], options: ReducerOptions, shares: usize) -> Ve
         .chunk_by(|a, b| layer_of(a) == layer_of(b))
         .map(<[_]>::len)
         .collect();
-    plan::plan(&ranges, &layers, options.sizes, plan::grain(shares))
+    plan::plan(&ranges, &layers, sizes, plan::grain(shares))
 }
 
 /// The elements of the gradients' arena of `params` that this rank of `group` owns: see
@@ -465,7 +468,7 @@ pub fn owned(params: &Params, group: &Group, options: ReducerOptions) -> Vec<Ran
     match options.shares(group.size()) {
         1 => std::iter::once(0..params.gradients().count()).collect(),
         shares => {
-            let buckets = plan_of(&trained(params), options, shares);
+            let buckets = plan_of(params, options, shares);
             buckets
                 .iter()
                 .map(|bucket| bucket.slice(group.rank(), shares))

@@ -29,9 +29,13 @@ const MB_MAX: f64 = 1e6;
 #[derive(Args, Clone, Debug, PartialEq)]
 pub struct AllreduceFlags {
     /// Size of the tensor on each rank, in MB (10⁶ bytes); for reduce_scatter and all_gather, of
-    /// all slices together
-    #[arg(long, value_name = "MB", default_value = "7.4", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
-    pub mb: f64,
+    /// all slices together [default: 7.4; 100 with --buckets]
+    #[arg(long, value_name = "MB", value_parser = number(MB_MIN..=MB_MAX), allow_negative_numbers = true)]
+    pub mb: Option<f64>,
+    /// Reduce the tensor in buckets of each of these sizes in MB, in turn, as training reduces
+    /// gradients; a line for each
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', value_parser = number(MB_MIN..=MB_MAX), conflicts_with = "sweep")]
+    pub buckets: Vec<f64>,
     /// Several sizes, from MB to MB by doubling; instead of --mb
     #[arg(long, value_name = "FROM:TO", conflicts_with = "mb")]
     pub sweep: Option<Sweep>,
@@ -51,7 +55,9 @@ pub struct AllreduceFlags {
 
 impl AllreduceFlags {
     pub(crate) fn sizes_mb(&self) -> Vec<f64> {
-        self.sweep.map_or_else(|| vec![self.mb], Sweep::sizes_mb)
+        let otherwise = if self.buckets.is_empty() { 7.4 } else { 100.0 };
+        let one = || vec![self.mb.unwrap_or(otherwise)];
+        self.sweep.map_or_else(one, Sweep::sizes_mb)
     }
 }
 
@@ -140,6 +146,12 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
             "--captured: expected --device cuda; help: leave it out, or measure on a GPU".into(),
         ));
     }
+    if !flags.buckets.is_empty() && flags.operation != BenchOperation::AllReduce {
+        return Err(Error::Usage(format!(
+            "--buckets: expected --operation all_reduce, got {}; help: leave one of them out",
+            flags.operation.name()
+        )));
+    }
     if world.size() == 1 {
         tracing::warn!("one rank has no others to exchange with; help: start it with mpirun -n 2");
     }
@@ -157,7 +169,14 @@ pub(super) fn measure(flags: &AllreduceFlags, world: &World, say: Say<'_>) -> Re
         stream,
     };
     for mb in flags.sizes_mb() {
-        say(&bench.measure(mb)?)?;
+        let tensor =
+            bench.checked_tensor(flags.operation.count(mb, flags.dtype.dtype(), world.size()))?;
+        if flags.buckets.is_empty() {
+            say(&bench.measure(&tensor, tensor.bytes())?)?;
+        }
+        for bucket_mb in &flags.buckets {
+            say(&bench.measure(&tensor, (bucket_mb * 1e6) as usize)?)?;
+        }
     }
     Ok(())
 }
@@ -174,25 +193,23 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn measure(&self, mb: f64) -> Result<Value> {
-        let (operation, dtype) = (self.flags.operation, self.flags.dtype.dtype());
-        let ranks = self.group.size();
-        let tensor = self.checked_tensor(operation.count(mb, dtype, ranks), dtype)?;
-        if operation == BenchOperation::AllReduce {
-            // Random numbers would grow to infinity over so many sums. Zeros take as long.
-            self.stream.scope(|| ops::zero(&tensor))?;
-        }
+    /// The time of `tensor` in buckets of at most `bucket_bytes`.
+    fn measure(&self, tensor: &Tensor, bucket_bytes: usize) -> Result<Value> {
+        let (operation, dtype) = (self.flags.operation, tensor.dtype());
+        let (ranks, count) = (self.group.size(), tensor.count());
+        let bucket = (bucket_bytes / dtype.bytes()).clamp(1, count);
+        let starts = (0..count).step_by(bucket);
+        let buckets = starts.map(|start| tensor.slice(start..count.min(start + bucket)));
+        let buckets = buckets.collect::<Result<Vec<_>, _>>()?;
+        let reduce = || buckets.iter().try_for_each(|bucket| self.call(bucket));
         let (main, common) = (&self.main, &self.flags.common);
         let (times, calls) = if self.flags.captured {
-            let capture = || (0..CAPTURED).try_for_each(|_| self.call(&tensor));
+            let capture = || (0..CAPTURED).try_for_each(|_| reduce());
             let graph = Graph::capture(&self.stream, capture)?;
             let launch = |_| Ok(self.stream.scope(|| graph.launch())?);
             (rounds(main, self.device, common, launch)?, CAPTURED)
         } else {
-            (
-                rounds(main, self.device, common, |_| self.call(&tensor))?,
-                1,
-            )
+            (rounds(main, self.device, common, |_| reduce())?, 1)
         };
         let seconds = times.median_s() / calls as f64;
         let alg_gb_per_s = tensor.bytes() as f64 / seconds / 1e9;
@@ -202,6 +219,8 @@ impl Bench<'_> {
             "bench": "allreduce",
             "operation": operation,
             "bytes": tensor.bytes(),
+            "buckets": buckets.len(),
+            "bucket_bytes": bucket * dtype.bytes(),
             "ranks": ranks,
             "dtype": dtype.to_string(),
             "device": described(self.device),
@@ -222,8 +241,9 @@ impl Bench<'_> {
     }
 
     /// A tensor on which one call has been made, whose result was right.
-    fn checked_tensor(&self, count: usize, dtype: DType) -> Result<Tensor> {
+    fn checked_tensor(&self, count: usize) -> Result<Tensor> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
+        let dtype = self.flags.dtype.dtype();
         let given: Vec<f32> = (0..count).map(|index| given(rank, ranks, index)).collect();
         // Made on the stream that uses it, so that it waits for no other.
         let tensor = self.stream.scope(|| -> Result<Tensor> {
@@ -234,7 +254,13 @@ impl Bench<'_> {
         synchronize(self.device)?;
         let got: Vec<f32> = tensor.to(Device::Cpu)?.to_dtype(DType::F32)?.to_vec()?;
         match first_wrong(self.flags.operation, rank, ranks, &got) {
-            None => Ok(tensor),
+            None => {
+                if self.flags.operation == BenchOperation::AllReduce {
+                    // Random numbers would grow to infinity over so many sums. Zeros take as long.
+                    self.stream.scope(|| ops::zero(&tensor))?;
+                }
+                Ok(tensor)
+            }
             Some((index, expected)) => Err(Error::Internal(format!(
                 "bench allreduce: {} of {count} elements of {dtype} over {ranks} ranks ({}): \
                  expected {expected} at element {index} on rank {rank}, got {}",

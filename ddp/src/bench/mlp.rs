@@ -41,9 +41,9 @@ pub struct MlpFlags {
     /// Precision of the model's computation; parameters, gradients and moments stay f32
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<Precision>())]
     pub dtype: Precision,
-    /// Size of a bucket of gradients, in MB
-    #[arg(long, value_name = "MB", default_value = "4", value_parser = number(0.001..=65_536.0), allow_negative_numbers = true)]
-    pub bucket_mb: f64,
+    /// Size of a bucket of gradients, in MB [default: 25 on GPUs, 4 on the CPU]
+    #[arg(long, value_name = "MB", value_parser = number(0.001..=65_536.0), allow_negative_numbers = true)]
+    pub bucket_mb: Option<f64>,
     /// Type of gradients in transit
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = choice::<FloatType>())]
     pub reduce_dtype: FloatType,
@@ -123,7 +123,9 @@ pub(super) fn measure(flags: &MlpFlags, world: &World, say: Say<'_>) -> Result<(
     let mine = sampler::share(&(0..flags.batch), world.rank(), world.size());
     let batches = batches(flags, device, &mine, world.rank())?;
     let reducer = ReducerOptions {
-        sizes: BucketSizes::of_bytes((flags.bucket_mb * 1e6) as usize),
+        sizes: flags
+            .bucket_mb
+            .map(|mb| BucketSizes::of_bytes((mb * 1e6) as usize)),
         dtype: flags.reduce_dtype.dtype(),
         overlap: reducer::overlaps(flags.overlap, world),
         zero: flags.zero == 1,

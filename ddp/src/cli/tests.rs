@@ -92,7 +92,7 @@ fn every_flag_of_training_arrives() {
         out: "a/b".into(),
         eval_every: Some(0),
         log_every: 1,
-        bucket_mb: 0.5,
+        bucket_mb: Some(0.5),
         reduce_dtype: FloatType::Bf16,
         zero: 1,
         nccl: NcclChoice::Fast,
@@ -492,7 +492,7 @@ fn benches_have_their_own_flags() {
     };
     assert_eq!((flags.layers.0, flags.batch), (vec![784, 32, 10], 64));
     assert_eq!((flags.dtype, flags.zero), (Precision::Bf16, 1));
-    assert_eq!(flags.bucket_mb, 4.0);
+    assert_eq!(flags.bucket_mb, None);
     let (common, ranks) = (&flags.common, &flags.common.ranks);
     assert_eq!((common.seconds, common.rounds), (1.0, 5));
     assert_eq!((ranks.threads, ranks.device), (Some(2), DeviceChoice::Cpu));
@@ -577,7 +577,7 @@ fn help_says_what_the_defaults_are() {
         ("grad-clip", defaults.grad_clip.to_string()),
         ("label-smoothing", defaults.label_smoothing.to_string()),
         ("seed", defaults.seed.to_string()),
-        ("bucket-mb", defaults.bucket_mb.to_string()),
+        ("bucket-mb", "25 on GPUs, 4 on the CPU".to_string()),
         ("timeout-s", defaults.timeout_s.to_string()),
         ("out", defaults.out.display().to_string()),
         ("log-every", defaults.log_every.to_string()),

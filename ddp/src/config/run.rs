@@ -33,7 +33,7 @@ impl Config {
             graph: self.graph,
             threads: self.threads,
             reduction: Reduction {
-                bucket_bytes: (self.bucket_mb * 1e6) as usize,
+                bucket_bytes: self.bucket_mb.map(|mb| (mb * 1e6) as usize),
                 dtype: self.reduce_dtype.dtype(),
                 overlap: self.overlap,
                 zero: self.zero == 1,

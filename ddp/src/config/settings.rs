@@ -295,8 +295,9 @@ settings! {
     Rank threads "N": Option<usize> = None, Limits::Whole(1, threads::COUNT_MAX as u64);
 
     ["Between ranks"]
-    /// Size of a gradient bucket, the unit of reduction, in MB
-    Job bucket_mb "MB": f64 = 4.0, Limits::Real(0.001, 65_536.0);
+    /// Size of a gradient bucket, the unit of reduction, in MB; the first is at most 1 MB
+    /// [default: 25 on GPUs, 4 on the CPU]
+    Job bucket_mb "MB": Option<f64> = None, Limits::Real(0.001, 65_536.0);
     /// Type of gradients in transit
     Fixed reduce_dtype "TYPE": FloatType = FloatType::F32;
     /// ZeRO stage: 0 keeps all state on every rank, 1 divides the optimizer's moments among the

@@ -65,7 +65,6 @@ fn ranks_agree_on_everything_that_changes_the_numbers_and_on_nothing_else() {
         "data",
         "hidden",
         "reduce-dtype",
-        "bucket-mb",
         "epochs",
         "device",
         "log-every",
@@ -94,6 +93,7 @@ fn ranks_agree_on_everything_that_changes_the_numbers_and_on_nothing_else() {
         config(|settings| settings.data_on_device = Resident::Off),
         config(|settings| settings.graph = GraphChoice::Off),
         config(|settings| settings.zero = 1),
+        config(|settings| settings.bucket_mb = Some(4.0)),
     ] {
         assert_ne!(changed.equal_on_all_ranks(), base);
     }

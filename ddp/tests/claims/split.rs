@@ -109,7 +109,7 @@ impl Recipe {
             elements: 1024,
         };
         let reducer = ReducerOptions {
-            sizes,
+            sizes: Some(sizes),
             dtype: self.reduce_dtype,
             overlap: true,
             zero: self.zero,

@@ -270,6 +270,23 @@ fn a_sweep_prints_a_line_for_each_size() {
 }
 
 #[test]
+fn a_tensor_is_reduced_in_buckets_of_each_size() {
+    let words = "bench allreduce --mb 0.01 --buckets 0.004,1 --seconds 0.05 --rounds 2 --threads 1 --device cpu";
+    all_on_one_and_two(words, |lines, ranks| {
+        let of = |field| {
+            lines
+                .iter()
+                .map(|line| number(line, field))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("bytes"), [10_000.0; 2]);
+        assert_eq!(of("buckets"), [3.0, 1.0]);
+        assert_eq!(of("bucket_bytes"), [4000.0, 10_000.0]);
+        assert!(ranks == 1 || of("ms_best").iter().all(|ms| *ms > 0.0));
+    });
+}
+
+#[test]
 fn bench_allreduce_prints_one_line_with_the_promised_fields() {
     on_one_and_two(
         "bench allreduce --mb 0.25 --seconds 0.1 --threads 1",

@@ -110,6 +110,10 @@ const WRONG: &[(&str, &[&str])] = &[
     ("bench mlp --layers 784", &["'784'", "--layers"]),
     ("bench mlp --dtype bf16", &["--dtype bf16"]),
     ("bench allreduce --mb 0", &["'0'", "--mb"]),
+    (
+        "bench allreduce --buckets 1 --operation broadcast",
+        &["--buckets: expected --operation all_reduce"],
+    ),
     ("bench nothing", &["'nothing'", "ddp-train bench"]),
 ];
 

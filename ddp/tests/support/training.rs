@@ -277,7 +277,7 @@ impl Case {
             elements: self.bucket_elements,
         };
         let reducer = ReducerOptions {
-            sizes,
+            sizes: Some(sizes),
             dtype: self.reduce_dtype,
             overlap: self.overlap,
             zero: self.zero,

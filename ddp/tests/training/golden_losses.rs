@@ -113,7 +113,7 @@ fn step(golden: &Value, case: &Value, world: &World) -> Result<Step> {
     };
     let optimizer = Optimizer::new(rule, &model.params)?;
     let reducer = ReducerOptions {
-        sizes: BucketSizes::of_bytes(4096),
+        sizes: Some(BucketSizes::of_bytes(4096)),
         dtype: DType::F32,
         ..ReducerOptions::default()
     };

@@ -64,7 +64,7 @@ fn timeline(world: &World, overlap: bool) -> Result<(Vec<BucketTime>, [Duration;
         elements: 5120,
     };
     let reducer = ReducerOptions {
-        sizes,
+        sizes: Some(sizes),
         overlap,
         ..ReducerOptions::default()
     };

@@ -12,6 +12,8 @@
 
 use std::ops::Range;
 
+use ddp_kernels::Device;
+
 /// Buckets are cut at multiples of this many elements, as the optimizer's chunks are.
 pub const QUANTUM: usize = ddp_kernels::ops::QUANTUM;
 
@@ -25,6 +27,15 @@ pub struct BucketSizes {
 }
 
 impl BucketSizes {
+    /// On the CPU buckets of at most 4 MB; on GPUs of 25 MB, as in PyTorch's DDP (`bucket_cap_mb`):
+    /// smaller ones leave most of NVLink's bandwidth unused.
+    pub fn of_device(device: Device) -> BucketSizes {
+        BucketSizes::of_bytes(match device {
+            Device::Cpu => 4_000_000,
+            _ => 25_000_000,
+        })
+    }
+
     /// Buckets of at most `bytes` bytes of f32; the first of at most a mebibyte.
     pub fn of_bytes(bytes: usize) -> BucketSizes {
         let elements = (bytes / 4).max(QUANTUM);
@@ -169,6 +180,22 @@ mod tests {
             .map(|bucket| bucket.parameters.clone())
             .collect();
         assert_eq!(ranges, [0..2, 2..6]);
+    }
+
+    #[test]
+    fn buckets_of_gpus_are_larger_and_the_first_is_small_everywhere() {
+        let of = |device| {
+            plan(
+                &laid_out(&[30_000_000]),
+                &[1],
+                BucketSizes::of_device(device),
+                1,
+            )
+        };
+        let lengths = |device| of(device).iter().map(|b| b.range.len()).collect::<Vec<_>>();
+        let (cpu, gpu) = (lengths(Device::Cpu), lengths(Device::Cuda(0)));
+        assert_eq!((cpu[0], cpu[1]), (1 << 18, 999_424));
+        assert_eq!((gpu[0], gpu[1], gpu.len()), (1 << 18, 6_249_472, 6));
     }
 
     #[test]

@@ -170,7 +170,9 @@ mod tests {
                 &["the model's first values"],
             ),
             (
-                fields_of(DATA, |options| options.reduction.bucket_bytes = 10_000),
+                fields_of(DATA, |options| {
+                    options.reduction.bucket_bytes = Some(10_000)
+                }),
                 &["the plan of buckets"],
             ),
             (

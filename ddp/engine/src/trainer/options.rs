@@ -148,8 +148,8 @@ impl LearningRate {
 /// How gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction {
-    /// The size of a bucket.
-    pub bucket_bytes: usize,
+    /// The size of a bucket; None for that of the device.
+    pub bucket_bytes: Option<usize>,
     /// The type of gradients in transit.
     pub dtype: DType,
     /// Whether reductions run during backward.

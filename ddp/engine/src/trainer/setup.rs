@@ -212,7 +212,7 @@ pub(super) fn step(
     devices: &[Device],
 ) -> Result<Step> {
     let reducer = ReducerOptions {
-        sizes: BucketSizes::of_bytes(options.reduction.bucket_bytes),
+        sizes: options.reduction.bucket_bytes.map(BucketSizes::of_bytes),
         dtype: options.reduction.dtype,
         overlap: reducer::overlaps(options.reduction.overlap, world),
         zero: options.reduction.zero,

@@ -36,7 +36,7 @@ pub(in crate::trainer) fn options(data: &str) -> RunOptions {
         graph: GraphChoice::Auto,
         threads: None,
         reduction: Reduction {
-            bucket_bytes: 4_000_000,
+            bucket_bytes: None,
             dtype: DType::F32,
             overlap: Overlap::Auto,
             zero: false,
