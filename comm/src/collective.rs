@@ -101,6 +101,8 @@ pub(crate) struct Call<'a> {
     pub(crate) sequence: u64,
     /// How long to wait for the other ranks.
     pub(crate) timeout: Duration,
+    /// Whether another call on the group follows soon (`Group::followed`).
+    pub(crate) is_followed: bool,
     /// The group's name: "main", "gradients" …
     pub(crate) group: &'static str,
     /// The caller's source line.

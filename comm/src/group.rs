@@ -36,6 +36,8 @@ pub struct Group {
     name: &'static str,
     timeout: Duration,
     counters: Arc<Counters>,
+    /// See `followed`.
+    is_followed: bool,
 }
 
 /// What all handles of a group share.
@@ -70,6 +72,17 @@ impl Group {
             name,
             timeout,
             counters: Arc::default(),
+            is_followed: false,
+        }
+    }
+
+    /// A handle for calls that are each followed by another call on the group, such as all buckets
+    /// of a step but the last. A GPU then marks only their begin: the next call's tells that they
+    /// have ended. If no call follows within the timeout, that is reported as a hang.
+    pub fn followed(&self) -> Group {
+        Group {
+            is_followed: true,
+            ..self.clone()
         }
     }
 
@@ -166,6 +179,7 @@ impl Group {
             stream,
             sequence: pending.sequence,
             timeout: self.timeout,
+            is_followed: self.is_followed,
             group: self.name,
             site: pending.site,
         }
@@ -304,6 +318,7 @@ impl Group {
             stream,
             sequence,
             timeout: self.timeout,
+            is_followed: self.is_followed,
             group: self.name,
             site,
         }

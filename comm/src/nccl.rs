@@ -3,7 +3,7 @@
 //!
 //! A call enters the tensors' memory as an operation does (`ddp_kernels::foreign`), gives its work
 //! to the stream and returns. So that no thread has to wait for a driver to learn what went wrong,
-//! the device marks the begin and end of each call (`ddp_kernels::progress`), and a thread of each
+//! the device marks where calls begin and end (`ddp_kernels::progress`), and a thread of each
 //! rank watches the marks.
 //!
 //! * `library.rs`: NCCL's functions, and what its errors mean.

@@ -1,7 +1,7 @@
-//! How far a stream is, reported by the device: a tiny kernel before and after each piece of work
-//! writes its number and name (a hash) to host memory. It works eagerly and in graphs. Reading
-//! needs no CUDA call, so a thread that must not wait for a driver or a lock can say where a stream
-//! hangs.
+//! How far a stream is, reported by the device: a tiny kernel before each piece of work, and after
+//! it if no other follows soon, writes its number and name (a hash) to host memory. It works
+//! eagerly and in graphs. Reading needs no CUDA call, so a thread that must not wait for a driver or
+//! a lock can say where a stream hangs.
 //!
 //! Work is counted in lanes. A lane's work must be ordered, by a stream or by events. Numbers begin
 //! at 1 and wrap at 2³². A lane keeps the last [`RING`] names, so that two processes that should do
@@ -136,7 +136,7 @@ impl Progress {
         })
     }
 
-    /// Ends the piece that began last.
+    /// Ends the piece that began last; it ends, too, when another begins.
     pub fn end(&self, lane: usize, stream: &Stream, at: Site) -> Result<()> {
         self.mark(lane, stream, at, |launcher, lane_counts, lane_words| {
             let ended = lane_words + 8 * ENDED_AT as u64;

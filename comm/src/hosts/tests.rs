@@ -39,6 +39,7 @@ fn a_prefix_comes_first() {
         stream: &stream,
         sequence: 0,
         timeout,
+        is_followed: false,
         group: "main",
         site,
     };

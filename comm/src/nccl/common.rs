@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::join::Join;
 use crate::collective::Call;
 use crate::failure::Failure;
 use crate::shared::GpuPages;
@@ -29,15 +28,20 @@ pub(super) struct Common {
 }
 
 impl Common {
-    pub(super) fn new(join: &Join<'_>) -> Common {
+    pub(super) fn new(
+        failure: &Arc<Failure>,
+        (group, channel): (&'static str, usize),
+        (timeout, join_timeout): (Duration, Duration),
+        of_processes: bool,
+    ) -> Common {
         Common {
-            pages: GpuPages::new(&join.failure.board, join.channel),
-            failure: Arc::clone(join.failure),
-            group: join.name,
-            timeout: join.timeout,
-            join_timeout: join.join_timeout,
+            pages: GpuPages::new(&failure.board, channel),
+            failure: Arc::clone(failure),
+            group,
+            timeout,
+            join_timeout,
             has_joined: AtomicBool::new(false),
-            of_processes: join.of_processes,
+            of_processes,
             in_nccl: AtomicU64::new(0),
         }
     }

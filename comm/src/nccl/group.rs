@@ -79,10 +79,12 @@ impl Nccl {
         Ok(turn)
     }
 
-    /// Marks the end of these calls.
+    /// Marks the end of these calls, unless the next one's begin does.
     fn end(&self, state: &mut State, calls: &[Call<'_>]) -> Result<()> {
         let (first, lane) = (&calls[0], names::lane(calls));
-        self.progress.end(lane, first.stream, first.site)?;
+        if !first.is_followed {
+            self.progress.end(lane, first.stream, first.site)?;
+        }
         if lane == COLLECTIVES && foreign::capture(first.stream).is_none() {
             state.history = names::chained(state.history, names::key(calls));
         }

@@ -60,7 +60,12 @@ pub(crate) fn join(join: Join<'_>) -> Result<Group> {
     let progress = Progress::new(device, LANES)?;
     environment::warn_of_bits();
     let (library, id) = join.agree()?;
-    let common = Arc::new(Common::new(&join));
+    let common = Arc::new(Common::new(
+        join.failure,
+        (name, join.channel),
+        (join.timeout, join.join_timeout),
+        join.of_processes,
+    ));
     let raw = join.initialise(library.functions, id, &common)?;
     let communicator = Arc::new(Communicator {
         functions: library.functions,

@@ -68,11 +68,8 @@ fn has_name(operation: Operation) -> bool {
 pub(super) fn text(calls: &[Call<'_>]) -> String {
     let first = &calls[0];
     let mut text = String::new();
-    if calls.len() > 1 {
-        _ = write!(text, "{} calls that start together: ", calls.len());
-    }
     for (index, call) in calls.iter().enumerate() {
-        let separator = if index > 0 { ", " } else { "" };
+        let separator = ["", ", together with ", ", "][index.min(2)];
         _ = write!(text, "{separator}{}", call.operation);
         if let Some(tensor) = call.tensor {
             _ = write!(text, " of {tensor}");

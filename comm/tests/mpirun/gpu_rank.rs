@@ -265,12 +265,15 @@ impl Buckets {
 
     /// A step: every bucket is halved and summed.
     fn step(&self) -> Result<()> {
+        let followed = self.group.followed();
+        let (last, others) = self.buckets.split_last().expect("there are buckets");
         self.stream.scope(|| {
-            for bucket in &self.buckets {
+            for bucket in others {
                 ops::scale_into(bucket, bucket, 0.5)?;
-                self.reduce(bucket)?;
+                followed.all_reduce(bucket, Reduce::Sum, &self.stream)?;
             }
-            Ok(())
+            ops::scale_into(last, last, 0.5)?;
+            self.reduce(last)
         })
     }
 

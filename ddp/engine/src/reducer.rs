@@ -272,13 +272,13 @@ impl Reducer {
         self.wait.set(Duration::ZERO);
         self.is_stale = self.is_shared || self.buffers.is_some();
         if let Some(job) = self.buffers {
-            self.queue.start(job)?;
+            self.queue.start(job, !self.buckets.is_empty())?;
             self.queue.wait_for(job)?;
         }
         if self.is_shared {
             for bucket in (0..self.buckets.len()).rev() {
                 self.waited[bucket].set(false);
-                self.queue.start(self.read_gather(bucket))?;
+                self.queue.start(self.read_gather(bucket), true)?;
             }
         }
         Ok(())
@@ -314,7 +314,7 @@ impl Reducer {
         let gathers = (0..gathered).map(|bucket| self.value_gather(bucket));
         gathers
             .chain(self.buffers)
-            .try_for_each(|job| self.queue.start(job))?;
+            .try_for_each(|job| self.queue.start(job, false))?;
         self.queue.join()?;
         match self.is_shared {
             true => Ok(params.refresh(0..params.gradients().count())?),
@@ -322,8 +322,8 @@ impl Reducer {
         }
     }
 
-    /// Starts the sum of a small tensor over the ranks, such as losses and counts. Calls keep their
-    /// order, also with buckets.
+    /// Starts the sum of a small tensor over the ranks, such as losses and counts. On a GPU it goes
+    /// with the next bucket.
     pub fn reduce(&mut self, tensor: &Tensor) -> Result<()> {
         self.queue.start_sum(tensor)
     }
@@ -351,9 +351,16 @@ impl Reducer {
         self.ready_at.fill(Instant::now());
         self.waiting.fill(0);
         while self.next < self.buckets.len() {
-            self.queue.start(self.next)?;
-            self.next += 1;
+            self.start_next()?;
         }
+        Ok(())
+    }
+
+    /// Starts the sum of the next bucket.
+    fn start_next(&mut self) -> Result<()> {
+        let is_followed = self.next + 1 < self.buckets.len();
+        self.queue.start(self.next, is_followed)?;
+        self.next += 1;
         Ok(())
     }
 
@@ -419,8 +426,7 @@ impl Listener for Reducer {
             }
         }
         while self.waiting.get(self.next) == Some(&0) {
-            self.queue.start(self.next)?;
-            self.next += 1;
+            self.start_next()?;
         }
         Ok(())
     }

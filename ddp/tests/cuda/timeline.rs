@@ -29,6 +29,8 @@ impl Piece {
 /// Four layers in buckets of about one each, 12 steps; the host looks at the first and the last.
 /// Batches are large enough that their copy outlasts the few numbers at a step's start.
 const STEPS: usize = 12;
+/// What a group calls before the first step, each marked by itself.
+const WARM_UP: usize = 7;
 const WORDS: &str = "--data glyphs,rows=512,held-out=0 --hidden 64,64,64 --bucket-mb 0.02 --batch-size 128 --epochs 3 \
                      --log-every 100 --threads 1 --device cuda --data-on-device off --out OUT";
 /// A batch's features: 64 rows of 784 numbers for each of two ranks.
@@ -113,6 +115,13 @@ fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_s
             let is_bucket = |piece: &&Piece| piece.part == "nccl" && piece.bytes >= BUCKET_BYTES;
             let mut buckets = timeline.iter().filter(is_bucket);
             assert!(buckets.all(|piece| piece.priority < 0), "--graph {graph}");
+            // One mark a bucket, and one for the end of the last; the losses go with a bucket.
+            let count = |what: &str| timeline.iter().filter(|p| p.what.contains(what)).count();
+            let calls = timeline.iter().filter(|piece| piece.part == "nccl").count();
+            assert_eq!(count("progress_begin"), calls, "--graph {graph}");
+            assert_eq!(count("progress_end"), STEPS + WARM_UP, "--graph {graph}");
+            let are_losses = |p: &Piece| p.what.starts_with("ncclAllReduce of 4 f32");
+            assert!(!timeline.iter().any(are_losses), "--graph {graph}");
             // The first has no step before it, and the host waits for the first step's log.
             assert!(
                 copies >= STEPS - 4,

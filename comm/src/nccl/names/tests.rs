@@ -23,6 +23,7 @@ fn with<R>(operations: &[(Operation, &str, usize)], look: impl FnOnce(&[Call<'_>
         stream: &stream,
         sequence: 0,
         timeout: Duration::from_secs(1),
+        is_followed: false,
         group: "gradients",
         site: Location::caller(),
     };
@@ -101,7 +102,7 @@ fn texts_say_what_and_where_and_keep_where_when_they_are_cut() {
     assert!(one.contains("names/tests.rs:"), "{one}");
     let many = text_of(&[(Operation::Send { to: 1 }, "x", 5); 64]);
     assert!(
-        many.starts_with("64 calls that start together: send to rank 1 of \"x\""),
+        many.starts_with("send to rank 1 of \"x\" f32[5] on cpu, together with send to rank 1 of"),
         "{many}"
     );
     assert!(

@@ -17,6 +17,7 @@ fn call<'a>(
         stream,
         sequence,
         timeout,
+        is_followed: false,
         group,
         site,
     }

@@ -23,11 +23,15 @@ pub(super) struct DeviceQueue {
     device: Device,
     jobs: Vec<Job>,
     group: Group,
+    /// For jobs that another job of the step follows.
+    followed: Group,
     /// None if jobs go to the compute stream.
     own: Option<Stream>,
     /// By job: the point after it, if it moves values and was started since the last join.
     after: RefCell<Vec<Option<Event>>>,
-    /// Small tensors that are being summed: their memory may not be reused before the join.
+    /// Small tensors that the next sum of a bucket takes along.
+    small: RefCell<Vec<Tensor>>,
+    /// Those that are being summed: their memory may not be reused before the join.
     held: RefCell<Vec<Tensor>>,
     /// Whether the own stream got work since the last join.
     is_ahead: Cell<bool>,
@@ -50,8 +54,10 @@ impl DeviceQueue {
             device,
             after: RefCell::new(vec![None; jobs.len()]),
             jobs,
+            followed: group.followed(),
             group,
             own,
+            small: RefCell::default(),
             held: RefCell::default(),
             is_ahead: Cell::new(false),
         })
@@ -70,6 +76,7 @@ impl DeviceQueue {
 
     fn forget(&self) {
         self.after.borrow_mut().fill(None);
+        self.small.borrow_mut().clear();
         self.held.borrow_mut().clear();
     }
 }
@@ -84,9 +91,18 @@ impl CommQueue for DeviceQueue {
         self.is_ahead.set(false);
     }
 
-    fn start(&self, job: usize) -> Result<()> {
+    fn start(&self, job: usize, is_followed: bool) -> Result<()> {
         let (index, job, stream) = (job, &self.jobs[job], self.stream()?);
-        job.run(&self.group, &stream)?;
+        let group = match is_followed {
+            true => &self.followed,
+            false => &self.group,
+        };
+        let (mut small, mut held) = (self.small.borrow_mut(), self.held.borrow_mut());
+        let first = held.len();
+        if job.is_sum() {
+            held.append(&mut small);
+        }
+        job.run(group, &held[first..], &stream)?;
         if let (Job::Gather(_) | Job::Broadcast(_), Some(own)) = (job, &self.own) {
             self.after.borrow_mut()[index] = Some(own.record()?);
         }
@@ -94,8 +110,8 @@ impl CommQueue for DeviceQueue {
     }
 
     fn start_sum(&self, tensor: &Tensor) -> Result<()> {
-        self.held.borrow_mut().push(tensor.clone());
-        job::sum(tensor, &self.group, &self.stream()?)
+        self.small.borrow_mut().push(tensor.clone());
+        Ok(())
     }
 
     fn wait_for(&self, job: usize) -> Result<()> {
@@ -106,6 +122,10 @@ impl CommQueue for DeviceQueue {
     }
 
     fn join(&self) -> Result<()> {
+        // Of a stage without trained parameters, or after the last bucket.
+        for tensor in self.small.borrow().iter() {
+            job::sum(tensor, &self.group, &self.stream()?)?;
+        }
         self.forget();
         match &self.own {
             Some(own) if self.is_ahead.replace(false) => {

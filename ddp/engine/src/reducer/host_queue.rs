@@ -123,7 +123,7 @@ impl CommQueue for HostQueue {
         self.threaded
     }
 
-    fn start(&self, job: usize) -> Result<()> {
+    fn start(&self, job: usize, _is_followed: bool) -> Result<()> {
         self.push(Entry::Job(job))
     }
 
@@ -219,7 +219,7 @@ impl Shared {
 
         let started = Instant::now();
         let result = in_phase(phase, || match &entry {
-            Entry::Job(index) => self.jobs[*index].run(&self.group, &self.stream),
+            Entry::Job(index) => self.jobs[*index].run(&self.group, &[], &self.stream),
             Entry::Sum(tensor) => job::sum(tensor, &self.group, &self.stream),
         });
         let ended = Instant::now();

@@ -70,17 +70,26 @@ impl Reduced {
 }
 
 impl Job {
-    /// Gives the job to `stream`. On the CPU this runs it.
-    pub(super) fn run(&self, group: &Group, stream: &Stream) -> Result<()> {
+    /// Whether it sums gradients.
+    pub(super) fn is_sum(&self) -> bool {
+        matches!(self, Job::Sum(_) | Job::SumSlice(_))
+    }
+
+    /// Gives the job to `stream`, a sum together with those of the `small` tensors: NCCL runs such
+    /// calls in one launch. On the CPU this runs it.
+    pub(super) fn run(&self, group: &Group, small: &[Tensor], stream: &Stream) -> Result<()> {
         match self {
-            Job::Sum(bucket) => {
+            Job::Sum(bucket) | Job::SumSlice(bucket) => {
                 faults::at(FaultPoint::Reduction)?;
-                group.all_reduce(bucket.packed(stream)?, Reduce::Sum, stream)?;
-                bucket.unpack(stream)
-            }
-            Job::SumSlice(bucket) => {
-                faults::at(FaultPoint::Reduction)?;
-                group.reduce_scatter(bucket.packed(stream)?, Reduce::Sum, stream)?;
+                let packed = bucket.packed(stream)?;
+                group.grouped(|| {
+                    match self {
+                        Job::Sum(_) => group.all_reduce(packed, Reduce::Sum, stream)?,
+                        _ => group.reduce_scatter(packed, Reduce::Sum, stream)?,
+                    }
+                    let sum = |tensor| group.all_reduce(tensor, Reduce::Sum, stream);
+                    small.iter().try_for_each(sum)
+                })?;
                 bucket.unpack(stream)
             }
             Job::Gather(values) => Ok(group.all_gather(values, stream)?),

@@ -16,10 +16,12 @@ pub(super) trait CommQueue: Debug + Send {
     /// Begins a step. Forgets the jobs of a capture that failed.
     fn begin(&self) {}
 
-    /// Starts a job, after all work that the device's current stream has so far.
-    fn start(&self, job: usize) -> Result<()>;
+    /// Starts a job, after all work that the device's current stream has so far. `is_followed`:
+    /// another job of the same step follows.
+    fn start(&self, job: usize, is_followed: bool) -> Result<()>;
 
-    /// Starts the sum of a small tensor over the ranks, likewise.
+    /// Starts the sum of a small tensor over the ranks, likewise; on a GPU together with the next
+    /// bucket. It may be read after the join.
     fn start_sum(&self, tensor: &Tensor) -> Result<()>;
 
     /// Orders later work of the device's current stream after a job, if it was started since the
