@@ -222,6 +222,22 @@ const CASES: &[Case] = &[
             "then: sum 40000",
         ],
     },
+    // A library that makes no handle makes room for the next one.
+    Case {
+        plan: "cublasLtCreate@1=not_initialized",
+        what: some_work,
+        words: &["sum 40000"],
+    },
+    Case {
+        plan: "cublasLtCreate@1=not_initialized; cublasLtCreate@2=not_initialized; \
+               cublasLtCreate@3=not_initialized; cublasLtCreate@4=not_initialized",
+        what: || and_then_again(some_work()),
+        words: &[
+            "first: addmm: cuda:0 is not available",
+            "cublasLtCreate failed: ",
+            "then: sum 40000",
+        ],
+    },
     Case {
         plan: "cublasLtMatmul@1=launch_failure",
         what: || and_then_again(some_work()),

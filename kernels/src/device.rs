@@ -7,7 +7,7 @@ mod parse;
 
 use std::fmt;
 
-pub use discover::{Discovery, Gpu, Library, discover};
+pub use discover::{Candidate, Discovery, Gpu, Library, discover};
 
 /// The memory that a tensor is in, and the processor that operations on it run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

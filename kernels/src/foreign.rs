@@ -16,7 +16,7 @@
 //!     }
 //! }
 //!
-//! match Library::nccl().and_then(|library| Functions::load(library, "Install a newer one")) {
+//! match Library::nccl(|library| Functions::load(library, "Install a newer one")) {
 //!     Ok(_functions) => {}
 //!     Err(why) => assert!(why.contains("NCCL"), "{why}"),
 //! }

@@ -73,7 +73,10 @@ pub(super) fn get() -> Result<Nccl, &'static str> {
 }
 
 fn load() -> Result<(Functions, Version), String> {
-    let library = Library::nccl()?;
+    Library::nccl(accept)
+}
+
+fn accept(library: Library) -> Result<(Functions, Version), String> {
     let functions = Functions::load(library, HELP)?;
     let mut version = 0;
     // SAFETY: writes an int, to a variable of ours.

@@ -2,13 +2,13 @@
 //! rank has which GPU.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ddp_comm::World;
-use ddp_kernels::device::{Library, discover};
+use ddp_kernels::device::{Candidate, Library, discover};
 use ddp_kernels::mapped::free_bytes;
-use ddp_kernels::{Device, simd};
+use ddp_kernels::{DType, Device, Tensor, ops, simd};
 
 use super::finding::Finding;
 use crate::error::Result;
@@ -200,7 +200,7 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     let found = discover();
     let several = ranks > 1 || found.gpus.len() > 1;
     let mut findings = vec![match &found.why_no_gpu {
-        None => library(&found.driver, true),
+        None => library(&found.driver, true, &[]),
         // No GPU is fine; a GPU that cannot be used is not.
         Some(why) if Path::new("/proc/driver/nvidia").exists() || found.driver.found.is_some() => {
             Finding::bad(
@@ -220,9 +220,17 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
             format!("the driver supports {major}.{minor} at most"),
         ));
     }
-    findings.push(library(&found.cublaslt, true));
-    findings.push(library(&found.nvrtc, true));
-    findings.push(library(&found.nccl, several));
+    // Loads the libraries, so that those that fail are known.
+    let product = Tensor::ones(&[16, 16], DType::F32, Device::Cuda(0))
+        .and_then(|ones| ops::addmm(&ones, &ones, &ones, 1.0, 0.0)?.to_vec::<f32>());
+    let refused = ddp_kernels::foreign::Library::refused();
+    findings.push(library(&found.cublaslt, true, &refused));
+    findings.push(library(&found.nvrtc, true, &refused));
+    findings.push(library(&found.nccl, several, &refused));
+    if let Err(error) = product {
+        let help = "install versions of the libraries that fit the driver";
+        findings.push(Finding::bad("GPU", error.to_string(), help));
+    }
     findings.extend(found.gpus.iter().map(|gpu| {
         let simulated = if gpu.name.contains("Simulated") {
             " (SIMULATED: its speed means nothing)"
@@ -234,16 +242,30 @@ pub(super) fn cuda(ranks: usize) -> Vec<Finding> {
     findings
 }
 
-fn library(library: &Library, needed: bool) -> Finding {
-    let version = library
-        .version
-        .as_ref()
-        .map_or(String::new(), |version| format!(" ({version})"));
-    let place = library
-        .found
-        .as_ref()
-        .map_or("not found".to_string(), |path| path.display().to_string());
-    let text = format!("{}: {place}{version}", library.what);
+/// A library: the file that is used, and why others are not.
+fn library(library: &Library, needed: bool, refused: &[(PathBuf, String)]) -> Finding {
+    let line = |path: &Path, version: &Option<String>| match version {
+        Some(version) => format!("{} ({version})", path.display()),
+        None => path.display().to_string(),
+    };
+    let why = |file: &Candidate| {
+        let failed = refused.iter().find(|(path, _)| *path == file.path);
+        file.skipped.clone().or(failed.map(|(_, why)| why.clone()))
+    };
+    let used = library.candidates.iter().find(|file| why(file).is_none());
+    let place = match (used, &library.found) {
+        (Some(file), _) => line(&file.path, &file.version),
+        (None, Some(path)) => line(path, &library.version),
+        (None, None) => "not found".to_string(),
+    };
+    let mut text = format!("{}: {place}", library.what);
+    for file in &library.candidates {
+        match why(file) {
+            Some(why) => text += &format!("\nskipped {}: {why}", line(&file.path, &file.version)),
+            None if used == Some(file) => {}
+            None => text += &format!("\nnot needed: {}", line(&file.path, &file.version)),
+        }
+    }
     match &library.advice {
         Some(advice) if needed => Finding::bad("library", text, advice.clone()),
         Some(advice) => Finding::note("library", text, advice.clone()),
@@ -368,11 +390,12 @@ mod tests {
             found: None,
             version: None,
             advice: Some("install it".into()),
+            candidates: Vec::new(),
         };
         assert_eq!(
             (
-                library(&missing, true).health,
-                library(&missing, false).health
+                library(&missing, true, &[]).health,
+                library(&missing, false, &[]).health
             ),
             (Health::Bad, Health::Note)
         );
@@ -381,6 +404,39 @@ mod tests {
             advice: None,
             ..missing
         };
-        assert_eq!(library(&there, true).health, Health::Fine);
+        assert_eq!(library(&there, true, &[]).health, Health::Fine);
+    }
+
+    #[test]
+    fn every_file_of_a_library_is_shown_with_why_it_is_not_used() {
+        let file = |path: &str, version: &str, skipped: Option<&str>| Candidate {
+            path: path.into(),
+            version: Some(version.into()),
+            skipped: skipped.map(str::to_string),
+        };
+        let found = Library {
+            what: "cuBLASLt",
+            found: Some("b/libcublasLt.so.13".into()),
+            version: Some("13".into()),
+            advice: None,
+            candidates: vec![
+                file("a/libcublasLt.so.14", "14", Some("too new")),
+                file("b/libcublasLt.so.13", "13", None),
+                file("c/libcublasLt.so.13", "13.1", None),
+                file("d/libcublasLt.so.12", "12.8", None),
+            ],
+        };
+        let refused = [("b/libcublasLt.so.13".into(), "cublasLtCreate failed".into())];
+        let finding = library(&found, true, &refused);
+        assert_eq!(
+            (finding.health, finding.text.as_str()),
+            (
+                Health::Fine,
+                "cuBLASLt: c/libcublasLt.so.13 (13.1)\n\
+                 skipped a/libcublasLt.so.14 (14): too new\n\
+                 skipped b/libcublasLt.so.13 (13): cublasLtCreate failed\n\
+                 not needed: d/libcublasLt.so.12 (12.8)"
+            )
+        );
     }
 }

@@ -348,21 +348,34 @@ impl Engine {
 
     fn make(launcher: &Launcher) -> Result<Engine> {
         let (gpu, op, at) = (launcher.gpu, launcher.op, launcher.at);
-        let functions = library::functions().map_err(|why| Error::DeviceAbsent {
-            op,
-            device: gpu.device(),
-            why: why.to_string(),
-            at,
-        })?;
+        /// Of the first device that made a handle: all devices use the same library.
+        static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
         gpu.bind().map_err(|fault| fault.of(op, gpu.device(), at))?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the handle's context is current; the pointer is to a local variable.
-        let made = unsafe { blaslt!(functions, cublasLtCreate(&mut handle)) };
-        made.map_err(|Fault { function, code }| {
-            let (name, meaning) = functions.describe(code);
-            let help = "check that the device has free memory and that the library fits the driver";
-            Error::cuda(op, gpu.device(), function, [&name, &meaning], help, at)
-        })?;
+        let create = |functions: &Functions| {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the handle's context is current; the pointer is to a local variable.
+            unsafe { blaslt!(functions, cublasLtCreate(&mut handle)) }.map(|()| handle)
+        };
+        let (functions, handle) = match FUNCTIONS.get() {
+            Some(functions) => {
+                let handle = create(functions).map_err(|Fault { function, code }| {
+                    let (name, meaning) = functions.describe(code);
+                    let help = "check that the device has free memory";
+                    Error::cuda(op, gpu.device(), function, [&name, &meaning], help, at)
+                })?;
+                (functions, handle)
+            }
+            None => {
+                let (functions, handle) =
+                    library::load(create).map_err(|why| Error::DeviceAbsent {
+                        op,
+                        device: gpu.device(),
+                        why,
+                        at,
+                    })?;
+                (FUNCTIONS.get_or_init(|| functions), handle)
+            }
+        };
         // SAFETY: takes no arguments and needs no context.
         let version = unsafe { (functions.cublasLtGetVersion)() };
         tracing::debug!("cuBLASLt {version} on {}", gpu.device());

@@ -106,11 +106,11 @@ functions! {
 pub(crate) fn functions() -> Result<&'static Functions, &'static str> {
     static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
     let load = || {
-        let library = Library::open(&discover().driver, &["libcuda.so.1", "libcuda.so"])?;
-        Functions::load(
-            library,
-            "update the NVIDIA driver to one for CUDA 11.4 or later",
-        )
+        let help = "update the NVIDIA driver to one for CUDA 11.4 or later";
+        let names = ["libcuda.so.1", "libcuda.so"];
+        Library::first(&discover().driver, &names, |library| {
+            Functions::load(library, help)
+        })
     };
     FUNCTIONS.get_or_init(load).as_ref().map_err(String::as_str)
 }

@@ -1,44 +1,70 @@
-//! Loading NVIDIA's libraries at first use, from the files that discovery found. `foreign.rs`
-//! offers this to other crates.
+//! Loading NVIDIA's libraries at first use, from the files that discovery found: a file that cannot
+//! be used makes room for the next one. `foreign.rs` offers this to other crates.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 pub(crate) use super::loaded::file_of;
 use super::loaded::loader_message;
 pub use super::loaded::{Library, functions};
 use crate::device::Library as Part;
 use crate::error::Help;
+use crate::sync::lock;
+
+/// The files that were tried and refused, and why.
+static REFUSED: Mutex<Vec<(PathBuf, String)>> = Mutex::new(Vec::new());
 
 impl Library {
-    /// NCCL, as discovery found it.
-    pub fn nccl() -> Result<Library, String> {
+    /// NCCL: what `accept` makes of the first file that it takes.
+    pub fn nccl<T>(accept: impl Fn(Library) -> Result<T, String>) -> Result<T, String> {
         let part = &crate::device::discover().nccl;
-        Library::open(part, &["libnccl.so.2", "libnccl.so"])
+        Library::first(part, &["libnccl.so.2", "libnccl.so"], accept)
     }
 
-    /// Loads the file that discovery found or, if it found none, the first of `names` that the
-    /// loader finds. Not public: a caller could make a `Part` of any path, whose code would run.
-    pub(crate) fn open(part: &Part, names: &[&str]) -> Result<Library, String> {
+    /// The files of all libraries that this process tried and refused, and why.
+    pub fn refused() -> Vec<(PathBuf, String)> {
+        lock(&REFUSED).clone()
+    }
+
+    /// Loads the files that discovery found, then the `names` that the loader knows, until `accept`
+    /// takes one; else the first refusal. Not public: a caller could make a `Part` of any path,
+    /// whose code would run.
+    pub(crate) fn first<T>(
+        part: &Part,
+        names: &[&str],
+        accept: impl Fn(Library) -> Result<T, String>,
+    ) -> Result<T, String> {
         let what = part.what;
-        let found = part.found.as_deref().filter(|_| part.is_sound());
+        let usable = part.candidates.iter().filter(|it| it.skipped.is_none());
+        let files = usable.map(|it| it.path.as_path());
+        let advice = part.advice.as_deref();
         let mut refusal = None;
-        for name in found.into_iter().chain(names.iter().map(Path::new)) {
+        for path in files.chain(names.iter().map(Path::new)) {
             // SAFETY: loading runs the library's initialisers. It is NVIDIA's, from where the user
             // installed it or told this process to look; every CUDA program loads it like this.
-            match unsafe { libloading::Library::new(name) } {
-                Ok(handle) => {
-                    return Ok(Library::new(handle, what));
+            let why = match unsafe { libloading::Library::new(path) } {
+                Ok(handle) => match accept(Library::new(handle, what)) {
+                    Ok(accepted) => return Ok(accepted),
+                    Err(why) => why,
+                },
+                Err(error) if path.is_absolute() => {
+                    let help =
+                        "reinstall it, or put the folder of a working one in LD_LIBRARY_PATH";
+                    let (message, help) = (loader_message(&error), Help(help));
+                    format!("{what} cannot be loaded: {message}{help}")
                 }
-                Err(error) if Some(name) == found => refusal = Some(loader_message(&error)),
-                Err(_) => {}
-            }
+                Err(_) => continue,
+            };
+            tracing::debug!("{} is not used: {why}", path.display());
+            lock(&REFUSED).push((path.to_owned(), why.clone()));
+            refusal.get_or_insert(why);
         }
-        let reinstall = "reinstall it, or put the folder of a working one in LD_LIBRARY_PATH";
-        let advice = part.advice.as_deref().unwrap_or(reinstall);
-        Err(match refusal {
-            Some(message) => format!("{what} cannot be loaded: {message}{}", Help(advice)),
-            None if advice.starts_with("broken") => format!("{what} cannot be used: {advice}"),
-            None => format!("{what} was not found{}", Help(advice)),
+        Err(match (refusal, advice) {
+            (Some(why), _) => why,
+            (None, Some(advice)) if part.found.is_some() => {
+                format!("{what} cannot be used: {advice}")
+            }
+            (None, advice) => format!("{what} was not found{}", Help(advice.unwrap_or_default())),
         })
     }
 }

@@ -12,11 +12,11 @@ mod search;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-pub use found::{Gpu, Library};
-use search::{Found, SearchEnvironment};
+pub use found::{Candidate, Gpu, Library};
+use search::SearchEnvironment;
 
 /// What this process can use of CUDA. `Display` shows a short table.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub fn discover() -> &'static Discovery {
     DISCOVERY.get_or_init(|| {
         let driver_names = driver::NAMES.map(OsString::from).to_vec();
         let variable = |name: &str| std::env::var_os(name);
-        Discovery::look(&SearchEnvironment::reading(
+        Discovery::look(SearchEnvironment::reading(
             variable,
             Path::new("/"),
             driver_names,
@@ -56,23 +56,42 @@ pub fn discover() -> &'static Discovery {
 
 impl Discovery {
     /// Looks in this environment; nothing is kept.
-    fn look(environment: &SearchEnvironment) -> Discovery {
+    fn look(mut environment: SearchEnvironment) -> Discovery {
         let driver::Answer {
             library: driver,
             version: driver_version,
             gpus,
             why_no_gpu,
-        } = driver::ask(environment);
-        let folders = environment.library_folders();
+        } = driver::ask(&environment);
+        let find = |environment: &SearchEnvironment| {
+            let folders = environment.library_folders();
+            [CUBLASLT, NVRTC, NCCL].map(|part| library(part, &folders, driver_version))
+        };
+        let mut found = find(&environment);
+        // Starting Python takes time, so it is asked only where something is missing.
+        let is_short = !gpus.is_empty() && found.iter().any(|library| !library.is_sound());
+        if is_short && environment.ask_python() {
+            found = find(&environment);
+        }
+        let [cublaslt, nvrtc, nccl] = found;
         Discovery {
             driver,
-            cublaslt: library(CUBLASLT, search::find_library(CUBLASLT.stem, &folders)),
-            nvrtc: library(NVRTC, search::find_library(NVRTC.stem, &folders)),
-            nccl: library(NCCL, search::find_library(NCCL.stem, &folders)),
+            cublaslt,
+            nvrtc,
+            nccl,
             driver_version,
             gpus,
             why_no_gpu,
         }
+    }
+}
+
+impl Discovery {
+    /// Why a library of this major version of CUDA cannot be used here.
+    pub(crate) fn refuse_cuda(&self, major: u64) -> Result<(), String> {
+        CUBLASLT
+            .refuse(&[major], self.driver_version)
+            .map_or(Ok(()), Err)
     }
 }
 
@@ -82,6 +101,10 @@ struct Part {
     what: &'static str,
     /// The file's name up to the version.
     stem: &'static str,
+    /// The oldest usable version.
+    oldest: &'static [u64],
+    /// Whether its version is that of CUDA, which must not be newer than the driver's.
+    has_cuda_version: bool,
     /// What it is needed for and how to install it.
     advice: &'static str,
 }
@@ -89,6 +112,8 @@ struct Part {
 const CUBLASLT: Part = Part {
     what: "cuBLASLt",
     stem: "libcublasLt.so",
+    oldest: &[12],
+    has_cuda_version: true,
     advice: "it is needed for linear layers on a GPU. Install your distribution's package of cuBLAS or of the CUDA \
              toolkit, or the pip wheel nvidia-cublas in the active Python environment, or put the folder that holds \
              libcublasLt.so.13 in LD_LIBRARY_PATH",
@@ -97,6 +122,8 @@ const CUBLASLT: Part = Part {
 const NVRTC: Part = Part {
     what: "NVRTC",
     stem: "libnvrtc.so",
+    oldest: &[12],
+    has_cuda_version: true,
     advice: "it is needed for compiling this project's kernels for a GPU. Install your distribution's package of NVRTC \
              or of the CUDA toolkit, or the pip wheel nvidia-cuda-nvrtc in the active Python environment, or put the \
              folder that holds libnvrtc.so.13 in LD_LIBRARY_PATH",
@@ -105,39 +132,43 @@ const NVRTC: Part = Part {
 const NCCL: Part = Part {
     what: "NCCL",
     stem: "libnccl.so",
+    oldest: &[2, 18],
+    has_cuda_version: false,
     advice: "it is needed for training on more than one GPU. Install your distribution's package libnccl2, or the pip \
              wheel nvidia-nccl-cu13 in the active Python environment, or put the folder that holds libnccl.so.2 in \
              LD_LIBRARY_PATH",
 };
 
-/// Describes the result of a search for a library's file.
-fn library(part: Part, found: Found) -> Library {
-    let what = part.what;
-    match found {
-        Found::Sound { path, version } => Library {
-            what,
-            found: Some(path),
-            version,
-            advice: None,
-        },
-        Found::Broken { path, why } => {
-            let advice = Some(format!(
-                "broken: {why}. Reinstall or remove it; {}",
-                part.advice
-            ));
-            Library {
-                what,
-                found: Some(path),
-                version: None,
-                advice,
-            }
+impl Part {
+    /// Why a version cannot be used with this driver. A major version alone may be new enough.
+    fn refuse(&self, version: &[u64], driver: Option<(u32, u32)>) -> Option<String> {
+        let common = version.len().min(self.oldest.len());
+        if version[..common] < self.oldest[..common] {
+            let oldest: Vec<String> = self.oldest.iter().map(u64::to_string).collect();
+            return Some(format!("too old: expected {} or later", oldest.join(".")));
         }
-        Found::Missing => Library {
-            what,
-            found: None,
-            version: None,
-            advice: Some(part.advice.to_string()),
-        },
+        let (major, minor) = driver.filter(|_| self.has_cuda_version)?;
+        (version.first()? > &major.into())
+            .then(|| format!("too new: the driver supports CUDA {major}.{minor} at most"))
+    }
+}
+
+/// Searches for a library's file.
+fn library(part: Part, folders: &[PathBuf], driver: Option<(u32, u32)>) -> Library {
+    let candidates = search::candidates(part.stem, folders, |version| part.refuse(version, driver));
+    let usable = candidates.iter().find(|file| file.skipped.is_none());
+    let first = usable.or(candidates.first());
+    let advice = match first.map(|file| file.skipped.as_deref()) {
+        Some(None) => None,
+        Some(Some(why)) => Some(format!("{why}. Reinstall or remove it; {}", part.advice)),
+        None => Some(part.advice.to_string()),
+    };
+    Library {
+        what: part.what,
+        found: first.map(|file| file.path.clone()),
+        version: first.and_then(|file| file.version.clone()),
+        advice,
+        candidates,
     }
 }
 

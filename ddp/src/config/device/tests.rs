@@ -227,6 +227,7 @@ fn a_library_that_is_missing_or_broken_is_told_with_what_to_do() {
         found: found.map(Into::into),
         version: None,
         advice: advice.map(Into::into),
+        candidates: Vec::new(),
     };
     assert_eq!(missing(&library(Some("/lib/libnccl.so.2"), None)), None);
     assert_eq!(

@@ -1,12 +1,12 @@
 //! The functions of cuBLASLt and its errors.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::OnceLock;
 
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t};
 
 use crate::cuda::library::{self, Library};
 use crate::device::discover;
+use crate::error::Help;
 
 /// Opaque to us: handles, descriptors, layouts and preferences.
 pub(super) type Opaque = *mut c_void;
@@ -77,16 +77,29 @@ pub(super) fn outcome(function: &'static str, code: c_int) -> Result<(), Fault> 
     }
 }
 
-/// The functions, looked up at the first call; or what is missing, with help.
-pub(super) fn functions() -> Result<&'static Functions, &'static str> {
+/// The functions of the first library in which a handle can be created, and that handle; or what is
+/// missing, with help.
+pub(super) fn load(
+    create: impl Fn(&Functions) -> Result<Opaque, Fault>,
+) -> Result<(Functions, Opaque), String> {
     const HELP: &str = "install cuBLASLt of CUDA 12.0 or later, for example the pip wheel \
          nvidia-cublas in the active Python environment";
-    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
-    let load = || {
-        let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-        Functions::load(Library::open(&discover().cublaslt, &names)?, HELP)
-    };
-    FUNCTIONS.get_or_init(load).as_ref().map_err(String::as_str)
+    let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+    Library::first(&discover().cublaslt, &names, |library| {
+        let functions = Functions::load(library, HELP)?;
+        // SAFETY: takes no arguments and needs no context.
+        let version = unsafe { (functions.cublasLtGetVersion)() };
+        let refused = |why| format!("cuBLASLt {version} is {why}{}", Help(HELP));
+        discover()
+            .refuse_cuda(version as u64 / 10_000)
+            .map_err(refused)?;
+        let handle = create(&functions).map_err(|Fault { function, code }| {
+            let (name, meaning) = functions.describe(code);
+            let help = "check that the device has free memory and that the library fits the driver";
+            format!("{function} failed: {name} ({meaning}){}", Help(help))
+        })?;
+        Ok((functions, handle))
+    })
 }
 
 impl Functions {

@@ -8,6 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use crate::cuda::library::{self, Library};
 use crate::device::discover;
+use crate::error::Help;
 use crate::heartbeat::{self, Work};
 
 library::functions! {
@@ -68,7 +69,11 @@ pub(super) fn get() -> Result<&'static Compiler, &'static str> {
 impl Compiler {
     fn load() -> Result<Compiler, String> {
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-        let functions = Functions::load(Library::open(&discover().nvrtc, &names)?, HELP)?;
+        Library::first(&discover().nvrtc, &names, Compiler::of)
+    }
+
+    fn of(library: Library) -> Result<Compiler, String> {
+        let functions = Functions::load(library, HELP)?;
         let (mut major, mut minor, mut count) = (0, 0, 0);
         // SAFETY: both functions write ints, to local variables.
         unsafe {
@@ -81,6 +86,8 @@ impl Compiler {
                 (functions.nvrtcGetNumSupportedArchs)(&mut count),
             )?;
         }
+        let refused = |why| format!("NVRTC {major}.{minor} is {why}{}", Help(HELP));
+        discover().refuse_cuda(major as u64).map_err(refused)?;
         load_builtins(functions.nvrtcVersion as *const c_void, (major, minor));
         let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
         // SAFETY: the buffer has room for as many ints as it said there are.

@@ -57,6 +57,7 @@ pub(super) fn ask(environment: &SearchEnvironment) -> Answer {
         version: release(&found),
         found: Some(found),
         advice: None,
+        candidates: Vec::new(),
     };
     Answer {
         library,
@@ -79,6 +80,7 @@ fn load(names: &[OsString]) -> Result<(Functions, &OsStr), Library> {
         found,
         version: None,
         advice: Some(advice),
+        candidates: Vec::new(),
     };
     let mut broken = None;
     for name in names {

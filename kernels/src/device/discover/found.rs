@@ -32,6 +32,19 @@ pub struct Library {
     pub version: Option<String>,
     /// How to fix it if it is missing or broken.
     pub advice: Option<String>,
+    /// All files of that name, in the order in which they are tried.
+    pub candidates: Vec<Candidate>,
+}
+
+/// A file that may be the library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The file, or the link to it that programs load.
+    pub path: PathBuf,
+    /// Its version, as far as file names tell.
+    pub version: Option<String>,
+    /// Why it is not tried.
+    pub skipped: Option<String>,
 }
 
 impl Library {

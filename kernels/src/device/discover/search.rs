@@ -1,14 +1,20 @@
 //! Where CUDA's files are: toolkits, distribution packages, pip wheels, conda.
 //!
 //! Files are found and never loaded. `libnccl.so.2` and `libnccl.so.2.27.3` are accepted like
-//! `libnccl.so`. The first folder wins. Within a folder, and among several toolkits or Pythons, the
-//! newest version wins, compared as numbers. All inputs are in a [`SearchEnvironment`], so that
-//! tests can build machines.
+//! `libnccl.so`. The first folder wins, unless its file cannot be used here. Within a folder, and
+//! among several toolkits or Pythons, the newest version wins, compared as numbers. All inputs are
+//! in a [`SearchEnvironment`], so that tests can build machines.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::found::Candidate;
 
 /// The environment variables and the file system's root to search.
 pub(super) struct SearchEnvironment {
@@ -19,6 +25,8 @@ pub(super) struct SearchEnvironment {
     /// Prefixes of Python environments: `VIRTUAL_ENV`, `CONDA_PREFIX`, those of each `python3` on
     /// `PATH`, `~/.local`.
     python_prefixes: Vec<PathBuf>,
+    /// The first `python3` on `PATH`.
+    python: Option<PathBuf>,
     /// `CUDA_VISIBLE_DEVICES`, if set.
     pub(super) visible_devices: Option<OsString>,
     /// Replaces `/` in tests.
@@ -48,11 +56,13 @@ impl SearchEnvironment {
             .into_iter()
             .filter_map(folder)
             .collect();
+        let mut pythons = Vec::new();
         for bin in folders("PATH") {
             // An image may set nothing but PATH: use the prefix of the link, then that of its
             // target.
             let python = bin.join("python3");
             if let Ok(real) = python.canonicalize() {
+                pythons.push(python.clone());
                 python_prefixes.extend(
                     [&python, &real]
                         .into_iter()
@@ -68,10 +78,21 @@ impl SearchEnvironment {
                 .filter_map(folder)
                 .collect(),
             python_prefixes,
+            python: pythons.into_iter().next(),
             visible_devices: variable("CUDA_VISIBLE_DEVICES"),
             root: root.to_owned(),
             driver_names,
         }
+    }
+
+    /// Adds the prefix that the first `python3` on `PATH` reports, where it is not known yet:
+    /// wrappers and chains of links hide it. Returns whether there is anything new to search.
+    pub(super) fn ask_python(&mut self) -> bool {
+        let python = self.python.take();
+        let prefix = python.and_then(|python| prefix_of(&python, PYTHON_TIME_MAX));
+        let new = prefix.filter(|prefix| !self.python_prefixes.contains(prefix));
+        self.python_prefixes.extend(new.clone());
+        new.is_some()
     }
 
     /// Every folder that may hold a library, in order of preference.
@@ -133,6 +154,35 @@ impl SearchEnvironment {
         }
         folders
     }
+}
+
+/// How long `python3` may take to start.
+const PYTHON_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// `sys.prefix` of a Python, if it answers in time.
+pub(super) fn prefix_of(python: &Path, time_max: Duration) -> Option<PathBuf> {
+    let mut child = Command::new(python)
+        .args(["-c", "import sys; print(sys.prefix)"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let stdout = child.stdout.take()?;
+    let (send, receive) = std::sync::mpsc::channel();
+    // A thread, because a pipe that something else holds open never ends.
+    std::thread::spawn(move || {
+        let mut line = Vec::new();
+        let read = BufReader::new(stdout.take(4096)).read_until(b'\n', &mut line);
+        let _ = send.send(read.map(|_| line));
+    });
+    let answer = receive.recv_timeout(time_max);
+    // Fails if it has ended, as it should have.
+    let _ = child.kill();
+    let _ = child.wait();
+    let answer = answer.ok()?.ok()?;
+    let prefix = PathBuf::from(OsStr::from_bytes(answer.trim_ascii()));
+    prefix.is_absolute().then_some(prefix)
 }
 
 /// A toolkit's own folders, then those of its `targets`. A library for another processor is
@@ -200,40 +250,36 @@ fn numbers(version: &str) -> Option<Vec<u64>> {
         .collect()
 }
 
-/// The result of a search for a library's file.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// A library for this processor.
-    Sound {
-        path: PathBuf,
-        version: Option<String>,
-    },
-    /// A file that cannot be loaded here; no folder has a better one.
-    Broken { path: PathBuf, why: String },
-    /// No such file.
-    Missing,
-}
-
-/// Looks for `stem` (`libnccl.so`), with or without a version. The first folder with a usable one
-/// wins.
-pub(super) fn find_library(stem: &str, folders: &[PathBuf]) -> Found {
-    let mut broken = None;
+/// The files called `stem` (`libnccl.so`), with or without a version, each once. `refuse` says why
+/// a version cannot be used.
+pub(super) fn candidates(
+    stem: &str,
+    folders: &[PathBuf],
+    refuse: impl Fn(&[u64]) -> Option<String>,
+) -> Vec<Candidate> {
+    let mut seen = HashSet::new();
+    let mut all = Vec::new();
     for folder in folders {
-        for (path, version) in candidates(stem, folder) {
-            match why_not_a_library(&path) {
-                None => return Found::Sound { path, version },
-                Some(why) => {
-                    broken.get_or_insert(Found::Broken { path, why });
-                }
+        for (path, version) in files(stem, folder) {
+            if !path.canonicalize().is_ok_and(|real| seen.insert(real)) {
+                continue;
             }
+            let skipped = why_not_a_library(&path)
+                .map(|why| format!("broken: {why}"))
+                .or_else(|| refuse(&numbers(version.as_deref()?)?));
+            all.push(Candidate {
+                path,
+                version,
+                skipped,
+            });
         }
     }
-    broken.unwrap_or(Found::Missing)
+    all
 }
 
 /// The files of one folder with this name, and their versions, best first: the newest, and of its
 /// links the one that programs load, `libnccl.so.2`.
-fn candidates(stem: &str, folder: &Path) -> Vec<(PathBuf, Option<String>)> {
+fn files(stem: &str, folder: &Path) -> Vec<(PathBuf, Option<String>)> {
     let mut found: Vec<(Vec<u64>, bool, PathBuf, Option<String>)> = children(folder)
         .into_iter()
         .filter_map(|path| {

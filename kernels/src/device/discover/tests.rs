@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -58,7 +58,7 @@ impl Machine {
                 .find(|(known, _)| *known == name)
                 .map(|(_, path)| path.into())
         };
-        Discovery::look(&SearchEnvironment::reading(
+        Discovery::look(SearchEnvironment::reading(
             variable,
             &self.root,
             vec![driver],
@@ -272,6 +272,98 @@ fn broken_files_are_skipped_where_a_sound_one_is_and_named_where_none_is() {
 }
 
 #[test]
+fn versions_that_do_not_fit_the_driver_make_room_for_the_next_folder() {
+    let machine = Machine::new();
+    let files = [
+        "a/libcublasLt.so.13.1.0",
+        "b/libcublasLt.so.11",
+        "c/libcublasLt.so.12.8.4",
+        "d/libcublasLt.so.12",
+    ]
+    .map(|path| machine.library(path));
+    let folders: Vec<PathBuf> = ["a", "b", "c", "d"].map(|it| machine.path(it)).to_vec();
+    let found = library(CUBLASLT, &folders, Some((12, 4)));
+    assert!(found.is_sound() && found.found.as_ref() == Some(&files[2]));
+    let skipped: Vec<Option<&str>> = found
+        .candidates
+        .iter()
+        .map(|file| file.skipped.as_deref())
+        .collect();
+    assert_eq!(
+        skipped,
+        [
+            Some("too new: the driver supports CUDA 12.4 at most"),
+            Some("too old: expected 12 or later"),
+            None,
+            None
+        ]
+    );
+    assert_eq!(
+        library(CUBLASLT, &folders, Some((13, 0))).found.as_ref(),
+        Some(&files[0])
+    );
+    // Where none fits, the first is named with the reason.
+    let advice = library(CUBLASLT, &folders[..1], Some((12, 4)))
+        .advice
+        .unwrap();
+    assert!(
+        advice.starts_with("too new: the driver supports CUDA 12.4 at most. "),
+        "{advice}"
+    );
+    // NCCL's versions are its own: the major version alone may be new enough.
+    for (file, fits) in [("libnccl.so.2.17.1", false), ("libnccl.so.2", true)] {
+        let folder = machine.library(&format!("{file}-in/{file}"));
+        let folder = folder.parent().unwrap().to_owned();
+        assert_eq!(
+            library(NCCL, &[folder], Some((12, 4))).is_sound(),
+            fits,
+            "{file}"
+        );
+    }
+}
+
+/// An executable script called python3 in a folder of its own.
+fn python(machine: &Machine, folder: &str, script: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = machine.file(&format!("{folder}/python3"), script.as_bytes());
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_python_behind_a_wrapper_is_asked_for_its_prefix() {
+    let machine = Machine::new();
+    let venv = machine.path("venv");
+    let file = machine.library("venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+    python(
+        &machine,
+        "shims",
+        &format!("#!/bin/sh\necho {}\n", venv.display()),
+    );
+    let path = machine.path("shims");
+    let variable = |name: &str| (name == "PATH").then(|| path.clone().into());
+    let mut environment = SearchEnvironment::reading(variable, &machine.root, Vec::new());
+    let find =
+        |environment: &SearchEnvironment| library(NCCL, &environment.library_folders(), None).found;
+    assert_eq!(find(&environment), None);
+    assert!(environment.ask_python());
+    assert_eq!(find(&environment), Some(file));
+    assert!(!environment.ask_python(), "it is asked once");
+}
+
+#[test]
+fn a_python_that_hangs_or_says_nothing_is_given_up() {
+    let machine = Machine::new();
+    let limit = Duration::from_millis(100);
+    let hung = python(&machine, "hung", "#!/bin/sh\nexec sleep 60\n");
+    let began = Instant::now();
+    assert_eq!(search::prefix_of(&hung, limit), None);
+    assert!(began.elapsed() < Duration::from_secs(30));
+    let silent = python(&machine, "silent", "#!/bin/sh\nexit 1\n");
+    assert_eq!(search::prefix_of(&silent, Duration::from_secs(30)), None);
+}
+
+#[test]
 fn variables_that_are_no_utf8_and_names_with_zeroes_do_no_harm() {
     let machine = Machine::new();
     let odd = PathBuf::from(OsString::from_vec(b"\xff\xfe:/\x80".to_vec()));
@@ -337,6 +429,7 @@ fn the_table_shows_what_a_person_needs() {
         found: Some(path.into()),
         version: None,
         advice: None,
+        candidates: Vec::new(),
     };
     let gpu = Gpu {
         index: 0,

@@ -12,11 +12,17 @@ fn compiler() -> Option<&'static Compiler> {
 }
 
 fn part(found: Option<&str>, advice: Option<&str>) -> device::Library {
-    let (found, advice) = (found.map(Into::into), advice.map(str::to_string));
+    let advice = advice.map(str::to_string);
+    let file = |path: &str| device::Candidate {
+        path: path.into(),
+        version: None,
+        skipped: advice.clone(),
+    };
     device::Library {
         what: "NVRTC",
-        found,
+        found: found.map(Into::into),
         version: None,
+        candidates: found.map(file).into_iter().collect(),
         advice,
     }
 }
@@ -64,9 +70,7 @@ fn a_gpu_that_the_compiler_does_not_know_is_refused() {
 #[test]
 fn a_missing_or_broken_library_is_named_with_the_way_out() {
     let open = |part: &device::Library| {
-        Library::open(part, &["libddp-is-not-there.so.1"])
-            .err()
-            .unwrap()
+        Library::first(part, &["libddp-is-not-there.so.1"], |_| Ok(())).unwrap_err()
     };
     assert_eq!(
         open(&part(None, Some("install it"))),
@@ -91,8 +95,10 @@ fn a_missing_or_broken_library_is_named_with_the_way_out() {
 #[test]
 #[cfg(target_env = "gnu")]
 fn a_library_that_lacks_functions_is_refused_before_any_is_called() {
-    let library = Library::open(&part(Some("libc.so.6"), None), &[]).unwrap();
-    let refusal = Functions::load(library, HELP).err().unwrap();
+    let load = |library| Functions::load(library, HELP);
+    let refusal = Library::first(&part(Some("libc.so.6"), None), &[], load)
+        .err()
+        .unwrap();
     assert!(
         refusal.starts_with("NVRTC lacks nvrtcVersion, nvrtcGetErrorString, "),
         "{refusal}"
@@ -101,4 +107,26 @@ fn a_library_that_lacks_functions_is_refused_before_any_is_called() {
         refusal.contains("nvrtcGetCUBIN; help: install NVRTC"),
         "{refusal}"
     );
+}
+
+#[test]
+#[cfg(target_env = "gnu")]
+fn a_library_that_lacks_functions_makes_room_for_the_next() {
+    library::functions! {
+        struct OfMath { fn cos(f64) -> f64; }
+    }
+    let mut part = part(Some("libc.so.6"), None);
+    part.candidates.push(device::Candidate {
+        path: "libm.so.6".into(),
+        ..part.candidates[0].clone()
+    });
+    let math = Library::first(&part, &[], |library| OfMath::load(library, "")).unwrap();
+    // SAFETY: `cos` of the C library takes any double.
+    assert_eq!(unsafe { (math.cos)(0.0) }, 1.0);
+    let refused = Library::refused();
+    let (_, why) = refused
+        .iter()
+        .find(|(path, _)| path.ends_with("libc.so.6"))
+        .unwrap();
+    assert_eq!(why, "NVRTC lacks cos");
 }
