@@ -5,7 +5,7 @@
 use ddp_comm::gpus::{GpuTable, Shortage};
 use ddp_comm::{Field, World};
 use ddp_kernels::Device;
-use ddp_kernels::device::{Library, discover};
+use ddp_kernels::device::{Gpu, Library, discover};
 use ddp_kernels::stream::Stream;
 
 use super::check::refuse;
@@ -249,12 +249,26 @@ fn sharing(choice: DeviceChoice, facts: &Facts) -> Option<String> {
     })
 }
 
+/// Refuses bf16 on a GPU whose matrix products have none. An unknown capability is 0.0.
+fn check_dtype(dtype: Precision, gpu: &Gpu) -> Result<()> {
+    let (major, minor) = gpu.compute_capability;
+    if dtype != Precision::Bf16 || major == 0 || major >= 8 {
+        return Ok(());
+    }
+    let (index, name) = (gpu.index, &gpu.name);
+    let expected = format!(
+        "--dtype f32: bf16 needs compute capability 8.0, and cuda:{index}, {name}, has {major}.{minor}"
+    );
+    Err(refuse("--dtype", "bf16", &expected, "leave --dtype out"))
+}
+
 impl Config {
     /// Refuses flags that `device` does not support. What `auto` means is known only after
     /// `find_devices`.
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
-        if device.is_accelerator() {
-            return Ok(());
+        if let Device::Cuda(index) = device {
+            let gpu = discover().gpus.get(index);
+            return gpu.map_or(Ok(()), |gpu| check_dtype(self.dtype, gpu));
         }
         let refuse_here = |flag, got: &dyn std::fmt::Display, why: &str| {
             let help = format!("leave {flag} out, or train on GPUs: this run is on the CPU");

@@ -88,7 +88,7 @@ INLINE float wide(bf16 x) { return bf16_wide(x); }
 template <class T> INLINE T narrow(float x);
 template <> INLINE float narrow<float>(float x) { return x; }
 template <> INLINE bf16 narrow<bf16>(float x) {
-#ifdef __CUDA_ARCH__
+#if __CUDA_ARCH__ >= 800
     bf16 narrow;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(x));
     return narrow;

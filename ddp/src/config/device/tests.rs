@@ -350,3 +350,27 @@ fn several_gpus_of_a_rank_are_not_captured_and_not_named() {
     config(|settings| (settings.devices_per_rank, settings.graph) = (2, GraphChoice::Auto))
         .unwrap();
 }
+
+#[test]
+fn bf16_is_refused_on_a_gpu_whose_products_have_none() {
+    let gpu = |compute_capability| Gpu {
+        index: 1,
+        name: "Old GPU".to_string(),
+        memory_bytes: 1 << 30,
+        compute_capability,
+        uuid: String::new(),
+    };
+    for (dtype, capability) in [
+        (Precision::Bf16, (8, 0)),
+        (Precision::Bf16, (0, 0)),
+        (Precision::F32, (7, 5)),
+        (Precision::Tf32, (7, 5)),
+    ] {
+        check_dtype(dtype, &gpu(capability)).unwrap();
+    }
+    let why = refusal(check_dtype(Precision::Bf16, &gpu((7, 5))));
+    assert!(
+        why.contains("bf16 needs compute capability 8.0, and cuda:1, Old GPU, has 7.5"),
+        "{why}"
+    );
+}
