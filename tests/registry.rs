@@ -314,7 +314,7 @@ on cuda:0: 2 tensors, 256 B
 }
 
 #[test]
-fn a_file_goes_to_and_comes_from_a_device_through_the_door() {
+fn files_reach_devices_only_through_transfer() {
     if !two_gpus() {
         return;
     }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_as_long_as_the_clock_says() {
+    fn a_wait_counts_elapsed_time() {
         let started = Instant::now();
         let mut waited = Waited::new();
         std::thread::sleep(Duration::from_millis(20));

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn something_bad_is_an_error_and_a_note_is_none() {
+    fn doctor_fails_on_problems_but_not_on_notes() {
         let findings = [
             Finding::fine("cpu", "8 cores"),
             Finding::note("shm", "small", "make it larger"),

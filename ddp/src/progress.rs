@@ -229,8 +229,8 @@ fn say(line: &str) {
     write(format!("{line}\n").as_bytes());
 }
 
-/// One write, so that lines of several ranks do not mix. A closed standard error, and a full one that
-/// is not read, must not hold up the run: what does not fit is dropped.
+/// One write, so that lines of several ranks do not mix. A closed standard error, and a full one
+/// that is not read, must not hold up the run: what does not fit is dropped.
 fn write(line: &[u8]) {
     if ddp_comm::stderr_has_reader() {
         let _ = io::stderr().write_all(line);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_shows_step_loss_and_accuracy_on_every_terminal() {
+    fn the_bar_fits_terminals_of_every_width() {
         let line = drawn(120);
         assert!(
             line.contains(
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn never_shows_nothing() {
+    fn progress_set_to_never_shows_nothing() {
         assert!(matches!(
             Progress::new(When::Never, 10).shown,
             Shown::Nothing

@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_comes_last_whatever_the_clock_says() {
+    fn a_new_file_sorts_last_even_if_the_clock_went_back() {
         let scratch = Scratch::new();
         let folder = scratch.path().join(FOLDER);
         let names = || {

@@ -35,7 +35,7 @@ pub fn train(config: &Config, world: &World) -> Result<()> {
 /// ```
 pub fn train_on(config: &Config, data: Data, world: &World) -> Result<()> {
     let options = RunOptions {
-        data: RunData::Own(data),
+        data: RunData::Own(Box::new(data)),
         ..config.run()
     };
     trainer::train(&options, &mut TrainProgram::new(config), world)
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_says_how_or_where_may_change() {
+    fn settings_that_keep_the_result_may_change() {
         let then = config("");
         let flags = "--data glyphs,rows=7 --device cuda:0 --data-on-device off --graph off --zero 1 --bucket-mb 1 \
                      --overlap off --steps 3 --warmup-steps 1 --checkpoint-every 3 --keep 9 --eval-every 2 --log-every 3 --resume auto --override \

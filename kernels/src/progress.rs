@@ -1,12 +1,12 @@
 //! How far a stream is, reported by the device: a tiny kernel before each piece of work, and after
 //! it if no other follows soon, writes its number and name (a hash) to host memory. It works
-//! eagerly and in graphs. Reading needs no CUDA call, so a thread that must not wait for a driver or
-//! a lock can say where a stream hangs.
+//! eagerly and in graphs. Reading needs no CUDA call, so a thread that must not wait for a driver
+//! or a lock can say where a stream hangs.
 //!
-//! Work is counted in lanes. A lane's work must be ordered, by a stream or by events. Numbers begin
-//! at 1 and wrap at 2³². A lane keeps the last [`RING`] names, so that two processes that should do
-//! the same work can compare what they did, and [`SPARSE`] names of every [`STRIDE`]th piece, to
-//! compare further back.
+//! Work is counted in lanes. A lane's work must be ordered, by a stream or by events. Numbers
+//! begin at 1 and wrap at 2³². A lane keeps the last [`RING`] names, so that two processes that
+//! should do the same work can compare what they did, and [`SPARSE`] names of every [`STRIDE`]th
+//! piece, to compare further back.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

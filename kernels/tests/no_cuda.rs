@@ -55,7 +55,7 @@ fn making_anything_on_a_device_that_is_not_there_says_why_and_draws_no_numbers()
 }
 
 #[test]
-fn auto_is_the_best_there_is_and_is_usable() {
+fn auto_is_a_usable_device_without_cuda() {
     let device: Device = "auto".parse().unwrap();
     assert_eq!(
         device,

@@ -36,7 +36,7 @@ fn file(version: u8, header: &str, elements: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn lying_headers_allocate_nothing() {
+fn wrong_headers_allocate_nothing() {
     let mut lies = vec![
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff{".to_vec(),
         b"\x93NUMPY\x03\x00\xff\xff\x00\x00{".to_vec(),

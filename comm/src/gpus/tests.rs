@@ -71,7 +71,7 @@ fn where_they_see_some_of_the_same_the_unclaimed_come_first() {
 }
 
 #[test]
-fn who_can_go_elsewhere_makes_room() {
+fn ranks_with_a_choice_leave_gpus_to_those_without() {
     assert_eq!(gets(on_one_host(&["ab", "a"]), 1), [[1], [0]]);
     // a goes from rank 0 to rank 3, which makes 0, 1 and 2 move up.
     assert_eq!(
@@ -280,7 +280,7 @@ fn all_ranks_get_the_same_table() {
 }
 
 #[test]
-fn ranks_that_ask_for_different_things_are_told_so() {
+fn ranks_with_different_requests_are_reported() {
     for (odd, name) in [
         ((2, false), "the number of GPUs a rank"),
         ((1, true), "whether ranks may share GPUs"),
@@ -337,7 +337,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn everybody_has_gpus_of_its_own_whenever_that_is_possible((sees, per_rank) in any_ranks()) {
+    fn every_rank_gets_its_own_gpus_if_possible((sees, per_rank) in any_ranks()) {
         match assign(sights_of(&sees), per_rank, false) {
             Ok(table) => {
                 prop_assert!(table.ranks.iter().all(|line| line.gets.len() == per_rank));
@@ -355,7 +355,7 @@ proptest! {
     }
 
     #[test]
-    fn who_may_share_has_as_many_as_it_needs_of_those_it_sees((sees, per_rank) in any_ranks()) {
+    fn sharing_ranks_get_enough_of_their_visible_gpus((sees, per_rank) in any_ranks()) {
         let shared = assign(sights_of(&sees), per_rank, true);
         prop_assert_eq!(shared.is_err(), sees.iter().any(Vec::is_empty));
         let Ok(table) = shared else { return Ok(()) };

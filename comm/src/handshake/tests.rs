@@ -113,7 +113,7 @@ fn every_field_is_seen_when_it_alone_differs() {
 }
 
 #[test]
-fn of_many_lines_the_first_that_differs_is_shown() {
+fn the_first_of_many_differing_lines_is_shown() {
     let ours = "a = 1\nlr = 0.1\nz = 3";
     assert_eq!(
         difference("a = 1\nlr = 0.2\nz = 3", ours),
@@ -135,7 +135,7 @@ fn of_many_lines_the_first_that_differs_is_shown() {
 }
 
 #[test]
-fn of_long_values_the_part_that_differs_is_shown() {
+fn only_the_differing_part_of_long_values_is_shown() {
     let (a, b) = (
         format!("{}x{}", "é".repeat(500), "t".repeat(500)),
         format!("{}y", "é".repeat(500)),

@@ -77,7 +77,7 @@ fn a_scheduler_without_pmi_and_nonsense_start_no_mpi() {
 }
 
 #[test]
-fn mpirun_of_one_has_nobody_to_meet() {
+fn mpirun_with_one_rank_is_a_world_of_one() {
     assert!(
         detect(&[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")])
             .unwrap()

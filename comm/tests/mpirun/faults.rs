@@ -163,7 +163,7 @@ fn ranks_that_are_asked_to_end_do_so_without_an_error() {
 }
 
 #[test]
-fn a_killed_launcher_takes_its_ranks_along() {
+fn killing_the_launcher_ends_its_ranks() {
     let mut running = Job::new(3, "fault none 0 reduce").start();
     running.wait_until_told("pid", 3);
     running.kill_launcher();
@@ -250,7 +250,7 @@ fn a_rank_that_never_ends_mpi_ends_the_job() {
 }
 
 #[test]
-fn a_job_that_is_suspended_longer_than_its_timeout_goes_on() {
+fn a_job_suspended_past_its_timeout_continues() {
     for job in [
         Job::new(2, "steps 150"),
         Job::on_hosts(&[("left", 1), ("right", 1)], "steps 150"),

@@ -213,7 +213,7 @@ fn assert_late(ended: &Ended, bucket: usize) -> &str {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_when_time_is_up() {
+fn a_rank_that_never_arrives_is_named_after_the_timeout() {
     if !has_gpus(3) {
         return;
     }
@@ -239,7 +239,7 @@ fn a_rank_that_does_not_come_is_named_when_time_is_up() {
 }
 
 #[test]
-fn a_rank_that_dies_or_fails_in_a_step_takes_the_others_along() {
+fn a_rank_that_dies_or_fails_in_a_step_ends_all() {
     if !has_gpus(3) {
         return;
     }
@@ -549,7 +549,7 @@ fn an_error_on_one_rank_is_the_cause_though_others_wait_for_it() {
 }
 
 #[test]
-fn a_graph_is_watched_over_also_when_its_group_is_gone() {
+fn a_graph_is_still_watched_after_its_group_is_dropped() {
     if !has_gpus(2) {
         return;
     }
@@ -635,7 +635,7 @@ fn without_nccl_several_ranks_are_refused_with_help_and_one_needs_none() {
 }
 
 #[test]
-fn a_job_that_is_suspended_longer_than_its_timeout_goes_on() {
+fn a_job_suspended_past_its_timeout_continues() {
     if !has_gpus(2) {
         return;
     }

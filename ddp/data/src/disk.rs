@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_takes_nobodys_place() {
+    fn creating_a_file_never_replaces_one() {
         let scratch = Scratch::new();
         let path = scratch.path().join("a");
         new_file(&path, |file| {

@@ -218,8 +218,8 @@ fn to_train(
     })
 }
 
-/// The columns without the categories that only held-out rows have, whose weights would stay random;
-/// `None` if there are none.
+/// The columns without the categories that only held-out rows have, whose weights would stay
+/// random; `None` if there are none.
 fn trained_categories(source: &OpenFiles, findings: &Findings) -> Option<Vec<ColumnPlan>> {
     let found = findings
         .features

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_do_not_fit_together_are_not_believed() {
+    fn inconsistent_counts_are_refused() {
         let sound = Confusion {
             step: 1,
             names: vec![],

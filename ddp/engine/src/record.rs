@@ -198,39 +198,6 @@ pub struct Record {
 }
 
 impl Record {
-    /// Makes the run's folder with the settings and an empty record. Refuses a folder that holds a
-    /// run, or in which one is starting.
-    pub fn create(out: &Path, settings: &str) -> Result<Record> {
-        check_free(out)?;
-        disk::make_folder(out)?;
-        let path = out.join(EVENTS_FILE);
-        let config = out.join(CONFIG_FILE);
-        // Without a record next to it, a config.toml is the user's own.
-        if !path.exists() && fs::read(&config).is_ok_and(|there| there != settings.as_bytes()) {
-            return Err(Error::Usage(format!(
-                "`out` {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; \
-                 help: give another folder",
-                out.display()
-            )));
-        }
-        if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
-            let text = format!(
-                "`out` {}: {EVENTS_FILE} in it is not a plain file; help: give another folder",
-                out.display()
-            );
-            return Err(Error::Usage(text));
-        }
-        // The lock lasts as long as the record is written.
-        let LockedRecord { file, path } = LockedRecord::empty(out)?;
-        write_settings(out, settings)?;
-        Ok(Record {
-            file,
-            path,
-            length: 0,
-            line: Vec::with_capacity(1024),
-        })
-    }
-
     /// Another handle of the file, and its path, to make the record durable. It holds the lock too.
     pub fn handle(&self) -> Result<(File, &Path)> {
         Ok((

@@ -345,8 +345,8 @@ impl Optimizer {
         &self.numbers
     }
 
-    /// Lets `apply` read its numbers from here, a tensor like `numbers`, into which the caller sends
-    /// `numbers_of` each step.
+    /// Lets `apply` read its numbers from here, a tensor like `numbers`, into which the caller
+    /// sends `numbers_of` each step.
     pub fn read_numbers_from(&mut self, numbers: Tensor) {
         let alike = |it: &Tensor| (it.count(), it.dtype(), it.device());
         assert_eq!(

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scratch_is_taken_again_once_every_handle_is_gone_the_smallest_that_fits_first() {
+    fn free_scratch_is_reused_smallest_fit_first() {
         let mut scratch = Scratch::new(Device::Cpu);
         let large = scratch.take(&[4, 8], DType::F32).unwrap();
         let small = scratch.take(&[5], DType::F32).unwrap();

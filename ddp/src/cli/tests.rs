@@ -180,7 +180,7 @@ fn flags_of_training_are_not_suggested_to_other_commands() {
 }
 
 #[test]
-fn what_cannot_be_names_the_flag_what_was_given_and_what_may_be() {
+fn invalid_flags_name_the_flag_the_value_and_the_choices() {
     for (line, parts) in [
         ("--lr -1", &["--lr -1:", "0 or more"][..]),
         ("--lr nan", &["--lr NaN:", "finite"]),
@@ -393,7 +393,7 @@ const WHOLE: [(&str, &str); 8] = [
     (
         "bench mlp",
         "--layers 784,10 --batch 64 --dtype bf16 --bucket-mb 2 --reduce-dtype bf16 --zero 1 --overlap off --graph off --threads 2 \
-         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5",
+         --device cuda --share-gpus --seconds 1 --rounds 3 --timeout-s 5 --explain",
     ),
     (
         "bench addmm",

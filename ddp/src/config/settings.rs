@@ -202,8 +202,8 @@ settings! {
     /// features, classes or outputs, noise)
     Job data "SPEC": DataSpec = DataSpec::default();
     /// Labels: a column or an array of --data, by name, or another file; a,b for several columns of
-    /// numbers [default: the last column of the first table; for arrays, y next to x, labels next to
-    /// features or images, …]
+    /// numbers [default: the last column of the first table; for arrays, y next to x, labels next
+    /// to features or images, …]
     Job labels "SPEC": Option<String> = None;
     /// Data to evaluate on, in the form of --data [default: none]
     Job val_data "SPEC": Option<DataSpec> = None;

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fact_of_several_lines_stands_in_its_column() {
+    fn a_multiline_fact_stays_in_its_column() {
         let mut sheet = Sheet::new("a title");
         let row = |cells: [&str; 2]| cells.map(String::from).to_vec();
         sheet.add(
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stay_in_their_place() {
+    fn hostile_names_cannot_break_the_sheet_layout() {
         let mut sheet = Sheet::new("data a\nb\u{1b}[2J");
         sheet.add(
             "labels",

@@ -65,7 +65,7 @@ fn assert_in_order(page: &str, texts: &[&str]) {
 }
 
 #[test]
-fn a_run_that_went_well_is_told_in_the_order_in_which_people_ask() {
+fn a_successful_run_is_summarised_in_reading_order() {
     let mut lines = vec![start()];
     lines.extend((1..=20).map(step));
     lines.push(json!({"event": "checkpoint", "step": 10}));
@@ -323,7 +323,7 @@ fn without_a_record_there_is_no_report() {
 }
 
 #[test]
-fn samples_that_are_no_samples_leave_the_rest() {
+fn invalid_samples_leave_the_rest_of_the_report() {
     let scratch = Scratch::new();
     write(scratch.path(), &format!("{}\n", start()));
     let oversized = json!({"step": 1, "columns": [], "features": 4, "samples": [{"row": 1, "truth": "a", "predicted": "b", "is_right": false,

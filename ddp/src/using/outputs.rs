@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_number_is_named_by_its_row() {
+    fn a_non_finite_output_is_named_with_its_row() {
         check_finite(&[0.0; 6], 3, 10).unwrap();
         let error =
             check_finite(&[0.0, 1.0, 2.0, 3.0, f32::NAN, f32::INFINITY], 3, 10).unwrap_err();

@@ -80,9 +80,10 @@ pub fn predict(flags: &PredictFlags, world: &World) -> Result<()> {
 /// The columns that a label stands for: `a,b` is two.
 fn columns_of(label: &LabelName) -> Vec<String> {
     match label {
-        LabelName::Column(names) => {
-            names.split(',').map(|name| name.trim().to_string()).collect()
-        },
+        LabelName::Column(names) => names
+            .split(',')
+            .map(|name| name.trim().to_string())
+            .collect(),
         LabelName::Array(name) => vec![name.clone()],
     }
 }

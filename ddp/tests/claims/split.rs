@@ -383,7 +383,7 @@ fn split_models_are_saved_as_the_file_of_the_whole_and_loaded_from_it() {
 }
 
 #[test]
-fn split_models_go_on_from_checkpoints_of_the_whole_and_the_other_way() {
+fn split_and_whole_models_resume_each_others_checkpoints() {
     let Some(_turn) = turn() else { return };
     for (number, place) in places().into_iter().enumerate() {
         for (zero, from_split) in [(false, true), (false, false), (true, true), (true, false)] {

@@ -419,7 +419,7 @@ fn huge(stream: u64, index: u64) -> f32 {
 }
 
 #[test]
-fn an_optimizer_or_a_model_that_does_not_fit_is_refused_with_the_way_out() {
+fn a_wrong_optimizer_or_model_is_refused_with_help() {
     let Some(_turn) = turn() else { return };
     let refused = |with_shares: bool| -> String {
         let results = try_on_ranks(2, None, |world| {

@@ -119,7 +119,7 @@ fn batches_of_another_loader_are_never_taken_for_those_of_the_first() {
 }
 
 #[test]
-fn a_step_with_more_micro_batches_than_before_is_captured_anew() {
+fn a_step_with_more_micro_batches_is_captured_again() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
     let bits = |graph| {

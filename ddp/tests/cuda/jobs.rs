@@ -216,7 +216,7 @@ fn assert_names(ended: &Ended, exit_code: i32, rank: usize) -> String {
 }
 
 #[test]
-fn a_killed_rank_ends_all_whatever_its_gpu_was_at() {
+fn a_rank_killed_at_any_gpu_call_ends_all() {
     let Some(_gpu) = gpu().filter(|_| gpus() >= 2) else {
         return;
     };
@@ -306,7 +306,7 @@ fn a_collective_that_fails_ends_all_and_says_which() {
 }
 
 #[test]
-fn a_killed_job_goes_on_to_the_losses_and_bytes_of_one_that_was_not() {
+fn a_killed_job_resumes_to_the_same_losses_and_bytes() {
     let Some(_gpu) = gpu() else { return };
     let cases = [
         (
@@ -352,7 +352,7 @@ fn a_killed_job_goes_on_to_the_losses_and_bytes_of_one_that_was_not() {
 }
 
 #[test]
-fn a_job_that_is_asked_to_stop_saves_and_goes_on() {
+fn a_stopped_job_saves_and_resumes() {
     let Some(_gpu) = gpu() else { return };
     let ranks = gpus().min(2);
     // Long enough that a stop comes in the middle.
@@ -431,7 +431,7 @@ fn as_many_ranks_as_there_are_gpus_learn_glyphs_as_one_rank_on_the_cpu_does() {
 }
 
 #[test]
-fn a_rank_whose_share_of_the_short_batch_is_larger_than_of_a_full_one_keeps_in_step() {
+fn a_rank_with_more_rows_of_the_short_batch_stays_in_step() {
     let Some(_gpu) = gpu() else { return };
     // Of 8 rows five ranks have 1, 2, 1, 2 and 2; of 7 rows 1, 1, 2, 1 and 2: the third rank has a
     // second micro-batch only in the short batch.

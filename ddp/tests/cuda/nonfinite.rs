@@ -58,7 +58,7 @@ fn setup() -> Setup {
 }
 
 #[test]
-fn a_target_that_is_no_class_stops_the_updates_and_is_found_by_its_row() {
+fn an_invalid_target_stops_updates_and_its_row_is_named() {
     let Some(gpu) = gpu() else { return };
     let device = gpu.device;
     for graph in [GraphChoice::Off, GraphChoice::On] {

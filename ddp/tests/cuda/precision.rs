@@ -385,7 +385,7 @@ fn a_checkpoint_holds_the_masters_and_gives_them_back() {
 }
 
 #[test]
-fn a_bf16_run_goes_on_from_a_checkpoint_to_the_same_bits() {
+fn a_resumed_bf16_run_ends_with_the_same_bits() {
     let Some(gpu) = gpu() else { return };
     let setup = bf16(Setup::new("glyphs,rows=50,held-out=0"));
     let out = std::env::temp_dir().join(format!("ddp-precision-run-{}", std::process::id()));
@@ -477,7 +477,7 @@ fn bf16_takes_two_bytes_more_a_parameter_and_half_for_activations() {
         (0..3).for_each(|step0| training.take(step0, 0.01, false).unwrap());
         training.step.activation_bytes()
     };
-    // In bf16 the input is kept rounded besides, 784 a row, and the sums of gradients' rows stay f32.
+    // In bf16 the input is kept rounded, too, 784 a row; the sums of gradients' rows stay f32.
     let (wide, narrow) = (activations(Precision::F32), activations(Precision::Bf16));
     assert!(
         narrow < wide / 2 + 16 * 784 * 2 + 500 * 2 + 1024,

@@ -365,7 +365,7 @@ fn a_fault_in_a_launched_step_ends_the_run_in_that_step() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_the_run_naming_the_rows() {
+fn a_nan_loss_ends_the_run_naming_the_rows() {
     let Some(_gpu) = gpu() else { return };
     let folder = Folder::new("nonfinite");
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 1 --log-every 3 --lr 1e30 \

@@ -94,7 +94,7 @@ fn overlaps(timeline: &[Piece]) -> [usize; 2] {
 }
 
 #[test]
-fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_step_before() {
+fn reductions_overlap_backward_and_copies_overlap_the_previous_step() {
     let Some(_gpu) = gpu() else { return };
     let gpus = &ddp_kernels::device::discover().gpus;
     if gpus.len() < 2 || !gpus[0].name.contains("Simulated") {
@@ -139,7 +139,7 @@ fn buckets_are_reduced_beside_the_backward_below_and_batches_copied_beside_the_s
 }
 
 #[test]
-fn a_driver_without_priorities_in_graphs_runs_them_all_the_same() {
+fn graphs_run_without_node_priorities() {
     let Some(_gpu) = gpu() else { return };
     if !ddp_kernels::device::discover().gpus[0]
         .name

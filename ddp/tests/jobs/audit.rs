@@ -126,7 +126,7 @@ fn uneven_shares_are_no_difference() {
 }
 
 #[test]
-fn a_run_that_failed_has_none() {
+fn a_failed_run_has_no_placement_audit() {
     let folder = Folder::new("audit-failed");
     // Rates like these end in no number.
     let words = format!("{QUICK} --optimizer sgd --lr 1e30 --warmup-steps 0");

@@ -141,7 +141,7 @@ fn wrong_flags_end_with_2_and_are_named_once() {
 }
 
 #[test]
-fn what_the_machine_has_not_is_refused_by_all_ranks_and_told_once() {
+fn missing_hardware_is_refused_by_all_ranks_and_reported_once() {
     for (words, named) in [
         (
             "--device cuda",
@@ -161,7 +161,7 @@ fn what_the_machine_has_not_is_refused_by_all_ranks_and_told_once() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn a_gpu_that_is_named_is_for_one_rank() {
+fn a_named_gpu_serves_one_rank() {
     let folder = Folder::new("named");
     let ended = folder.ranks(2, "--device cuda:0").run();
     assert_wrong(
@@ -275,7 +275,7 @@ fn a_folder_with_a_model_alone_is_left_as_it_is() {
 }
 
 #[test]
-fn somebody_elses_settings_are_left_as_they_are() {
+fn foreign_settings_are_left_unchanged() {
     let folder = Folder::new("settings");
     std::fs::create_dir(folder.out()).unwrap();
     std::fs::write(folder.out().join("config.toml"), "theirs = true\n").unwrap();

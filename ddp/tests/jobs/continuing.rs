@@ -75,7 +75,7 @@ fn flags_that_alter_what_is_computed_are_refused_by_name_and_overridden_where_th
 }
 
 #[test]
-fn a_run_that_is_taken_finished_or_not_there_says_so() {
+fn an_occupied_finished_or_missing_run_is_reported() {
     let folder = seven_steps("states");
     let before = folder.tree();
     let ended = folder.alone(&seven("--steps 9")).run();
@@ -122,7 +122,7 @@ fn a_run_that_is_taken_finished_or_not_there_says_so() {
 }
 
 #[test]
-fn an_older_checkpoint_can_be_gone_on_from_and_later_ones_are_put_aside() {
+fn resuming_an_older_checkpoint_supersedes_later_ones() {
     let folder = seven_steps("older");
     let checkpoint = |step: u64| {
         folder
@@ -162,7 +162,7 @@ fn an_older_checkpoint_can_be_gone_on_from_and_later_ones_are_put_aside() {
 }
 
 #[test]
-fn a_checkpoint_that_was_put_aside_is_resumed_from_under_its_own_name() {
+fn a_superseded_checkpoint_resumes_under_its_old_name() {
     let folder = seven_steps("aside");
     let checkpoints = folder.out().join("checkpoints");
     let words = |name: &str| {
@@ -195,7 +195,7 @@ fn a_finished_run_without_a_report_gets_one() {
 }
 
 #[test]
-fn rows_to_evaluate_on_that_are_others_make_the_best_anew() {
+fn other_held_out_rows_reset_the_best_checkpoint() {
     let folder = Folder::new("held-out");
     let table = |name: &str, rows: std::ops::Range<usize>| {
         let table = csv(rows, |index| CLASSES[row(index).1].into());
@@ -319,7 +319,7 @@ fn a_warm_up_that_follows_from_the_steps_is_refused_by_name_when_they_change() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_with_a_warning_that_says_why() {
+fn a_damaged_checkpoint_is_skipped_with_a_warning() {
     let folder = seven_steps("damaged");
     let model = folder
         .out()
@@ -388,7 +388,7 @@ fn what_a_crash_leaves_at_the_end_of_the_record_is_cut() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_leaves_the_checkpoints_before_it() {
+fn a_nan_loss_leaves_earlier_checkpoints_intact() {
     let folder = Folder::new("nonfinite");
     let words = SHORT
         .replace("--log-every 1", "--log-every 7")
@@ -442,7 +442,7 @@ fn a_model_that_is_better_than_ever_is_saved_wherever_checkpoints_fall() {
 }
 
 #[test]
-fn a_run_begins_with_a_given_model_if_it_is_the_models() {
+fn init_from_takes_a_file_that_fits_the_model() {
     let first = seven_steps("first");
     let model = first
         .out()

@@ -192,7 +192,7 @@ fn the_same_rows_in_files_of_every_kind_give_the_same_model() {
 }
 
 #[test]
-fn a_table_is_converted_once_and_what_it_became_is_a_file_of_data_too() {
+fn a_table_is_converted_once_into_a_usable_data_file() {
     let folder = Folder::new("cache");
     write(&folder, "d.csv", csv(0..ROWS, text));
     let run = |data: &str, out: &str| {
@@ -443,7 +443,7 @@ fn a_file_that_changes_underneath_ends_the_run() {
 }
 
 #[test]
-fn a_file_that_is_cut_short_underneath_ends_the_run() {
+fn a_file_truncated_during_a_run_ends_it() {
     for is_on_ranks in [false, true] {
         let folder = Folder::new("cut");
         let running = endless(&folder, is_on_ranks);
@@ -480,6 +480,14 @@ fn files_larger_than_memory_are_trained_on() {
         rows as u64 * 200,
     );
     sparse("y.npy", made::npy_header("<f4", &[rows]), rows as u64 * 4);
+    let mut labels = OpenOptions::new()
+        .append(true)
+        .open(folder.path().join("y.npy"))
+        .unwrap();
+    labels
+        .set_len(labels.metadata().unwrap().len() - 4)
+        .unwrap();
+    labels.write_all(&1.0f32.to_le_bytes()).unwrap();
     // Half a GB of memory, without mapped files.
     let limit = "ulimit -d 500000";
     let words = "--data x.npy --labels y.npy --val-split 0.00001 --hidden 8 --batch-size 64 --steps 20 --log-every 1 --out OUT";

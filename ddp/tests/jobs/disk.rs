@@ -25,7 +25,7 @@ fn a_file_in_the_way_is_named() {
 }
 
 #[test]
-fn a_folder_that_nobody_may_write_is_named() {
+fn an_unwritable_folder_is_named() {
     // Nobody makes folders there, root neither.
     let ended = Folder::new("proc")
         .alone(&QUICK.replace("OUT", "/proc/ddp"))
@@ -205,7 +205,7 @@ fn a_small_disk_fills_up_in_saving() {
 }
 
 #[test]
-fn a_small_disk_that_fills_up_with_checkpoints_leaves_those_before_and_the_run_goes_on_from_them() {
+fn a_run_resumes_from_checkpoints_that_filled_the_disk() {
     // 600 kB each: two have room.
     let words = format!("{LONG} --checkpoint-every 20 --keep 9 --threads 1");
     let (folder, undisturbed) = (Folder::new("small"), Folder::new("large"));

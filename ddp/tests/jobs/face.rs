@@ -66,7 +66,7 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
 }
 
 #[test]
-fn a_dry_run_of_a_run_that_goes_on_says_what_is_left() {
+fn a_dry_run_of_a_resumed_run_states_the_remaining_steps() {
     let folder = Folder::new("dry-on");
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --warmup-steps 0 --out OUT";
     folder
@@ -90,7 +90,7 @@ fn a_dry_run_of_a_run_that_goes_on_says_what_is_left() {
 }
 
 #[test]
-fn curves_for_tensorboard_are_written_and_taken_up_again() {
+fn tensorboard_curves_continue_after_a_resume() {
     let folder = Folder::new("curves");
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --schedule constant --warmup-steps 0 --log-every 1 --tensorboard --out OUT";
     folder
@@ -173,7 +173,7 @@ fn predictions_for_a_folder_that_is_missing_are_refused_before_anything_is_compu
 }
 
 #[test]
-fn a_healthy_machine_is_said_to_be_healthy_by_one_process_and_by_ranks() {
+fn doctor_passes_a_healthy_machine_alone_and_with_ranks() {
     let folder = Folder::new("doctor");
     for job in [
         folder.alone("doctor --json"),
@@ -214,7 +214,7 @@ fn a_healthy_machine_is_said_to_be_healthy_by_one_process_and_by_ranks() {
 }
 
 #[test]
-fn a_disk_that_takes_nothing_is_named_and_ends_with_69() {
+fn an_unwritable_disk_is_named_and_ends_with_69() {
     let folder = Folder::new("doctor-disk");
     // No file may grow at all.
     let ended = folder
@@ -238,7 +238,7 @@ fn a_disk_that_takes_nothing_is_named_and_ends_with_69() {
 }
 
 #[test]
-fn seconds_that_are_no_time_to_wait_are_refused_by_every_command() {
+fn every_command_refuses_an_invalid_timeout() {
     let folder = Folder::new("timeouts");
     for command in [
         "doctor --quick",
@@ -446,7 +446,7 @@ fn names_in_data_do_not_drive_the_terminal() {
 }
 
 #[test]
-fn predictions_are_not_put_in_the_place_of_their_rows() {
+fn predict_refuses_to_overwrite_its_input() {
     let folder = Folder::new("own-input");
     let rows: String = (0..64)
         .map(|row| format!("{row},{},{}\n", row % 7, row % 2))

@@ -61,7 +61,7 @@ fn on_purpose(place: &str) -> String {
 }
 
 #[test]
-fn a_killed_rank_ends_all_and_is_spoken_for_by_another() {
+fn a_killed_rank_ends_all_and_another_reports_it() {
     everywhere(|rank, place| {
         let (ended, _) = fault(2, rank, place, "kill", &format!("--timeout-s {FAR}"));
         let cause = assert_over(&ended, 137, rank, END_MAX);
@@ -214,7 +214,7 @@ fn of_three_ranks_the_one_that_failed_is_named() {
 }
 
 #[test]
-fn a_killed_launcher_takes_its_ranks_along() {
+fn killing_the_launcher_ends_its_ranks() {
     let folder = Folder::new("launcher");
     let job = folder.ranks(2, &format!("{QUICK} --timeout-s {FAR}"));
     let mut running = job.env("DDP_TEST_FAULT", "1:forward:3:hang").start();

@@ -251,7 +251,7 @@ fn a_model_file_shows_its_tensors() {
 }
 
 #[test]
-fn data_that_are_built_in_tell_their_classes_and_ranges() {
+fn inspect_shows_classes_and_ranges_of_built_in_data() {
     let folder = Folder::new("inspect-data");
     let (json, ended) = seen(&folder, "glyphs,rows=100,held-out=7");
     ended.assert_well();
@@ -293,7 +293,7 @@ fn data_that_are_built_in_tell_their_classes_and_ranges() {
 }
 
 #[test]
-fn data_of_people_tell_what_is_in_them_and_whether_training_would_take_them() {
+fn inspect_describes_data_and_says_whether_it_can_be_trained_on() {
     let folder = Folder::new("inspect-files");
     let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     put(

@@ -237,7 +237,7 @@ fn numbers_are_learned_without_counting_right_answers() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_the_run_naming_step_rank_and_rows() {
+fn a_nan_loss_ends_the_run_naming_step_rank_and_rows() {
     for ranks in [1, 2] {
         let folder = Folder::new("nonfinite");
         let glyphs = GLYPHS.replace("--log-every 1", "--log-every 3");

@@ -77,7 +77,7 @@ fn a_run_never_begins_with_a_checkpoints_damaged_model() {
 }
 
 #[test]
-fn with_override_another_optimizer_begins_anew_from_the_values_that_were_saved() {
+fn override_resets_the_optimizer_and_keeps_saved_values() {
     let rows = "--data glyphs,rows=256,held-out=64 --device cpu --json";
     for (name, flags, part) in [
         (
@@ -110,11 +110,11 @@ fn with_override_another_optimizer_begins_anew_from_the_values_that_were_saved()
             .as_str()
             .unwrap();
         assert!(
-            overridden.starts_with("the optimizer starts anew") && overridden.contains(part),
+            overridden.starts_with("optimizer state reset to zero") && overridden.contains(part),
             "{overridden}"
         );
         assert!(
-            ended.stderr.contains("the optimizer starts anew"),
+            ended.stderr.contains("optimizer state reset to zero"),
             "{ended}"
         );
         // From here on it differs from the first run.
@@ -347,7 +347,7 @@ fn a_run_of_a_version_with_another_schedule_resumes_by_override_alone() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn hosts_that_do_not_share_the_folder_go_on_and_evaluate_where_it_is_copied_and_the_same() {
+fn hosts_with_identical_copies_resume_and_evaluate() {
     let folder = Folder::new("hosts");
     let words = RUN.replace("--out OUT", "--out run --zero 0");
     let hosts = ["north", "south"];

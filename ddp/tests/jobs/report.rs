@@ -43,7 +43,7 @@ fn a_run_leaves_a_report_and_it_can_be_made_again() {
 }
 
 #[test]
-fn a_run_that_failed_leaves_one_too() {
+fn a_failed_run_leaves_a_report_too() {
     let folder = Folder::new("report-failed");
     // Rates like these end in no number.
     let ended = folder

@@ -116,7 +116,7 @@ const PLACES: [&str; 6] = [
 ];
 
 #[test]
-fn a_process_alone_that_is_killed_anywhere_goes_on_to_the_same_bytes() {
+fn a_single_process_killed_anywhere_resumes_to_the_same_bytes() {
     let expected = undisturbed(1, SHORT, SHORT_STEPS);
     for place in PLACES {
         // Nothing is reduced where there is one rank.
@@ -128,7 +128,7 @@ fn a_process_alone_that_is_killed_anywhere_goes_on_to_the_same_bytes() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn a_rank_that_is_killed_anywhere_costs_no_bit() {
+fn killing_a_rank_anywhere_changes_no_bit() {
     let expected = undisturbed(2, SHORT, SHORT_STEPS);
     let cases = PLACES.iter().flat_map(|place| [(0, *place), (1, *place)]);
     all_at_once(cases, |(rank, place)| {
@@ -137,7 +137,7 @@ fn a_rank_that_is_killed_anywhere_costs_no_bit() {
 }
 
 #[test]
-fn whatever_else_a_step_depends_on_is_gone_on_with() {
+fn a_resumed_step_restores_all_other_state() {
     for flags in [
         "--dropout 0.2 --micro-batch 5 --grad-clip 1",
         "--optimizer sgd --schedule wsd --warmup-steps 4",
@@ -151,7 +151,7 @@ fn whatever_else_a_step_depends_on_is_gone_on_with() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn ranks_that_share_the_optimizers_moments_go_on_with_them() {
+fn zero_ranks_resume_with_their_moments() {
     all_at_once(
         [
             (2, "--zero 1"),
@@ -165,8 +165,7 @@ fn ranks_that_share_the_optimizers_moments_go_on_with_them() {
 }
 
 #[test]
-fn killed_at_random_moments_a_run_loses_an_interval_and_what_is_being_written_and_comes_to_the_same_bytes()
- {
+fn random_kills_lose_at_most_two_intervals_and_no_bits() {
     const EVERY: u64 = 3;
     let ranks = if cfg!(feature = "mpi") { 2 } else { 1 };
     let words = "--data glyphs,rows=2048,held-out=64 --hidden 32 --batch-size 256 --dropout 0.1 --steps 240 --log-every 1 --eval-every 50 \

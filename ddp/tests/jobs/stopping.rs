@@ -102,7 +102,7 @@ fn undisturbed(ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>, Vec<u8>) {
 }
 
 #[test]
-fn a_signal_to_any_rank_stops_all_behind_the_same_step_and_nothing_is_lost() {
+fn a_signal_to_any_rank_stops_all_after_the_same_step() {
     for &ranks in RANKS {
         let expected = undisturbed(ranks);
         let signals = [
@@ -125,7 +125,7 @@ fn a_signal_to_any_rank_stops_all_behind_the_same_step_and_nothing_is_lost() {
 }
 
 #[test]
-fn being_asked_again_changes_nothing_but_a_second_ctrl_c_ends_it_at_once() {
+fn only_a_second_ctrl_c_ends_a_stopping_run_at_once() {
     let folder = Folder::new("again");
     let mut running = folder.together(LONG).start();
     running.wait_for(r#"{"event":"step","step":2,"#);
@@ -163,7 +163,7 @@ fn being_asked_again_changes_nothing_but_a_second_ctrl_c_ends_it_at_once() {
 }
 
 #[test]
-fn a_stop_during_an_evaluation_is_honoured_behind_it() {
+fn a_stop_during_an_evaluation_takes_effect_after_it() {
     // Nearly all the time goes into evaluations.
     let words = LONG
         .replace("held-out=64", "held-out=6000")
@@ -323,7 +323,7 @@ fn what_fails_while_a_checkpoint_is_stuck_is_told_at_once() {
 
 #[cfg(feature = "mpi")]
 #[test]
-fn a_launcher_that_is_told_by_sigusr1_passes_it_on_and_ends_with_75() {
+fn the_launcher_forwards_sigusr1_and_ends_with_75() {
     let expected = undisturbed(2);
     let folder = Folder::new("mpirun");
     let mut running = folder.ranks(2, LONG).start();

@@ -1,4 +1,4 @@
-//! `eval` and `predict` on tables and arrays: columns are found by name and prepared as in training.
+//! `eval` and `predict` on tables and arrays: columns are found by name, prepared as in training.
 
 use ddp_kernels::{Device, Tensor};
 

@@ -106,7 +106,7 @@ fn ranks_whose_files_differ_in_one_label_end_with_78() {
 }
 
 #[test]
-fn a_model_with_a_flipped_exponent_is_no_start() {
+fn init_from_refuses_a_flipped_exponent() {
     let folder = Folder::new("exponent");
     folder
         .alone("--data glyphs,rows=64,held-out=0 --hidden 4 --batch-size 32 --steps 1 --out OUT")

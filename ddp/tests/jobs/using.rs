@@ -323,7 +323,7 @@ fn numbers_are_predicted_and_measured() {
 }
 
 #[test]
-fn a_runs_folder_means_its_best_checkpoint_and_a_damaged_one_is_passed_over() {
+fn a_run_folder_means_its_best_intact_checkpoint() {
     // A rate that is far too high: the model is best early.
     let words = "--data glyphs,rows=256,held-out=64 --hidden 16 --batch-size 32 --epochs 6 --optimizer sgd --lr 1.5 --schedule constant \
                  --warmup-steps 0 --eval-every 8 --checkpoint-every 8 --keep 10 --out OUT --device cpu";
@@ -510,7 +510,7 @@ fn what_cannot_be_is_refused_with_its_reason_and_nothing_is_written() {
 }
 
 #[test]
-fn ranks_say_once_what_is_wrong() {
+fn an_error_of_all_ranks_is_printed_once() {
     let folder = trained(GLYPHS);
     let said = |words: &str, code: i32, part: &str| {
         let ended: Ended = folder.together(words).run();

@@ -79,7 +79,7 @@ fn a_rank_that_is_stopped_at_any_moment_ends_the_job_with_77_and_is_named() {
 }
 
 #[test]
-fn a_rank_that_works_longer_than_the_timeout_is_waited_for_and_the_user_is_told() {
+fn a_rank_that_works_past_the_timeout_is_awaited_and_reported() {
     all_at_once([0, 1], |rank| {
         let folder = Folder::new("works");
         let words = format!("{QUICK} --timeout-s {TIMEOUT_S}");
@@ -151,7 +151,7 @@ fn a_limit_that_is_too_small_is_named_with_its_rank() {
 }
 
 #[test]
-fn ranks_that_resume_differently_or_run_other_bytes_are_refused_before_they_wait() {
+fn ranks_with_different_resume_or_binary_are_refused_at_once() {
     let folder = Folder::new("resume");
     let auto = format!("{QUICK} --resume auto");
     for parts in [

@@ -1,7 +1,7 @@
 //! Starts `ddp-train` and reports how it ended.
 //!
-//! Every job runs in its own folder, whose path is in the environment of all its processes: that
-//! identifies them, whoever their parent is. After each job no process of it may be left, and
+//! Every job has a mark in the environment of all its processes: that identifies them, whoever
+//! their parent is. After each job no process of it may be left, and
 //! nothing in /dev/shm.
 
 use std::collections::BTreeSet;
@@ -36,8 +36,8 @@ pub(crate) fn program() -> String {
 /// Hides real and simulated GPUs: tests on the CPU must not depend on the machine's hardware.
 const WITHOUT_GPUS: [(&str, &str); 2] = [("CUDA_VISIBLE_DEVICES", ""), ("SIMCUDA_DEVICES", "0")];
 
-/// Where processes have the folder of their job.
-const FOLDER: &str = "DDP_JOB_FOLDER";
+/// Where processes have the mark of their job.
+const MARK: &str = "DDP_JOB_MARK";
 
 /// A folder for the jobs of one test, removed with everything in it.
 pub(crate) struct Folder(PathBuf);
@@ -198,10 +198,7 @@ impl Folder {
     }
 
     fn job(&self, mut command: Command, words: &str, under_mpirun: bool) -> Job {
-        command
-            .args(self.words(words))
-            .current_dir(&self.0)
-            .env(FOLDER, &self.0);
+        command.args(self.words(words)).current_dir(&self.0);
         // What these tests were started under is not what their jobs are started under.
         let others = [
             "SLURM_",
@@ -285,6 +282,8 @@ pub(crate) struct Running {
     child: Child,
     said: [JoinHandle<String>; 2],
     folder: PathBuf,
+    /// What the environment of its processes has.
+    mark: String,
     shared_before: BTreeSet<String>,
     after_step_2: Option<Instant>,
     _turn: Option<Turn>,
@@ -321,6 +320,11 @@ impl Job {
 
     pub(crate) fn start(mut self) -> Running {
         let turn = self.under_mpirun.then(Turn::wait_for);
+        // Jobs may run in one folder at the same time. Of one width: no mark begins another.
+        static JOBS: AtomicUsize = AtomicUsize::new(0);
+        let number = JOBS.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{}#{number:06}", self.folder.display());
+        self.command.env(MARK, &mark);
         // Launchers that start and end at the same time may remove each other's session folder
         // (Open MPI 4.1: "File exists").
         let sessions = self.under_mpirun.then(|| Folder::new("mpirun"));
@@ -345,6 +349,7 @@ impl Job {
             child,
             said,
             folder: self.folder,
+            mark,
             shared_before,
             after_step_2: None,
             _turn: turn,
@@ -421,7 +426,7 @@ impl Running {
                 .any(|variable| variable == number.as_bytes())
         };
         let pid = match self._turn {
-            Some(_) => processes_of(&self.folder).into_iter().find(has_number),
+            Some(_) => processes_of(&self.mark).into_iter().find(has_number),
             None => Some(self.child.id()),
         };
         if let Some(pid) = pid {
@@ -443,14 +448,14 @@ impl Running {
             let rank = variables.find_map(|it| it.strip_prefix(b"OMPI_COMM_WORLD_RANK="))?;
             Some((std::str::from_utf8(rank).ok()?.parse().ok()?, pid))
         };
-        let all = processes_of(&self.folder).into_iter();
+        let all = processes_of(&self.mark).into_iter();
         all.filter_map(rank_of).collect()
     }
 
     /// Waits until all its ranks, so many, listen to signals that ask to stop.
     pub(crate) fn wait_until_it_listens(&self, ranks: usize) {
         let started = Instant::now();
-        while processes_of(&self.folder)
+        while processes_of(&self.mark)
             .into_iter()
             .filter(|&pid| catches_usr1(pid))
             .count()
@@ -498,24 +503,24 @@ impl Running {
             if !(self._turn.is_some() && waits_for_a_lock(self.child.id())) {
                 last_free = Instant::now();
             } else if last_free.elapsed() > LOCKED_MAX
-                && processes_of(&self.folder) == [self.child.id()]
+                && processes_of(&self.mark) == [self.child.id()]
             {
                 println!("mpirun waits for a lock of its own, and its ranks are gone: ending it");
                 kill(&[self.child.id()]);
             }
             if started.elapsed() > RUN_MAX && in_time {
                 in_time = false;
-                stayed = processes_of(&self.folder)
+                stayed = processes_of(&self.mark)
                     .into_iter()
                     .map(described)
                     .collect::<Vec<_>>()
                     .join("\n");
-                kill(&processes_of(&self.folder));
+                kill(&processes_of(&self.mark));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
         self.look_for_step_2();
-        let left = left_behind(&self.folder, END_MAX);
+        let left = left_behind(&self.mark, END_MAX);
         let after_step_2 = self.after_step_2.map(|at| at.elapsed());
         // Else they would hold the pipes open.
         kill(&left);

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The processes that have `folder` in their environment. Zombies have no environment.
-pub(super) fn processes_of(folder: &Path) -> Vec<u32> {
-    let marker = folder.as_os_str().as_encoded_bytes();
+/// The processes that have `mark` in their environment. Zombies have no environment.
+pub(super) fn processes_of(mark: &str) -> Vec<u32> {
+    let mark = mark.as_bytes();
     let is_ours = |pid: &u32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(marker.len()).any(|part| part == marker)
+        environment.windows(mark.len()).any(|part| part == mark)
     };
     names_in(Path::new("/proc"))
         .iter()
@@ -42,10 +42,10 @@ pub(super) fn described(pid: u32) -> String {
 }
 
 /// The processes that stay: those that are not gone after `wait_max`.
-pub(super) fn left_behind(folder: &Path, wait_max: Duration) -> Vec<u32> {
+pub(super) fn left_behind(mark: &str, wait_max: Duration) -> Vec<u32> {
     let started = Instant::now();
     loop {
-        let left = processes_of(folder);
+        let left = processes_of(mark);
         if left.is_empty() || started.elapsed() > wait_max {
             return left;
         }

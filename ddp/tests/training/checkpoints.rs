@@ -262,7 +262,7 @@ fn models_with_fewer_elements_than_ranks_come_back() {
 }
 
 #[test]
-fn a_run_that_goes_on_is_the_run_that_never_stopped() {
+fn a_resumed_run_equals_an_uninterrupted_one() {
     quietly();
     for (ranks, zero) in [(1, false), (2, false), (3, true)] {
         let case = Case {
@@ -459,7 +459,7 @@ fn moments_of_another_optimizer_or_model_are_refused_and_nothing_changes() {
 }
 
 #[test]
-fn values_alone_come_back_for_an_optimizer_that_begins_anew() {
+fn values_alone_are_restored_for_a_fresh_optimizer() {
     quietly();
     let folder = Folder::new();
     let saved = together(save(&case(Rule::adamw()), 2, 2, &folder.0));
@@ -566,7 +566,7 @@ fn the_newest_stay_and_the_best_and_each_save_waits_for_the_one_before() {
 }
 
 #[test]
-fn the_best_is_found_while_it_is_there_and_whole_and_else_the_newest() {
+fn the_best_checkpoint_is_used_if_intact_else_the_newest() {
     quietly();
     let folder = Folder::new();
     assert!(
@@ -617,7 +617,7 @@ fn the_best_is_found_while_it_is_there_and_whole_and_else_the_newest() {
 }
 
 #[test]
-fn hosts_that_do_not_share_the_folder_are_told_so() {
+fn hosts_without_a_shared_folder_are_refused_by_name() {
     quietly();
     let folders = [Folder::new(), Folder::new()];
     let errors = try_on_ranks(2, None, |world| {

@@ -256,7 +256,7 @@ fn squared_error() {
 }
 
 #[test]
-fn a_perceptron_with_everything() {
+fn derivatives_of_a_perceptron_with_every_option_are_right() {
     let targets = Tensor::from_slice(&[2u8, 0, 1, 1, 2], &[ROWS], Device::Cpu).unwrap();
     for activation in activations() {
         let mlp = Mlp {

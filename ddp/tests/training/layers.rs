@@ -491,7 +491,7 @@ fn zero_rows_give_zero_gradients_or_leave_those_there() {
 }
 
 #[test]
-fn evaluation_saves_nothing_drops_nothing_and_uses_two_buffers_by_turns() {
+fn evaluation_saves_and_drops_nothing_and_alternates_two_buffers() {
     let hidden = vec![64; 8];
     let activation = Activation::Gelu(Gelu::Tanh);
     let layers = |dropout| {

@@ -251,7 +251,7 @@ fn every_dtype_and_kind_of_shape_survives_a_round_trip() {
 }
 
 #[test]
-fn bf16_is_refused_with_the_way_out() {
+fn bf16_is_refused_with_help() {
     let tensor = Tensor::zeros(&[2], DType::BF16, Device::Cpu)
         .unwrap()
         .named("w");

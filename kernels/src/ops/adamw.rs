@@ -175,7 +175,7 @@ multiversion! {
 /// `scalars` (4) is [`AdamwScalars::to_array`] in the buffers' dtype. Element 0 of
 /// `gradient_scale`, also of that dtype, multiplies every gradient (`clip_scale` writes it). While
 /// the first element of `first_bad_step` is not 0, nothing is changed. That is i64 (1), which
-/// `mark_nonfinite` sets, or the flags of a step, i64 (3), which `decide_step` sets. Into the latter
+/// `mark_nonfinite` sets, or the flags of a step, i64 (3), which `decide_step` sets. In the latter
 /// this marks a gradient that is not finite, and leaves that element as it is.
 #[track_caller]
 #[expect(

@@ -153,7 +153,7 @@ fn reading_as_another_type_or_a_number_from_many_is_refused() {
 }
 
 #[test]
-fn a_name_on_a_part_does_not_rename_the_whole_and_empty_parts_are_in_nobodys_way() {
+fn naming_a_part_keeps_the_whole_name_and_empty_parts_work() {
     let arena = Tensor::zeros(&[10], DType::F32, Device::Cpu)
         .unwrap()
         .named("arena.all");

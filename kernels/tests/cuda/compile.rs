@@ -134,7 +134,7 @@ fn relu_with_cache(folder: &Path) -> Child {
 }
 
 #[test]
-fn what_was_compiled_is_kept_and_taken_again() {
+fn compiled_kernels_are_cached_and_reused() {
     if devices().is_empty() {
         return;
     }
@@ -155,7 +155,7 @@ fn what_was_compiled_is_kept_and_taken_again() {
 }
 
 #[test]
-fn a_torn_changed_or_foreign_file_is_compiled_again_and_replaced() {
+fn a_torn_changed_or_foreign_cache_file_is_recompiled() {
     if devices().is_empty() {
         return;
     }
@@ -193,7 +193,7 @@ fn processes_that_compile_at_once_all_succeed_and_leave_one_file_a_source() {
 }
 
 #[test]
-fn the_cache_can_be_off_and_a_folder_that_cannot_be_written_stops_nobody() {
+fn the_cache_can_be_off_or_unwritable() {
     if devices().is_empty() {
         return;
     }
@@ -233,7 +233,7 @@ fn with_libraries_alone(what: &str, libraries: &[(&str, &Library)], folder: &Fol
 }
 
 #[test]
-fn a_library_that_is_not_there_is_named_with_the_way_out() {
+fn a_missing_library_is_named_with_help() {
     if devices().is_empty() {
         return;
     }

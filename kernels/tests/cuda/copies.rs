@@ -29,7 +29,7 @@ fn round_trip<T: Element + PartialEq + std::fmt::Debug>(device: Device, values: 
 }
 
 #[test]
-fn what_goes_up_comes_down_the_same_in_every_dtype() {
+fn a_round_trip_to_the_device_keeps_every_dtype() {
     for device in devices() {
         for count in [0, 1, 3, 257, 70_001] {
             round_trip(device, &pattern(count, 1));
@@ -323,7 +323,7 @@ fn numbers_are_no_part_of_a_graph_and_a_capture_that_tried_goes_on() {
 }
 
 #[test]
-fn pageable_memory_is_nobody_s_business_once_its_upload_returns() {
+fn pageable_memory_can_be_written_once_its_upload_returns() {
     for device in devices() {
         let stream = Stream::new(device).unwrap();
         let there = Tensor::zeros(&[4096], DType::F32, device).unwrap();

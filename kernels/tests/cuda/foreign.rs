@@ -25,7 +25,7 @@ fn enter<R>(
 }
 
 #[test]
-fn what_a_call_enters_is_nobody_else_s_until_it_returns() {
+fn a_call_owns_its_operands_until_it_returns() {
     for device in devices() {
         let (x, stream) = (filled(1.0, device), Stream::new(device).unwrap());
         let operand = |writes| {
@@ -177,7 +177,7 @@ fn a_device_tells_what_it_has_begun_and_ended() {
 }
 
 #[test]
-fn a_graph_counts_on_at_each_launch_and_equal_histories_have_equal_hashes() {
+fn call_counts_continue_at_each_graph_launch() {
     for device in devices() {
         let (stream, at) = (Stream::new(device).unwrap(), Location::caller());
         let history = |calls: [u32; 3], captured: bool| {
@@ -212,7 +212,7 @@ fn a_graph_counts_on_at_each_launch_and_equal_histories_have_equal_hashes() {
 }
 
 #[test]
-fn a_graph_goes_on_telling_when_nobody_holds_its_lanes_any_more() {
+fn a_graph_keeps_reporting_after_its_lanes_are_dropped() {
     for device in devices() {
         let (stream, at) = (Stream::new(device).unwrap(), Location::caller());
         let progress = Progress::new(device, 1).unwrap();

@@ -80,7 +80,7 @@ fn rows_of_every_dtype_width_and_alignment_are_those_of_the_cpu() {
 }
 
 #[test]
-fn what_is_no_row_sets_every_bit_and_reads_nothing() {
+fn an_invalid_row_number_writes_all_ones_and_reads_nothing() {
     const WRONG: [i64; 5] = [3, -1, i64::MAX, i64::MIN, 1 << 40];
     for device in devices() {
         for (dtype, width) in DType::ALL

@@ -236,7 +236,7 @@ fn a_first_use_on_the_captured_stream_must_have_come_before() {
 }
 
 #[test]
-fn other_threads_use_a_captured_stream_as_if_nothing_were() {
+fn other_threads_can_use_a_stream_during_its_capture() {
     for device in devices() {
         let stream = stream_after_default(device);
         let (x, y) = (filled(1.0, device), filled(1.0, device));
@@ -265,7 +265,7 @@ fn other_threads_use_a_captured_stream_as_if_nothing_were() {
 }
 
 #[test]
-fn a_place_in_a_graph_is_no_event_for_others() {
+fn an_event_captured_in_a_graph_is_unusable_outside() {
     for device in devices() {
         let stream = stream_after_default(device);
         let x = filled(1.0, device);
@@ -299,7 +299,7 @@ fn a_place_in_a_graph_is_no_event_for_others() {
 }
 
 #[test]
-fn nobody_waits_for_a_device_on_which_somebody_captures() {
+fn synchronising_a_device_during_a_capture_is_refused() {
     for device in devices() {
         let stream = stream_after_default(device);
         let x = filled(1.0, device);

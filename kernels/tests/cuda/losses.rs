@@ -456,7 +456,7 @@ fn targets_of_every_type_and_special_logits_give_the_cpu_s_bits() {
 }
 
 #[test]
-fn a_target_that_is_no_class_spoils_its_own_row_and_nothing_else() {
+fn an_invalid_target_affects_only_its_own_row() {
     for (device, classes) in devices()
         .into_iter()
         .flat_map(|device| [3, 100, 1500].map(|classes| (device, classes)))

@@ -284,7 +284,7 @@ fn the_table_goes_to_a_device_once_announced_and_clones_share_it() {
 }
 
 #[test]
-fn a_capture_needs_the_table_there_and_replays_to_the_eager_steps_bits() {
+fn a_captured_update_has_the_eager_bits_and_needs_its_table() {
     for device in devices() {
         let stream = Stream::new(device).unwrap();
         stream.scope(|| {

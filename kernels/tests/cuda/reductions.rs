@@ -306,7 +306,7 @@ fn accuracy_counts_as_on_the_cpu_with_ties_nan_and_every_type_of_target() {
 }
 
 #[test]
-fn a_target_that_is_no_class_is_counted_and_never_right() {
+fn an_invalid_target_counts_as_a_wrong_answer() {
     for device in devices() {
         let logits = cpu(&[1.0f32, 2.0, 2.0, 1.0, 0.0, 3.0, 0.5, 0.1], &[4, 2])
             .to(device)

@@ -37,7 +37,7 @@ fn with<R>(operations: &[(Operation, &str, usize)], look: impl FnOnce(&[Call<'_>
 }
 
 #[test]
-fn calls_that_must_agree_and_do_not_have_other_keys() {
+fn mismatched_calls_have_different_keys() {
     let all = [
         (SUM, "a", 10),
         (SUM, "b", 10),
@@ -92,7 +92,7 @@ fn pairs_have_a_lane_of_their_own_and_do_not_disturb_collectives() {
 }
 
 #[test]
-fn texts_say_what_and_where_and_keep_where_when_they_are_cut() {
+fn shortened_call_texts_keep_their_source_line() {
     let text_of = |operations: &[(Operation, &str, usize)]| with(operations, text);
     let one = text_of(&[(SUM, "bucket 2", 10)]);
     assert!(

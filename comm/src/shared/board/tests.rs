@@ -23,7 +23,7 @@ fn the_first_cause_is_kept_whole() {
 }
 
 #[test]
-fn of_many_causes_at_once_one_is_first() {
+fn one_of_many_simultaneous_causes_is_first() {
     let board = board(2);
     let firsts: Vec<usize> = std::thread::scope(|scope| {
         let fail = |rank: usize| {

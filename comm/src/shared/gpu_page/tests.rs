@@ -39,7 +39,7 @@ fn marks_of_a_rank_are_read_by_the_others() {
 }
 
 #[test]
-fn of_old_marks_every_stride_is_kept() {
+fn every_nth_old_mark_is_kept() {
     let pages = pages();
     let told = |number: u32| ReportedWork {
         number,

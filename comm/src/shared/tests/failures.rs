@@ -183,7 +183,7 @@ fn a_rank_that_stops_in_the_middle_is_the_one_that_is_named() {
 }
 
 #[test]
-fn an_abort_frees_all_who_wait_with_the_first_cause() {
+fn an_abort_wakes_all_waiters_with_the_first_cause() {
     let ranks = super::ranks(4);
     let errors = on_all(&ranks, |rank| {
         if rank.rank == 3 {
@@ -373,7 +373,7 @@ fn a_waiting_rank_uses_no_core() {
 }
 
 #[test]
-fn a_tensor_in_use_is_refused_before_anybody_is_kept_waiting() {
+fn a_tensor_in_use_is_refused_without_waiting() {
     let ranks = super::ranks(1);
     let (group, tensor) = (group(&ranks[0], 0, "main"), zeros(4, DType::F32));
     let result = tensor

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_values_are_known_by_the_words_that_people_write() {
+    fn common_words_for_missing_values_are_recognised() {
         for text in [
             "", "NA", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "nil", "None", "?", "-",
         ] {

@@ -58,7 +58,8 @@ impl OddCells {
             Some(odd) => {
                 odd.missing += self.missing;
                 odd.unseen += self.unseen;
-                self.examples.retain(|example| !odd.examples.contains(example));
+                self.examples
+                    .retain(|example| !odd.examples.contains(example));
                 odd.examples.append(&mut self.examples);
                 odd.examples.truncate(EXAMPLES_MAX);
             }

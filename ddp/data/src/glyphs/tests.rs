@@ -45,7 +45,7 @@ fn features_are_standardised_and_digits_are_equally_frequent() {
 }
 
 #[test]
-fn an_image_is_the_same_kept_or_drawn_anew_and_from_many_threads() {
+fn an_image_is_the_same_cached_redrawn_or_threaded() {
     let train = Glyphs::train(&spec(KEPT_MAX + 50, 0));
     let images = |rows: std::ops::Range<u64>| rows.map(|row| train.image(row)).collect::<Vec<_>>();
     let other = Glyphs::train(&spec(200, 0));

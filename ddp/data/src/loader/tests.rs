@@ -112,7 +112,7 @@ fn a_rank_without_rows_has_an_empty_batch() {
 }
 
 #[test]
-fn two_slots_take_turns_so_that_the_next_batch_can_be_gathered_beside_this_one() {
+fn two_slots_alternate_so_that_gathering_overlaps_the_step() {
     let data = numbered(100, 0);
     let sampler = Sampler::new(100, 10, 0, false).unwrap();
     let mut loader = Loader::new(

@@ -180,8 +180,8 @@ pub(super) fn agree_on_texts(ask: &Ask<'_>, labels: &mut [Labelled]) -> Result<(
     Ok(())
 }
 
-/// An error if the order of rows matters and these files, sorted by their names as texts, are not in
-/// the order of their numbers: `x-10` comes before `x-2`.
+/// An error if the order of rows matters and these files, sorted by their names as texts, are not
+/// in the order of their numbers: `x-10` comes before `x-2`.
 pub(super) fn check_order(ask: &Ask<'_>, source: &LabelPlace, paths: &[PathBuf]) -> Result<()> {
     let why = match source {
         LabelPlace::Files(files, _) if files.len() == 1 => "one file of labels",

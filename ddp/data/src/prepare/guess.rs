@@ -84,9 +84,9 @@ fn check_texts(labels: &Labels, names: &[String], found: &LabelsFound) -> Result
     check_count(labels, names.len() as u64, "texts")
 }
 
-/// An error if the least or the greatest class is rare and far from the others, or the only negative
-/// one: -1 or 99 among 0 to 2 likely stands for a missing label. `classes` are sorted; each has its
-/// number of rows.
+/// An error if the least or the greatest class is rare and far from the others, or the only
+/// negative one: -1 or 99 among 0 to 2 likely stands for a missing label. `classes` are sorted;
+/// each has its number of rows.
 fn check_classes(labels: &Labels, classes: Vec<(i64, u64)>) -> Result<()> {
     if classes.len() < 3 {
         return Ok(());

@@ -220,7 +220,7 @@ fn table(scratch: &Scratch, text: &str) -> DataRequest {
 }
 
 #[test]
-fn a_model_finds_its_columns_classes_and_normalization_again() {
+fn eval_uses_the_models_columns_classes_and_normalization() {
     let scratch = Scratch::new();
     let world = crate::Alone;
     let text = "kind,b,more,a\ncow,6,x,1\nbee,4,y,3\n";

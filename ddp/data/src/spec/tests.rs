@@ -67,7 +67,7 @@ fn a_path_may_have_the_sign_that_stands_before_a_part() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_can() {
+fn invalid_values_are_refused_with_the_valid_ones() {
     for (text, parts) in [
         (
             "synthetic:mnist",

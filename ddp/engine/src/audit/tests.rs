@@ -189,7 +189,7 @@ fn a_difference_is_told_with_ranks_line_and_amounts() {
 }
 
 #[test]
-fn a_hint_of_several_ranks_is_told_once_with_them() {
+fn a_hint_of_several_ranks_is_printed_once_with_their_numbers() {
     let mut ledgers: Vec<RankLedger> = (0..3).map(gpu).collect();
     ledgers[0].hints = vec![hint("a.rs:1", "cuda:0", 10), hint("b.rs:1", "cuda:0", 8)];
     ledgers[2].hints = vec![hint("a.rs:1", "cuda:2", 30)];
@@ -274,7 +274,7 @@ fn many_ranks_are_told_by_their_runs() {
 }
 
 #[test]
-fn a_book_is_bounded_and_loses_no_byte() {
+fn a_ledger_is_bounded_and_loses_no_byte() {
     let lines: Vec<Line> = (0..1_000)
         .map(|number| {
             let phase = ["setup", "step", "log"][number % 3];

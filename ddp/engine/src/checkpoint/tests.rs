@@ -237,7 +237,7 @@ fn a_header_with_a_flipped_byte_is_refused_or_means_the_same() {
 }
 
 #[test]
-fn lying_headers_are_refused_without_believing_them() {
+fn wrong_safetensors_headers_are_refused() {
     let scratch = Scratch::new();
     let target = model(&[4], 2);
     let refuse = |json: &str, data: usize, parts: &[&str]| {

@@ -1,4 +1,4 @@
-//! Resuming a record: lines after the checkpoint are cut, the others stay.
+//! Begins a record, or resumes one: lines after the checkpoint are cut, the others stay.
 //!
 //! A killed process may leave half a line, and a power loss a file that ends in zeros. The record
 //! ends before the first line that is not an event.
@@ -16,7 +16,7 @@ use ddp_data::disk;
 use ddp_kernels::heartbeat::{self, Work};
 use serde::Deserialize;
 
-use super::{EVENTS_FILE, Record, taken, write_settings};
+use super::{CONFIG_FILE, EVENTS_FILE, Record, check_free, taken, write_settings};
 use crate::error::{Error, Result};
 
 /// How long to wait for a run that is ending to release its record.
@@ -78,6 +78,39 @@ impl LockedRecord {
 }
 
 impl Record {
+    /// Makes the run's folder with the settings and an empty record. Refuses a folder that holds a
+    /// run, or in which one is starting.
+    pub fn create(out: &Path, settings: &str) -> Result<Record> {
+        check_free(out)?;
+        disk::make_folder(out)?;
+        let path = out.join(EVENTS_FILE);
+        let config = out.join(CONFIG_FILE);
+        // Without a record next to it, a config.toml is the user's own.
+        if !path.exists() && fs::read(&config).is_ok_and(|there| there != settings.as_bytes()) {
+            return Err(Error::Usage(format!(
+                "`out` {}: it holds a {CONFIG_FILE} that no run wrote, which would be overwritten; \
+                 help: give another folder",
+                out.display()
+            )));
+        }
+        if fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
+            let text = format!(
+                "`out` {}: {EVENTS_FILE} in it is not a plain file; help: give another folder",
+                out.display()
+            );
+            return Err(Error::Usage(text));
+        }
+        // The lock lasts as long as the record is written.
+        let LockedRecord { file, path } = LockedRecord::empty(out)?;
+        write_settings(out, settings)?;
+        Ok(Record {
+            file,
+            path,
+            length: 0,
+            line: Vec::with_capacity(1024),
+        })
+    }
+
     /// Opens the record of a run that resumes after step `step`, and cuts the lines after it. Also
     /// returns whether the record has its first line.
     pub(crate) fn resume(
@@ -183,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_after_the_checkpoint_goes_and_the_rest_stays_as_it_was() {
+    fn resuming_cuts_the_record_at_the_checkpoint() {
         let lines: Vec<&str> = LINES.split_inclusive('\n').collect();
         for (step, expected) in [
             (6, &[0, 1, 2, 3, 4, 5][..]),
@@ -202,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_crash_leaves_at_the_end_the_lines_before_it_stay() {
+    fn lines_before_a_crash_are_kept() {
         let whole = LINES
             .lines()
             .take(2)

@@ -124,7 +124,7 @@ fn a_run_is_its_events_in_order() {
 }
 
 #[test]
-fn a_number_that_is_none_is_null() {
+fn nan_is_written_as_null() {
     let scratch = Scratch::new();
     let mut record = Record::create(scratch.path(), SETTINGS).unwrap();
     for loss in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
@@ -187,7 +187,7 @@ fn a_run_that_failed_before_it_began_does_not_block_the_folder() {
 }
 
 #[test]
-fn a_config_file_of_somebody_elses_is_left_alone() {
+fn a_foreign_config_file_is_left_alone() {
     let scratch = Scratch::new();
     fs::write(scratch.path().join(CONFIG_FILE), "mine = 1\n").unwrap();
     for _ in 0..2 {

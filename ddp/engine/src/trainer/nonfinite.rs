@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn of_rows_with_several_losses_the_positions_are_named() {
+    fn bad_positions_within_rows_are_named() {
         let (nan, rows) = (f64::NAN, [40, 7]);
         let losses = [0.5, 0.5, nan, 0.1, nan, 0.2];
         assert_eq!(

@@ -79,7 +79,7 @@ pub enum RunData {
     /// Files or built-in data.
     Request(Box<DataRequest>),
     /// Datasets of the program itself.
-    Own(Data),
+    Own(Box<Data>),
 }
 
 impl RunData {
@@ -93,7 +93,7 @@ impl RunData {
                     resumed.is_none_or(|state| state.target_normalization.is_some());
                 Ok(ddp_data::prepare(&request, &WorldRanks(world))?)
             }
-            RunData::Own(data) => Ok(data.clone()),
+            RunData::Own(data) => Ok(Data::clone(data)),
         }
     }
 

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fingerprints_of_0_6_are_compared_as_far_as_they_tell() {
+    fn fingerprints_of_0_6_are_compared_without_content() {
         let old = "8 rows (all of 8) of 3 features, regression of 1 number, labels 01, sampled 02";
         let now = |hash: &str| format!("{old}, content {hash}");
         for (now, then, is_same) in [

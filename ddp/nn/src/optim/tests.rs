@@ -112,7 +112,7 @@ fn decay_is_for_matrices_alone_unless_all_decay() {
 }
 
 #[test]
-fn moments_that_begin_anew_are_corrected_as_those_of_a_new_run() {
+fn reset_moments_are_bias_corrected_as_in_a_new_run() {
     for rule in RULES {
         let values = |since: u64| {
             let params = params(DType::F32, &|_| false);

@@ -90,7 +90,7 @@ fn every_setting_can_stand_in_the_environment_and_in_a_file() {
 }
 
 #[test]
-fn a_higher_layer_hides_what_it_cannot_go_together_with() {
+fn a_higher_layer_overrides_conflicting_settings() {
     assert_eq!(
         config("--steps 7", &[], Some("epochs = 3")).length(),
         Length::Steps(7)

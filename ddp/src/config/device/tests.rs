@@ -71,7 +71,7 @@ fn ranks_train_on_gpus_where_each_has_its_own() {
 }
 
 #[test]
-fn where_nobody_sees_a_gpu_auto_is_the_cpu_without_a_word() {
+fn auto_is_the_cpu_without_a_warning_if_there_is_no_gpu() {
     assert_eq!(
         decide(DeviceChoice::Auto, &facts(&[0], 1, false)).unwrap(),
         ON_CPU
@@ -87,7 +87,7 @@ fn where_nobody_sees_a_gpu_auto_is_the_cpu_without_a_word() {
 }
 
 #[test]
-fn what_auto_passes_over_is_said() {
+fn auto_warns_why_it_leaves_gpus_unused() {
     let said = warning(DeviceChoice::Auto, &facts(&[2; 4], 1, false));
     assert!(
         said.contains(
@@ -182,7 +182,7 @@ fn ranks_that_cannot_use_their_gpus_are_counted() {
 }
 
 #[test]
-fn a_gpu_that_is_named_is_one_ranks_unless_they_share() {
+fn a_named_gpu_serves_one_rank_unless_shared() {
     let named = DeviceChoice::CudaAt(1);
     assert_eq!(decide(named, &facts(&[2], 1, false)).unwrap(), ON_GPUS);
     check_index(named, false, 1).unwrap();
@@ -221,7 +221,7 @@ fn sharing_is_said_where_it_happens_alone() {
 }
 
 #[test]
-fn a_library_that_is_missing_or_broken_is_told_with_what_to_do() {
+fn a_missing_or_broken_library_is_reported_with_help() {
     let library = |found: Option<&str>, advice: Option<&str>| Library {
         what: "NCCL",
         found: found.map(Into::into),
@@ -246,7 +246,7 @@ fn a_library_that_is_missing_or_broken_is_told_with_what_to_do() {
 }
 
 #[test]
-fn the_cpu_is_found_by_all_ranks_and_only_if_all_want_it() {
+fn the_cpu_is_used_only_if_all_ranks_choose_it() {
     let worlds = World::threads(2, None, std::time::Duration::from_secs(5)).unwrap();
     let found = |choices: [DeviceChoice; 2]| -> Vec<Result<Vec<Device>>> {
         std::thread::scope(|scope| {

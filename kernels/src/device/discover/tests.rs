@@ -129,7 +129,7 @@ fn a_bare_soname_of_a_wheel_is_found_with_the_version_it_has() {
 }
 
 #[test]
-fn a_python_on_the_path_is_searched_though_no_variable_names_it() {
+fn the_python_on_the_path_is_searched_without_variables() {
     let machine = Machine::new();
     machine.file("opt/conda/bin/python3", b"");
     let path =
@@ -169,7 +169,7 @@ fn the_newest_toolkit_wins_by_numbers_not_letters() {
 }
 
 #[test]
-fn stand_ins_for_linking_are_passed_over() {
+fn stub_libraries_for_linking_are_skipped() {
     let machine = Machine::new();
     machine.library("cuda/lib64/stubs/libcublasLt.so");
     let discovery = machine.look(&[("LD_LIBRARY_PATH", &machine.path("cuda/lib64/stubs"))]);
@@ -221,7 +221,7 @@ fn a_text_file_named_like_the_driver_is_reported_with_the_loaders_message() {
 
 #[test]
 #[cfg(target_env = "gnu")]
-fn a_library_that_is_no_driver_is_reported_by_what_it_lacks() {
+fn a_library_other_than_the_driver_is_reported_by_missing_symbols() {
     let discovery = Machine::new().look_with_driver(&[], "libc.so.6".into());
     let (advice, why) = (
         discovery.driver.advice.unwrap(),
@@ -235,7 +235,7 @@ fn a_library_that_is_no_driver_is_reported_by_what_it_lacks() {
 }
 
 #[test]
-fn broken_files_are_skipped_where_a_sound_one_is_and_named_where_none_is() {
+fn broken_libraries_are_skipped_if_another_works_else_named() {
     let machine = Machine::new();
     let text = machine.file(
         "bad/libnccl.so.2",

@@ -156,7 +156,7 @@ fn the_f64_version_agrees_with_the_f32_version() {
 }
 
 #[test]
-fn operands_that_do_not_fit_are_named_with_the_way_out() {
+fn wrong_operands_are_named_with_help() {
     let x = cpu(&[0.0; 6], &[2, 3]).named("batch");
     let w = cpu(&[0.0; 12], &[4, 3]).named("fc1.weight");
     let bias = cpu(&[0.0; 8], &[2, 4]);

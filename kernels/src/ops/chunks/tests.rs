@@ -19,7 +19,7 @@ fn table(parts: &[(usize, usize)]) -> ChunkTable {
 
 proptest! {
     #[test]
-    fn quanta_cover_every_chunk_once_in_order_however_they_are_cut(
+    fn quanta_cover_every_chunk_once_in_order(
         parts in prop::collection::vec((0usize..50, 0usize..5000), 0..8), cuts in 1usize..9,
     ) {
         let table = table(&parts);

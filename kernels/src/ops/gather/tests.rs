@@ -74,7 +74,7 @@ fn rows_may_have_any_shape_and_nan_keeps_its_payload() {
 }
 
 #[test]
-fn a_number_that_is_no_row_is_named_and_nothing_is_written() {
+fn an_invalid_row_number_is_named_and_nothing_is_written() {
     let (out, table) = (cpu(&[9.0; 4], &[2, 2]), cpu(&[0.0; 6], &[3, 2]));
     for (bad, shown) in [(3, "3"), (-1, "-1"), (i64::MIN, "-9223372036854775808")] {
         let error = gather_rows(&out, &table, &cpu_of(&[0, bad], &[2]))

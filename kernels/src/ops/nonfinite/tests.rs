@@ -45,7 +45,7 @@ fn the_largest_finite_numbers_and_doubles_beyond_f32_are_fine() {
 }
 
 #[test]
-fn a_step_before_the_first_is_refused() {
+fn mark_nonfinite_refuses_step_zero() {
     let flag = cpu_of(&[0i64], &[1]);
     let error = mark_nonfinite(&flag, &cpu(&[1.0], &[1]), &cpu_of(&[0i64], &[1]))
         .unwrap_err()

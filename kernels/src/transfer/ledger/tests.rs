@@ -60,7 +60,7 @@ fn collectives_are_booked_by_line_and_phase_and_cross_nothing() {
 }
 
 #[test]
-fn no_rule_refuses_a_collective_and_no_hint_is_made_of_it() {
+fn collectives_are_never_refused_and_give_no_hints() {
     let ledger = Ledger::new();
     let given = Tensor::zeros(&[1], DType::F32, Device::Cpu).unwrap();
     let site = here();
@@ -115,7 +115,7 @@ fn what_is_held_is_booked_at_each_launch_under_its_phase() {
 }
 
 #[test]
-fn a_capture_books_nothing_and_each_launch_what_was_captured() {
+fn transfers_are_counted_at_each_launch_not_at_capture() {
     let Some(device) = Device::usable()
         .into_iter()
         .find(|device| device.is_accelerator())

@@ -79,7 +79,7 @@ fn a_captured_step_has_the_eager_steps_bits_at_every_launch() {
 }
 
 #[test]
-fn a_product_that_was_never_made_is_refused_in_a_capture_with_the_way_out() {
+fn a_new_product_in_a_capture_is_refused_with_help() {
     for device in devices() {
         let stream = Stream::new(device).unwrap();
         stream
@@ -191,7 +191,7 @@ fn dtypes_that_do_not_fit_are_refused_with_what_there_is() {
 }
 
 #[test]
-fn an_environment_that_turns_f32_into_something_less_is_refused() {
+fn environment_variables_that_lower_f32_precision_are_refused() {
     const CHILD: &str = "DDP_TEST_EMULATED";
     let Some(&device) = devices().first() else {
         return;
@@ -213,7 +213,7 @@ fn an_environment_that_turns_f32_into_something_less_is_refused() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "products::streams::an_environment_that_turns_f32_into_something_less_is_refused",
+            "products::streams::environment_variables_that_lower_f32_precision_are_refused",
             "--nocapture",
         ])
         .env(CHILD, "1")

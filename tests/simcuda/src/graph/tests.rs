@@ -263,7 +263,7 @@ fn graphs_and_executables_end_when_their_handles_do_and_launches_do_not() {
 }
 
 #[test]
-fn a_capture_tells_what_it_has_so_far() {
+fn a_capture_in_progress_can_be_inspected() {
     let bench = bench(config(1));
     let stream = bench.stream();
     assert_eq!(

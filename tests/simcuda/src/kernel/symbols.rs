@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_library_has_no_variables() {
+    fn invalid_elf_files_have_no_shared_variables() {
         assert_eq!(shared_variables(b""), None);
         assert_eq!(shared_variables(b"\x7fELF\x02\x01"), None);
         let mut header = [0_u8; 64];

@@ -91,7 +91,7 @@ fn a_range_that_leaves_its_allocation_is_told_by_how_much() {
 }
 
 #[test]
-fn an_address_between_allocations_is_told_by_the_nearest() {
+fn an_unallocated_address_is_described_by_its_nearest_neighbour() {
     let mut space = space(1);
     let (first, second) = (direct(&mut space, 0, 1024), direct(&mut space, 0, 2048));
     let behind = told(&space, 0, first.range.end + 4..first.range.end + 8).message;

@@ -126,7 +126,7 @@ fn new_memory_is_for_those_ordered_behind_its_allocation_and_freed_memory_has_no
 }
 
 #[test]
-fn an_actor_that_is_gone_still_races_until_everybody_knows_what_it_did() {
+fn an_ended_actor_still_races_until_ordered_with_all() {
     let mut detector = Detector::default();
     let (host, other) = (detector.actor(), detector.actor());
     let mut ends = Vec::new();
@@ -236,7 +236,7 @@ proptest! {
     /// A race is reported exactly if there is one, and the two reported operations race on the
     /// whole reported range.
     #[test]
-    fn it_agrees_with_a_detector_that_keeps_everything(steps in proptest::collection::vec(step(), 1..60)) {
+    fn the_race_detector_agrees_with_one_that_forgets_nothing(steps in proptest::collection::vec(step(), 1..60)) {
         let mut detector = Detector::default();
         let actors: Vec<Actor> = (0..ACTORS).map(|_| detector.actor()).collect();
         let mut naive = Naive { clocks: vec![vec![0; ACTORS]; ACTORS], bytes: vec![Vec::new(); BYTES as usize] };
@@ -285,7 +285,7 @@ proptest! {
 /// Generous bounds, for busy machines: the order of growth is asserted. Ten megabytes byte by byte
 /// would take over ten milliseconds; a thousand rows that each copy the map, over a second.
 #[test]
-fn large_accesses_cost_what_their_pattern_costs_and_not_what_their_bytes_do() {
+fn the_cost_of_large_accesses_depends_on_pattern_not_bytes() {
     let mut detector = Detector::default();
     let (a, b) = (detector.actor(), detector.actor());
     let rows = |first: u64| {

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_gets_on_with_every_schedule() {
+    fn polling_makes_progress_in_every_schedule() {
         for schedule in [Schedule::Random, Schedule::Lazy, Schedule::Eager] {
             let mut policy = Policy::new(schedule, 3);
             assert!((0..100).any(|_| policy.query() > 0), "{schedule:?}");

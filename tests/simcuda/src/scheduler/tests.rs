@@ -101,7 +101,7 @@ fn eager_runs_everything_at_each_wait_in_the_order_of_the_calls() {
 }
 
 #[test]
-fn a_wait_sometimes_finds_other_streams_far_behind_and_sometimes_far_ahead() {
+fn schedules_vary_how_far_other_streams_have_run() {
     let extra: Vec<usize> = (0..40)
         .map(|seed| {
             let bench = bench(config(seed));

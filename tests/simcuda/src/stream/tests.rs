@@ -21,7 +21,7 @@ use crate::report::FindingKind;
 const SCHEDULES: [Schedule; 3] = [Schedule::Random, Schedule::Lazy, Schedule::Eager];
 
 #[test]
-fn a_stream_runs_in_order_and_only_when_somebody_waits() {
+fn a_lazy_stream_runs_in_order_once_something_waits() {
     for schedule in SCHEDULES {
         let bench = bench(Config {
             schedule,
@@ -150,7 +150,7 @@ fn each_way_of_the_host_to_wait_orders_what_comes_after() {
 }
 
 #[test]
-fn waiting_for_an_event_does_not_order_what_was_given_behind_it() {
+fn waiting_for_an_event_does_not_order_later_work() {
     let bench = bench(config(2));
     let (first, second, event) = (bench.stream(), bench.stream(), bench.event());
     assert_eq!(cuEventRecord(event, first), SUCCESS);
@@ -477,7 +477,7 @@ fn a_full_machine_makes_room() {
 }
 
 #[test]
-fn hung_work_keeps_who_waits_and_nobody_else() {
+fn hung_work_blocks_only_its_waiters() {
     let faults = Plan::parse("stream@2=hang").expect("a plan");
     let bench = bench(Config {
         faults,

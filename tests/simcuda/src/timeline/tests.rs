@@ -102,7 +102,7 @@ fn kernels_of_one_device_follow_one_another_and_copies_go_beside_them() {
 }
 
 #[test]
-fn an_event_and_a_wait_of_the_host_keep_what_is_behind_them_from_beginning_earlier() {
+fn work_starts_after_the_events_and_host_waits_before_it() {
     let all = listed(|bench| {
         let (first, second, third) = (bench.stream(), bench.stream(), bench.stream());
         bench.run_all(first, &["cuMemcpy a", "cuMemcpy a"]);

@@ -50,7 +50,7 @@ fn rows_that_are_not_there_are_a_mistake_of_the_caller() {
 
 #[test]
 #[should_panic(expected = "not whole rows")]
-fn a_part_of_a_row_is_a_mistake_of_the_caller() {
+fn a_partial_row_is_a_programmer_error() {
     let scratch = Scratch::new();
     let array = array_of(&scratch, Element::U8, &[4], &[0; 12]);
     let _ = array.read_f32(0, &mut [0.0; 6]);
@@ -91,7 +91,7 @@ fn wider_numbers_are_rounded_to_the_nearest() {
 }
 
 #[test]
-fn what_is_no_number_arrives_as_it_is() {
+fn nan_payloads_are_read_unchanged() {
     let scratch = Scratch::new();
     let bits = [
         0x7fc0_0001u32,

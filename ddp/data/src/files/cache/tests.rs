@@ -77,7 +77,7 @@ fn written(path: &Path) -> (u64, i64, i64) {
 }
 
 #[test]
-fn what_was_made_once_is_found_again() {
+fn cache_entries_are_reused() {
     let bench = Bench::new("abc");
     let first = bench.capitals("capitals");
     assert_eq!(fs::read(&first).unwrap(), b"ABC");
@@ -142,7 +142,7 @@ fn a_source_that_is_known_is_not_read_again() {
 }
 
 #[test]
-fn another_content_under_the_same_name_size_and_time_is_made_again() {
+fn changed_content_with_the_same_name_size_and_time_is_reconverted() {
     let bench = Bench::new("abc");
     let hour_ago = SystemTime::now() - Duration::from_secs(3600);
     bench.set_modified(hour_ago);
@@ -280,7 +280,7 @@ fn a_failure_leaves_nothing() {
 }
 
 #[test]
-fn what_killed_processes_left_is_removed() {
+fn files_left_by_killed_processes_are_removed() {
     let bench = Bench::new("abc");
     let half_made = ["1-0", "2-0"].map(|name| bench.cache().join(format!(".unfinished-{name}")));
     for path in &half_made {
@@ -331,7 +331,7 @@ fn the_folder_is_the_one_asked_for_or_beside_or_the_users() {
 }
 
 #[test]
-fn where_nothing_can_be_written_the_next_folder_is_taken() {
+fn an_unwritable_folder_falls_back_to_the_next() {
     let bench = Bench::new("abc");
     fs::write(bench.cache(), "a file in the way").unwrap();
     let user = bench.scratch.path().join("user");

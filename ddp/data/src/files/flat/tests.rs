@@ -185,7 +185,7 @@ fn every_truncation_and_every_changed_byte_is_found() {
 }
 
 #[test]
-fn headers_that_lie_with_a_right_checksum_are_refused() {
+fn wrong_headers_with_a_valid_checksum_are_refused() {
     let scratch = Scratch::new();
     let whole = fs::read(small(&scratch)).unwrap();
     for (from, to, why) in [
@@ -248,7 +248,7 @@ fn headers_that_lie_with_a_right_checksum_are_refused() {
 }
 
 #[test]
-fn no_header_is_written_that_is_not_read() {
+fn a_header_too_long_to_be_read_is_not_written() {
     let scratch = Scratch::new();
     let path = scratch.path().join("a.bin");
     let error = write(&path, |writer| {
@@ -272,7 +272,7 @@ fn no_header_is_written_that_is_not_read() {
 }
 
 #[test]
-fn half_a_file_is_none() {
+fn a_partly_written_file_cannot_be_opened() {
     let scratch = Scratch::new();
     let path = scratch.path().join("half.bin");
     let error = write(&path, |writer| {

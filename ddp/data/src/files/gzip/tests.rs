@@ -60,7 +60,7 @@ fn an_array_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn what_is_no_array_is_not_unpacked() {
+fn gzip_files_of_other_content_are_not_unpacked() {
     assert_refused(&packed(b"hello, world"), "got \"hello, w\"");
     assert_refused(&packed(b""), "gzip -t");
 }

@@ -455,7 +455,7 @@ fn rows_beyond_one_piece_come_out_in_order() {
 }
 
 #[test]
-fn the_converted_table_is_found_again_and_made_anew_for_other_columns() {
+fn a_converted_table_is_reused_unless_columns_differ() {
     let table = Table::csv("x,y\n1,0\n2,1\n");
     let path = |contents: &Contents| contents.arrays[0].mapped().path().to_path_buf();
     let first = path(&table.labelled("y").unwrap());
@@ -491,7 +491,7 @@ fn damaged_and_short_gzip_is_bad_data() {
 
 #[cfg(not(feature = "parquet"))]
 #[test]
-fn parquet_says_how_to_have_it() {
+fn builds_without_parquet_say_how_to_enable_it() {
     let table = Table::new("table.parquet", b"PAR1....\x01\0\0\0PAR1");
     let text = table.refused(None);
     assert!(

@@ -143,7 +143,7 @@ fn files_of_labels_alone_have_them_in_the_same_column() {
 }
 
 #[test]
-fn arrays_that_somebody_named_are_found_in_other_files() {
+fn named_arrays_are_found_in_other_files() {
     use safetensors::{Dtype, tensor::TensorView};
     let x = TensorView::new(Dtype::F32, vec![2, 1], &[0; 8]).unwrap();
     let [first, second] = [[0, 1], [1, 0]].map(|labels: [i64; 2]| bytes(&labels, i64::to_le_bytes));

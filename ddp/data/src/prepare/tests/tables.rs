@@ -90,7 +90,7 @@ fn a_model_reads_a_raw_table_as_it_was_trained_on() {
 }
 
 #[test]
-fn what_stands_for_missing_numbers_is_fitted_on_training_rows_only() {
+fn fills_for_missing_numbers_are_fitted_on_training_rows_only() {
     let scratch = Scratch::new();
     let rows: String = (0..1000)
         .map(|row| match row % 3 {

@@ -87,9 +87,13 @@ fn runs_of_older_versions_keep_their_targets_and_constant_ones_become_0() {
     assert!(data.normalization.is_some() && data.target_normalization.is_none());
     assert!(targets(&*data.train).iter().all(|&y| y >= 60_000.0));
     let path = scratch.path().join("constant.csv");
-    fs::write(&path, "a,y\n1,0.1\n2,0.1\n3,0.1\n5,0.1\n").unwrap();
-    let data = prepare(&asked(&path, Normalize::Standard), &crate::Alone).unwrap();
-    assert!(targets(&*data.train).iter().all(|&y| y == 0.0));
+    fs::write(&path, "a,y,z\n1,0.1,1\n2,0.1,2\n3,0.1,3\n5,0.1,4\n").unwrap();
+    let both = DataRequest {
+        labels: Some("y,z".into()),
+        ..asked(&path, Normalize::Standard)
+    };
+    let data = prepare(&both, &crate::Alone).unwrap();
+    assert!(targets(&*data.train).iter().step_by(2).all(|&y| y == 0.0));
     let normalization = data.target_normalization.unwrap();
     assert_eq!((normalization.shift[0], normalization.scale[0]), (0.1, 1.0));
 }

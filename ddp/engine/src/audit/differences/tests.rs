@@ -181,7 +181,7 @@ fn the_largest_difference_comes_first_and_what_a_policy_moved_is_apart() {
 }
 
 #[test]
-fn a_line_that_a_rank_had_no_room_to_tell_is_not_said_to_be_lacking() {
+fn a_line_cut_for_space_is_not_reported_as_missing() {
     let many = |extra: u64| {
         let lines = (0..LINES_MAX as u64 + 3)
             .map(|number| line(STEP, UPLOAD, &format!("l.rs:{number}"), 1, 1_000 - number));

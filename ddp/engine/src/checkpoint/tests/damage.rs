@@ -114,7 +114,7 @@ fn what_another_rank_reads_is_compared_by_name_and_length_alone() {
 }
 
 #[test]
-fn a_model_that_was_checked_is_loaded_whatever_becomes_of_its_folder() {
+fn a_checked_model_loads_after_its_folder_is_removed() {
     let (_scratch, folder) = two();
     let (_world, step) = run(1);
     let (_world, other) = run(2);
@@ -128,7 +128,7 @@ fn a_model_that_was_checked_is_loaded_whatever_becomes_of_its_folder() {
 }
 
 #[test]
-fn a_file_too_few_or_too_many_or_of_another_kind_is_noticed() {
+fn a_missing_extra_or_wrong_kind_of_file_is_noticed() {
     let (scratch, folder) = two();
     for path in files(&folder) {
         let whole = fs::read(&path).unwrap();
@@ -152,7 +152,7 @@ fn a_file_too_few_or_too_many_or_of_another_kind_is_noticed() {
 }
 
 #[test]
-fn what_is_not_damaged_is_not_passed_over() {
+fn an_intact_checkpoint_is_not_skipped() {
     let (scratch, folder) = two();
     // Of a newer program: by its manifest, and by a state that its manifest fits.
     let (manifest, state) = (folder.join(MANIFEST_FILE), folder.join("state.json"));
@@ -216,7 +216,7 @@ fn files_of_another_checkpoint_are_noticed_also_where_the_manifest_fits_them() {
 }
 
 #[test]
-fn what_is_no_checkpoint_is_no_error_and_names_of_others_are_left_alone() {
+fn other_files_among_checkpoints_are_ignored() {
     let scratch = Scratch::new();
     let (found, passed_over) = newest(scratch.path()).unwrap();
     assert!(found.is_none() && passed_over.is_empty());
@@ -245,7 +245,7 @@ fn what_is_no_checkpoint_is_no_error_and_names_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_forged_optimizer_that_the_manifest_fits_is_refused_before_anything_changes() {
+fn a_forged_optimizer_file_is_refused_before_any_change() {
     let scratch = Scratch::new();
     save(scratch.path(), &[1]);
     let folder = folder(scratch.path(), 1);
@@ -319,7 +319,7 @@ fn a_forged_optimizer_that_the_manifest_fits_is_refused_before_anything_changes(
 }
 
 #[test]
-fn a_step_that_is_saved_again_replaces_what_is_damaged_and_keeps_what_is_the_same() {
+fn saving_a_step_again_replaces_only_a_damaged_checkpoint() {
     let (scratch, folder) = two();
     let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
     let there = inode(&folder);

@@ -48,7 +48,7 @@ fn all_are_whole(out: &Path, least: &[u64], what: &str) {
 }
 
 #[test]
-fn a_full_disk_at_any_change_leaves_what_was_there_and_nothing_half() {
+fn a_full_disk_leaves_the_old_file_and_no_partial_one() {
     for fails_at in 0..CALLS_MAX {
         let scratch = Scratch::new();
         save(scratch.path(), &[1, 2, 3]);
@@ -93,7 +93,7 @@ fn a_full_disk_at_any_change_leaves_what_was_there_and_nothing_half() {
 }
 
 #[test]
-fn a_process_killed_at_any_change_leaves_what_was_there_and_the_next_run_clears_up() {
+fn a_kill_leaves_old_files_intact_and_the_next_run_cleans_up() {
     for fails_at in 0..CALLS_MAX {
         let scratch = Scratch::new();
         save(scratch.path(), &[1, 2, 3]);
@@ -144,7 +144,7 @@ fn a_process_killed_while_it_replaces_a_step_loses_none() {
 }
 
 #[test]
-fn a_saver_goes_on_after_a_disk_that_was_full() {
+fn a_saver_works_again_after_a_full_disk() {
     let scratch = Scratch::new();
     let (world, mut step) = run(1);
     let mut saver = Saver::new(&world, scratch.path(), 2).unwrap();

@@ -48,7 +48,7 @@ fn a_best_that_is_beaten_goes() {
 }
 
 #[test]
-fn what_is_gone_since_it_was_listed_is_listed_anew_and_at_last_passed_over() {
+fn checkpoints_that_vanish_are_relisted_then_skipped() {
     let scratch = Scratch::new();
     save(scratch.path(), &[1, 2]);
     let checkpoints = scratch.path().join("checkpoints");
@@ -61,7 +61,7 @@ fn what_is_gone_since_it_was_listed_is_listed_anew_and_at_last_passed_over() {
 }
 
 #[test]
-fn a_best_that_is_gone_is_looked_for_anew_where_there_is_a_newer_one() {
+fn a_missing_best_checkpoint_is_searched_for_again() {
     let scratch = Scratch::new();
     save(scratch.path(), &[2]);
     let opened = open(&folder(scratch.path(), 2)).unwrap();
@@ -94,7 +94,7 @@ fn a_best_that_is_gone_is_looked_for_anew_where_there_is_a_newer_one() {
 }
 
 #[test]
-fn what_is_past_the_checkpoint_is_put_aside_and_nothing_is_lost() {
+fn later_checkpoints_are_superseded_and_nothing_is_lost() {
     let scratch = Scratch::new();
     let folder = scratch.path().join("checkpoints");
     for _ in 0..2 {

@@ -93,7 +93,7 @@ fn options_that_do_not_fit_the_data_are_refused() {
         ),
         (
             refusal(numbers, weights),
-            "`class-weights` 1,2: expected data that have classes",
+            "`class-weights` 1,2: expected classes",
         ),
         (
             refusal(numbers, |options| options.model.loss.label_smoothing = 0.1),

@@ -58,7 +58,7 @@ fn what_was_written_is_read_and_leaves_one_file() {
 }
 
 #[test]
-fn a_file_cut_anywhere_or_with_any_byte_changed_is_not_believed_and_then_replaced() {
+fn a_truncated_or_changed_cache_file_is_replaced() {
     let folder = Folder::new();
     let entry = folder.entry(3);
     entry.write(&image());
@@ -81,7 +81,7 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_not_believed_and_then_replace
 }
 
 #[test]
-fn the_file_of_another_key_under_this_name_is_not_believed() {
+fn a_cache_file_with_another_key_is_ignored() {
     let folder = Folder::new();
     folder.entry(1).write(&image());
     fs::rename(folder.entry(1).path.unwrap(), folder.entry(2).path.unwrap()).unwrap();
@@ -89,7 +89,7 @@ fn the_file_of_another_key_under_this_name_is_not_believed() {
 }
 
 #[test]
-fn a_folder_or_a_pipe_of_the_files_name_does_no_harm() {
+fn a_folder_or_pipe_with_the_files_name_is_harmless() {
     let folder = Folder::new();
     let entry = folder.entry(1);
     fs::create_dir(entry.path.as_deref().unwrap()).unwrap();
@@ -104,7 +104,7 @@ fn a_folder_or_a_pipe_of_the_files_name_does_no_harm() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_stops_nobody() {
+fn an_uncreatable_cache_folder_is_not_an_error() {
     let folder = Folder::new();
     let file = folder.0.join("file");
     fs::write(&file, b"").unwrap();

@@ -68,7 +68,7 @@ fn a_gpu_that_the_compiler_does_not_know_is_refused() {
 }
 
 #[test]
-fn a_missing_or_broken_library_is_named_with_the_way_out() {
+fn a_missing_or_broken_library_is_named_with_help() {
     let open = |part: &device::Library| {
         Library::first(part, &["libddp-is-not-there.so.1"], |_| Ok(())).unwrap_err()
     };
@@ -124,9 +124,8 @@ fn a_library_that_lacks_functions_makes_room_for_the_next() {
     // SAFETY: `cos` of the C library takes any double.
     assert_eq!(unsafe { (math.cos)(0.0) }, 1.0);
     let refused = Library::refused();
-    let (_, why) = refused
-        .iter()
-        .find(|(path, _)| path.ends_with("libc.so.6"))
-        .unwrap();
-    assert_eq!(why, "NVRTC lacks cos");
+    assert!(
+        refused.iter().any(|(_, why)| why == "NVRTC lacks cos"),
+        "{refused:?}"
+    );
 }

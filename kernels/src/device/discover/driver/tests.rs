@@ -73,7 +73,7 @@ const TERSE: Functions = Functions {
 };
 
 #[test]
-fn a_driver_that_answers_little_still_lists_its_gpus() {
+fn gpus_are_listed_even_if_the_driver_lacks_functions() {
     assert_eq!(TERSE.version(), Some((13, 1)));
     let gpus = TERSE.gpus(&environment(None)).unwrap();
     let second = Gpu {

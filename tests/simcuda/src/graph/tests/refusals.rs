@@ -20,7 +20,7 @@ const RELAXED: u32 = 2;
 const NULL: CUstream = std::ptr::null_mut();
 
 #[test]
-fn what_a_capture_cannot_be_begun_or_ended_with() {
+fn invalid_capture_begins_and_ends_are_refused() {
     let bench = bench(config(1));
     let (first, second) = (bench.stream(), bench.stream());
     assert_eq!(

@@ -46,10 +46,10 @@ unsafe extern "C" fn never(_: *mut c_void) {
 }
 
 #[test]
-fn a_race_that_nobody_waited_for_is_found_at_the_end_in_every_schedule() {
+fn an_unawaited_race_is_found_at_exit_in_every_schedule() {
     let test = concat!(
         module_path!(),
-        "::a_race_that_nobody_waited_for_is_found_at_the_end_in_every_schedule"
+        "::an_unawaited_race_is_found_at_exit_in_every_schedule"
     );
     for schedule in ["lazy", "random", "eager"] {
         let ended = played(test, &[("SIMCUDA_SCHEDULE", schedule)], || {

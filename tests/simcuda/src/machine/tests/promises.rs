@@ -85,10 +85,10 @@ fn memory_that_is_used_by_a_stream_before_it_is_made_in_another_is_found() {
 }
 
 #[test]
-fn a_synchronous_upload_of_pageable_memory_may_still_be_on_its_way() {
+fn a_synchronous_pageable_upload_may_return_before_it_ends() {
     let test = concat!(
         module_path!(),
-        "::a_synchronous_upload_of_pageable_memory_may_still_be_on_its_way"
+        "::a_synchronous_pageable_upload_may_return_before_it_ends"
     );
     is_found_in_every_schedule(
         test,
@@ -104,8 +104,11 @@ fn a_synchronous_upload_of_pageable_memory_may_still_be_on_its_way() {
 }
 
 #[test]
-fn a_free_that_waits_tells_the_host_nothing() {
-    let test = concat!(module_path!(), "::a_free_that_waits_tells_the_host_nothing");
+fn a_blocking_free_does_not_synchronise_the_host() {
+    let test = concat!(
+        module_path!(),
+        "::a_blocking_free_does_not_synchronise_the_host"
+    );
     is_found_in_every_schedule(
         test,
         &[

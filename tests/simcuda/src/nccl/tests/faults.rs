@@ -105,9 +105,9 @@ fn abort_frees_a_graph_that_hangs_and_returns_once_the_graph_is_destroyed() {
 }
 
 #[test]
-fn an_asynchronous_error_is_told_to_who_asks_and_hangs_until_abort() {
+fn an_asynchronous_error_is_returned_on_query_and_hangs() {
     for (fault, code) in [("async_error", 6), ("async_error(system_error)", 2)] {
-        let test = name!(an_asynchronous_error_is_told_to_who_asks_and_hangs_until_abort);
+        let test = name!(an_asynchronous_error_is_returned_on_query_and_hangs);
         let faults = format!("rank0:nccl@2={fault}");
         let ended = twice(test, &faults, |own, comm, stream, to| {
             hangs(stream);

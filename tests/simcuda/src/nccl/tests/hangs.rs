@@ -193,9 +193,9 @@ fn calls_that_do_not_match_are_told_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_rank_whose_host_waits_elsewhere_does_its_part_all_the_same() {
+fn a_device_takes_part_while_its_host_waits_elsewhere() {
     for schedule in ["lazy", "random"] {
-        let test = name!(a_rank_whose_host_waits_elsewhere_does_its_part_all_the_same);
+        let test = name!(a_device_takes_part_while_its_host_waits_elsewhere);
         let ended = played(test, 3, &[("SIMCUDA_SCHEDULE", schedule)], |own| {
             let comm = own.start();
             let stream = new_stream();
@@ -361,8 +361,8 @@ fn two_ranks_on_one_device_are_refused_unless_they_say_that_they_are_of_two_host
 }
 
 #[test]
-fn a_rank_that_waits_for_others_to_come_can_still_end() {
-    let test = name!(a_rank_that_waits_for_others_to_come_can_still_end);
+fn a_rank_that_waits_for_others_can_still_be_ended() {
+    let test = name!(a_rank_that_waits_for_others_can_still_be_ended);
     let ended = played(test, 2, &[LAZY], |own| {
         if own.rank == 1 {
             return;
