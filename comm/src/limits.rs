@@ -6,17 +6,12 @@
     allow(dead_code, reason = "only MPI connects processes")
 )]
 
-use std::sync::Mutex;
-use std::thread;
-
 use crate::error::{Error, Problem, Result};
 use crate::shared::Segment;
 
 /// What MPI and this program need besides the memory that ranks share.
 const MEMORY_BYTES_MIN: u64 = 256 << 20;
 const FILES_MIN: u64 = 16;
-/// MPI starts three threads, and this program one for each group of ranks.
-const THREADS_MIN: usize = 4;
 
 /// An error if a limit is too small for one of `local_size` ranks.
 pub(crate) fn check(local_size: usize) -> Result<()> {
@@ -56,19 +51,5 @@ pub(crate) fn check(local_size: usize) -> Result<()> {
             )));
         }
     }
-    check_threads()
-}
-
-/// Starts as many threads as MPI does: the limit on them counts those of all processes of the user,
-/// and does not hold for root.
-fn check_threads() -> Result<()> {
-    let gate = Mutex::new(());
-    let started = thread::scope(|scope| {
-        let _closed = gate.lock();
-        (0..THREADS_MIN).try_for_each(|_| {
-            let thread = thread::Builder::new().stack_size(64 << 10);
-            thread.spawn_scoped(scope, || drop(gate.lock())).map(drop)
-        })
-    });
-    started.map_err(|error| Error::no_thread("connect to the other ranks", &error))
+    Ok(())
 }
