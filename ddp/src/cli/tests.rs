@@ -401,8 +401,8 @@ const WHOLE: [(&str, &str); 8] = [
     ),
     (
         "bench allreduce",
-        "--mb 3 --operation broadcast --dtype bf16 --captured --threads 2 --device cuda --share-gpus --seconds 1 --rounds 3 \
-         --timeout-s 5",
+        "--mb 3 --operation broadcast --dtype bf16 --captured --buckets 1,4 --threads 2 --device cuda --share-gpus --seconds 1 \
+         --rounds 3 --timeout-s 5",
     ),
 ];
 
