@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crate::made::{
     self, CLASSES, FEATURES, ROWS, classes, csv, f32_le, features, gz, i64_le, idx, npy, npz,
 };
-use crate::support::job::{Ended, Folder, Running, all_at_once};
+#[cfg(feature = "mpi")]
+use crate::support::job::Ended;
+use crate::support::job::{Folder, Running, all_at_once};
 use crate::support::record::model_bytes;
 
 /// A run of 18 steps over the files.
